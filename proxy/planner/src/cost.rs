@@ -1,18 +1,18 @@
-//! What a route would take: the model that every prediction comes from.
+//! Predicts the time of every route.
 //!
-//! Direct: `queue + uncached ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's wire,
-//! first chunk's prefill + wire) + tail + step`: whichever of the two is slower runs beside the other but for the
-//! other's first or last chunk, and the tail is the last chunk's export, check and import. Completion adds a step for
-//! each further token. Rates are the measured ones at this length and this many streams.
+//! Direct: `queue + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's
+//! wire, first chunk's prefill + wire) + tail + step`. Prefill and wire overlap, except for the first chunk's prefill and
+//! the last chunk's wire. The tail is the last chunk's export, check and import. Completion adds a step for each further
+//! token. The rates are those measured at this prompt length and this number of streams.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::reason::BarReason;
+use super::reason::{BarReason, RouteKind};
 use super::snapshot::{NodeView, RequestSize, Snapshot};
-use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, LinkRates};
+use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, TransferRates};
 
-/// A way to serve a request: indices into the snapshot.
+/// The nodes that serve a request, as indices into the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The node that generates.
@@ -21,16 +21,23 @@ pub struct Route {
     pub prefill: Option<usize>,
 }
 
-/// Where a route's time would go. Milliseconds.
+impl Route {
+    /// The kind of the route.
+    pub fn kind(self) -> RouteKind {
+        if self.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
+    }
+}
+
+/// The predicted times of a route, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {
-    /// Waiting for slots and for prompts that came before.
+    /// The wait for slots and for earlier prompts.
     pub queue_ms: f64,
-    /// Computing the prompt.
+    /// The computation of the prompt.
     pub prefill_ms: f64,
-    /// KV on the wire, most of it beside the prefill.
+    /// The KV's time on the wire. Most of it overlaps with the prefill.
     pub wire_ms: f64,
-    /// What of the transfer is not hidden behind the prefill.
+    /// The part of the transfer that does not overlap with the prefill.
     pub unhidden_ms: f64,
     /// One decode step.
     pub step_ms: f64,
@@ -41,24 +48,24 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// What of the time to the first token is the route's own, without waiting for other requests.
+    /// The time to the first token without the wait for other requests.
     pub fn own_ms(&self) -> f64 {
         (self.ttft_ms - self.queue_ms).max(0.0)
     }
 }
 
-/// A route with its prediction, or the reason why it cannot be taken or predicted.
+/// A route with its prediction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// Which.
+    /// The route.
     pub route: Route,
-    /// What it would take. `None` if it is barred or nothing is known of its rates.
+    /// The predicted times; `None` if the route is barred or its rates are unknown.
     pub prediction: Option<Prediction>,
-    /// Why it cannot be taken.
+    /// The reason why the route cannot be taken, if there is one.
     pub barred: Option<BarReason>,
 }
 
-/// Every route there is, direct ones first.
+/// Returns all routes, direct ones first.
 pub fn candidates(snapshot: &Snapshot) -> Vec<Candidate> {
     let decoders = || 0..snapshot.decode.len();
     let direct = decoders().map(|decode| Route { decode, prefill: None });
@@ -72,7 +79,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     let prefill = route.prefill.map(|p| &snapshot.prefill[p]);
     let barred = decode.barred.or_else(|| {
         let prefill = prefill?;
-        // A node in both lists has its own KV already. Names are unique.
+        // A node in both lists already has its own KV. Names are unique.
         let itself = (prefill.name == decode.name).then_some(BarReason::SameNode);
         let pair = || *snapshot.barred_pairs.get(route.prefill?)?.get(route.decode)?;
         let barred =
@@ -91,7 +98,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     Candidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
 }
 
-/// Scales the route's own part of the time to the first token by what predictions of it have been wrong by.
+/// Multiplies the route's own part of the time to the first token by `correction`.
 fn corrected(prediction: Prediction, correction: f64) -> Prediction {
     let ttft_ms = prediction.queue_ms + prediction.own_ms() * correction;
     Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
@@ -99,29 +106,30 @@ fn corrected(prediction: Prediction, correction: f64) -> Prediction {
 
 fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
     let missing = missing(request, node);
-    let (prefill, queue) = prefill_seconds(node, missing)?;
+    let prefill = prefill_seconds(node, missing)?;
     let step = step_seconds(node)?;
-    let queue = queue + slot_wait(request, node, step);
-    let ttft = queue + prefill + replay(request, node) * step + step;
-    Some(prediction(request, Parts { queue, prefill, wire: 0.0, unhidden: 0.0, step, ttft }))
+    let queue = prefill.others + slot_wait(request, node, step);
+    let ttft = queue + prefill.own + replay(request, node) * step + step;
+    Some(prediction(request, Parts { queue, prefill: prefill.own, wire: 0.0, unhidden: 0.0, step, ttft }))
 }
 
-fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &LinkRates) -> Option<Prediction> {
+fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
     let plain_bytes = f64::from(decode.kv_bytes_per_token?);
     let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { plain_bytes };
     if link.bytes_per_second <= 0.0 {
         return None;
     }
-    let (moved, computed) = (missing(request, decode), missing(request, prefill));
-    let (compute, beside) = prefill_seconds(prefill, computed)?;
-    // Without a free slot there everything that came before is waited for.
+    let moved = missing(request, decode);
+    let computed = missing(request, prefill);
+    let PrefillSeconds { own: compute, others } = prefill_seconds(prefill, computed)?;
+    // Without a free slot on the prefill node, this prompt waits for its whole backlog.
     let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
-    let ahead = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
-    let queue = if is_full { ahead } else { beside };
+    let backlog = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
+    let queue = if is_full { backlog } else { others };
     let per_token = kv_bytes / link.bytes_per_second;
     let wire = moved * per_token;
     let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token;
-    // What the prefill node has cached it sends at once.
+    // The prefill node sends cached KV at once.
     let first_chunk = match computed < moved {
         true => 0.0,
         false => (moved / 2.0).clamp(LAST_CHUNK_TOKENS, FIRST_CHUNK_TOKENS).min(moved) / computed.max(1.0) * compute,
@@ -156,31 +164,39 @@ fn prediction(request: &RequestSize, parts: Parts) -> Prediction {
     }
 }
 
-/// Prompt tokens that a node does not have. The last one is decoded.
+/// Prompt tokens that a node does not have, without the last one, which is decoded.
 fn missing(request: &RequestSize, node: &NodeView) -> f64 {
     f64::from(request.n_prefill().saturating_sub(node.n_cached))
 }
 
-/// Tokens that a node has to decode again before it comes to new ones.
+/// Tokens that a node must decode again before it generates new ones.
 fn replay(request: &RequestSize, node: &NodeView) -> f64 {
     f64::from((request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached)).min(request.n_replayed))
 }
 
-/// Seconds to compute `n` prompt tokens, and seconds lost to the prompts that are being computed beside it. Those share
-/// the node chunk by chunk, so none of them costs more than this prompt's own length.
-fn prefill_seconds(node: &NodeView, n: f64) -> Option<(f64, f64)> {
-    let rate = node.rates.prefill.at(n)?;
-    let beside = f64::from(node.n_backlog).min(n * f64::from(node.n_active + node.n_queued).max(1.0));
-    Some((n / rate, beside / rate))
+/// Seconds of a prefill.
+struct PrefillSeconds {
+    /// The computation of the prompt itself.
+    own: f64,
+    /// The computation of other prompts in the meantime.
+    others: f64,
 }
 
-/// Seconds of one decode step with one more stream than there are.
+/// Predicts the prefill of `n` prompt tokens. Prompts take turns by chunks, so each other prompt delays this one by no
+/// more than this one's own length.
+fn prefill_seconds(node: &NodeView, n: f64) -> Option<PrefillSeconds> {
+    let rate = node.rates.prefill.at(n)?;
+    let others = f64::from(node.n_backlog).min(n * f64::from(node.n_active + node.n_queued).max(1.0));
+    Some(PrefillSeconds { own: n / rate, others: others / rate })
+}
+
+/// Seconds of one decode step after this request has joined the running streams.
 fn step_seconds(node: &NodeView) -> Option<f64> {
     let n_streams = (node.n_active + 1).min(node.n_slots.max(1));
     Some(1.0 / node.rates.decode.at(f64::from(n_streams))?)
 }
 
-/// Seconds until a slot is free: those in the queue before, and this request, each wait for a stream to end.
+/// Seconds until a slot is free. Each queued request, and this one, waits for a stream to end.
 fn slot_wait(request: &RequestSize, node: &NodeView, step: f64) -> f64 {
     let n_slots = node.n_slots.max(1);
     if node.n_active < n_slots {
@@ -196,7 +212,7 @@ pub(super) mod tests {
     use super::*;
     use crate::rates::{Curve, NodeRates};
 
-    /// A node with these rates and nothing to do.
+    /// An idle node with these rates.
     pub(crate) fn node(name: &str, prefill_tps: f64, decode_tps: f64) -> NodeView {
         NodeView {
             name: name.into(),
@@ -214,11 +230,11 @@ pub(super) mod tests {
             request: RequestSize { n_prompt, n_replayed: 0, n_output },
             decode: vec![node("mac", 1_470.0, 39.0)],
             prefill: vec![node("spark", 5_570.0, 12.0)],
-            links: vec![vec![LinkRates {
+            links: vec![vec![TransferRates {
                 bytes_per_second: 1.25e9,
                 rtt_ms: 0.3,
                 tail_ms: 5.0,
-                ..LinkRates::default()
+                ..TransferRates::default()
             }]],
             barred_pairs: Vec::new(),
             corrections: Vec::new(),
@@ -236,7 +252,7 @@ pub(super) mod tests {
         let (direct, handoff) = predictions(&spark_and_mac(8_192, 32.0));
         assert!((direct.prefill_ms - 8_191.0 / 1_470.0 * 1e3).abs() < 1.0);
         assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0);
-        // 1 GiB of KV is hidden behind the prefill but for its end.
+        // The transfer of 1 GiB of KV overlaps with the prefill, except for its end.
         assert!(handoff.wire_ms > 800.0 && handoff.unhidden_ms < 20.0, "{handoff:?}");
         assert!(handoff.completion_ms < direct.completion_ms / 2.0);
     }
@@ -248,7 +264,7 @@ pub(super) mod tests {
         let (direct, handoff) = predictions(&snapshot);
         assert!(handoff.unhidden_ms > 7_000.0, "{handoff:?}");
         assert!(handoff.completion_ms > direct.completion_ms);
-        // What a codec has been seen to make of the KV counts, not what the KV weighs.
+        // The measured size after compression counts, not the size of the plain KV.
         snapshot.links[0][0].bytes_per_token = 65_536.0;
         let (_, half) = predictions(&snapshot);
         assert!((handoff.wire_ms / half.wire_ms - 2.0).abs() < 1e-6, "{half:?}");
@@ -289,14 +305,14 @@ pub(super) mod tests {
         (busy.prefill[0].n_active, busy.prefill[0].n_backlog) = (1, 8_000);
         let ((direct, handoff), (busy_direct, busy_handoff)) = (predictions(&idle), predictions(&busy));
         assert!(busy_direct.queue_ms > 500.0 && direct.queue_ms == 0.0);
-        // A long prompt ahead costs a short one no more than its own length.
+        // A long prompt delays a short one by no more than the short one's own length.
         let beside = busy_handoff.queue_ms - busy_direct.queue_ms;
         assert!((beside - handoff.prefill_ms).abs() < 1.0, "{beside} {handoff:?}");
-        // Three of them cost it three times that.
+        // Three long prompts delay it by three times that.
         busy.prefill[0].n_active = 3;
         let (direct, three) = predictions(&busy);
         assert!((three.queue_ms - direct.queue_ms - 3.0 * handoff.prefill_ms).abs() < 1.0, "{three:?}");
-        // And where it gets no slot, it waits for all of theirs.
+        // Without a free slot it waits for the whole backlog.
         busy.prefill[0].n_active = 4;
         let (direct, last) = predictions(&busy);
         assert!((last.queue_ms - direct.queue_ms - 8_000.0 / 5_570.0 * 1e3).abs() < 1.0, "{last:?}");

@@ -1,82 +1,82 @@
-//! How long is waited for what was predicted.
+//! Deadlines for predicted events.
 //!
-//! A deadline is `factor` times the prediction, and never less than `floor`: a prediction of 50 ms that is wrong by 500 ms
-//! is no reason for anything. What is late is counted, and hedged where that is wanted. It is not cut off: a node that
-//! shows every second that it lives is waited for, up to `max`. Only a pull is given up at its deadline, because the
-//! decode node can compute the prompt itself and loses nothing that came.
+//! A deadline is `factor` times the prediction, and at least `floor`: an error of 500 ms in a prediction of 50 ms is no
+//! reason to act. A late token is counted, and starts a second route if hedging is on. It is not given up: a request
+//! waits up to `max` for a node that reports every second that it is alive. Only a pull ends at its deadline, because the
+//! decode node keeps the KV that has arrived and computes the rest itself.
 
 use std::time::Duration;
 
 use super::cost::Prediction;
 
-/// As configured.
+/// The configured limits of deadlines.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Deadlines {
-    /// No deadline is shorter.
+    /// The shortest deadline.
     pub floor: Duration,
     /// Deadline ÷ prediction.
     pub factor: f64,
-    /// No deadline is longer. An engine that gives no token for so long, and for `factor` times what was predicted, is
-    /// stuck, whatever signs of life its node shows.
+    /// The longest deadline. An engine counts as stuck after this time, and at least `factor` times the prediction,
+    /// without a token, even if its node is alive.
     pub max: Duration,
-    /// Start a second route when the first token is late, and take whichever delivers first.
+    /// If true, a late first token starts a second route; the first token to arrive decides.
     pub hedge: bool,
 }
 
 impl Default for Deadlines {
     fn default() -> Self {
         Deadlines {
-            // Another program on the machine, a cold file cache, a burst of other requests: all of that passes in less.
+            // Longer than delays by another program on the machine, a cold file cache or a burst of requests.
             floor: Duration::from_secs(10),
-            // Predictions are within 10 % after eight requests (docs/planning.md), and within 2.5 times before.
+            // Predictions are within 10 % after eight requests (docs/planning.md), and within a factor of 2.5 before.
             factor: 4.0,
-            // As long as clients wait by default: the OpenAI SDK ten minutes.
+            // The default timeout of the OpenAI SDK.
             max: Duration::from_secs(600),
             hedge: false,
         }
     }
 }
 
-/// Nothing is waited for any longer, whatever is predicted.
+/// The longest wait, even if more is predicted.
 const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 impl Deadlines {
-    /// For something that should take so long.
+    /// The deadline of an event that should take `predicted_ms`.
     pub fn of(&self, predicted_ms: f64) -> Duration {
         self.scaled(predicted_ms).max(self.floor).min(self.max)
     }
 
-    /// From when on something that should take so long is not coming.
+    /// The time after which an event that should take `predicted_ms` counts as stuck.
     fn stuck(&self, predicted_ms: f64) -> Duration {
         self.scaled(predicted_ms).max(self.max).min(LONGEST)
     }
 
     fn scaled(&self, predicted_ms: f64) -> Duration {
-        // Too much for a duration, or no number.
+        // The conversion fails for negative times, NaN, and times too long for a `Duration`.
         Duration::try_from_secs_f64(predicted_ms / 1e3 * self.factor).unwrap_or(self.max)
     }
 
-    /// From when on the first token is not coming.
+    /// The time without a first token after which the engine counts as stuck.
     pub fn first_token_stuck(&self, prediction: Option<&Prediction>) -> Duration {
         prediction.map_or(self.max, |prediction| self.stuck(prediction.ttft_ms))
     }
 
-    /// From when on the next token is not coming.
+    /// The time without a next token after which the engine counts as stuck.
     pub fn next_token_stuck(&self, prediction: Option<&Prediction>) -> Duration {
         prediction.map_or(self.max, |prediction| self.stuck(prediction.step_ms))
     }
 
-    /// From the plan to the first token. Without a prediction nothing is late.
+    /// The deadline from the plan to the first token; `max` without a prediction.
     pub fn first_token(&self, prediction: Option<&Prediction>) -> Duration {
         prediction.map_or(self.max, |prediction| self.of(prediction.ttft_ms))
     }
 
-    /// From one token to the next.
+    /// The deadline from one token to the next; `max` without a prediction.
     pub fn next_token(&self, prediction: Option<&Prediction>) -> Duration {
         prediction.map_or(self.max, |prediction| self.of(prediction.step_ms))
     }
 
-    /// Of a pull, from one verified position to the next, in milliseconds.
+    /// The deadline of a pull, from one verified position to the next, in milliseconds; `None` without a prediction.
     pub fn pull_ms(&self, prediction: Option<&Prediction>) -> Option<u32> {
         let deadline = self.of(prediction?.ttft_ms);
         Some(u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX))

@@ -1,8 +1,8 @@
-//! The planner: which nodes should serve a request, and what that will take. Pure: no clock, no I/O, no lock.
+//! The planner chooses the nodes that serve a request and predicts its times. Pure: no clock, no I/O, no lock.
 //!
-//! A [`Snapshot`](snapshot::Snapshot) is what is known at one moment, [`cost`] predicts every route from it, a
-//! [`Policy`](policy::Policy) chooses one, and [`deadlines`] says how long to wait for what was predicted. The proxy
-//! takes snapshots of its nodes and carries the decision out; nothing here knows of either.
+//! A [`Snapshot`](snapshot::Snapshot) describes the nodes and the request at one moment. [`cost`] predicts the time of
+//! every route from it, a [`Policy`](policy::Policy) chooses a route, and [`deadlines`] limits the wait for each
+//! predicted event. The proxy takes the snapshots and carries out the decisions.
 
 pub mod cost;
 pub mod deadlines;

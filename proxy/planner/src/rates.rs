@@ -1,21 +1,21 @@
-//! What has been measured of a node and of the links between nodes.
+//! Measured rates of nodes and of transfers between them.
 //!
-//! Every figure is an exponentially weighted mean that follows the running system; nothing is configured. A prefill
-//! rate depends on the prompt's length and a decode rate on how many streams share a step, so both are curves with a
-//! mean for each power of two.
+//! Every figure is an exponentially weighted mean of measurements; nothing is configured. A prefill rate depends on the
+//! prompt's length, and a decode rate on the number of streams in a step, so both are curves with a mean for each power
+//! of two.
 
 use baton_schemas::handoff::HandoffReport;
 
 /// Weight of the newest measurement.
 const WEIGHT: f64 = 0.3;
 
-/// Powers of two a curve has room for: up to a million tokens.
+/// The number of powers of two in a curve: up to a million tokens.
 const N_BUCKETS: usize = 21;
 
-/// A rate as a function of a size, learned.
+/// A measured rate as a function of a size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Curve {
-    /// At sizes of about 2^i; 0 where nothing was measured.
+    /// The mean at sizes of about 2^i; 0 if nothing was measured.
     buckets: [f64; N_BUCKETS],
 }
 
@@ -26,14 +26,14 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// A curve that has the same rate everywhere.
+    /// A curve with the same rate at every size.
     pub fn constant(rate: f64) -> Curve {
         let mut curve = Curve::default();
         curve.learn(1.0, rate);
         curve
     }
 
-    /// Takes a measurement into account. Nonsense is left out.
+    /// Adds a measurement. Ignores sizes below 1 and rates that are not positive and finite.
     pub fn learn(&mut self, size: f64, rate: f64) {
         if !(size >= 1.0 && rate.is_finite() && rate > 0.0) {
             return;
@@ -42,8 +42,8 @@ impl Curve {
         *bucket = ewma(*bucket, rate);
     }
 
-    /// The rate at a size: what was measured at about this size, up to a factor of √2; else between measured neighbours
-    /// by linear interpolation over the logarithm, beyond them the nearest one. `None` if nothing was measured.
+    /// The rate at a size: the mean at the nearest power of two; without one, a linear interpolation over the logarithm
+    /// between measured neighbours, or the nearest mean beyond them. `None` if nothing was measured.
     pub fn at(&self, size: f64) -> Option<f64> {
         let position = size.max(1.0).log2().min((N_BUCKETS - 1) as f64);
         let known = |i: &usize| self.buckets[*i] > 0.0;
@@ -59,12 +59,12 @@ impl Curve {
         }
     }
 
-    /// What was measured: sizes, which are powers of two, and the rates at about these.
+    /// The measured points: sizes, which are powers of two, and their rates.
     pub fn points(&self) -> Vec<(u32, f64)> {
         (0..).zip(self.buckets).filter(|(_, rate)| *rate > 0.0).map(|(i, rate)| (1 << i, rate)).collect()
     }
 
-    /// Whether anything was measured.
+    /// Returns true if anything was measured.
     pub fn is_known(&self) -> bool {
         self.buckets.iter().any(|rate| *rate > 0.0)
     }
@@ -74,38 +74,39 @@ fn bucket_of(size: f64) -> usize {
     (size.max(1.0).log2().round() as usize).min(N_BUCKETS - 1)
 }
 
-/// An exponentially weighted mean; 0 means that nothing was measured yet.
+/// Updates an exponentially weighted mean. A mean of 0 means that nothing was measured yet.
 pub fn ewma(mean: f64, new: f64) -> f64 {
     if mean > 0.0 { mean + WEIGHT * (new - mean) } else { new }
 }
 
-/// What was measured of a node.
+/// Measured rates of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NodeRates {
     /// Prompt tokens per second, by prompt length.
     pub prefill: Curve,
-    /// Tokens per second of one stream, by streams that share a step.
+    /// Tokens per second of one stream, by the number of streams in a step.
     pub decode: Curve,
 }
 
-/// What was measured of the way from a prefill node to a decode node.
+/// Measured figures of transfers from a prefill node to a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LinkRates {
+pub struct TransferRates {
     /// Bytes per second; 0 until measured.
     pub bytes_per_second: f64,
     /// Round trip, milliseconds; 0 until measured.
     pub rtt_ms: f64,
-    /// Bytes on the wire of one position's KV, in the codec that this link was found to need; 0 until measured.
+    /// Bytes on the wire for one position's KV, after compression; 0 until measured.
     pub bytes_per_token: f64,
-    /// What a handoff's end takes beyond its last chunk's wire time: export, verification, import. Milliseconds.
+    /// Export, verification and import of the last chunk, milliseconds.
     pub tail_ms: f64,
 }
 
-impl LinkRates {
-    /// Learns from a handoff what it shows: of the link if the prefill waited for it, of the tail if it waited for the
-    /// prefill, and of neither between the two.
+impl TransferRates {
+    /// Learns from a handoff: the link's rate if the link was clearly slower than the prefill, the tail if the prefill
+    /// was clearly slower than the link, and neither in between.
     pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
-        let (n_bytes, n_tokens) = (handoff.n_bytes as f64, f64::from(handoff.n_tokens.max(1)));
+        let n_bytes = handoff.n_bytes as f64;
+        let n_tokens = f64::from(handoff.n_tokens.max(1));
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
         if handoff.n_bytes >= MIN_MEASURED_BYTES {
             self.bytes_per_token = ewma(self.bytes_per_token, n_bytes / n_tokens);
@@ -121,7 +122,7 @@ impl LinkRates {
         }
     }
 
-    /// Takes a measurement of the bare link into account: that many bytes in that many seconds after the first one.
+    /// Learns from a probe of the link: `n_bytes` in `seconds` after the first byte.
     pub fn learn_probe(&mut self, rtt_ms: f64, n_bytes: u64, seconds: f64) {
         if rtt_ms >= 0.0 && seconds > 0.0 {
             self.rtt_ms = ewma(self.rtt_ms, rtt_ms.max(1e-3));
@@ -130,16 +131,16 @@ impl LinkRates {
     }
 }
 
-/// By how much one of prefill and transfer has to take longer to be what the other waited for.
+/// The factor by which prefill or transfer must be slower than the other to count as the clearly slower one.
 const BOUND: f64 = 1.2;
 
-/// Fewer measure latency and not the rate.
+/// A smaller transfer measures latency and not the rate.
 const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
-/// The last chunk of a handoff, in tokens; see the engine's taper.
+/// Tokens of a handoff's last chunk; see the engine's taper.
 pub const LAST_CHUNK_TOKENS: f64 = 64.0;
 
-/// The first one, if the prompt is long: an engine's physical batch.
+/// Tokens of the first chunk of a long prompt: an engine's physical batch.
 pub const FIRST_CHUNK_TOKENS: f64 = 512.0;
 
 #[cfg(test)]
@@ -166,13 +167,12 @@ mod tests {
 
     #[test]
     fn a_handoff_teaches_what_it_waited_for() {
-        let known = LinkRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0, ..LinkRates::default() };
+        let known = TransferRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0, ..TransferRates::default() };
         let learned = |compute_ms, transfer_ms, unhidden_ms| {
             let mut link = known;
-            let (n_tokens, n_bytes) = (1_000, 100_000_000);
             link.learn_transfer(&HandoffReport {
-                n_tokens,
-                n_bytes,
+                n_tokens: 1_000,
+                n_bytes: 100_000_000,
                 prefill_ms: compute_ms + 70.0,
                 stalled_ms: 70.0,
                 transfer_ms,
@@ -187,9 +187,9 @@ mod tests {
         let (rate, tail) = learned(500.0, 490.0, 16.4);
         assert!(rate == 1e9 && (tail - 4.4).abs() < 0.1, "{tail}: 6.4 ms are the last chunk's way");
         assert_eq!(learned(105.0, 110.0, 50.0), (1e9, 2.0), "neither clearly waited");
-        let mut unknown = LinkRates::default();
+        let mut unknown = TransferRates::default();
         unknown.learn_transfer(&HandoffReport { n_tokens: 10, unhidden_ms: 5.0, ..HandoffReport::default() });
-        assert_eq!(unknown, LinkRates::default());
+        assert_eq!(unknown, TransferRates::default());
     }
 
     #[test]

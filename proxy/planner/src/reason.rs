@@ -1,4 +1,4 @@
-//! Why a node is left out of a plan and why a route is taken. Decisions are made on these enums; each has one
+//! The reasons for leaving a node out of a plan and for choosing a route. Decisions are made on these enums; each has one
 //! `as_str` that gives its word for metrics, logs, headers and JSON.
 
 use std::fmt;
@@ -34,11 +34,11 @@ pub enum BarReason {
     Unloaded,
     /// It has not answered yet, or its model is loading.
     Starting,
-    /// It was told to stop and takes nothing new.
+    /// It is stopping and takes no new requests.
     Draining,
     /// It cannot be reached or used.
     Down,
-    /// It left its last question unanswered.
+    /// It did not answer its last probe.
     Suspect,
     /// It runs with a role that excludes this task.
     WrongRole,
@@ -56,15 +56,15 @@ pub enum BarReason {
     KvNotDivisible,
     /// Prefill node and decode node are the same: its KV is there already.
     SameNode,
-    /// Its breaker is open after such a failure, or the failure is certain without a try.
+    /// Its breaker is open after such a failure, or the failure is certain in advance.
     Failure(FailureReason),
 }
 
 impl BarReason {
-    /// The prefill node cannot be reached. The same word as for a handoff that found it down.
+    /// The prefill node cannot be reached. Has the same word as a handoff that fails for this reason.
     pub const PREFILL_DOWN: BarReason = BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillDown));
 
-    /// The two nodes do not run the same model. The same word as for a handoff that found out.
+    /// The two nodes do not run the same model. Has the same word as a handoff that fails for this reason.
     pub const FINGERPRINT_MISMATCH: BarReason =
         BarReason::Failure(FailureReason::Handoff(HandoffFailure::FingerprintMismatch));
 
@@ -102,7 +102,7 @@ pub enum RouteKind {
     Direct,
     /// One node computes the prompt, another generates.
     Handoff,
-    /// A server that is asked in text generates.
+    /// An upstream generates.
     Upstream,
 }
 
@@ -128,21 +128,21 @@ pub enum RouteReason {
     OnlyRoute,
     /// No route can be predicted yet.
     RatesUnknown,
-    /// Of several direct routes this one is predicted to complete first.
+    /// This direct route is predicted to complete first.
     LeastTime,
-    /// The policy takes it whatever is predicted.
+    /// The policy chooses it without comparing predictions.
     Policy,
     /// The decode node already has the whole prompt in its cache, so that a planned handoff was dropped.
     Cached,
     /// A handoff is barred for this reason.
     Barred(BarReason),
-    /// Of an upstream: no engine here could take the request.
+    /// An upstream serves the request, because no engine could take it.
     NoEngine,
     /// One upstream serves the model.
     OnlyUpstream,
-    /// Of several upstreams this one has the least to do for its size.
+    /// This upstream has the least load for its capacity.
     LeastRunning,
-    /// The upstreams that were tried before did not answer.
+    /// The upstreams that were tried first did not answer.
     NextUpstream,
 }
 

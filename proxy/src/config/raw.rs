@@ -23,7 +23,7 @@ use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
 use crate::http::AccessConfig;
-use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
+use crate::request::admission::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
 /// Each admitted request costs some kilobytes: a larger number is mistyped.
 const MAX_MAX_REQUESTS: u32 = 1_000_000;
@@ -233,7 +233,7 @@ impl RawConfig {
                 engine: self.model.engine,
                 otlp_endpoint: self.tracing.otlp_endpoint,
             },
-            bounds: Bounds {
+            admission: AdmissionLimits {
                 max_requests: self.max_requests,
                 max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
                 max_wait: self.max_wait_seconds.map_or(DEFAULT_MAX_WAIT, Duration::from_secs_f64),

@@ -9,7 +9,7 @@ use super::engine_args::EngineArgs;
 use super::own_models::{LoadingConfig, OwnModelConfig};
 use super::transport_args::TransportArgs;
 use crate::http::AccessConfig;
-use crate::request::admission::Bounds;
+use crate::request::admission::AdmissionLimits;
 
 /// A checked configuration of `baton serve`.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub struct ServeConfig {
     /// Who may call.
     pub access: AccessConfig,
     /// Requests served at once and waiting for that.
-    pub bounds: Bounds,
+    pub admission: AdmissionLimits,
     /// The public name of `[model]`, if it is not to follow from the source.
     pub name: Option<String>,
     /// More public names.

@@ -1,4 +1,4 @@
-//! The caller of a request, as far as the layers below HTTP need it.
+//! The caller of a request, without the details of HTTP.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct Caller {
     pub trace: Option<opentelemetry::Context>,
 }
 
-/// What a caller may see of the endpoint itself.
+/// What a caller may see of the endpoint's own state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallerRole {
     /// This endpoint requires no key.

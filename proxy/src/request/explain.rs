@@ -7,7 +7,7 @@ use baton_schemas::{EngineError, GenerateRequest};
 
 use super::admission::Admission;
 use super::caller::Caller;
-use super::failover::ask_about;
+use super::failover::ask;
 use super::plan::explanation::Explanation;
 use super::plan::{self, PlanRequest};
 use super::prompt::{self, PreparedPrompt};
@@ -33,7 +33,7 @@ pub async fn explain(
     let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };
-    let prompt = ask_about(model, Some(&request.model), request.images(), prepare).await?;
+    let prompt = ask(model, Some(&request.model), request.images(), prepare).await?;
     // Use the client's own limit, before it is cut to the context.
     let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
     let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));

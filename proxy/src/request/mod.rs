@@ -1,7 +1,6 @@
 //! The life of a request, independent of any dialect: admission, target, prompt, plan, start, stream.
 
 pub mod admission;
-pub mod brief;
 pub mod caller;
 pub mod embed;
 pub mod explain;

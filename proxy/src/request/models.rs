@@ -19,7 +19,7 @@ use crate::targets::{Target, Targets, upstreams};
 /// A model that requests may name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListedModel {
-    /// All names, the public one first. Empty until a remote node has reported what it runs.
+    /// All names, the public one first. Empty until a remote node has reported its model.
     pub names: Vec<String>,
     /// When the model was put into service.
     pub since: SystemTime,
@@ -27,22 +27,23 @@ pub struct ListedModel {
     /// description.
     pub info: Option<Arc<NodeInfo>>,
     /// The loading state, for a model that is loaded on demand.
-    pub presence: Option<LoadReport>,
-    /// Only upstreams serve the model, so `info` and `presence` are `None`.
+    pub load_report: Option<LoadReport>,
+    /// Only upstreams serve the model, so `info` and `load_report` are `None`.
     pub is_upstream: bool,
 }
 
 impl ListedModel {
     /// Returns true if the model could answer at once.
     pub fn is_loaded(&self) -> bool {
-        self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.state == LoadState::Loaded)
+        self.info.is_some()
+            && self.load_report.as_ref().is_none_or(|load_report| load_report.state == LoadState::Loaded)
     }
 
-    /// Returns the model's bytes in memory: for a model that is loaded on demand, as in `/baton/state`; else weights
+    /// Returns the model's bytes in memory: as in `/baton/state` for a model that is loaded on demand, otherwise weights
     /// and KV cache.
     pub fn memory_bytes(&self) -> u64 {
-        match (&self.presence, &self.info) {
-            (Some(presence), _) => presence.bytes,
+        match (&self.load_report, &self.info) {
+            (Some(load_report), _) => load_report.bytes,
             (None, Some(info)) => info.memory.bytes(),
             (None, None) => 0,
         }
@@ -83,20 +84,20 @@ pub fn list(targets: &Targets) -> Vec<ListedModel> {
         names: model.names().cloned().collect(),
         since: model.since,
         info: model.described(),
-        presence: model.loadable.as_ref().map(|resident| resident.report()),
+        load_report: model.loadable.as_ref().map(|loadable| loadable.report()),
         is_upstream: false,
     };
     let mut models: Vec<ListedModel> = targets.pool.models().iter().map(on_nodes).collect();
     for (name, member) in targets.upstreams.load().models() {
         if !models.iter().any(|model| model.is_called(&name)) {
             let since = member.since;
-            models.push(ListedModel { names: vec![name], since, info: None, presence: None, is_upstream: true });
+            models.push(ListedModel { names: vec![name], since, info: None, load_report: None, is_upstream: true });
         }
     }
     models
 }
 
-/// Describes a model without loading it. Waits for an engine that is starting.
+/// Describes a model without loading it. Waits for a starting engine.
 pub async fn describe(
     admission: &Admission,
     targets: &Targets,
@@ -174,7 +175,7 @@ pub async fn unload(
         Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,
     };
     match &served.loadable {
-        Some(resident) => targets.residency.unload(resident),
+        Some(loadable) => targets.model_loader.unload(loadable),
         // The model stays loaded, but the name must be valid.
         None => drop(served.ready_node(Some(model), &[], ImageNeed::None).await?),
     }

@@ -31,24 +31,34 @@ pub async fn prepare(
     n_ctx: u32,
     request: &GenerateRequest,
 ) -> Result<PreparedPrompt, RequestError> {
-    check_biases(request, info)?;
-    let mut form = ReplyForm::of(request, &info.facts.chat_template)
+    check_vocabulary("logit_bias", request.sampling.logit_bias.iter().map(|(token, _)| *token), info)?;
+    let form = ReplyForm::of(request, &info.facts.chat_template)
         .map_err(|NoThinking| RequestError::Incapable { model: request.model.clone(), capability: "thinking" })?;
     let tokens = tokens(node, info, request.context_within(n_ctx), request, &form).await?;
-    if let Some(tail) = form.prompt_tail(&tokens) {
-        form.read_prompt_tail(&node.engine.detokenize(tail).await?);
-    }
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
     Ok(PreparedPrompt { tokens, form, projector, max_tokens })
 }
 
-/// Refuses biases for tokens that are not in the model's vocabulary.
-fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
-    let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
-    unknown.map_or(Ok(()), |(token, _)| {
+impl PreparedPrompt {
+    /// Finds out whether the prompt leaves reasoning open. Call it before a reply is read; it asks the node once more.
+    pub async fn read_tail(&mut self, node: &Node) -> Result<(), EngineError> {
+        if let Some(tail) = self.form.prompt_tail(&self.tokens) {
+            self.form.read_prompt_tail(&node.engine.detokenize(tail).await?);
+        }
+        Ok(())
+    }
+}
+
+/// Refuses tokens that are not in the model's vocabulary.
+fn check_vocabulary(
+    field: &'static str,
+    mut tokens: impl Iterator<Item = Token>,
+    info: &NodeInfo,
+) -> Result<(), RequestError> {
+    tokens.find(|token| *token >= info.n_vocab).map_or(Ok(()), |token| {
         let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
-        Err(RequestError::InvalidField { field: "logit_bias", problem })
+        Err(RequestError::InvalidField { field, problem })
     })
 }
 
@@ -61,13 +71,13 @@ async fn tokens(
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
     check_image_support(request.images(), info)?;
-    check_earlier(request.earlier_tokens(), info)?;
+    check_vocabulary("context", request.earlier_tokens().iter().copied(), info)?;
     let tokens = match &request.input {
         Input::Chat(conversation) => {
             let rendered = node.engine.render(&form.present(conversation)).await?;
             continued(node, info, request.earlier_tokens(), rendered).await?
         }
-        // A whole prompt may contain control tokens as text. A message may not: see the engine's `guard`.
+        // A raw prompt may contain control tokens as text. A message may not: see the engine's `guard`.
         Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
         Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
         Input::Tokens(tokens) => tokens.clone(),
@@ -98,15 +108,6 @@ fn check_image_support(images: &[Image], info: &NodeInfo) -> Result<(), RequestE
     }
 }
 
-/// Refuses earlier tokens that are not in the model's vocabulary.
-fn check_earlier(tokens: &[Token], info: &NodeInfo) -> Result<(), RequestError> {
-    let unknown = tokens.iter().find(|token| **token >= info.n_vocab);
-    unknown.map_or(Ok(()), |token| {
-        let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
-        Err(RequestError::InvalidField { field: "context", problem })
-    })
-}
-
 /// Appends a rendered conversation to the tokens of an earlier one.
 async fn continued(
     node: &Node,
@@ -131,8 +132,7 @@ fn without_beginning<'a>(rendered: &'a [Token], bos: &[Token]) -> &'a [Token] {
     }
 }
 
-/// Returns true if a text contains the token that begins a prompt, as chat templates write it. A second one would make
-/// the reply worse.
+/// Returns true if a text starts with the token that begins a prompt. A second such token would make the reply worse.
 fn begins(text: &str, info: &NodeInfo) -> bool {
     let bos = &info.facts.bos_token;
     !bos.is_empty() && text.starts_with(bos.as_str())

@@ -9,8 +9,7 @@ use baton_schemas::node::NodeInfo;
 
 use super::admission::Admission;
 use super::caller::Caller;
-use super::failover::ask_about;
-use super::{brief, prompt};
+use super::{failover, prompt};
 use crate::error::RequestError;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::Node;
@@ -24,8 +23,11 @@ pub async fn ask(
     question: TokenQuestion<'_>,
     caller: &Caller,
 ) -> Result<TokenAnswer, RequestError> {
-    let brief = brief::begin(admission, targets, model, caller).await?;
-    match &brief.target {
+    let target = targets.resolve(model, &caller.account)?;
+    // Load before admission, as for generation.
+    let _lease = targets.lease(&target, None).await?;
+    let _permit = admission.admit_brief(&caller.account)?;
+    match &target {
         Target::Nodes { model: served, .. } => ask_nodes(served, model, question).await,
         Target::Upstreams(serving) => upstreams::tokens(serving, question, &caller.request_id).await,
     }
@@ -51,7 +53,7 @@ async fn ask_nodes(
             }
         })
     };
-    ask_about(served, name, images(question), answer).await
+    failover::ask(served, name, images(question), answer).await
 }
 
 fn images(question: TokenQuestion<'_>) -> &[Image] {

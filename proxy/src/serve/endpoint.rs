@@ -146,7 +146,7 @@ impl Endpoint {
         for server in self.servers {
             server.await??;
         }
-        self.service.targets.residency.stop().await;
+        self.service.targets.model_loader.stop().await;
         if let Some(supervised) = self.own_engine {
             supervised.stop.cancel();
             supervised.tracker.wait().await;
@@ -212,12 +212,12 @@ fn assemble(
     upstreams: UpstreamPool,
     own_models: &[OwnModel],
 ) -> Result<RequestService, CommandFailure> {
-    let residents = own_models.iter().map(|own| Arc::clone(&own.resident)).collect();
-    let residency = ModelLoader::new(own_models::limits_of(config)?, residents);
+    let loadable = own_models.iter().map(|own| Arc::clone(&own.loadable)).collect();
+    let model_loader = ModelLoader::new(own_models::limits_of(config)?, loadable);
     pool.replace_loadable(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
     let upstreams = ArcSwap::from_pointee(upstreams);
-    let admission = Admission::new(config.bounds);
-    let targets = Targets { pool, residency, upstreams };
+    let admission = Admission::new(config.admission);
+    let targets = Targets { pool, model_loader, upstreams };
     Ok(RequestService { admission, targets, observer: Arc::new(Observer::default()) })
 }
 

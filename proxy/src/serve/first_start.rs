@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use super::failure::CommandFailure;
 use crate::targets::models;
 use crate::targets::nodes::Node;
-use crate::targets::upstreams::{UpstreamPool, UpstreamState};
+use crate::targets::upstreams::{UpstreamHealth, UpstreamPool};
 
 /// How long the start waits for nodes and upstreams.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
 /// Gives upstreams a moment to list their models.
 pub(super) async fn wait_for_upstreams(upstreams: &UpstreamPool) {
     let answers = async {
-        while upstreams.servers.iter().any(|server| server.state() == UpstreamState::Unknown) {
+        while upstreams.servers.iter().any(|server| server.health() == UpstreamHealth::Unknown) {
             tokio::time::sleep(models::DISCOVERY_INTERVAL).await;
         }
     };

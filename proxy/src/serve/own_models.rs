@@ -29,13 +29,13 @@ pub(super) struct OwnModel {
     /// What its process is started with. The process is kept over a reload that does not change these.
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
-    pub(super) resident: Arc<LoadableModel>,
+    pub(super) loadable: Arc<LoadableModel>,
 }
 
 impl OwnModel {
     /// Applies the settings that a kept process takes over while it runs.
     pub(super) fn apply_settings(&self) {
-        self.resident.reconfigure(self.config.keep_alive);
+        self.loadable.reconfigure(self.config.keep_alive);
     }
 }
 
@@ -191,19 +191,19 @@ fn keep_or_start(
     plan: ProcessPlan,
 ) -> Result<OwnModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
-    let (node, resident) = match known {
+    let (node, loadable) = match known {
         Some(known) if known.config == *model && known.served.deadlines == config.routing.deadlines => {
             return Ok(known.clone());
         }
-        Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident)),
+        Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.loadable)),
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
     served.has_own_engine = true;
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
-    served.loadable = Some(Arc::clone(&resident));
-    Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), resident })
+    served.loadable = Some(Arc::clone(&loadable));
+    Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), loadable })
 }
 
 /// Supervises a process that is started when a request first needs it.

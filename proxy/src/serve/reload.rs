@@ -154,7 +154,7 @@ impl Reload {
 
     async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
         access::renew(&self.access, &new.access);
-        self.service.admission.set_bounds(new.bounds);
+        self.service.admission.set_limits(new.admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
         self.taken_names = prepared.taken_names;
         if let Some(own_models) = prepared.own_models {
@@ -187,8 +187,8 @@ impl Reload {
         models.iter().for_each(OwnModel::apply_settings);
         // Remove the models from routing before unloading them, so that no new request finds them.
         self.service.targets.pool.replace_loadable(models.iter().map(|own| Arc::clone(&own.served)).collect());
-        let residents: Vec<_> = models.iter().map(|own| Arc::clone(&own.resident)).collect();
-        self.service.targets.residency.replace(limits, &residents);
+        let loadable: Vec<_> = models.iter().map(|own| Arc::clone(&own.loadable)).collect();
+        self.service.targets.model_loader.replace(limits, &loadable);
         self.own_models = models;
     }
 

@@ -14,7 +14,7 @@ use super::failure::CommandFailure;
 use super::first_start::FirstStart;
 use crate::config::RoutingConfig;
 use crate::targets::nodes::Node;
-use crate::targets::nodes::remote_node::{self, RefusedKey, WatchedNode};
+use crate::targets::nodes::info_watch::{self, RefusedKey, WatchedNode};
 
 /// The cluster's key, if there are nodes to present it to.
 pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, CommandFailure> {
@@ -55,7 +55,7 @@ impl RemoteNodes {
             }
             let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
             let engine: Arc<dyn Engine> = Arc::new(client);
-            let WatchedNode { health, first_answer } = remote_node::watch(Arc::clone(&engine), url);
+            let WatchedNode { health, first_answer } = info_watch::watch(Arc::clone(&engine), url);
             first_answers.push(or_failure(first_answer, url.clone()));
             // Named by its place in the list, unless an older node has that name.
             let mut names = (first..).map(|n| format!("{task}-{n}"));

@@ -134,7 +134,7 @@ impl HttpBackend for RequestService {
                 waiting: self.admission.n_waiting() as u64,
             },
             journal: &self.observer.journal,
-            memory_budget: Some(self.targets.residency.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
+            memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
         };
         snapshot(&observed, with_addresses)
     }

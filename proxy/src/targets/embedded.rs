@@ -9,6 +9,6 @@ pub struct Embedded {
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all inputs.
     pub n_tokens: u32,
-    /// Where the target's time went.
+    /// The target's own timings.
     pub timings: EmbedTimings,
 }

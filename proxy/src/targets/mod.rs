@@ -1,4 +1,4 @@
-//! What can answer a request: nodes, which run models behind the node protocol, and upstreams, which are other servers.
+//! The targets of requests: nodes, which speak the node protocol, and upstreams, which are other servers.
 
 pub mod embedded;
 pub mod model_loading;

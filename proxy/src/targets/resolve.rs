@@ -1,4 +1,4 @@
-//! Finds what answers a request: by its model's name, among nodes first and upstreams second.
+//! Finds the target of a request by its model's name, among nodes first and upstreams second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 pub struct Targets {
     /// The models that nodes serve.
     pub pool: Arc<ModelPool>,
-    /// Which of the endpoint's own models are in memory.
-    pub residency: Arc<ModelLoader>,
+    /// Loads and unloads the endpoint's own models.
+    pub model_loader: Arc<ModelLoader>,
     /// Other servers.
     pub upstreams: ArcSwap<UpstreamPool>,
 }
@@ -29,10 +29,10 @@ pub struct Targets {
 impl Targets {
     /// Nodes alone.
     pub fn of_nodes(pool: Arc<ModelPool>) -> Targets {
-        Targets { pool, residency: Arc::default(), upstreams: ArcSwap::default() }
+        Targets { pool, model_loader: Arc::default(), upstreams: ArcSwap::default() }
     }
 
-    /// What answers for a model. Without a name: the first model that this account may use.
+    /// Finds the target of a model. Without a name: the first model that this account may use.
     ///
     /// Errors: no target serves the model, or the account may not use it.
     pub fn resolve(&self, name: Option<&str>, account: &Account) -> Result<Target, RequestError> {
@@ -48,8 +48,7 @@ impl Targets {
                 Some(serving) if account.may_use(std::iter::once(&serving.name)) => Ok(Target::Upstreams(serving)),
                 Some(_) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
                 None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
-                    let reason = "an upstream has not told its models yet".to_owned();
-                    Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED })
+                    Err(RequestError::unavailable("an upstream has not listed its models yet", RETRY_UNLISTED))
                 }
                 None => Err(error),
             },
@@ -74,20 +73,20 @@ impl Targets {
         upstreams.serving(&name, true)
     }
 
-    /// Loads the target's model if it is not in memory, and keeps it there for as long as the lease lives. `None` if
-    /// the model is always loaded, or not this endpoint's.
+    /// Loads the target's model if it is not in memory, and keeps it there while the lease lives. `None` if the model is
+    /// not loaded on demand.
     pub async fn lease(
         &self,
         target: &Target,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Option<ModelLease>, RequestError> {
         match target.served_model().and_then(|model| model.loadable.as_ref()) {
-            Some(resident) => self.residency.lease(resident, keep_alive).await.map(Some),
+            Some(loadable) => self.model_loader.lease(loadable, keep_alive).await.map(Some),
             None => Ok(None),
         }
     }
 
-    /// Choices that all targets together generate at once.
+    /// The number of choices that all targets together generate at once.
     pub fn n_slots(&self) -> usize {
         self.pool.n_slots() + self.upstreams.load().capacity()
     }

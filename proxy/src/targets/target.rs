@@ -1,11 +1,11 @@
-//! What answers one request.
+//! The target of one request.
 
 use std::sync::Arc;
 
 use super::models::ServedModel;
 use super::upstreams::ServedByUpstreams;
 
-/// What answers one request. Resolved once, by [`Targets::resolve`](super::Targets::resolve).
+/// The nodes or upstreams that answer one request. Resolved once, by [`Targets::resolve`](super::Targets::resolve).
 pub enum Target {
     /// Nodes of this endpoint.
     Nodes {
@@ -38,7 +38,7 @@ impl Target {
         }
     }
 
-    /// Returns true if upstreams can generate where no node can.
+    /// Returns true if upstreams can generate when no node can.
     pub fn has_fallback(&self) -> bool {
         matches!(self, Target::Nodes { fallback: Some(_), .. })
     }

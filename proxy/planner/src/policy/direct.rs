@@ -1,11 +1,10 @@
-//! No handoffs: the decode node that is predicted to complete first does everything.
+//! Never hands over: chooses the decode node that is predicted to complete first.
 
-use super::{Policy, PolicyName, RouteChoice, completion, open};
+use super::{Policy, PolicyName, RouteChoice, first_to_complete};
 use crate::cost::Candidate;
-use crate::reason::RouteReason;
+use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Direct;
 
@@ -15,8 +14,7 @@ impl Policy for Direct {
     }
 
     fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
-        let direct = open(candidates).filter(|(_, c)| c.route.prefill.is_none());
-        let best = direct.min_by(|a, b| completion(a.1).total_cmp(&completion(b.1)));
-        best.map(|(candidate, _)| RouteChoice { candidate, reason: RouteReason::Policy })
+        let candidate = first_to_complete(candidates, RouteKind::Direct)?;
+        Some(RouteChoice { candidate, reason: RouteReason::Policy })
     }
 }

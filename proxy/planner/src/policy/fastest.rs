@@ -1,22 +1,21 @@
-//! The default: the route that is predicted to complete first.
+//! The default: chooses the route that is predicted to complete first.
 
 use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
 use crate::cost::Candidate;
-use crate::reason::RouteReason;
+use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
-/// Completions this close count as equal, and the first token decides.
+/// Completion times whose relative difference is at most this count as equal; the time to first token then decides.
 const TIE: f64 = 0.01;
 
-/// A handoff has to complete earlier than direct generation by this share of the latter's time to first token:
-/// predictions err, and a handoff that does not pay is worse than none. Not a share of the completion: a long reply
-/// takes its time on either route, and would hide a first token that comes in half the time.
+/// The minimum gain of a handoff, as a share of the direct route's time to first token: predictions err, and a handoff
+/// that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
+/// every route and would outweigh a first token in half the time.
 const MARGIN: f64 = 0.02;
 
-/// And by this much, in milliseconds: less is within what a prediction of a few milliseconds can err by.
+/// The minimum gain of a handoff in milliseconds: a smaller gain is within the error of a prediction.
 const MIN_GAIN_MS: f64 = 5.0;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Fastest;
 
@@ -26,15 +25,14 @@ impl Policy for Fastest {
     }
 
     fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
-        let best = |handoff: bool| {
-            open(candidates).filter(move |(_, c)| c.route.prefill.is_some() == handoff).min_by(|a, b| order(a.1, b.1))
+        let best = |kind: RouteKind| {
+            open(candidates).filter(move |(_, c)| c.route.kind() == kind).min_by(|a, b| order(a.1, b.1))
         };
-        let Some((direct, directly)) = best(false) else {
-            // Handoffs end on decode nodes, so there are none either.
-            return None;
-        };
-        let Some((handoff, handed_over)) = best(true).filter(|(_, c)| c.prediction.is_some()) else {
-            let unknown = open(candidates).any(|(_, c)| c.route.prefill.is_some() && c.prediction.is_none());
+        // Without a usable decode node there is no handoff, either.
+        let (direct, directly) = best(RouteKind::Direct)?;
+        let handoff = best(RouteKind::Handoff).filter(|(_, c)| c.prediction.is_some());
+        let Some((handoff, handed_over)) = handoff else {
+            let unknown = open(candidates).any(|(_, c)| c.route.kind() == RouteKind::Handoff && c.prediction.is_none());
             let reason = if unknown { RouteReason::RatesUnknown } else { why_direct(candidates) };
             return Some(RouteChoice { candidate: direct, reason });
         };
@@ -52,7 +50,8 @@ fn ttft(candidate: &Candidate) -> f64 {
 }
 
 fn order(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let (first, second) = (completion(a), completion(b));
+    let first = completion(a);
+    let second = completion(b);
     if (first - second).abs() <= TIE * first.min(second) {
         return ttft(a).total_cmp(&ttft(b));
     }

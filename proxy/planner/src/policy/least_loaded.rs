@@ -1,12 +1,11 @@
-//! Each part of a request goes to the node with the least to do, handed over where a prefill node is free. Needs no
-//! rates: for pools of equal machines.
+//! Sends each part of a request to the least loaded node, and hands over if a prefill node is free. It needs no rates,
+//! and suits pools of equal machines.
 
 use super::{Policy, PolicyName, RouteChoice, open};
 use crate::cost::Candidate;
 use crate::reason::RouteReason;
 use crate::snapshot::{NodeView, Snapshot};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct LeastLoaded;
 
@@ -18,7 +17,7 @@ impl Policy for LeastLoaded {
     fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
         let load = |c: &Candidate| {
             let prefill = c.route.prefill.map(|p| &snapshot.prefill[p]);
-            // Without a prefill node the decode node computes the prompt beside its streams.
+            // Without a prefill node, the decode node computes the prompt while its streams run.
             let prompts = prefill.unwrap_or(&snapshot.decode[c.route.decode]).n_backlog;
             (streams(&snapshot.decode[c.route.decode]), prompts, prefill.is_none())
         };

@@ -1,5 +1,5 @@
-//! Policies: pure choices among predicted routes. To add one, write a file like `direct.rs` and add it to this file: its
-//! `mod` line and its variant of [`PolicyName`].
+//! Policies choose among predicted routes. To add one, write a file like `direct.rs`, and add its `mod` line and its
+//! variant of [`PolicyName`] here.
 
 mod always_handoff;
 mod direct;
@@ -11,9 +11,9 @@ use std::fmt;
 
 use super::cost::Candidate;
 use super::snapshot::Snapshot;
-use crate::reason::{BarReason, RouteReason};
+use crate::reason::{BarReason, RouteKind, RouteReason};
 
-/// The policies that there are.
+/// The names of the policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PolicyName {
     /// The route that is predicted to complete first.
@@ -25,7 +25,7 @@ pub enum PolicyName {
     Direct,
     /// Nodes take turns.
     RoundRobin,
-    /// The nodes with the least to do.
+    /// The least loaded nodes.
     LeastLoaded,
 }
 
@@ -50,7 +50,7 @@ impl PolicyName {
         }
     }
 
-    /// The policy that a configuration or a header names; `None` if there is no such policy.
+    /// Parses the word of a configuration or a header; `None` if there is no such policy.
     pub fn parse(word: &str) -> Option<PolicyName> {
         PolicyName::ALL.into_iter().find(|name| name.as_str() == word)
     }
@@ -73,36 +73,41 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// What a policy chose, and why.
+/// The choice of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteChoice {
     /// Index into the candidates.
     pub candidate: usize,
-    /// Why this candidate.
+    /// The reason for it.
     pub reason: RouteReason,
 }
 
-/// A way to choose. Called for each request; must be quick and may keep nothing.
+/// Chooses routes. Called for each request, so it must be quick. It keeps no state.
 pub trait Policy: Send + Sync + std::fmt::Debug {
-    /// Its name.
+    /// The policy's name.
     fn name(&self) -> PolicyName;
 
-    /// Chooses among the candidates that are not barred; `None` if all are.
+    /// Chooses among the candidates that are not barred; `None` if all are barred.
     fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice>;
 }
 
-/// Candidates that are not barred, each with its index.
+/// The candidates that are not barred, each with its index.
 fn open(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Candidate)> {
     candidates.iter().enumerate().filter(|(_, candidate)| candidate.barred.is_none())
 }
 
-/// Predicted completion, milliseconds. Infinite where nothing is predicted, so that such a route comes last.
+/// The candidate of this kind that is predicted to complete first, among those that are not barred.
+fn first_to_complete(candidates: &[Candidate], kind: RouteKind) -> Option<usize> {
+    let of_kind = open(candidates).filter(|(_, c)| c.route.kind() == kind);
+    of_kind.min_by(|a, b| completion(a.1).total_cmp(&completion(b.1))).map(|(i, _)| i)
+}
+
+/// The predicted completion time in milliseconds; infinite without a prediction, so that such a route comes last.
 fn completion(candidate: &Candidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.completion_ms)
 }
 
-/// Why the best direct route is taken: what bars the handoffs, or, if no handoff exists, what the direct routes were
-/// compared by.
+/// The reason for a direct route: why the handoffs are barred, or, if there are none, how the direct routes were compared.
 fn why_direct(candidates: &[Candidate]) -> RouteReason {
     let mut handoffs = candidates.iter().filter(|c| c.route.prefill.is_some()).peekable();
     if handoffs.peek().is_none() {
@@ -112,14 +117,14 @@ fn why_direct(candidates: &[Candidate]) -> RouteReason {
             _ => RouteReason::LeastTime,
         };
     }
-    // Only handoffs to a decode node that may generate matter, if there are any: what bars another decode node from
-    // everything also bars its handoffs, and does not explain this choice.
+    // Prefer handoffs to usable decode nodes: the reason that bars a decode node also bars its handoffs, and does not
+    // explain this choice.
     let (may_decode, others): (Vec<_>, Vec<_>) =
         handoffs.partition(|c| open(candidates).any(|(_, direct)| direct.route.decode == c.route.decode));
-    let of_interest = if may_decode.is_empty() { others } else { may_decode };
-    let reasons: Option<Vec<BarReason>> = of_interest.iter().map(|c| c.barred).collect();
+    let relevant = if may_decode.is_empty() { others } else { may_decode };
+    let reasons: Option<Vec<BarReason>> = relevant.iter().map(|c| c.barred).collect();
     let Some(reasons) = reasons else { return RouteReason::NotWorthIt };
-    // A node of another model is the reason only if there is no node of this one.
+    // Report another model only if no node runs this one.
     let of_this_model = reasons.iter().find(|reason| **reason != BarReason::FINGERPRINT_MISMATCH);
     of_this_model.or(reasons.first()).map_or(RouteReason::NotWorthIt, |reason| RouteReason::Barred(*reason))
 }
@@ -129,7 +134,7 @@ mod tests {
     use super::*;
     use crate::cost::candidates;
     use crate::cost::tests::{node, spark_and_mac};
-    use crate::rates::LinkRates;
+    use crate::rates::TransferRates;
     use crate::reason::{BarReason, RouteReason};
 
     fn choose(policy: PolicyName, snapshot: &Snapshot) -> Option<(usize, Option<usize>, RouteReason)> {
@@ -145,7 +150,13 @@ mod tests {
         snapshot.decode.push(node("mac-2", 2_940.0, 78.0));
         snapshot.prefill.push(node("spark-2", 11_140.0, 24.0));
         snapshot.links =
-            vec![vec![LinkRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0, ..LinkRates::default() }; 2]; 2];
+            vec![
+                vec![
+                    TransferRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0, ..TransferRates::default() };
+                    2
+                ];
+                2
+            ];
         snapshot
     }
 

@@ -1,12 +1,10 @@
-//! Takes turns among handoffs, or among decode nodes where there is no prefill node. Knows nothing and measures
-//! nothing: a baseline.
+//! Takes turns among handoffs, or among decode nodes if no handoff is possible. A baseline that measures nothing.
 
 use super::{Policy, PolicyName, RouteChoice, open};
 use crate::cost::Candidate;
-use crate::reason::RouteReason;
+use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct RoundRobin;
 
@@ -16,12 +14,12 @@ impl Policy for RoundRobin {
     }
 
     fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
-        let places = |handoff: bool| -> Vec<usize> {
-            open(candidates).filter(|(_, c)| c.route.prefill.is_some() == handoff).map(|(i, _)| i).collect()
+        let of_kind = |kind: RouteKind| -> Vec<usize> {
+            open(candidates).filter(|(_, c)| c.route.kind() == kind).map(|(i, _)| i).collect()
         };
-        let handoffs = places(true);
-        let those = if handoffs.is_empty() { places(false) } else { handoffs };
-        let n = u64::try_from(those.len()).ok().filter(|&n| n > 0)?;
-        Some(RouteChoice { candidate: those[(snapshot.turn % n) as usize], reason: RouteReason::Policy })
+        let handoffs = of_kind(RouteKind::Handoff);
+        let routes = if handoffs.is_empty() { of_kind(RouteKind::Direct) } else { handoffs };
+        let n = u64::try_from(routes.len()).ok().filter(|&n| n > 0)?;
+        Some(RouteChoice { candidate: routes[(snapshot.turn % n) as usize], reason: RouteReason::Policy })
     }
 }

@@ -116,7 +116,7 @@ fn scope_of(hash: &blake3::Hash) -> CacheScope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::admission::{Admission, Bounds};
+    use crate::request::admission::{Admission, AdmissionLimits};
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
@@ -183,7 +183,7 @@ mod tests {
         let keys = Keys::new(&config(5));
         let same = keys.renewed(&config(5));
         assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
-        let door = Admission::new(Bounds::default());
+        let door = Admission::new(AdmissionLimits::default());
         for _ in 0..4 {
             drop(door.admit_brief(&keys.allowed[0].account).unwrap());
         }

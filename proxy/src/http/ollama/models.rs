@@ -32,7 +32,7 @@ pub(super) async fn running(
 ) -> Json<OllamaModelList> {
     let models = state.models_for(&caller);
     let running = models.iter().filter(|model| model.is_loaded()).filter_map(|model| {
-        let expires_at = model.presence.as_ref().and_then(|presence| presence.expires_at);
+        let expires_at = model.load_report.as_ref().and_then(|load_report| load_report.expires_at);
         let expires_at = expires_at.map_or_else(|| NEVER.to_owned(), rfc3339);
         Some(Model::running(model.names.first()?, model.info.as_deref()?, model.memory_bytes(), expires_at))
     });

@@ -44,7 +44,7 @@ pub async fn show(
 fn cards(model: &ListedModel) -> Vec<ModelCard> {
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     // A model that is being unloaded counts as unloaded.
-    let status = model.presence.as_ref().map(|presence| match presence.state {
+    let status = model.load_report.as_ref().map(|load_report| match load_report.state {
         LoadState::Unloading => ModelStatus { value: LoadState::Unloaded.as_str() },
         state => ModelStatus { value: state.as_str() },
     });

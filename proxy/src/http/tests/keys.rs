@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::account::{Account, KeyLimits};
 use crate::http::{ConfiguredKey, key_hash};
-use crate::request::admission::{Bounds, QueuePlace};
+use crate::request::admission::{AdmissionLimits, QueuePlace};
 
 /// A server with these keys beside the owner's, which is `owner`.
 async fn with(keys: &[(&str, KeyLimits)]) -> Server {
@@ -74,7 +74,7 @@ async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
 #[tokio::test]
 async fn a_stream_that_waits_is_told_its_place() {
     let app = Arc::new(crate::observe::tests::app().await);
-    app.admission.set_bounds(Bounds { max_requests: Some(1), ..Bounds::default() });
+    app.admission.set_limits(AdmissionLimits { max_requests: Some(1), ..AdmissionLimits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = crate::http::router(app.clone(), impatient());

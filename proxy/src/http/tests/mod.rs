@@ -170,7 +170,7 @@ impl HttpBackend for Fake {
             names: vec![name.into()],
             since: since(at),
             info: Some(info()),
-            presence: None,
+            load_report: None,
             is_upstream: false,
         };
         let loading = ListedModel { info: None, ..model("wei rd/ü", 3) };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
 use crate::targets::nodes::NodeState;
-use crate::targets::upstreams::{UpstreamServer, UpstreamState};
+use crate::targets::upstreams::{UpstreamHealth, UpstreamServer};
 
 /// An upstream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -44,10 +44,10 @@ pub struct UpstreamReport {
 
 pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamReport {
     let settings = server.client.settings();
-    let (life, reason) = match server.state() {
-        UpstreamState::Unknown => (NodeState::Starting, None),
-        UpstreamState::Answering => (NodeState::Ready, None),
-        UpstreamState::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
+    let (life, reason) = match server.health() {
+        UpstreamHealth::Unknown => (NodeState::Starting, None),
+        UpstreamHealth::Answering => (NodeState::Ready, None),
+        UpstreamHealth::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let running = server.n_running();

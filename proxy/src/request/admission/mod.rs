@@ -1,21 +1,21 @@
 //! Admission: how many requests run at once, and which waiting request is next.
 //!
 //! A permit is taken before any work is done for a request and lives to its last token, not to the response head: it
-//! travels inside the stream and is given back when that is dropped. Beyond the limit, requests wait in a bounded queue,
-//! a lane for each key: the highest priority goes first, among equals the key with the fewest running, and among those
-//! the one that waits longest. So a key with a thousand requests delays another by one of them.
+//! travels inside the stream and is returned when the stream is dropped. Beyond the limit, requests wait in a bounded
+//! queue with a lane for each key. The highest priority goes first, then the key with the fewest running requests, then
+//! the request that has waited longest. So a key with a thousand requests delays another key by only one of them.
 
-mod bounds;
-mod lanes;
+mod limits;
+mod queue;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-pub use self::bounds::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING, REQUESTS_PER_SLOT};
-use self::bounds::{MAX_BRIEF, RETRY_AFTER};
-use self::lanes::{Lanes, Refusal};
+pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING, REQUESTS_PER_SLOT};
+use self::limits::{MAX_BRIEF, RETRY_AFTER};
+use self::queue::{AdmissionQueue, Refusal};
 use crate::account::Account;
 use crate::error::RequestError;
 
@@ -23,33 +23,33 @@ use crate::error::RequestError;
 pub struct Admission(Arc<Gate>);
 
 struct Gate {
-    lanes: Mutex<Lanes<Permit>>,
+    queue: Mutex<AdmissionQueue<Permit>>,
     brief: Arc<Semaphore>,
 }
 
 impl Admission {
-    /// Admits within these bounds.
-    pub fn new(bounds: Bounds) -> Self {
+    /// Admits within these limits.
+    pub fn new(limits: AdmissionLimits) -> Self {
         let brief = Arc::new(Semaphore::new(MAX_BRIEF));
-        Admission(Arc::new(Gate { lanes: Mutex::new(Lanes::new(bounds)), brief }))
+        Admission(Arc::new(Gate { queue: Mutex::new(AdmissionQueue::new(limits)), brief }))
     }
 
-    /// Changes the bounds. Admitted requests go on.
-    pub fn set_bounds(&self, bounds: Bounds) {
-        self.0.lock().bounds = bounds;
+    /// Changes the limits. Admitted requests go on.
+    pub fn set_limits(&self, limits: AdmissionLimits) {
+        self.0.lock().limits = limits;
         self.0.admit_next();
     }
 
-    /// Tells how many slots the ready engines have.
+    /// Sets the number of slots of the ready engines.
     pub fn set_slots(&self, n_slots: usize) {
         if self.0.lock().set_slots(n_slots) {
             self.0.admit_next();
         }
     }
 
-    /// Admits a request that generates nothing, past those that wait for a slot. It counts for its key's rates.
+    /// Admits a request that generates nothing, without waiting for a slot. It counts for its key's rates.
     ///
-    /// Errors: a rate of the key is exhausted, or too many of these run.
+    /// Errors: a rate of the key is exhausted, or too many such requests run.
     pub fn admit_brief(&self, account: &Account) -> Result<OwnedSemaphorePermit, RequestError> {
         account.take_request()?;
         let full = Refusal::Full { limit: MAX_BRIEF };
@@ -63,13 +63,13 @@ impl Admission {
         account.take_request()?;
         let (answer, turn) = oneshot::channel();
         let ticket = {
-            let mut lanes = self.0.lock();
-            if lanes.try_enter(account) {
+            let mut queue = self.0.lock();
+            if queue.try_enter(account) {
                 return Ok(Permit::new(&self.0, account));
             }
-            lanes.wait(account, answer)?
+            queue.wait(account, answer)?
         };
-        let max_wait = self.0.lock().bounds.max_wait;
+        let max_wait = self.0.lock().limits.max_wait;
         let entry = QueueEntry { gate: Arc::clone(&self.0), account: Arc::clone(account), ticket };
         place.set(&entry);
         let outcome = tokio::time::timeout(max_wait, turn).await;
@@ -84,7 +84,7 @@ impl Admission {
         }
     }
 
-    /// Requests served at once at most.
+    /// The maximum number of requests served at once.
     pub fn limit(&self) -> usize {
         self.0.lock().max_requests()
     }
@@ -101,8 +101,8 @@ impl Admission {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, Lanes<Permit>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, AdmissionQueue<Permit>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Admits waiting requests until the limit is reached.
@@ -175,7 +175,7 @@ impl QueuePlace {
         let _ = self.0.set((Arc::clone(&entry.gate), entry.ticket));
     }
 
-    /// 1 for the next one; `None` if the request does not wait.
+    /// The place, 1 for the next request; `None` if the request does not wait.
     pub fn get(&self) -> Option<usize> {
         let (gate, ticket) = self.0.get()?;
         gate.lock().place_of(*ticket)

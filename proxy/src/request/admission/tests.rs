@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 
-use super::bounds::WITHOUT_SLOTS;
+use super::limits::WITHOUT_SLOTS;
 use super::*;
 use crate::account::KeyLimits;
 
@@ -15,7 +15,7 @@ fn free(name: &str) -> Arc<Account> {
 }
 
 fn door(max_requests: usize, max_waiting: usize) -> Admission {
-    Admission::new(Bounds { max_requests: Some(max_requests), max_waiting, max_wait: Duration::from_secs(5) })
+    Admission::new(AdmissionLimits { max_requests: Some(max_requests), max_waiting, max_wait: Duration::from_secs(5) })
 }
 
 async fn enter(door: &Admission, account: &Arc<Account>) -> Result<Permit, RequestError> {
@@ -151,7 +151,7 @@ async fn requests_are_limited_by_the_minute() {
 
 #[tokio::test(start_paused = true)]
 async fn as_many_are_let_in_as_the_engines_have_room_for() {
-    let door = Admission::new(Bounds { max_waiting: 9, ..Bounds::default() });
+    let door = Admission::new(AdmissionLimits { max_waiting: 9, ..AdmissionLimits::default() });
     assert_eq!(door.limit(), WITHOUT_SLOTS, "no engine is ready yet");
     let key = free("k");
     let mut inside = Vec::new();
@@ -168,7 +168,7 @@ async fn as_many_are_let_in_as_the_engines_have_room_for() {
 #[tokio::test(start_paused = true)]
 async fn with_few_slots_a_high_priority_overtakes_all_who_wait() {
     for n_slots in [1, 4] {
-        let door = Admission::new(Bounds::default());
+        let door = Admission::new(AdmissionLimits::default());
         door.set_slots(n_slots);
         let (low, modest) = (free("low"), free("modest"));
         let high = account("high", KeyLimits { priority: 9, ..KeyLimits::default() });

@@ -1,4 +1,4 @@
-//! The life of an embedding request: target, admission, tokens, node, vectors; and another node if that one is lost.
+//! The life of an embedding request: target, admission, tokens, node, vectors, and another node if the first is lost.
 //!
 //! Unlike [`generate`](crate::request::generate), there is nothing to plan: no KV cache is kept or handed over, so the
 //! least busy node is the best.
@@ -72,7 +72,7 @@ async fn admit_and_compute(
         check_dimensions(request, facts)?;
         Ok((tokens(&node, request, facts).await?, facts))
     };
-    let (inputs, facts) = ask(model, Some(&request.model), tokenize).await?;
+    let (inputs, facts) = ask(model, Some(&request.model), &[], tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
@@ -80,8 +80,8 @@ async fn admit_and_compute(
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
-/// Refuses dimensions other than the model's. Vectors can be shortened only if the model was trained for it (Matryoshka embeddings),
-/// which the model's file does not say.
+/// Refuses dimensions other than the model's. Vectors can be shortened only if the model was trained for it (Matryoshka
+/// embeddings), which the model's file does not say.
 fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(), RequestError> {
     match request.dimensions {
         Some(n) if n != facts.n_embd => {
@@ -166,7 +166,8 @@ async fn compute(
     mut inputs: Vec<Vec<Token>>,
     facts: EmbeddingFacts,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
-    let (mut vectors, mut timings) = (Vec::with_capacity(inputs.len()), EmbedTimings::default());
+    let mut vectors = Vec::with_capacity(inputs.len());
+    let mut timings = EmbedTimings::default();
     let mut attempts = StartRetry::default();
     loop {
         let error = match choose(model, attempts.failed()).await {

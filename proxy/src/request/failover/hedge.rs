@@ -1,7 +1,7 @@
-//! A second route for a first token that is late.
+//! Hedging: starts a second route if the first token is late.
 //!
-//! Off unless it is configured. A sequence is a function of its prompt, its sampling and its seed, so both routes give the
-//! same tokens, and either first token may be taken. From then on there is one route again.
+//! Off by default. A sequence is a function of its prompt, its sampling and its seed, so both routes give the same
+//! tokens. The route that gives the first token continues; the other one is dropped.
 
 use baton_engines::trace::TARGET;
 use baton_schemas::sequence::SequenceEvent;
@@ -17,15 +17,15 @@ use crate::request::plan::{self, Plan, PlanRequest};
 pub(super) struct Race {
     pub(super) first: Box<RouteRun>,
     pub(super) second: Box<RouteRun>,
-    /// Deltas of the second route before its first token. The reader gets them if that route wins.
+    /// Deltas of the second route before its first token. The reader gets them if the second route wins.
     pub(super) held_back: Vec<SequenceEvent>,
 }
 
-/// What a race gives next.
+/// The next event of a race.
 pub(super) enum RaceEvent {
     First(Result<SequenceEvent, EngineError>),
     Second(Result<SequenceEvent, EngineError>),
-    /// The first route counts as stuck. That it is late is known already.
+    /// The first route counts as stuck.
     FirstIsStuck,
 }
 
@@ -40,7 +40,7 @@ impl Race {
         }
     }
 
-    /// Cancels the first route. The second one gives its deltas from the start.
+    /// Cancels the first route. The second route then gives all its deltas from the start.
     pub(super) fn into_second(self) -> Box<RouteRun> {
         let mut run = self.second;
         run.deltas = futures::stream::iter(self.held_back).map(Ok).chain(run.deltas).boxed();
@@ -62,7 +62,7 @@ pub(super) fn start(late: &Plan, request: &SequenceRequest, span: &Span) -> Resu
         policy: late.asked_policy,
         projector: projector_of(&request),
         exclude: &exclude,
-        // The first route may be waiting for it.
+        // The first route may be waiting for this prefill node.
         exclude_prefill: late.route.prefill.as_slice(),
     };
     let plan = plan::plan(&late.model, &asked)?;
@@ -73,7 +73,7 @@ pub(super) fn start(late: &Plan, request: &SequenceRequest, span: &Span) -> Resu
     let span = tracing::info_span!(target: TARGET, parent: span, "decode", node, hedged = true);
     request.kv_source = plan.kv_source(&span);
     let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan) };
-    // The node is asked when the stream is first polled, so that its answer is awaited beside the first route.
+    // The node is asked when the stream is first polled, so that the first route runs while its answer is awaited.
     let mut deltas = futures::stream::once(accept(&run.plan, request, &span)).try_flatten();
     let deltas = async_stream::stream! {
         // The stream owns the span, so that both end together.

@@ -1,4 +1,4 @@
-//! What a run teaches the pool: rates, links, corrections of predictions, and which node caches which prefix.
+//! Learns from a run: rates of nodes and links, corrections of predictions, and which node caches which prefix.
 
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::HandoffReport;
@@ -22,9 +22,9 @@ impl RouteRun {
             Some(handoff) if handoff.failure.is_some() => {}
             Some(handoff) => {
                 routes.note_error(prediction.ttft_ms, actual_ms);
-                let beside_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
+                let others_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
                 // The decode node pulls KV only once it has a slot.
-                let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - beside_ms.max(0.0);
+                let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - others_ms.max(0.0);
                 routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
             }
             None => {
@@ -49,14 +49,14 @@ impl RouteRun {
     /// The sequence is complete. `timings` are the engine's own.
     pub(super) fn learn_finished(&self, timings: &Timings, request: &SequenceRequest) {
         let model = &self.plan.model;
-        // An engine that continues a sequence computes its tokens again, and a second route begins beside the first:
-        // neither time is that of a plain request. Nor is a prompt with images, whose encoding takes time of its own.
+        // Learn only from plain requests: an engine that continues a sequence computes its tokens again, a second route
+        // starts while the first one runs, and images take time to encode.
         if self.is_first_route && request.images.is_none() {
             model.learn_stream(self.plan.route, timings);
         }
         if let Some((prediction, actual_ms)) = self.plan.prediction.zip(self.times.first_token_ms) {
-            let beside_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
-            let own_ms = actual_ms - timings.queue_ms - beside_ms.max(0.0);
+            let others_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
+            let own_ms = actual_ms - timings.queue_ms - others_ms.max(0.0);
             model.routes.correct(None, self.plan.route.decode, prediction.own_ms(), own_ms);
         }
         model.routes.learn_output(request.max_tokens, request.generated.len() as u32);
@@ -64,10 +64,11 @@ impl RouteRun {
         self.plan.decode().remember(request.cache_scope, &tokens);
     }
 
-    /// Another route gave the first token before this one. Its prediction was wrong by the time waited, at least.
+    /// Another route gave the first token. This route's prediction was wrong by at least the time waited.
     pub(super) fn learn_overtaken(&self) {
         if let Some(prediction) = &self.plan.prediction {
-            let (route, waited_ms) = (self.plan.route, self.elapsed_ms());
+            let route = self.plan.route;
+            let waited_ms = self.elapsed_ms();
             self.plan.model.routes.note_error(prediction.ttft_ms, waited_ms);
             self.plan.model.routes.correct(route.prefill, route.decode, prediction.own_ms(), waited_ms);
         }

@@ -1,4 +1,4 @@
-//! The deltas of one choice, through lost engines, failing engines and late tokens.
+//! The deltas of one choice, despite lost engines, failing engines and late tokens.
 //!
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
 //! continue it. The reader of the stream sees a pause and then the next token.
@@ -32,20 +32,20 @@ use self::hedge::{Race, RaceEvent};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
 use self::route_run::{RouteRun, RunEvent, accept, projector_of};
-pub use self::start_retry::{StartRetry, ask, ask_about};
+pub use self::start_retry::{StartRetry, ask};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
 use crate::request::plan::Plan;
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::{FallbackReason, Task};
 
-/// Engines that one sequence may lose in a row, without a token between, before its client gets the error.
+/// The number of engines that a sequence may lose without a token in between before its client gets the error.
 const MAX_LOSSES: u32 = 8;
 
-/// A sequence on its way through the pool.
+/// A sequence that survives the loss of its engine.
 pub struct Resilient {
     state: SequenceState,
-    /// The prompt and the tokens so far: what any engine needs to continue.
+    /// The prompt and the tokens so far, which any engine needs to continue.
     request: SequenceRequest,
     progress: StreamProgress,
     losses: Losses,
@@ -56,15 +56,15 @@ pub struct Resilient {
     span: Span,
 }
 
-/// What a sequence is doing.
+/// The state of a sequence.
 enum SequenceState {
     /// One engine generates.
     Streaming(Box<RouteRun>),
     /// Two engines race for the first token.
     Hedging(Box<Race>),
-    /// No engine generates; one that continues is looked for.
+    /// No engine generates; the search for one that continues is running.
     TakingUp(Box<LostRoute>),
-    /// The last delta was passed on, or an error.
+    /// The last delta, or an error, was passed on.
     Done,
 }
 
@@ -79,12 +79,12 @@ struct NextState {
 struct Losses {
     /// Since the last token.
     n_in_a_row: u32,
-    /// The first failure that an engine reported. A second one shows that the request is to blame, and its client gets
-    /// the first.
+    /// The first failure that an engine reported. After a second failure the request counts as the cause, and its client
+    /// gets this first one.
     engine_failure: Option<EngineError>,
 }
 
-/// How an engine stops.
+/// The way in which an engine stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LossKind {
     /// The node is gone or silent.
@@ -136,7 +136,7 @@ impl Resilient {
         })
     }
 
-    /// The plan that the sequence is on. It changes with the route.
+    /// Returns a receiver of the current plan, which changes with the route.
     pub fn follow(&self) -> watch::Receiver<Plan> {
         self.followers.subscribe()
     }
@@ -151,10 +151,10 @@ impl Resilient {
         deltas.boxed()
     }
 
-    /// Goes from state to state until there is a delta for the reader. `None` after the last one.
+    /// Moves from state to state until there is a delta for the reader. Returns `None` after the last one.
     async fn next_delta(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
         loop {
-            // An error leaves `Done` behind.
+            // After an error the state stays `Done`.
             let next = match std::mem::replace(&mut self.state, SequenceState::Done) {
                 SequenceState::Streaming(run) => self.stream(run).await?,
                 SequenceState::Hedging(race) => self.race(*race).await?,
@@ -235,7 +235,7 @@ impl Resilient {
         NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, delta }
     }
 
-    /// Learns from a delta. Returns what the reader gets of it.
+    /// Learns from a delta. Returns the delta that the reader gets, if any.
     fn receive(&mut self, run: &mut RouteRun, delta: SequenceEvent) -> Option<SequenceEvent> {
         match delta {
             SequenceEvent::Started { n_cached } => {
@@ -245,7 +245,7 @@ impl Resilient {
                 self.progress.start(n_cached).then_some(delta)
             }
             SequenceEvent::Handoff(report) => {
-                // A node of an older version does not send the hidden time.
+                // A node of an older version does not report this time.
                 let report = report.with_unhidden(report.unhidden_ms);
                 run.learn_handoff(&report, &self.request);
                 self.progress.hand_over(&report).then_some(SequenceEvent::Handoff(report))
@@ -287,7 +287,7 @@ impl Resilient {
         }
     }
 
-    /// The sequence goes on alone on this run.
+    /// Continues the sequence on this run alone.
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
@@ -295,8 +295,8 @@ impl Resilient {
         SequenceState::Streaming(run)
     }
 
-    /// The engine does not go on: → `TakingUp`, or `Done` if nothing was left to generate. Dropping the run cancels what
-    /// is left of the sequence on its node. Errors: too many engines were lost in a row.
+    /// The engine stopped: → `TakingUp`, or `Done` if nothing is left to generate. Dropping the run cancels the sequence
+    /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
         self.count_loss(&run.plan, kind, &error);
@@ -313,9 +313,10 @@ impl Resilient {
         Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error })).into())
     }
 
-    /// Tells the node's breaker and the counters that the decode node does not go on.
+    /// Counts the stop of the decode node, in its breaker and in the fallbacks.
     fn count_loss(&mut self, plan: &Plan, kind: LossKind, error: &EngineError) {
-        let (node, fallbacks) = (plan.decode(), &plan.model.fallbacks);
+        let node = plan.decode();
+        let fallbacks = &plan.model.fallbacks;
         match kind {
             LossKind::Lost => {
                 node.failed(Task::Decode, FailureReason::DecodeLost);
@@ -333,8 +334,8 @@ impl Resilient {
         tracing::warn!(node = node.name, %error, n_generated, "a decode node stopped; another engine continues the stream");
     }
 
-    /// Returns true if another engine is to continue where this one failed. Once for each sequence: if two engines fail,
-    /// the request is to blame.
+    /// Returns true if another engine should continue where this one failed. Only once per sequence: if two engines fail,
+    /// the request counts as the cause.
     fn may_fail_over(&self, run: &RouteRun, error: &EngineError) -> bool {
         let image_need = ImageNeed::of_prompt(projector_of(&self.request));
         is_engine_failure(error)
@@ -342,7 +343,7 @@ impl Resilient {
             && has_other_engine(&run.plan.model, &[run.plan.route.decode], image_need)
     }
 
-    /// The error that the client gets: of several engine failures the first.
+    /// The error that the client gets: the first of several engine failures.
     fn first_failure_or(&self, error: EngineError) -> EngineError {
         self.losses.engine_failure.clone().filter(|_| is_engine_failure(&error)).unwrap_or(error)
     }

@@ -1,11 +1,10 @@
-//! What the reader of a sequence has received so far, over all its engines.
+//! What the reader of a sequence has received so far, from all its engines.
 
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use tokio::time::Instant;
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct StreamProgress {
     has_started: bool,
@@ -13,12 +12,12 @@ pub(super) struct StreamProgress {
     /// Prompt tokens that the first decode node did not have to compute: cached or handed over.
     n_ready: u32,
     first_token: Option<Instant>,
-    /// Tokens that came before the last engine was lost.
+    /// Tokens before the last loss of an engine.
     n_earlier: u32,
 }
 
 impl StreamProgress {
-    /// An engine has a slot. Returns true the first time: the reader learns of one start only.
+    /// An engine has a slot. Returns true the first time: the reader gets one start only.
     pub(super) fn start(&mut self, n_cached: u32) -> bool {
         let is_first = !std::mem::replace(&mut self.has_started, true);
         if is_first {
@@ -27,7 +26,7 @@ impl StreamProgress {
         is_first
     }
 
-    /// A handoff ended. Returns true the first time: the reader learns of one handoff only.
+    /// A handoff ended. Returns true the first time: the reader gets one handoff only.
     pub(super) fn hand_over(&mut self, timings: &HandoffReport) -> bool {
         let is_first = !std::mem::replace(&mut self.is_handed_over, true);
         if is_first {
@@ -46,7 +45,7 @@ impl StreamProgress {
         self.n_earlier = n_generated as u32;
     }
 
-    /// The timings of the whole sequence, whose last engine reports `last`.
+    /// The timings of the whole sequence; `last` are those of the last engine.
     pub(super) fn timings(&self, last: Timings, request: &SequenceRequest) -> Timings {
         if self.n_earlier == 0 {
             return last;

@@ -1,4 +1,4 @@
-//! Which engine errors are worth another attempt, and where.
+//! Decides which engine errors are worth another attempt.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use baton_schemas::EngineError;
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::nodes::Node;
 
-/// Returns true if another engine, or the same one later, may take what this one refused.
+/// Returns true if another engine, or the same one later, may accept the request.
 pub(super) fn is_transient(error: &EngineError) -> bool {
     error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
 }
 
-/// Returns true if an engine reports a failure of its own. The error does not tell whether the engine or the request is
-/// to blame. One attempt on another engine does: it succeeds, or fails as well.
+/// Returns true if an engine reports a failure. The error does not show whether the engine or the request is the cause;
+/// one attempt on another engine does.
 pub(super) fn is_engine_failure(error: &EngineError) -> bool {
     matches!(error, EngineError::Internal { .. })
 }

@@ -1,4 +1,4 @@
-//! One engine's run of a sequence on one route: its stream, its claims, its deadlines and what was measured.
+//! One engine's run of a sequence on one route: its stream, claims, deadlines and measured times.
 
 use std::sync::Arc;
 
@@ -20,19 +20,19 @@ pub(super) struct RouteRun {
     pub(super) plan: Plan,
     pub(super) deltas: SequenceStream,
     pub(super) claims: Vec<NodeClaim>,
-    /// When the plan was made; after a lost engine, when this one accepted the rest.
+    /// When the plan was made; after a lost engine, when this engine accepted the rest.
     pub(super) began: Instant,
     /// Tokens that a sequence may hold on the decode node. Known even after that node is gone.
     pub(super) n_ctx: usize,
     pub(super) deadline: TokenDeadline,
-    /// False if the sequence began elsewhere: another engine was lost, or this is the second of two routes. Its times
-    /// then say nothing about the plan's prediction.
+    /// False if another engine was lost before, or if this is the second of two routes. The run's times then say nothing
+    /// about the plan's prediction.
     pub(super) is_first_route: bool,
     pub(super) has_token: bool,
     pub(super) times: RunTimes,
 }
 
-/// What is measured of a run, until a prediction can be corrected by it.
+/// Measured times of a run, kept until they correct a prediction.
 #[derive(Default)]
 pub(super) struct RunTimes {
     pub(super) handoff: Option<HandoffReport>,
@@ -42,7 +42,7 @@ pub(super) struct RunTimes {
     pub(super) first_token_ms: Option<f64>,
 }
 
-/// What a run gives next.
+/// The next event of a run.
 pub(super) enum RunEvent {
     Sequence(Result<SequenceEvent, EngineError>),
     Overdue(Overdue),
@@ -74,8 +74,8 @@ impl RouteRun {
         }
     }
 
-    /// The sequence has a slot, with the KV of `n_cached` of its tokens. Returns true if the plan changed: nothing is left
-    /// to hand over.
+    /// The sequence has a slot that holds the KV of `n_cached` of its tokens. Returns true if the plan changed because
+    /// nothing is left to hand over.
     pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
         self.deadline.restart();
         self.times.slot_ms = self.elapsed_ms();
@@ -87,15 +87,16 @@ impl RouteRun {
         needs_no_prefill
     }
 
-    /// A token came: the next one has deadlines of its own.
+    /// A token came: sets the deadlines of the next one.
     pub(super) fn expect_next_token(&mut self) {
         self.deadline = TokenDeadline::next_token(&self.plan);
     }
 
-    /// The token is late: counts it. The wait goes on.
+    /// Counts a late token. The wait goes on.
     pub(super) fn count_late(&mut self) {
         self.deadline.set_late();
-        let (node, reason) = (&self.plan.decode().name, self.deadline.reason);
+        let node = &self.plan.decode().name;
+        let reason = self.deadline.reason;
         self.plan.model.fallbacks.count(reason);
         let waited_ms = self.began.elapsed().as_millis();
         tracing::warn!(

@@ -15,14 +15,14 @@ use crate::request::plan::{self, Plan, PlanRequest};
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::Task;
 
-/// Between two attempts to find an engine.
+/// The pause between two attempts to find an engine.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// How long to look for an engine. This outlasts the restart of a local engine, and of a node that its machine's service
 /// manager starts again.
 pub(super) const TAKE_UP_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A route whose engine does not go on.
+/// A route whose engine has stopped.
 pub(super) struct LostRoute {
     pub(super) plan: Plan,
     pub(super) error: EngineError,
@@ -31,7 +31,7 @@ pub(super) struct LostRoute {
 /// The search for an engine that continues a sequence.
 struct EngineSearch<'a> {
     lost: &'a LostRoute,
-    /// An engine that failed at this sequence does not get it again. One that was lost may, once it is back.
+    /// The engine that failed at this sequence and does not get it again. A lost engine may get it again.
     barred: Option<usize>,
     /// Decode nodes that were lost, or refused to continue.
     failed: Vec<usize>,

@@ -7,10 +7,9 @@ use tokio::time::Instant;
 use crate::request::plan::Plan;
 use crate::targets::nodes::FallbackReason;
 
-/// The deadlines of the token that a sequence waits for. They run from the moment at which the client wants the token,
-/// so a slow client makes no engine late.
+/// The deadlines of the next token. They start when the client asks for the token, so a slow client makes no engine late.
 pub(super) struct TokenDeadline {
-    /// What a late token is counted as.
+    /// The reason under which a late token is counted.
     pub(super) reason: FallbackReason,
     began: Option<Instant>,
     late_after: Duration,
@@ -25,12 +24,12 @@ pub(super) struct NextDeadline {
     pub(super) overdue: Overdue,
 }
 
-/// What passing a deadline means.
+/// The meaning of a passed deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Overdue {
     /// The token is later than predicted by more than the deadline allows.
     Late,
-    /// The token does not come.
+    /// The engine counts as stuck.
     Stuck,
 }
 
@@ -39,26 +38,20 @@ impl TokenDeadline {
     pub(super) fn first_token(plan: &Plan) -> TokenDeadline {
         let deadlines = &plan.model.deadlines;
         let prediction = plan.prediction.as_ref();
-        TokenDeadline {
-            reason: FallbackReason::FirstTokenLate,
-            began: None,
-            late_after: deadlines.first_token(prediction),
-            stuck_after: deadlines.first_token_stuck(prediction),
-            was_late: false,
-        }
+        let late_after = deadlines.first_token(prediction);
+        TokenDeadline::new(FallbackReason::FirstTokenLate, late_after, deadlines.first_token_stuck(prediction))
     }
 
     /// The deadlines from one token to the next.
     pub(super) fn next_token(plan: &Plan) -> TokenDeadline {
         let deadlines = &plan.model.deadlines;
         let prediction = plan.prediction.as_ref();
-        TokenDeadline {
-            reason: FallbackReason::NextTokenLate,
-            began: None,
-            late_after: deadlines.next_token(prediction),
-            stuck_after: deadlines.next_token_stuck(prediction),
-            was_late: false,
-        }
+        let late_after = deadlines.next_token(prediction);
+        TokenDeadline::new(FallbackReason::NextTokenLate, late_after, deadlines.next_token_stuck(prediction))
+    }
+
+    fn new(reason: FallbackReason, late_after: Duration, stuck_after: Duration) -> TokenDeadline {
+        TokenDeadline { reason, began: None, late_after, stuck_after, was_late: false }
     }
 
     /// The next deadline. The first call starts the clock.
@@ -71,13 +64,12 @@ impl TokenDeadline {
         }
     }
 
-    /// The longest wait before the engine counts as stuck.
+    /// The wait after which the engine counts as stuck.
     pub(super) fn longest_wait(&self) -> Duration {
         self.stuck_after
     }
 
-    /// Restarts the clock: the engine made progress other than a token, such as a slot or KV. A late token is not
-    /// counted twice.
+    /// Restarts the clock after progress other than a token, such as a slot or KV. A late token is not counted twice.
     pub(super) fn restart(&mut self) {
         self.began = None;
     }

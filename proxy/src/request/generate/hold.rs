@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::admission::Permit;
-use crate::request::plan::Plan;
+use crate::request::plan::{Plan, route_words};
 use crate::targets::upstreams::{ReplyMeter, text_events};
 
 /// See [`Generation::events`](super::Generation::events).
@@ -105,7 +105,7 @@ fn rerouted(
     match event {
         Ok(ReplyEvent {
             kind: EventKind::Handoff { timings: HandoffReport { failure: Some(failure), .. } }, ..
-        }) => Some(format!("{}; failure={}", *now, failure.as_str())),
+        }) => Some(route_words::after_failed_handoff(&now, *failure)),
         _ => has_changed.then(|| now.to_string()),
     }
 }

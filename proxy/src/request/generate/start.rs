@@ -22,7 +22,7 @@ use crate::targets::model_loading::ModelLease;
 use crate::targets::models::ServedModel;
 use crate::targets::upstreams::StartedChoice;
 
-/// An admitted request that no engine has begun.
+/// An admitted request that no engine has started.
 pub(super) struct Starting<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) caller: &'a Caller,
@@ -65,7 +65,7 @@ pub(super) struct Loaded {
     pub(super) waited: Duration,
 }
 
-/// Starts every choice on nodes. If there is a fallback, it does not wait for a node.
+/// Starts every choice on nodes. Does not wait for a node if upstreams can answer instead.
 pub(super) async fn start_on_nodes(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
@@ -74,12 +74,11 @@ pub(super) async fn start_on_nodes(
 ) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
     let mut retry = StartRetry::about(starting.request.images());
-    // An upstream has its own tokens, so a request that continues earlier tokens waits for an engine.
+    // An upstream has its own vocabulary, so a request that continues earlier tokens waits for an engine.
     if has_fallback && starting.request.earlier_tokens().is_empty() {
         retry = retry.with_upstream();
         if !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
-            let retry_after = Duration::from_secs(1);
-            return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
+            return Err(RequestError::unavailable("no engine is ready", Duration::from_secs(1)));
         }
     }
     loop {
@@ -99,7 +98,11 @@ async fn try_start(
     let Starting { request, caller, watch } = starting;
     let (node, info) = model.ready_node(Some(&request.model), retry.failed(), retry.image_need()).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
-    let prompt = prompt::prepare(node, &info, model.longest_context(&info), request);
+    let prompt = async {
+        let mut prompt = prompt::prepare(node, &info, model.longest_context(&info), request).await?;
+        prompt.read_tail(node).await?;
+        Ok(prompt)
+    };
     let prompt = retry.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
@@ -109,7 +112,8 @@ async fn try_start(
     watch.planned(plan.summary(n_prompt));
 
     let sequence = sequence(request, &prompt, caller);
-    let (mut deltas, mut followed) = (Vec::with_capacity(request.n as usize), None);
+    let mut deltas = Vec::with_capacity(request.n as usize);
+    let mut followed = None;
     for choice in 0..request.n {
         let mut sequence = sequence.clone();
         // Each choice has its own seed.

@@ -6,12 +6,13 @@ use tracing::Instrument;
 
 use super::start::{Loaded, StartedChoices, StartedRequest, Starting};
 use crate::error::RequestError;
+use crate::request::plan::route_words;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
-/// Starts every choice on the first upstream that begins to answer. `reason` replaces the reason for which that
-/// upstream was chosen.
+/// Starts every choice on the first upstream that begins to answer. `reason`, if given, is announced instead of the
+/// reason for which that upstream was chosen.
 pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,
@@ -26,7 +27,7 @@ pub(super) async fn start_on_upstreams(
     let n_prompt = upstreams::estimated_tokens(request);
     let reason = reason.unwrap_or(started.reason);
     watch.upstream(started.server.name(), reason, n_prompt, started.asked);
-    let route = format!("upstream; upstream={}; reason={reason}", started.server.name());
+    let route = route_words::of_upstream(started.server.name(), reason);
     let choices = StartedChoices::Text(started.choices);
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }
@@ -45,7 +46,7 @@ pub(super) async fn fall_back(
     let request_id = &starting.caller.request_id;
     tracing::info!(request_id, %error, "no engine accepted the request; trying upstreams");
     match start_on_upstreams(starting, serving, Some(RouteReason::NoEngine)).await {
-        // The upstream rejects this request, but an engine will accept it once it is back.
+        // The upstream cannot serve this request, but an engine can once it is back.
         Err(RequestError::InvalidField { .. } | RequestError::ImagesUnsupported { .. }) => Err(error),
         outcome => outcome,
     }

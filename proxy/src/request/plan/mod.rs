@@ -4,15 +4,15 @@
 //! chooses. Those are pure; this module connects them to the nodes.
 
 pub mod explanation;
+pub mod route_words;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::trace;
 use baton_planner::cost::{Candidate, Prediction, Route, candidates};
 use baton_planner::policy::{Policy, PolicyName};
-use baton_planner::reason::{BarReason, RouteKind, RouteReason};
+use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
@@ -26,7 +26,7 @@ use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
 use crate::targets::nodes::{Node, NodeClaim, Task};
 
-/// A decision with its reason.
+/// The chosen route of a request, with its reason.
 #[derive(Clone)]
 pub struct Plan {
     /// The model's nodes.
@@ -85,7 +85,7 @@ impl<'a> PlanRequest<'a> {
     }
 }
 
-/// Everything that a plan is based on, for explanations.
+/// The basis of a plan, for explanations.
 pub struct Explained {
     /// The snapshot of the nodes.
     pub snapshot: Snapshot,
@@ -116,11 +116,11 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     let (Explained { snapshot, candidates, policy, .. }, choice) = loop {
         let explained = choose(model, request, turn);
         let Some(choice) = explained.choice else {
-            let reason = "no engine that serves this model can be reached".to_owned();
-            return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
+            let reason = "no engine that serves this model can be reached";
+            return Err(RequestError::unavailable(reason, Duration::from_secs(1)));
         };
         // A half-open breaker lets one request through as a probe. If another request took that place, the route is
-        // barred now and this request is planned again. Each breaker can cause this only once in some seconds.
+        // barred now and this request is planned again. Each breaker can cause this only once every few seconds.
         if may_hand_over(model, explained.candidates[choice.candidate].route) {
             break (explained, choice);
         }
@@ -219,8 +219,8 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
 fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<BarReason> {
     // Reserve room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
-    let is_blind = !ImageNeed::of_prompt(request.projector).is_met_by(info);
-    let barred = model.bars_decode(info).or(is_blind.then_some(BarReason::NoProjector));
+    let lacks_projector = !ImageNeed::of_prompt(request.projector).is_met_by(info);
+    let barred = model.bars_decode(info).or(lacks_projector.then_some(BarReason::NoProjector));
     barred.or((n_needed > info.n_ctx as usize).then_some(BarReason::ContextTooSmall))
 }
 
@@ -230,20 +230,15 @@ impl Plan {
         &self.model.decode[self.route.decode]
     }
 
-    /// The node that computes the prompt, if that is another.
+    /// The node that computes the prompt, if it is another one.
     pub fn prefill(&self) -> Option<&Arc<Node>> {
         self.route.prefill.map(|p| &self.model.prefill[p])
-    }
-
-    /// The kind of the route.
-    pub fn kind(&self) -> RouteKind {
-        if self.route.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
     }
 
     /// The record of this plan, for a prompt of `n_prompt` tokens.
     pub fn summary(&self, n_prompt: u32) -> PlannedRoute {
         PlannedRoute {
-            kind: self.kind(),
+            kind: self.route.kind(),
             n_prompt,
             decode: self.decode().name.clone(),
             prefill: self.prefill().map(|node| node.name.clone()),
@@ -255,7 +250,7 @@ impl Plan {
         }
     }
 
-    /// The source of the prompt's KV cache for the decode node. `trace` is the span of the reply.
+    /// The source of the prompt's KV cache for the decode node. `span` is the span of the reply.
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
@@ -275,7 +270,7 @@ impl Plan {
     }
 
     /// Changes the plan to direct generation if the decode node turns out to have the whole prompt, so that nothing is
-    /// left to hand over. A plan can only estimate what is cached where.
+    /// left to hand over. A plan can only estimate which tokens are cached.
     pub fn cached(&self) -> Plan {
         Plan {
             model: Arc::clone(&self.model),
@@ -292,24 +287,6 @@ impl Plan {
         match self.prefill() {
             None => vec![self.decode().claim(1, self.n_missing)],
             Some(prefill) => vec![prefill.claim_prompt(self.n_missing), self.decode().claim(1, 0)],
-        }
-    }
-}
-
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.kind().as_str();
-        match self.prefill() {
-            None => write!(f, "{kind}; decode={}", self.decode().name)?,
-            Some(prefill) => write!(f, "{kind}; prefill={}; decode={}", prefill.name, self.decode().name)?,
-        }
-        write!(f, "; policy={}; reason={}", self.policy, self.reason)?;
-        if let Some(prediction) = &self.prediction {
-            write!(f, "; ttft_ms={:.0}", prediction.ttft_ms)?;
-        }
-        match self.direct_ttft_ms {
-            Some(direct) if self.route.prefill.is_some() => write!(f, "; direct_ttft_ms={direct:.0}"),
-            _ => Ok(()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is shown of a model that is loaded on demand.
+//! The state and history of a model that is loaded on demand, for reports.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether a model is in memory.
+/// The loading state of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadState {
@@ -76,17 +76,17 @@ pub(super) struct LoadHistory {
 /// A model that is loaded on demand, at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadReport {
-    /// Whether it is in memory.
+    /// Its loading state.
     pub state: LoadState,
     /// Bytes that it uses when it is loaded.
     pub bytes: u64,
-    /// Bytes that its process was measured to hold.
+    /// Measured memory of its process, in bytes.
     pub measured_bytes: u64,
     /// Requests that use it.
     pub n_active: u32,
     /// Requests that wait for it to be loaded.
     pub n_waiting: usize,
-    /// When it is unloaded if no request uses it; `None` if it is not loaded, or stays.
+    /// When it is unloaded if no request uses it; `None` if it is not loaded or stays loaded.
     pub expires_at: Option<SystemTime>,
     /// How often it was loaded.
     pub n_loads: u64,

@@ -1,4 +1,4 @@
-//! One own model that is loaded on demand: its process, the requests that use it, and when it is unloaded.
+//! One of the endpoint's own models that is loaded on demand: its process, its users, and the time of its unloading.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,18 +21,18 @@ use crate::targets::nodes::{Health, HealthStatus, NodeState};
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// What is known about a model before it is loaded, and how long it stays in memory.
+/// The settings of a model, as far as they are known before it is loaded.
 #[derive(Debug, Clone)]
 pub struct LoadableSettings {
     /// Its name in the log.
     pub name: String,
     /// Bytes of memory that it needs, estimated from its file.
     pub estimated_bytes: u64,
-    /// What its file says about it.
+    /// Its description from its file.
     pub outline: Option<Arc<NodeInfo>>,
-    /// Sequences it decodes together.
+    /// Sequences that it decodes together.
     pub n_slots: u32,
-    /// How long it stays in memory if a request does not say.
+    /// How long it stays in memory, unless a request sets another time.
     pub keep_alive: KeepAlive,
 }
 
@@ -44,9 +44,9 @@ pub struct ModelProcess {
     pub health: Arc<Health>,
     /// The id of the process; 0 if there is none.
     pub pid: Arc<AtomicU32>,
-    /// Ends it for good.
+    /// Ends it permanently.
     pub stop: CancellationToken,
-    /// Finishes when it has ended for good.
+    /// Finishes when it has ended permanently.
     pub tracker: TaskTracker,
 }
 
@@ -66,7 +66,7 @@ struct LoadableUsage {
     keep_alive: KeepAlive,
     waiting_since: Option<Instant>,
     is_retired: bool,
-    /// What the running process holds.
+    /// Memory of the running process.
     measured_bytes: u64,
     load_began: Option<Instant>,
     last_failure: Option<String>,
@@ -94,9 +94,11 @@ impl LoadableModel {
             failing_until: None,
             record: LoadHistory::default(),
         };
-        let (health, settings) = (Arc::clone(&process.health), Mutex::new(settings));
+        let health = Arc::clone(&process.health);
+        let mut state = health.subscribe();
+        let settings = Mutex::new(settings);
         let model = Arc::new(LoadableModel { health, settings, process, usage: Mutex::new(usage) });
-        let (watched, mut state) = (Arc::downgrade(&model), model.health.subscribe());
+        let watched = Arc::downgrade(&model);
         tokio::spawn(async move {
             while state.changed().await.is_ok() {
                 let now = state.borrow_and_update().clone();
@@ -164,7 +166,7 @@ impl LoadableModel {
         estimated.max(self.usage().measured_bytes)
     }
 
-    /// Why its last load failed and how long no other is tried; `None` if it may be tried.
+    /// The cause of its last failed load and the time until the next attempt; `None` if an attempt is allowed now.
     pub(super) fn failing(&self) -> Option<(String, Duration)> {
         let usage = self.usage();
         let left = usage.failing_until?.checked_duration_since(Instant::now())?;
@@ -182,7 +184,8 @@ impl LoadableModel {
     }
 
     pub(super) fn memory_use(&self) -> MemoryUse {
-        let (is_wanted, bytes) = (self.is_wanted(), self.bytes());
+        let bytes = self.bytes();
+        let is_wanted = self.is_wanted();
         let is_in = is_wanted || self.holds_memory();
         let usage = self.usage();
         MemoryUse {
@@ -206,7 +209,7 @@ impl LoadableModel {
         Ok(LoadWaiter(Arc::clone(self)))
     }
 
-    /// Since when its requests wait for memory: since now, if they did not wait before.
+    /// Returns the time since which its requests wait for memory: `now`, if they did not wait before.
     pub(super) fn wait_for_memory(&self, now: Instant) -> Instant {
         *self.usage().waiting_since.get_or_insert(now)
     }
@@ -241,7 +244,7 @@ impl LoadableModel {
         self.usage().keep_alive = keep_alive;
     }
 
-    /// Why it should be unloaded now; `None` if it should stay.
+    /// The reason to unload it now; `None` if it should stay.
     pub(super) fn unload_reason(&self) -> Option<UnloadReason> {
         if !self.is_wanted() {
             return None;
@@ -283,7 +286,7 @@ impl LoadableModel {
         self.usage().n_active > 0
     }
 
-    /// Ends its process for good.
+    /// Ends its process permanently.
     pub(super) fn stop(&self) {
         self.process.stop.cancel();
     }
@@ -296,32 +299,33 @@ impl LoadableModel {
         self.process.tracker.wait().await;
     }
 
-    /// The id of the process that has the model in memory.
+    /// The id of the process that holds the model.
     pub(super) fn pid(&self) -> Option<u32> {
         let is_ready = self.health.usable().is_some();
         Some(self.process.pid.load(Ordering::Relaxed)).filter(|pid| *pid > 0 && is_ready)
     }
 
-    /// Notes how many bytes a process holds.
+    /// Notes the memory of a process.
     pub(super) fn set_measured(&self, pid: u32, bytes: u64) {
         if self.pid() == Some(pid) {
             self.usage().measured_bytes = bytes;
         }
     }
 
-    /// What its file says about it.
+    /// Its description from its file.
     pub fn outline(&self) -> Option<Arc<NodeInfo>> {
         self.settings().outline
     }
 
-    /// Sequences it decodes together.
+    /// Sequences that it decodes together.
     pub fn n_slots(&self) -> usize {
         self.settings().n_slots as usize
     }
 
     /// The model at this moment.
     pub fn report(&self) -> LoadReport {
-        let (is_wanted, bytes) = (self.is_wanted(), self.bytes());
+        let bytes = self.bytes();
+        let is_wanted = self.is_wanted();
         let node_state = self.health.state();
         let usage = self.usage();
         let state = match (node_state, is_wanted) {

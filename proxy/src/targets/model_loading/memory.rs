@@ -1,4 +1,4 @@
-//! Which models must be unloaded so that another one fits into memory. Pure.
+//! Chooses the models to unload so that another one fits into memory. Pure.
 
 use tokio::time::Instant;
 
@@ -13,19 +13,19 @@ pub(super) struct MemoryUse {
     pub(super) is_leaving: bool,
     /// Requests use it.
     pub(super) is_used: bool,
-    /// When a request used it last.
+    /// The time of its last use.
     pub(super) last_used: Instant,
 }
 
-/// Whether a model fits.
+/// When a model fits into the budget.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum MemoryFit {
     /// It fits now.
     Now,
-    /// It fits after these models, by index, were unloaded: the idle ones with the oldest use, no more than needed. Empty if
-    /// the processes that are ending free enough.
+    /// It fits once these models, by index, are unloaded: the idle ones with the oldest use, no more than needed. Empty if
+    /// the processes that are already ending free enough.
     AfterUnloading(Vec<usize>),
-    /// It fits when requests on the loaded models have ended.
+    /// It fits once requests on the loaded models have ended.
     Later,
     /// It is larger than the budget.
     Never,
@@ -62,18 +62,26 @@ pub(super) fn find(needed: u64, budget: u64, uses: &[MemoryUse]) -> MemoryFit {
 mod tests {
     use std::time::Duration;
 
+    use self::Life::{Idle, Leaving, Out, Used};
     use super::*;
 
-    fn check(needed: u64, uses: &[(u64, &str, u64)], expected: MemoryFit) {
+    enum Life {
+        Out,
+        Idle,
+        Used,
+        Leaving,
+    }
+
+    fn check(needed: u64, uses: &[(u64, Life, u64)], expected: MemoryFit) {
         let start = Instant::now();
         let uses: Vec<MemoryUse> = uses
             .iter()
-            .map(|&(bytes, life, last_used)| MemoryUse {
-                bytes,
-                is_in: life != "out",
-                is_leaving: life == "leaving",
-                is_used: life == "used",
-                last_used: start + Duration::from_secs(last_used),
+            .map(|(bytes, life, last_used)| MemoryUse {
+                bytes: *bytes,
+                is_in: !matches!(life, Out),
+                is_leaving: matches!(life, Leaving),
+                is_used: matches!(life, Used),
+                last_used: start + Duration::from_secs(*last_used),
             })
             .collect();
         assert_eq!(find(needed, 10, &uses), expected, "{needed} {uses:?}");
@@ -82,21 +90,21 @@ mod tests {
     #[test]
     fn idle_models_make_room_the_longest_unused_first_and_no_more_than_needed() {
         check(4, &[], MemoryFit::Now);
-        check(4, &[(6, "used", 0)], MemoryFit::Now);
-        check(4, &[(9, "out", 0), (6, "idle", 0)], MemoryFit::Now);
-        check(4, &[(3, "idle", 2), (3, "idle", 1), (3, "idle", 3)], MemoryFit::AfterUnloading(vec![1]));
-        check(5, &[(3, "idle", 2), (3, "idle", 1), (3, "idle", 3)], MemoryFit::AfterUnloading(vec![1, 0]));
-        check(10, &[(3, "idle", 2), (3, "idle", 1)], MemoryFit::AfterUnloading(vec![1, 0]));
+        check(4, &[(6, Used, 0)], MemoryFit::Now);
+        check(4, &[(9, Out, 0), (6, Idle, 0)], MemoryFit::Now);
+        check(4, &[(3, Idle, 2), (3, Idle, 1), (3, Idle, 3)], MemoryFit::AfterUnloading(vec![1]));
+        check(5, &[(3, Idle, 2), (3, Idle, 1), (3, Idle, 3)], MemoryFit::AfterUnloading(vec![1, 0]));
+        check(10, &[(3, Idle, 2), (3, Idle, 1)], MemoryFit::AfterUnloading(vec![1, 0]));
     }
 
     #[test]
     fn what_is_used_stays_and_what_leaves_is_waited_for() {
-        check(5, &[(6, "used", 0)], MemoryFit::Later);
-        check(5, &[(4, "used", 0), (4, "idle", 1)], MemoryFit::AfterUnloading(vec![1]));
-        check(7, &[(4, "used", 0), (4, "idle", 1)], MemoryFit::Later);
-        check(5, &[(6, "leaving", 0)], MemoryFit::AfterUnloading(vec![]));
-        check(5, &[(4, "leaving", 0), (4, "idle", 1)], MemoryFit::AfterUnloading(vec![]));
+        check(5, &[(6, Used, 0)], MemoryFit::Later);
+        check(5, &[(4, Used, 0), (4, Idle, 1)], MemoryFit::AfterUnloading(vec![1]));
+        check(7, &[(4, Used, 0), (4, Idle, 1)], MemoryFit::Later);
+        check(5, &[(6, Leaving, 0)], MemoryFit::AfterUnloading(vec![]));
+        check(5, &[(4, Leaving, 0), (4, Idle, 1)], MemoryFit::AfterUnloading(vec![]));
         check(11, &[], MemoryFit::Never);
-        check(u64::MAX, &[(u64::MAX, "used", 0)], MemoryFit::Never);
+        check(u64::MAX, &[(u64::MAX, Used, 0)], MemoryFit::Never);
     }
 }

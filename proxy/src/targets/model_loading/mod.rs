@@ -1,13 +1,13 @@
-//! Which of this endpoint's own models are in memory. A model is loaded when a request needs it, and unloaded after its
+//! Loads and unloads this endpoint's own models. A model is loaded when a request needs it, and unloaded after its
 //! keep-alive time without a request, or when another model needs its memory.
 //!
 //! A request holds a [`ModelLease`] to its last token; a leased model is never unloaded. Requests for a model that is not in
-//! memory start its process once and wait together. Memory is given first come, first served: the model whose requests
-//! have waited longest is next, and idle models are unloaded for it in the order of their last use. Once it has waited for
-//! `YIELD_AFTER`, requests for other models wait behind it, so that a busy model cannot keep it out for ever.
+//! memory start its process once and wait together. Memory goes to the model whose requests have waited longest; idle
+//! models are unloaded for it in the order of their last use. Once it has waited for `YIELD_AFTER`, requests for other
+//! models wait after it, so that a busy model cannot keep it out for ever.
 //!
-//! A model's memory is estimated from its file (weights, KV cache, compute buffers) and corrected upwards by what its
-//! process is measured to hold. The memory of `[model]`, which is always loaded, is not given away.
+//! A model's memory is estimated from its file (weights, KV cache, compute buffers). If its process is measured to use
+//! more, that value counts. `[model]` is always loaded, and its memory is reserved.
 
 mod load_report;
 mod loadable_model;
@@ -35,10 +35,10 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// How often the memory of processes is measured.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long a model waits for memory until requests for other models wait behind it.
+/// How long a model waits for memory until requests for other models wait after it.
 const YIELD_AFTER: Duration = Duration::from_secs(5);
 
-/// When a client may come back to a model that found no memory, or is not loaded yet.
+/// When a client may retry a model that found no memory or is not loaded yet.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Limits of all models together.
@@ -48,9 +48,9 @@ pub struct LoadLimits {
     pub memory_budget: u64,
     /// Bytes of the budget that `[model]` uses.
     pub reserved: u64,
-    /// The most requests that may wait for one model.
+    /// The maximum number of requests that wait for one model.
     pub max_waiting: usize,
-    /// The longest that they wait.
+    /// The maximum wait of a request.
     pub max_wait: Duration,
 }
 
@@ -136,10 +136,10 @@ impl ModelLoader {
         self.lock().limits
     }
 
-    /// Uses a model, and loads it first if it is not in memory. `keep_alive` overrides how long it stays in memory after
-    /// this use. Dropping the future gives up.
+    /// Leases a model, and loads it first if it is not in memory. `keep_alive` overrides how long it stays in memory after
+    /// this use. Dropping the future ends the wait.
     ///
-    /// Errors: too many requests wait already, the model could not be loaded, or there is no memory in time or ever.
+    /// Errors: too many requests wait already, the model cannot be loaded, or memory does not become free in time.
     pub async fn lease(
         &self,
         model: &Arc<LoadableModel>,
@@ -191,7 +191,7 @@ impl ModelLoader {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One attempt. Starts the model's process if it may.
+    /// Makes one attempt. Starts the model's process if there is memory for it.
     fn try_lease(
         &self,
         model: &Arc<LoadableModel>,

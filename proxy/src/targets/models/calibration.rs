@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use super::served_model::ServedModel;
 use crate::targets::nodes::{Node, Task};
 
-/// Between two looks for unknown rates.
+/// The interval between two searches for unknown rates.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// How old a link's measurement may get on idle nodes.
+/// The maximum age of a link's measurement on idle nodes.
 const LINK_AGE: Duration = Duration::from_secs(300);
 
 /// The pause after a failed measurement. Doubles with each failure in a row, up to [`LINK_AGE`].
@@ -30,13 +30,13 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The longest that a measurement may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Tokens of a made-up prompt: enough for a rate, little enough for a slow machine.
+/// Tokens of a made-up prompt: enough for a rate, and few enough for a slow machine.
 const PROMPT_TOKENS: u32 = 256;
 
-/// Tokens of its reply.
+/// Tokens of the reply to a made-up prompt.
 const OUTPUT_TOKENS: u32 = 8;
 
-/// What has to be measured.
+/// A measurement that may be due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Measurement {
     /// Prefill and decode rates of a decode node.
@@ -47,7 +47,7 @@ enum Measurement {
     Link(usize, usize),
 }
 
-/// When something is measured again.
+/// When a measurement is repeated.
 #[derive(Debug, Clone, Copy)]
 struct NextMeasurement {
     at: Instant,
@@ -109,7 +109,7 @@ fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) ->
                 continue;
             }
             found.push(Measurement::Link(p, d));
-            // On a slow link one handoff may not show the tail. Further ones would not show it, either.
+            // On a slow link one handoff may not show the tail. Then further handoffs would not show it, either.
             let tried = due.get(&Measurement::Prefill(p, d)).is_some_and(|due| due.n_failed == 0);
             if !prefill.rates().prefill.is_known() || (links[p][d].tail_ms <= 0.0 && !tried) {
                 found.push(Measurement::Prefill(p, d));

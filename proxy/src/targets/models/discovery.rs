@@ -1,8 +1,8 @@
-//! Puts models into service that nodes say they run.
+//! Puts models into service that nodes report.
 //!
-//! A node's answer says what it runs, so no configuration has to repeat it. If the model is served already, the node is
-//! one more engine for it; otherwise the model is served under the node's name for it. If nodes were restarted with other
-//! weights, their model's name follows them.
+//! A node reports its model, so the configuration need not repeat it. If the model is already served, the node is one more
+//! engine for it; otherwise the model is served under the node's name for it. If nodes were restarted with other weights,
+//! their model's name moves to these weights.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use super::renamed_weights::ModelFate;
 use super::served_model::ServedModel;
 use crate::targets::nodes::{ModelIdentity, Node};
 
-/// Between two looks at the nodes. A look reads what is known here and sends nothing.
+/// The interval between two looks at the nodes. A look reads their known state and sends nothing.
 pub const DISCOVERY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Watches the pool's nodes until the pool is dropped. A discovered model gets all undeclared nodes and these prefill
@@ -70,7 +70,7 @@ impl ModelPool {
         !self.models().iter().any(|model| is_served(model) || model.has_name(&info.model))
     }
 
-    /// Lets names follow their nodes to other weights, and drops models that no node serves or names any more.
+    /// Moves names to their nodes' new weights, and drops models that no node serves or names any more.
     fn renew(&self, found: &impl Fn(ServedModel) -> Arc<ServedModel>) {
         for old in self.models() {
             let new = match old.fate() {
@@ -93,7 +93,7 @@ impl ModelPool {
         }
     }
 
-    /// Returns true if another model than `this` is what a node runs.
+    /// Returns true if a node runs another served model than `this`.
     fn serves_elsewhere(&self, this: &Arc<ServedModel>, info: &NodeInfo) -> bool {
         let others = |model: &&Arc<ServedModel>| !Arc::ptr_eq(model, this) && model.loadable.is_none();
         self.models().iter().filter(others).any(|model| model.bars_decode(info).is_none())

@@ -1,13 +1,13 @@
-//! What a request's images need of a decode node.
+//! The projector that a request's images need on a decode node.
 //!
-//! A node without the projector cannot take a request with images. As long as another node has the projector or may have
-//! it, the request waits for that node, however well this one is. So during an outage the client is told to come back, and
-//! not that the model does not support images.
+//! A node without the projector cannot serve a request with images. While another node has the projector, or may have it,
+//! the request waits for that node, even if this one is ready. So during an outage the client gets an error that asks for
+//! a retry, and not the error that the model does not support images.
 
 use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 
-/// See the module.
+/// What a request's images need on a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ImageNeed<'a> {
     /// The request has no images.
@@ -15,7 +15,7 @@ pub enum ImageNeed<'a> {
     None,
     /// The request has images and no prompt yet: any projector will do.
     AnyProjector,
-    /// This projector has placed the images in the prompt. Another one would encode them otherwise.
+    /// The prompt holds this projector's placeholders. Another projector would encode the images differently.
     Projector(&'a str),
 }
 
@@ -32,7 +32,7 @@ impl<'a> ImageNeed<'a> {
         projector.map_or(ImageNeed::None, ImageNeed::Projector)
     }
 
-    /// Returns true if what a node runs meets the need.
+    /// Returns true if the node that reported `info` meets the need.
     pub fn is_met_by(self, info: &NodeInfo) -> bool {
         match self {
             ImageNeed::None => true,

@@ -1,19 +1,19 @@
-//! What was learned about a model's routes: rates of links, lengths of replies, and the error of predictions.
+//! Measurements of a model's routes: rates of links, lengths of replies, and errors of predictions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_planner::rates::{Curve, LinkRates, ewma};
+use baton_planner::rates::{Curve, TransferRates, ewma};
 use tokio::time::Instant;
 
-/// Output length expected before any reply was seen.
+/// The expected length of a reply before any reply was seen.
 const FIRST_GUESS_TOKENS: f64 = 256.0;
 
-/// Corrections stay within these: a factor beyond them is no error of the model but an outage.
+/// The range of corrections. A factor beyond it comes from an outage and not from the cost model.
 const CORRECTIONS: std::ops::RangeInclusive<f64> = 0.2..=5.0;
 
-/// See the module. Nodes are given by their indices in the model's lists.
+/// The measurements of a model's routes. Nodes are indices into the model's lists.
 #[derive(Debug)]
 pub struct LearnedRoutes {
     learned: Mutex<RouteMeasurements>,
@@ -22,15 +22,15 @@ pub struct LearnedRoutes {
 
 #[derive(Debug, Clone)]
 struct RouteMeasurements {
-    links: Vec<Vec<LinkRates>>,
+    links: Vec<Vec<TransferRates>>,
     corrections: Vec<Vec<RouteCorrection>>,
-    /// Tokens of a reply, by the limit that its client set.
+    /// Tokens of a reply, by its client's limit.
     n_output: Curve,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
     error: f64,
 }
 
-/// The factor by which a route's predictions were wrong. It fades, so that a route is tried again after one bad request.
+/// The error factor of a route's predictions. It fades, so that a route is tried again after one bad request.
 #[derive(Debug, Clone, Copy)]
 struct RouteCorrection {
     /// Logarithm of the factor at the time `at`.
@@ -52,10 +52,10 @@ impl RouteCorrection {
 #[derive(Debug, Clone)]
 pub struct LearnedRoutesView {
     /// `[prefill][decode]`.
-    pub links: Vec<Vec<LinkRates>>,
+    pub links: Vec<Vec<TransferRates>>,
     /// See [`Snapshot`](baton_planner::snapshot::Snapshot).
     pub corrections: Vec<Vec<f64>>,
-    /// Tokens of a reply, by the limit that its client set; see [`expected_output`].
+    /// Tokens of a reply, by its client's limit; see [`expected_output`].
     pub n_output: Curve,
     /// Mean absolute error of predicted times to first token, as a factor's logarithm.
     pub error: f64,
@@ -65,7 +65,7 @@ impl LearnedRoutes {
     /// Nothing is measured yet.
     pub fn new(n_prefill: usize, n_decode: usize) -> LearnedRoutes {
         let learned = RouteMeasurements {
-            links: vec![vec![LinkRates::default(); n_decode]; n_prefill],
+            links: vec![vec![TransferRates::default(); n_decode]; n_prefill],
             corrections: vec![vec![RouteCorrection::none(); n_decode]; n_prefill + 1],
             n_output: Curve::default(),
             error: 0.0,
@@ -73,7 +73,7 @@ impl LearnedRoutes {
         LearnedRoutes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
     }
 
-    /// What is known now.
+    /// A copy of the current measurements.
     pub fn view(&self) -> LearnedRoutesView {
         let RouteMeasurements { links, corrections, n_output, error } = self.lock().clone();
         let factors = |row: &Vec<RouteCorrection>| row.iter().map(|correction| correction.ln_now().exp()).collect();
@@ -92,7 +92,7 @@ impl LearnedRoutes {
     }
 
     /// Updates the rates of a link.
-    pub fn learn_link(&self, prefill: usize, decode: usize, update: impl FnOnce(&mut LinkRates)) {
+    pub fn learn_link(&self, prefill: usize, decode: usize, update: impl FnOnce(&mut TransferRates)) {
         if let Some(link) = self.lock().links.get_mut(prefill).and_then(|row| row.get_mut(decode)) {
             update(link);
         }
@@ -146,14 +146,14 @@ fn limit(max_tokens: Option<u32>) -> f64 {
     max_tokens.map_or(f64::from(u32::MAX), |n| f64::from(n.max(1)))
 }
 
-/// Milliseconds added to both times of a ratio: an error of some milliseconds is large for a short prompt and says nothing
-/// about the model.
+/// Milliseconds added to both times of a ratio: for a short prompt an error of some milliseconds is relatively large, but
+/// not an error of the cost model.
 const NOISE_MS: f64 = 50.0;
 
 /// After this time half of a correction is left.
 const HALF_LIFE: Duration = Duration::from_secs(600);
 
-/// The share of an error that is corrected at once. The rest may be noise.
+/// The share of an error that one request corrects. The rest may be noise.
 const LEARNING_RATE: f64 = 0.2;
 
 #[cfg(test)]

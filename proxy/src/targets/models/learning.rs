@@ -8,7 +8,7 @@ use baton_schemas::sequence::Timings;
 use super::served_model::ServedModel;
 use crate::targets::nodes::Task;
 
-/// Fewer measure the launch and not the rate.
+/// The smallest samples. Smaller ones measure the launch and not the rate.
 const MIN_TOKENS: f64 = 16.0;
 const MIN_STEPS: f64 = 4.0;
 

@@ -1,4 +1,4 @@
-//! The models that nodes serve: names, the nodes behind each name, and what was learned about the routes between them.
+//! The models that nodes serve: their names, their nodes, and the measurements of their routes.
 
 mod calibration;
 mod discovery;

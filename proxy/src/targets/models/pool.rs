@@ -1,4 +1,4 @@
-//! All models that nodes serve, and the nodes that may turn out to run more of them.
+//! All models that nodes serve, and the undeclared nodes, which may report further models.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use super::served_model::ServedModel;
 use crate::error::RequestError;
 use crate::targets::nodes::{Node, READY_WAIT};
 
-/// See the module.
+/// All models that nodes serve, and undeclared nodes.
 pub struct ModelPool {
     /// In the order of the configuration; then in the order of their discovery.
     models: RwLock<Vec<Arc<ServedModel>>>,
     undeclared: RwLock<UndeclaredNodes>,
 }
 
-/// Nodes that were configured for no model in particular: each one's answer says which model it runs.
+/// Nodes that are not configured for a particular model. Each reports the model that it runs.
 #[derive(Default, Clone)]
 pub(super) struct UndeclaredNodes {
     pub(super) decode: Vec<Arc<Node>>,
@@ -22,7 +22,7 @@ pub(super) struct UndeclaredNodes {
 }
 
 impl ModelPool {
-    /// A pool of these models alone.
+    /// A pool of only these models.
     pub fn of(models: Vec<Arc<ServedModel>>) -> ModelPool {
         ModelPool::with_undeclared(models, Vec::new())
     }
@@ -38,7 +38,7 @@ impl ModelPool {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns true if no model is served and no node may turn out to run one.
+    /// Returns true if no model is served and no node may report one.
     pub fn is_empty(&self) -> bool {
         self.models().is_empty() && self.undeclared().decode.is_empty()
     }
@@ -123,14 +123,14 @@ impl ModelPool {
             return Ok(found);
         }
         if self.undeclared().decode.iter().any(|node| node.last_info().is_none()) {
-            let reason = "a node has not said yet which model it runs";
+            let reason = "a node has not reported its model yet";
             return Err(RequestError::unavailable(reason, Duration::from_secs(1)));
         }
         Err(RequestError::ModelNotFound { model: name.to_owned() })
     }
 
-    /// The model of this name, or without a name the first one that `may_use` allows. Errors: no such model, it is not
-    /// allowed, or it is not known yet.
+    /// The model of this name, or without a name the first one that `may_use` allows. Errors: there is no such model, it
+    /// is not allowed, or it is not known yet.
     pub fn find_for(
         &self,
         name: Option<&str>,

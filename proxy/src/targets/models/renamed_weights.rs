@@ -1,7 +1,7 @@
-//! When a model's name moves to other weights: once all of its nodes were restarted with them.
+//! Decides when a model's name moves to other weights: once all its nodes were restarted with them.
 //!
-//! Streams on the old weights keep the old [`ServedModel`](super::ServedModel). They continue where the same weights run,
-//! or end with an error; they never continue on other weights.
+//! Streams on the old weights keep the old [`ServedModel`](super::ServedModel). They continue on nodes with the same
+//! weights or end with an error, and never continue on other weights.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use crate::targets::nodes::{ModelIdentity, Node};
 
-/// How long a model waits for a node that is down before its name moves to other weights: as long as a stream looks for
+/// How long a model waits for a node that is down before its name moves to other weights: as long as a stream searches for
 /// another engine.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Which nodes have run a model, by their indices in its list, and since when none does.
+/// Which nodes have run a model, by their indices in its list, and the time since when none does.
 #[derive(Debug)]
 pub(super) struct ServingHistory {
     has_run_on: Box<[AtomicBool]>,
@@ -28,9 +28,9 @@ pub(super) struct ServingHistory {
 pub(super) enum ModelFate {
     /// A node serves it, or may soon serve it again.
     Stays,
-    /// No node runs its weights any more: its names move to what this node runs.
+    /// No node runs its weights any more. Its names move to the weights of this node.
     Follows(Arc<NodeInfo>),
-    /// No node runs its weights any more, and its name came from nodes that have another name now.
+    /// No node runs its weights any more, and the nodes that gave it its name have another name now.
     Retires,
 }
 
@@ -41,8 +41,8 @@ impl ServingHistory {
         ServingHistory { has_run_on, unserved_since: Mutex::new(None) }
     }
 
-    /// What happens to the model `ours`, and notes which of its `nodes` run it now. `may_take_name` decides whether the
-    /// name may move to what a node runs; its second argument is true if that node has run the model.
+    /// Decides what happens to the model `ours`, and notes which of its `nodes` run it now. `may_take_name` returns true if
+    /// the name may move to a node's weights; its second argument is true if that node has run the model.
     pub(super) fn fate(
         &self,
         ours: &ModelIdentity,

@@ -21,9 +21,9 @@ use crate::targets::nodes::{
     FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task,
 };
 
-/// See the module. Its lists may hold nodes that turn out to run another model; plans bar those.
+/// A served model. Its lists may hold nodes that run another model; plans bar those.
 pub struct ServedModel {
-    /// The name in `/v1/models`. Without a configured name it is unset until a node has answered with what it runs.
+    /// The name in `/v1/models`. Without a configured name it is unset until a node has reported its model.
     pub name: OnceLock<String>,
     /// Other names that find it.
     pub aliases: Vec<String>,
@@ -33,22 +33,22 @@ pub struct ServedModel {
     pub decode: Vec<Arc<Node>>,
     /// Nodes that may compute prompts for them.
     pub prefill: Vec<Arc<Node>>,
-    /// How requests are planned unless they ask for another policy.
+    /// The policy of its plans, unless a request asks for another one.
     pub policy: &'static dyn Policy,
-    /// How long a request waits for what its plan predicts.
+    /// How long a request waits for predicted events.
     pub deadlines: Deadlines,
-    /// What was learned about its routes.
+    /// The measurements of its routes.
     pub routes: Arc<LearnedRoutes>,
-    /// Keep handoffs away from pairs of nodes that fail at them.
+    /// Breakers that keep handoffs away from failing pairs of nodes.
     pub pairs: Arc<PairBreakers>,
-    /// How often its requests took another way than planned.
+    /// Counts of departures from plans.
     pub fallbacks: Arc<Fallbacks<FallbackReason>>,
-    /// Its first decode node is this endpoint's own engine, which decides what the model is. If that engine cannot start,
-    /// another node decides that has the model under one of these names.
+    /// Its first decode node is this endpoint's own engine, which determines the model's identity. If that engine cannot
+    /// start, another node with one of these names determines it.
     pub has_own_engine: bool,
     /// Its name comes from the configuration and not from a node.
     pub name_is_configured: bool,
-    /// Sampling settings that apply where a client sets none.
+    /// Sampling defaults, for settings that a client does not set.
     pub sampling: SamplingFields,
     /// If it is loaded on demand: its process. Requests hold a
     /// [`ModelLease`](crate::targets::model_loading::ModelLease).
@@ -92,7 +92,7 @@ impl ServedModel {
         ServedModel { identity: OnceLock::from(identity), name_is_configured: false, ..self }
     }
 
-    /// Replaces `old` under the same names with the weights that its nodes run now.
+    /// The successor of `old`: the same names with the weights that its nodes run now.
     pub(super) fn with_weights_of(old: &ServedModel, now: &NodeInfo) -> ServedModel {
         let name = if old.name_is_configured { old.name.clone() } else { OnceLock::from(now.model.clone()) };
         let new = ServedModel::new(name, old.aliases.clone(), old.decode.clone(), old.prefill.clone());
@@ -121,7 +121,7 @@ impl ServedModel {
         }
     }
 
-    /// The same model on the same nodes with other names and defaults. What was learned about it stays.
+    /// The same model on the same nodes with other names and defaults. It keeps its measurements.
     pub fn with_names(&self, name: OnceLock<String>, aliases: Vec<String>, sampling: SamplingFields) -> ServedModel {
         let same = self.with_nodes(self.decode.clone(), self.prefill.clone());
         let same = ServedModel { name_is_configured: name.get().is_some(), name, aliases, ..same };
@@ -135,7 +135,7 @@ impl ServedModel {
         }
     }
 
-    /// The nodes that decide what the model is.
+    /// The nodes that determine the model's identity.
     fn deciding_nodes(&self) -> &[Arc<Node>] {
         if self.has_own_engine { &self.decode[..1] } else { &self.decode }
     }
@@ -145,15 +145,15 @@ impl ServedModel {
         self.name.get().into_iter().chain(&self.aliases)
     }
 
-    /// Returns true if a name is one of its names. A model without a known name matches any: the client is told to come
-    /// back, and not that there is no such model.
+    /// Returns true if a name is one of its names. A model whose name is unknown matches any name, so that the client gets
+    /// an error that asks for a retry, and not the error that there is no such model.
     pub(super) fn has_name(&self, name: &str) -> bool {
         self.name.get().is_none() || self.names().any(|known| model_name::are_same(known, name))
     }
 
-    /// What the model is: what the first of its deciding nodes runs that is up. The order of the list decides, and not which
-    /// node answers first: nodes that have not answered yet are waited for (they count as down after 2 s). If the model has
-    /// no configured name, that node also gives it its name.
+    /// The model's identity: that of the first deciding node that is up. The order of the list counts, and not the order of
+    /// the answers; a node that has not answered yet delays the decision until it counts as down after 2 s. Without a
+    /// configured name, that node also names the model.
     pub fn identity(&self) -> Option<&ModelIdentity> {
         if let Some(known) = self.identity.get() {
             return Some(known);
@@ -177,12 +177,12 @@ impl ServedModel {
         Some(identity)
     }
 
-    /// Returns true if its own engine could not be started and no other node has decided what the model is.
+    /// Returns true if its own engine could not be started and no other node has determined its identity.
     pub fn has_lost_its_engine(&self) -> bool {
         self.has_own_engine && self.identity.get().is_none() && self.decode[0].is_down()
     }
 
-    /// Why a node cannot generate for this model now; `None` if it can.
+    /// The reason why a node cannot generate for this model now; `None` if it can.
     pub fn bars_decode(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
             _ if !info.role.decodes() => Some(BarReason::WrongRole),
@@ -191,8 +191,8 @@ impl ServedModel {
         }
     }
 
-    /// Why a node cannot compute prompts for this model; `None` if it can, as far as is known. The decode node checks again;
-    /// this saves it the attempt.
+    /// The reason why a node cannot compute prompts for this model; `None` if it probably can. The decode node checks
+    /// again; this check saves an attempt.
     pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),
@@ -201,7 +201,7 @@ impl ServedModel {
         }
     }
 
-    /// What its engine reports, or while it is not loaded, what the engine reported last or its file says.
+    /// The engine's description. While the model is not loaded: the engine's last description, or that from its file.
     pub fn described(&self) -> Option<Arc<NodeInfo>> {
         let ready = self.decode.iter().find_map(|node| self.ready_decode(node));
         let not_loaded = || {
@@ -211,7 +211,7 @@ impl ServedModel {
         ready.or_else(not_loaded)
     }
 
-    /// What a node runs, if it is ready and generates for this model.
+    /// The node's description, if the node is ready and generates for this model.
     pub fn ready_decode(&self, node: &Node) -> Option<Arc<NodeInfo>> {
         node.info().filter(|info| self.bars_decode(info).is_none())
     }
@@ -221,24 +221,24 @@ impl ServedModel {
         self.ready_decode(node).filter(|info| need.is_met_by(info))
     }
 
-    /// The number of decode nodes that support the request's images, now or when they are back. A node that has not answered
-    /// yet counts.
+    /// The number of decode nodes that support the request's images, including nodes that are down and nodes that have not
+    /// answered yet.
     pub fn n_supporting(&self, need: ImageNeed<'_>) -> usize {
         let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
         self.decode.iter().filter(|node| node.last_info().is_none_or(|info| supports(&info))).count()
     }
 
-    /// The most tokens that a sequence may hold on one of the ready nodes, or on the node that reported `known`.
+    /// The longest context of the ready nodes and the node that reported `known`.
     pub fn longest_context(&self, known: &NodeInfo) -> u32 {
         let others = self.decode.iter().filter_map(|node| self.ready_decode(node));
         others.map(|info| info.n_ctx).max().unwrap_or(0).max(known.n_ctx)
     }
 
-    /// A ready decode node that supports the request's images, and what it runs. Waits for nodes that are starting.
+    /// A ready decode node that supports the request's images, and its description. Waits for nodes that are starting.
     ///
-    /// Prefers a node that is not in `failed`, then one that is trusted, then the longest context. If all nodes are known not
-    /// to support the images, any ready node is returned, and its refusal is the answer. `name` is the model's name in the
-    /// request, if it has one: a model whose own name was unknown until now may turn out to be another.
+    /// Prefers a node that is not in `failed`, then a trusted one, then the longest context. If no node supports the images,
+    /// returns any ready node, whose refusal is the answer. `name` is the model's name in the request, if it has one: a
+    /// model whose own name was unknown until now may have another name.
     ///
     /// Errors: no node is ready in time, or the name is not this model's.
     pub async fn ready_node(
@@ -251,7 +251,7 @@ impl ServedModel {
         if name.is_none_or(|name| self.has_name(name)) {
             return Ok(found);
         }
-        let reason = "its nodes have only now said which models they run";
+        let reason = "its nodes have only now reported their models";
         Err(RequestError::unavailable(reason, Duration::from_secs(1)))
     }
 
@@ -266,7 +266,7 @@ impl ServedModel {
         let mut last = RequestError::unavailable("no engine serves this model", READY_WAIT);
         let mut waits: FuturesUnordered<_> = self.decode.iter().map(|node| node.ready()).collect();
         while let Some(outcome) = waits.next().await {
-            // Each answer may decide what the model is, and so which of the other nodes serve it.
+            // Each answer may determine the model's identity, and so which of the other nodes serve it.
             if let Some(best) = self.best_ready(failed, need) {
                 return Ok(best);
             }
@@ -277,7 +277,7 @@ impl ServedModel {
         Err(last)
     }
 
-    /// What happens to the model. Call it regularly: it also notes which nodes have served the model.
+    /// Decides what happens to the model. Call it regularly: it also notes which nodes have served the model.
     pub(super) fn fate(&self) -> ModelFate {
         let Some(ours) = self.identity() else { return ModelFate::Stays };
         // A node that was restarted under the same name, or one that served the model under its configured name.

@@ -1,4 +1,4 @@
-//! Nodes that are up and do not serve the model that they seem to serve, because they run other weights.
+//! Finds nodes that do not serve the model that they seem to serve, because they run other weights.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! Keeps requests away from a node that fails, and lets one through now and then to see whether it works again.
+//! Keeps requests away from a failing node, and lets one through at intervals to test the node.
 //!
 //! Closed: requests pass. A failure opens the breaker for a pause that doubles with each failure in a row. After the
 //! pause one request passes (half-open); its success closes the breaker, its failure opens it for longer. No request
-//! passes before the node has answered a question since its failure: a request to a frozen node would wait for seconds,
-//! and every node's load is followed anyway. If no request comes to try a node that answers, the breaker closes by itself.
+//! passes before the node has answered a probe since its failure, because a request to a frozen node would wait for
+//! seconds. If no request comes to try a node that answers, the breaker closes by itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,26 +17,26 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause, so that a node that works again is used again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long the breaker waits for the outcome of the one request that it let through. Short, because there may be none:
-/// the client left, or everything was cached.
+/// How long the breaker waits for the outcome of the request that it let through. Short, because there may be none: the
+/// client may leave, or everything may be cached.
 const TRIAL_TIME: Duration = MAX_PAUSE;
 
 /// How long after its pause a breaker waits for a request before it closes by itself.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
-/// A breaker: of one of a node's tasks, of a pair of nodes, or of an upstream. `R` is why it can fail.
+/// A breaker of a node's task, of a pair of nodes, or of an upstream. `R` is the type of failure reasons.
 #[derive(Debug)]
 pub struct Breaker<R>(Mutex<BreakerRecord<R>>);
 
 #[derive(Debug)]
 struct BreakerRecord<R> {
     n_in_a_row: u32,
-    /// If it is open: when the next request may pass.
+    /// When the next request may pass, if the breaker is open.
     open_until: Option<Instant>,
-    /// The one request that was let through has no outcome yet.
+    /// The request that was let through has no outcome yet.
     is_on_trial: bool,
     failed_at: Option<Instant>,
-    /// The node has answered a question since the last failure.
+    /// The node has answered a probe since the last failure.
     has_answered: bool,
     counts: BTreeMap<R, u64>,
     last_reason: Option<R>,
@@ -45,7 +45,7 @@ struct BreakerRecord<R> {
 /// A breaker at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BreakerView<R> {
-    /// Requests are kept away, except for one now and then.
+    /// Requests are kept away, except for one at intervals.
     pub is_open: bool,
     /// Failures since the last success.
     pub n_in_a_row: u32,
@@ -78,7 +78,8 @@ impl<R> BreakerRecord<R> {
 }
 
 impl<R: Copy + Ord> Breaker<R> {
-    /// Returns true if a request may be sent now. In the half-open state this takes the one place: call it only to send.
+    /// Returns true if a request may be sent now. In the half-open state this takes the only place, so call it only to
+    /// send.
     pub fn try_pass(&self) -> bool {
         let mut record = self.lock();
         match record.open_until {
@@ -98,7 +99,7 @@ impl<R: Copy + Ord> Breaker<R> {
         record.open_until.is_none_or(|until| record.has_answered && Instant::now() >= until)
     }
 
-    /// Returns true if requests are kept away, except for one now and then.
+    /// Returns true if requests are kept away, except for one at intervals.
     pub fn is_open(&self) -> bool {
         self.lock().open_until.is_some()
     }
@@ -108,7 +109,7 @@ impl<R: Copy + Ord> Breaker<R> {
         if self.would_pass() { None } else { self.last_reason() }
     }
 
-    /// Notes that the node has answered a question that was sent at `asked`.
+    /// Notes that the node has answered a probe that was sent at `asked`.
     pub fn answered(&self, asked: Instant) {
         let mut record = self.lock();
         record.has_answered |= record.failed_at.is_none_or(|failed_at| asked >= failed_at);
@@ -130,11 +131,11 @@ impl<R: Copy + Ord> Breaker<R> {
         self.lock().close();
     }
 
-    /// A request failed, and the node is to blame: the breaker opens.
+    /// A request failed because of the node: the breaker opens.
     pub fn failed(&self, reason: R) {
         let mut record = self.lock();
         let now = Instant::now();
-        // Requests that were under way when the breaker opened fail for the same cause and must not lengthen the pause.
+        // Requests that were running when the breaker opened fail for the same cause and must not lengthen the pause.
         let is_another = record.open_until.is_none_or(|until| until <= now) || record.is_on_trial;
         record.n_in_a_row = record.n_in_a_row.saturating_add(u32::from(is_another));
         let doublings = record.n_in_a_row.saturating_sub(1).min(8);
@@ -147,7 +148,7 @@ impl<R: Copy + Ord> Breaker<R> {
         *record.counts.entry(reason).or_default() += 1;
     }
 
-    /// What an operator is shown.
+    /// The breaker's state, for reports.
     pub fn view(&self) -> BreakerView<R> {
         let record = self.lock();
         BreakerView {

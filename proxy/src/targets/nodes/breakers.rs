@@ -1,4 +1,4 @@
-//! Which breaker counts which failure: one for each task of a node, and one for each pair of nodes.
+//! The breakers of nodes: one for each task of a node, and one for each pair of nodes.
 //!
 //! A node without room for the prompts of others may still generate well. A decode node that cannot take the KV of one
 //! prefill node, or does not trust it, may still work with another, and so may the prefill node.
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::breaker::{Breaker, BreakerView};
 
-/// What a node does for this endpoint.
+/// A task of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
@@ -52,7 +52,7 @@ impl Breakers {
         [&self.decode, &self.prefill]
     }
 
-    /// Notes that the node has answered a question that was sent at `asked`. Returns true if a breaker closed.
+    /// Notes that the node has answered a probe that was sent at `asked`. Returns true if a breaker closed.
     pub fn answered(&self, asked: Instant) -> bool {
         self.both().map(|breaker| {
             breaker.answered(asked);
@@ -81,8 +81,8 @@ impl PairBreakers {
         self.0.get(prefill)?.get(decode)
     }
 
-    /// Returns true if a handoff between the two may be tried now. In the half-open state this takes the one place: call it
-    /// only to send.
+    /// Returns true if a handoff between the two may be tried now. In the half-open state this takes the only place, so
+    /// call it only to send.
     pub fn try_pass(&self, prefill: usize, decode: usize) -> bool {
         self.of(prefill, decode).is_none_or(Breaker::try_pass)
     }
@@ -93,11 +93,11 @@ impl PairBreakers {
         self.0.iter().map(|row| row.iter().map(bars).collect()).collect()
     }
 
-    /// A handoff failed, and neither node alone is to blame.
+    /// A handoff failed, and neither node alone is the cause.
     pub fn failed(&self, prefill: usize, decode: usize, reason: HandoffFailure) {
         if let Some(breaker) = self.of(prefill, decode) {
             breaker.failed(reason);
-            // Both nodes have answered; their own breakers note whether they still do.
+            // Count both nodes as answering; their own breakers keep track of that.
             breaker.answered(Instant::now());
         }
     }
@@ -109,7 +109,7 @@ impl PairBreakers {
         }
     }
 
-    /// What an operator is shown of a pair. Closes the breaker if no request has tried the pair for a while.
+    /// The state of a pair's breaker, for reports. Closes the breaker if no request has tried the pair for a while.
     pub fn view(&self, prefill: usize, decode: usize) -> Option<BreakerView<HandoffFailure>> {
         let breaker = self.of(prefill, decode)?;
         breaker.close_if_quiet();

@@ -1,4 +1,4 @@
-//! Counts requests that took another way than planned, by reason.
+//! Counts departures from plans, by reason.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::time::SystemTime;
 
 use baton_schemas::handoff::HandoffFailure;
 
-/// Why a request on nodes took another way than planned. Its client notices nothing but time.
+/// The reason why a request on nodes departed from its plan. Its client notices only the delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FallbackReason {
     /// The decode node's queue was full: another node is asked.
     DecodeBusy,
-    /// The decode node takes no requests now: another node is asked.
+    /// The decode node accepts no requests now: another node is asked.
     DecodeUnavailable,
     /// The decode node was lost: the request starts again, or its stream continues, elsewhere.
     DecodeLost,

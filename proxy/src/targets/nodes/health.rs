@@ -11,14 +11,14 @@ use tokio::sync::watch;
 
 use super::node_state::{NodeEvent, NodeState, StateMachine};
 
-/// Why a node came into its state.
+/// The reason for a node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StateReason {
-    /// Nothing is known of it yet.
+    /// It has not answered or failed yet.
     New,
     /// Its process is being started.
     Starts,
-    /// It says that its model is loading.
+    /// It reports that its model is loading.
     Loading,
     /// Its process has ended and is started again.
     Ended,
@@ -30,11 +30,11 @@ pub enum StateReason {
     Unloaded,
     /// It answers.
     Answers,
-    /// It says that it was told to stop.
-    ToldToStop,
-    /// It was told to stop, and its load stream has ended.
+    /// It reports that it is stopping.
+    Stopping,
+    /// Its load stream has ended after it was stopping.
     Stopped,
-    /// It serves again after it was told to stop: another process.
+    /// It serves again after it was stopping, so it is another process.
     Restarted,
     /// Its load stream has ended.
     StreamEnded,
@@ -46,7 +46,7 @@ pub enum StateReason {
     Unreachable,
     /// It refused the cluster key.
     Unauthorized,
-    /// What answers does not speak the node protocol.
+    /// The server at its address does not speak the node protocol.
     NoNode,
     /// Its breaker opened.
     Failure(FailureReason),
@@ -66,7 +66,7 @@ impl StateReason {
             StateReason::Unloads => "unloads",
             StateReason::Unloaded => "unloaded",
             StateReason::Answers => "answers",
-            StateReason::ToldToStop => "told_to_stop",
+            StateReason::Stopping => "told_to_stop",
             StateReason::Stopped => "stopped",
             StateReason::Restarted => "restarted",
             StateReason::StreamEnded => "stream_ended",
@@ -81,14 +81,14 @@ impl StateReason {
     }
 }
 
-/// Why a node is not as it should be.
+/// The reason for a change of a node's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateChange {
-    /// Its kind.
+    /// The reason.
     pub reason: StateReason,
-    /// In words that clients may see: no addresses.
+    /// A sentence that clients may see, without addresses.
     pub words: String,
-    /// For the operator.
+    /// The cause, for the operator's log.
     pub cause: String,
 }
 
@@ -107,7 +107,7 @@ impl From<&EngineError> for StateChange {
             EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
             _ => (StateReason::NoNode, "the node does not answer as it should"),
         };
-        // Only the detail: the log line names the node already.
+        // Only the detail, because the log line already names the node.
         let cause = match error {
             EngineError::Lost { detail } | EngineError::Internal { detail } => detail.clone(),
             other => other.to_string(),
@@ -125,7 +125,7 @@ pub struct HealthStatus {
     pub reason: StateReason,
     /// The same in a sentence that clients may see.
     pub words: String,
-    /// If it is down: time until it is asked or started again.
+    /// The time until it is asked or started again, if it is down.
     pub retry_in: Duration,
     /// When it entered this state.
     pub since: SystemTime,
@@ -137,19 +137,19 @@ impl HealthStatus {
         self.machine.state()
     }
 
-    /// What the node runs, if it takes requests.
+    /// The node's description, if the node takes requests.
     pub fn usable(&self) -> Option<&Arc<NodeInfo>> {
         self.info.as_ref().filter(|_| matches!(self.state(), NodeState::Ready | NodeState::Suspect))
     }
 
-    /// What the node runs, if its process is up.
+    /// The node's description, if its process is up.
     pub fn running(&self) -> Option<&Arc<NodeInfo>> {
         self.info
             .as_ref()
             .filter(|_| !matches!(self.state(), NodeState::Unloaded | NodeState::Starting | NodeState::Down))
     }
 
-    /// Returns true if it left its last question unanswered.
+    /// Returns true if it did not answer its last probe.
     pub fn is_silent(&self) -> bool {
         self.machine.is_silent()
     }
@@ -166,12 +166,12 @@ pub struct StateTransition {
     pub reason: StateReason,
 }
 
-/// See the module. Everything that learns something about the node notes it here.
+/// A node's health. All observations of the node are noted here.
 #[derive(Debug)]
 pub struct Health {
     /// Its name in the log.
     name: String,
-    /// A supervisor restarts it when it is frozen, and notes that: silence alone never makes it down.
+    /// A supervisor restarts it when it is frozen and notes that, so silence alone never makes it down.
     is_supervised: bool,
     status: watch::Sender<HealthStatus>,
     transitions: Mutex<BTreeMap<StateTransition, u64>>,
@@ -183,8 +183,8 @@ impl Health {
         Health::with(name.into(), false)
     }
 
-    /// The health of a node whose supervisor notes each failure and restart. While it is silent it is suspect, and requests
-    /// wait for it.
+    /// The health of a node whose supervisor notes each failure and restart. A silent node is suspect, and requests wait
+    /// for it.
     pub fn supervised(name: impl Into<String>) -> Arc<Health> {
         Health::with(name.into(), true)
     }
@@ -201,7 +201,7 @@ impl Health {
         Arc::new(Health { name, is_supervised, status: watch::Sender::new(status), transitions: Mutex::default() })
     }
 
-    /// It has answered with what it runs.
+    /// It has answered with its description.
     pub fn note_answer(&self, info: Arc<NodeInfo>) {
         self.apply(NodeEvent::Answered, &StateChange::new(StateReason::Answers, "it answers"), |status| {
             let is_new = status.info.as_ref().is_none_or(|known| **known != *info);
@@ -212,9 +212,9 @@ impl Health {
         });
     }
 
-    /// The known process has shown that it is alive. A node that is down must answer with what it runs first.
+    /// The known process has shown that it is alive. A node that is down must first answer with its description.
     pub fn note_alive(&self) {
-        // Checked first because most signs of life change nothing. The event is judged by the state at that moment.
+        // Most signs of life change nothing, so this check saves work. `apply` decides by the state at that moment.
         if self.status.borrow().is_silent() {
             self.apply(NodeEvent::Alive, &StateChange::new(StateReason::Answers, "it answers"), |_| false);
         }
@@ -225,7 +225,7 @@ impl Health {
         self.apply(NodeEvent::Loading, &StateChange::new(reason, "the model is loading"), |_| false);
     }
 
-    /// Its model is no longer wanted, and its process is told to end.
+    /// Its model is no longer wanted, and its process is ending.
     pub fn note_unloading(&self) {
         self.apply(NodeEvent::Loading, &StateChange::new(StateReason::Unloads, "the model is being unloaded"), |_| {
             false
@@ -244,9 +244,9 @@ impl Health {
         );
     }
 
-    /// It says that it was told to stop.
+    /// It reports that it is stopping.
     pub fn note_draining(&self) {
-        self.apply(NodeEvent::Draining, &StateChange::new(StateReason::ToldToStop, "the node is stopping"), |_| false);
+        self.apply(NodeEvent::Draining, &StateChange::new(StateReason::Stopping, "the node is stopping"), |_| false);
     }
 
     /// Its load stream has ended, or it did not report its load.
@@ -254,7 +254,7 @@ impl Health {
         self.apply(NodeEvent::FellSilent, why, |_| false);
     }
 
-    /// It left a question unanswered. It is asked again after `retry_in`.
+    /// It did not answer a probe. It is asked again after `retry_in`.
     pub fn note_missed_answer(&self, why: &StateChange, retry_in: Duration) {
         self.apply(NodeEvent::MissedAnswer, why, |status| {
             status.retry_in = retry_in;
@@ -271,7 +271,7 @@ impl Health {
         });
     }
 
-    /// A breaker of it has opened.
+    /// One of its breakers has opened.
     pub fn note_breaker_open(&self, reason: FailureReason) {
         self.apply(NodeEvent::BreakerOpened, &StateChange::new(StateReason::Failure(reason), reason.as_str()), |_| {
             false
@@ -293,12 +293,12 @@ impl Health {
         self.status.borrow().state()
     }
 
-    /// What the node runs, if it takes requests.
+    /// The node's description, if the node takes requests.
     pub fn usable(&self) -> Option<Arc<NodeInfo>> {
         self.status.borrow().usable().map(Arc::clone)
     }
 
-    /// What the node runs, or ran when it last answered.
+    /// The node's latest description.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.status.borrow().info.clone()
     }
@@ -308,12 +308,12 @@ impl Health {
         self.transitions.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Returns true if its process is up, as far as is known.
+    /// Returns true if its process is probably up.
     pub fn is_running(&self) -> bool {
         self.status.borrow().running().is_some()
     }
 
-    /// Returns true if it left its last question unanswered.
+    /// Returns true if it did not answer its last probe.
     pub fn is_silent(&self) -> bool {
         self.status.borrow().is_silent()
     }
@@ -359,7 +359,8 @@ impl Health {
 
     fn log(&self, transition: StateTransition, cause: &str) {
         let name = &self.name;
-        let (from, to) = (transition.from.as_str(), transition.to.as_str());
+        let from = transition.from.as_str();
+        let to = transition.to.as_str();
         let reason = transition.reason.as_str();
         match transition.to {
             NodeState::Ready if transition.from == NodeState::Starting => {
@@ -371,12 +372,9 @@ impl Health {
                 tracing::debug!(from, to, reason, "{name} unloads its model")
             }
             NodeState::Starting => tracing::info!(from, to, reason, "{name} is loading its model"),
-            NodeState::Draining => tracing::warn!(
-                from,
-                to,
-                reason,
-                "{name} was told to stop: it finishes what it runs and takes nothing new"
-            ),
+            NodeState::Draining => {
+                tracing::warn!(from, to, reason, "{name} is stopping: it finishes its requests and takes no new ones")
+            }
             // It answers, but the breaker of one of its tasks is still open.
             NodeState::Suspect if matches!(transition.from, NodeState::Down | NodeState::Starting) => {
                 tracing::warn!(from, to, reason, "{name} answers again; the next request tries it");

@@ -1,15 +1,15 @@
-//! Whether two nodes run the same model, so that a sequence may begin on one and continue on the other.
+//! Decides whether two nodes run the same model, so that a sequence may start on one and continue on the other.
 
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::NodeInfo;
 
-/// What a sequence's tokens depend on. Names are not part of it: one file may have different names on two machines, and two
-/// quantizations the same name.
+/// The properties of a model that determine a sequence's tokens. Names do not count: one file may have different names on
+/// two machines, and two quantizations the same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelIdentity {
-    /// Hashes of vocabulary and weights, and the shape of the KV. A model that cannot be handed over has none.
+    /// Hashes of vocabulary and weights, and the shape of the KV; `None` for a model that cannot be handed over.
     kv: Option<(Fingerprint, KvLayout)>,
-    /// Decides for models without KV to hand over.
+    /// Compared for models without KV to hand over.
     described: WeightsDescription,
 }
 
@@ -44,8 +44,8 @@ impl ModelIdentity {
         }
     }
 
-    /// Returns true if KV of `other` has this model's vocabulary and shape. Whether its weights are near enough is decided
-    /// by the node that takes the KV.
+    /// Returns true if KV of `other` has this model's vocabulary and shape. The node that imports the KV decides whether the
+    /// weights are similar enough.
     pub fn takes_kv_of(&self, other: &ModelIdentity) -> bool {
         match (&self.kv, &other.kv) {
             (Some((one, shape)), Some((other, others))) => one.vocabulary == other.vocabulary && shape == others,

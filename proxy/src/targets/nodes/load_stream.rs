@@ -1,8 +1,8 @@
-//! Follows a node's load: by its load stream, and by polling while the stream says nothing.
+//! Follows a node's load through its load stream, or by polling while the stream is silent.
 //!
 //! A stream reports a change within a tenth of a second, repeats the load twice a second, and ends with its node, so it is
-//! also the first to show that a node is lost. Whoever runs or watches the node then checks it. If a stream stays silent
-//! from its start (a proxy in between may buffer it), the node is polled instead, and a stream is tried again later.
+//! also the first sign of a lost node. The node's supervisor or watcher then checks the node. If a stream is silent from
+//! its start (a proxy in between may buffer it), the node is polled instead, and a stream is tried again later.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::health::{Health, StateChange, StateReason};
 use super::node_state::NodeState;
 use super::probe::jittered;
 
-/// Between two polls of a node whose stream says nothing.
+/// The interval between two polls of a node whose stream is silent.
 pub(super) const LOAD_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long an answer may take, and how long a stream may be silent.
+/// The longest wait for an answer, and for a line of a stream.
 const LOAD_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a node is polled before a stream is tried again. Doubles with each stream that says nothing.
+/// How long a node is polled before a stream is tried again. Doubles with each silent stream.
 const FIRST_POLLS: Duration = Duration::from_secs(1);
 const MAX_POLLS: Duration = Duration::from_secs(300);
 
@@ -32,10 +32,10 @@ pub(super) trait Followed: Send + Sync {
 
     fn health(&self) -> &Health;
 
-    /// The node reported this load in answer to a question that was sent at `asked`.
+    /// The node reported this load in answer to a probe that was sent at `asked`.
     fn set_load(&self, load: NodeLoad, asked: Instant);
 
-    /// The node's process is not running: it has no load and no cache, and is not asked.
+    /// The node's process is not running, so it has no load and no cache.
     fn clear_load(&self);
 }
 
@@ -73,8 +73,8 @@ fn check_running<N: Followed>(node: &Weak<N>) -> Option<bool> {
     Some(is_running)
 }
 
-/// Reads the load stream until it ends, and returns why it ended. `None` if it never reported a load, which says nothing
-/// about the node.
+/// Reads the load stream until it ends, and returns the reason. `None` if the stream never reported a load, which is no
+/// sign of a lost node.
 async fn read_stream<N: Followed>(node: &Weak<N>) -> Option<StateChange> {
     let engine = Arc::clone(node.upgrade()?.engine());
     let mut loads = tokio::time::timeout(LOAD_DEADLINE, engine.loads()).await.ok()?.ok()?;

@@ -1,17 +1,17 @@
-//! One node each: its client, its state, its breakers and what was measured of it. Which model it serves is decided in
-//! [`models`](super::models).
+//! Single nodes: their clients, states, breakers and measured rates. [`models`](super::models) decides which model a node
+//! serves.
 
 mod breaker;
 mod breakers;
 mod fallbacks;
 mod health;
 mod identity;
+pub mod info_watch;
 mod load_stream;
 mod node;
 mod node_state;
 mod prefixes;
 pub mod probe;
-pub mod remote_node;
 
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::breakers::{Breakers, PairBreakers, Task};

@@ -1,4 +1,4 @@
-//! A node: an engine on some machine, and everything that this endpoint knows about it.
+//! A node: an engine on some machine, and this endpoint's knowledge of it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,25 +22,25 @@ use super::node_state::NodeState;
 use super::prefixes::Prefixes;
 use crate::error::RequestError;
 
-/// How long a request waits for a node that is starting. A restart of the default model takes well under this; clients of
-/// a slower node are told to come back.
+/// How long a request waits for a node that is starting. A restart of the default model takes much less; clients of a
+/// slower node get an error that asks for a retry.
 pub const READY_WAIT: Duration = Duration::from_secs(10);
 
-/// A node that has answered nothing for this long is frozen or cut off, and every call to it is given up. A node answers
-/// from other threads than those that compute, so a busy node is not silent.
+/// A node that has not answered for this long is frozen or unreachable, and all calls to it end. A busy node is not
+/// silent, because it answers probes on threads that do not compute.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// An engine on some machine.
 pub struct Node {
-    /// Its name in `x-baton-route`: no address.
+    /// Its name in `x-baton-route`, without its address.
     pub name: String,
-    /// The base address under which other nodes reach it, if they do.
+    /// The base URL for other nodes, if they can reach it.
     pub url: Option<String>,
     /// Its client.
     pub engine: Arc<dyn Engine>,
     /// Its state and the reason for it.
     pub health: Arc<Health>,
-    /// Keep requests away while they fail. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
+    /// Its breakers. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
     pub breakers: Breakers,
     load: Mutex<NodeLoad>,
     last_answer: Mutex<Instant>,
@@ -48,7 +48,7 @@ pub struct Node {
     learned: Mutex<NodeMeasurements>,
 }
 
-/// What this endpoint has asked of a node and not received yet.
+/// The work that this endpoint has requested from a node and not received yet.
 #[derive(Debug, Default)]
 struct ClaimedWork {
     n_streams: AtomicU32,
@@ -57,7 +57,7 @@ struct ClaimedWork {
 
 #[derive(Default)]
 struct NodeMeasurements {
-    /// What the node ran when it was measured.
+    /// The node's description at the time of the measurements.
     of: Option<Arc<NodeInfo>>,
     rates: NodeRates,
     prefixes: Prefixes,
@@ -81,12 +81,12 @@ impl Node {
         node
     }
 
-    /// What the node runs, if it takes requests now.
+    /// The node's description, if it takes requests now.
     pub fn info(&self) -> Option<Arc<NodeInfo>> {
         self.health.usable()
     }
 
-    /// It failed at a task, and is to blame.
+    /// It failed at a task.
     pub fn failed(&self, task: Task, reason: FailureReason) {
         self.breakers.of(task).failed(reason);
         self.health.note_breaker_open(reason);
@@ -110,12 +110,12 @@ impl Node {
         self.breakers.of(task).would_pass() && !self.health.is_silent()
     }
 
-    /// What the node runs, or ran when it was last ready.
+    /// The node's latest description.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.health.last_info()
     }
 
-    /// Notes what the node runs. Forgets all measurements if that is another model than before.
+    /// Notes the node's description. Forgets all measurements if the node runs another model than before.
     fn set_info(&self, info: Arc<NodeInfo>) {
         let mut learned = lock(&self.learned);
         let is_other = |was: &Arc<NodeInfo>| {
@@ -127,7 +127,7 @@ impl Node {
         learned.of = Some(info);
     }
 
-    /// What the node runs, once it is ready. Waits up to [`READY_WAIT`] for a node that is starting. Errors: it cannot
+    /// The node's description, once it is ready. Waits up to [`READY_WAIT`] for a node that is starting. Errors: it cannot
     /// be used, or is not ready in time.
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
         let mut health = self.health.subscribe();
@@ -147,8 +147,7 @@ impl Node {
         self.health.state() == NodeState::Down
     }
 
-    /// Waits for a call to this node's engine as long as the node shows that it is alive. Errors: the call's, or that the
-    /// engine is lost.
+    /// Waits for a call to this node's engine while the node is alive. Errors: the call's, or that the engine is lost.
     pub async fn call<T, E: From<EngineError>>(&self, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         tokio::select! {
             outcome = call => outcome,
@@ -163,7 +162,7 @@ impl Node {
         }
     }
 
-    /// The node as a plan sees it, for a task and a prompt.
+    /// The node in a plan's snapshot, for a task and a prompt.
     pub fn view(&self, task: Task, scope: CacheScope, prompt: &[Token]) -> NodeView {
         let load = *lock(&self.load);
         let learned = lock(&self.learned);
@@ -199,21 +198,21 @@ impl Node {
         }
     }
 
-    /// Notes that the node is asked for streams whose prompt has this many tokens to compute.
+    /// Claims the node for streams whose prompt has this many tokens to compute.
     pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> NodeClaim {
         self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
         self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
         NodeClaim { node: Arc::clone(self), n_streams, n_prompt_tokens, is_prompt: false }
     }
 
-    /// Notes that the node is asked for the KV of a prompt with this many tokens to compute.
+    /// Claims the node for the KV of a prompt with this many tokens to compute.
     pub fn claim_prompt(self: &Arc<Self>, n_tokens: u32) -> NodeClaim {
         let mut claim = self.claim(1, n_tokens);
         claim.is_prompt = true;
         claim
     }
 
-    /// Where a decode node pulls KV from this node; `None` if no other node reaches it.
+    /// The source from which a decode node pulls this node's KV; `None` if other nodes cannot reach this node.
     pub fn kv_source(&self) -> Option<KvSource> {
         Some(KvSource::at(self.url.clone()?))
     }
@@ -260,7 +259,7 @@ impl Followed for Node {
         *lock(&self.load) = load;
         *lock(&self.last_answer) = Instant::now();
         match load.phase {
-            // Not the process that was told to stop, so it must say what it runs.
+            // The stopping process has ended, and this is another one: it must first report its model.
             Phase::Serving if self.health.state() == NodeState::Draining => {
                 self.health.note_silence(&StateChange::new(StateReason::Restarted, "the node was restarted"));
             }
@@ -280,12 +279,12 @@ impl Followed for Node {
     }
 }
 
-/// Work that this endpoint has asked a node for. Dropping it gives the claim back.
+/// Requested work. Dropping it returns the claim.
 pub struct NodeClaim {
     node: Arc<Node>,
     n_streams: u32,
     n_prompt_tokens: u32,
-    /// The claim is for a prompt alone: it ends when the prompt is computed.
+    /// The claim is only for a prompt, and ends when the prompt is computed.
     is_prompt: bool,
 }
 

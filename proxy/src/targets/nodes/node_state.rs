@@ -9,8 +9,8 @@
 //!  (from any state)      └──────► Draining ── MissedAnswer ──► Down
 //! ```
 //!
-//! A node that answers while a breaker of it is open is suspect until the breaker closes. From any state, a node becomes
-//! unloaded when its model is no longer wanted, and starting when it is loaded again.
+//! A node that answers while one of its breakers is open is suspect until the breaker closes. From any state, a node
+//! becomes unloaded when its model is no longer wanted, and starting when it is loaded again.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,9 +28,9 @@ pub enum NodeState {
     Starting,
     /// It takes requests.
     Ready,
-    /// It was told to stop: it finishes what it runs and takes nothing new.
+    /// It is stopping: it finishes its requests and takes no new ones.
     Draining,
-    /// It left a question unanswered, or requests to it fail. It gets a request only if no ready node can take it.
+    /// It did not answer a probe, or requests to it fail. It gets a request only if no ready node can take it.
     Suspect,
     /// It cannot be used.
     Down,
@@ -60,7 +60,7 @@ impl NodeState {
     }
 }
 
-/// What is learned about a node.
+/// An observation of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeEvent {
     /// Its process is starting, or its model is loading.
@@ -69,12 +69,11 @@ pub(super) enum NodeEvent {
     Unloaded,
     /// It has answered, and serves.
     Answered,
-    /// It says that it was told to stop.
+    /// It reports that it is stopping.
     Draining,
-    /// It left a question unanswered. The second time in a row makes it down; so does the first if it never answered.
+    /// It did not answer a probe. After the second time in a row it is down; after the first, if it never answered.
     MissedAnswer,
-    /// The same for a node that runs: its load stream ended, or it did not report its load. Says nothing about a node
-    /// that is starting.
+    /// The load stream of a running node ended, or the node did not report its load. Has no effect on a starting node.
     FellSilent,
     /// It cannot be used, and waiting does not help: it refuses the cluster key, or cannot start.
     Failed,
@@ -86,14 +85,14 @@ pub(super) enum NodeEvent {
     BreakerClosed,
 }
 
-/// What the state follows from.
+/// The inputs of the state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StateMachine {
     reach: Reachability,
     breaker_is_open: bool,
 }
 
-/// What the node's answers show.
+/// How the node responds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reachability {
     Unloaded,
@@ -118,7 +117,7 @@ impl StateMachine {
         }
     }
 
-    /// Returns true if it left its last question unanswered and is not known to be gone.
+    /// Returns true if it did not answer its last probe and is not known to be gone.
     pub(super) fn is_silent(self) -> bool {
         self.reach == Reachability::Silent
     }

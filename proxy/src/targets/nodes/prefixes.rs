@@ -1,24 +1,24 @@
-//! Which prompts a node has seen, so that a conversation returns to the node that holds its KV.
+//! Remembers which prompts a node has seen, so that a conversation returns to the node that holds its KV.
 //!
-//! This is an estimate: the node may have evicted what is remembered here. It decides where a request goes, never what is
-//! computed; the node itself knows what its cache holds.
+//! This is an estimate, because the node may have evicted a remembered prefix. It affects only the choice of the node; the
+//! node itself decides what it computes.
 
 use std::collections::{HashMap, VecDeque};
 
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
 
-/// Tokens of a block. Short, because the tokens after the last whole block count as not cached, and on a slow machine they
-/// cost milliseconds each, which can decide a short request's route. A block costs one hash.
+/// Tokens of a block. Short, because the tokens after the last whole block count as not cached; on a slow machine each
+/// costs milliseconds, which can change a short request's route. A block costs one hash.
 const BLOCK: usize = 8;
 
-/// Blocks remembered for a node: half a million tokens.
+/// The number of remembered blocks of a node: half a million tokens.
 const MAX_BLOCKS: usize = 65_536;
 
 /// Prefixes that a node probably holds.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// Hashes of prefixes whose length is a multiple of the block, with the age of their last use.
+    /// Hashes of prefixes whose length is a multiple of the block, with the time of their last use.
     seen: HashMap<u64, u64>,
     order: VecDeque<(u64, u64)>,
     clock: u64,
@@ -90,7 +90,7 @@ mod tests {
     fn memory_is_bounded_and_the_oldest_goes_first() {
         let mut prefixes = Prefixes::default();
         let prompt = |i: u32| (0..1_024).map(|t| t + i * 7).collect::<Vec<Token>>();
-        for i in 0..2_000 {
+        for i in 0..600 {
             prefixes.remember(CacheScope::SHARED, &prompt(i));
             prefixes.remember(CacheScope::SHARED, &prompt(0));
         }

@@ -1,7 +1,7 @@
 //! Liveness checks of an engine.
 //!
-//! A node answers them from other threads than the one that computes, so a long prefill or a slow decode step never
-//! makes it silent. A silent node is stopped, swapped out or stuck.
+//! A node answers them on threads that do not compute, so a long prefill or a slow decode step never makes it silent. A
+//! silent node is stopped, swapped out or stuck.
 
 use std::time::Duration;
 
@@ -9,56 +9,45 @@ use baton_engines::Engine;
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
-/// Between two checks. A check is one small request.
+/// The interval between two checks. A check is one small request.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an answer may take, even on a machine whose cores are all busy.
+/// The longest wait for an answer, even from a machine whose cores are all busy.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Missed answers in a row until an engine counts as frozen. One or two may be lost while the machine is busy.
+/// Missed answers in a row until an engine counts as frozen. A busy machine may miss one or two.
 const MAX_MISSES: u32 = 3;
 
-/// The interval, up to a fifth longer or shorter, so that endpoints and nodes that started together do not ask in step.
+/// The interval, up to a fifth longer or shorter, so that endpoints that started together do not send their checks at the
+/// same time.
 pub fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(rand::random_range(0.8..1.2))
 }
 
-/// What the engine runs, if it answers in time.
+/// The engine's description, if it answers in time.
 pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
-    in_time(DEADLINE, engine.info()).await
+    in_time(engine.info()).await
 }
 
 /// The engine's load, if it answers in time.
 pub async fn load(engine: &dyn Engine) -> Result<NodeLoad, EngineError> {
-    in_time(DEADLINE, engine.load()).await
+    in_time(engine.load()).await
 }
 
-/// Checks the engine again and again, reports each outcome to `report`, and returns after three missed answers in a row.
+/// Checks the engine at intervals, reports each outcome to `report`, and returns after three missed answers in a row.
 pub async fn until_frozen(engine: &dyn Engine, report: impl Fn(Result<(), EngineError>)) {
-    until_frozen_within(engine, INTERVAL, DEADLINE, report).await;
-}
-
-async fn until_frozen_within(
-    engine: &dyn Engine,
-    interval: Duration,
-    deadline: Duration,
-    report: impl Fn(Result<(), EngineError>),
-) {
     let mut n_missed = 0;
     while n_missed < MAX_MISSES {
-        tokio::time::sleep(jittered(interval)).await;
-        let answer = in_time(deadline, engine.load()).await;
+        tokio::time::sleep(jittered(INTERVAL)).await;
+        let answer = load(engine).await;
         n_missed = if answer.is_ok() { 0 } else { n_missed + 1 };
         report(answer.map(drop));
     }
 }
 
-async fn in_time<T>(
-    deadline: Duration,
-    answer: impl Future<Output = Result<T, EngineError>>,
-) -> Result<T, EngineError> {
-    let silent = || EngineError::lost(format!("no answer within {} s", deadline.as_secs_f32()));
-    tokio::time::timeout(deadline, answer).await.unwrap_or_else(|_| Err(silent()))
+async fn in_time<T>(answer: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+    let silent = || EngineError::lost(format!("no answer within {} s", DEADLINE.as_secs_f32()));
+    tokio::time::timeout(DEADLINE, answer).await.unwrap_or_else(|_| Err(silent()))
 }
 
 #[cfg(test)]
@@ -91,8 +80,7 @@ mod tests {
     /// How many questions it takes until an engine with these answers counts as frozen.
     async fn check(answers: &'static [u32], expected: u32) {
         let engine = Moody { answers, n_asked: AtomicU32::new(0) };
-        let soon = Duration::from_millis(10);
-        until_frozen_within(&engine, soon, soon, drop).await;
+        until_frozen(&engine, drop).await;
         assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?}");
     }
 
@@ -103,7 +91,7 @@ mod tests {
         assert!(waits.iter().any(|wait| *wait != waits[0]), "{waits:?}");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn only_silence_in_a_row_counts() {
         check(&[], 3).await;
         check(&[0, 1], 5).await;

@@ -1,15 +1,15 @@
-//! Models that a busy upstream gets no requests for, each until its own time: a 429 or 503 is about the requested model.
-//! Hosted services have a quota for each, and a server of several models may lack memory for one of them.
+//! The models for which a busy upstream gets no requests for a while. A 429 or 503 concerns only the requested model:
+//! hosted services have a quota for each model, and a server of several models may lack memory for one of them.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most models that are kept. Only configured and listed ones are ever requested.
+/// The maximum number of models kept here. Only configured and listed models are requested.
 const MAX_MODELS: usize = 1_000;
 
-/// One upstream's models that it has no capacity for now, by the upstream's own names.
+/// The models for which an upstream has no capacity now, by the upstream's own names.
 #[derive(Debug, Default)]
 pub(super) struct BusyModels {
     until: HashMap<String, Instant>,

@@ -1,4 +1,5 @@
-//! An upstream's failure as its client sees it: without the upstream's own words, which may quote prompts and keys.
+//! Turns an upstream's failure into the client's error, without the upstream's own message, which may quote prompts and
+//! keys.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use baton_schemas::EngineError;
 
 use crate::error::RequestError;
 
-/// How long clients are told to wait after a failure.
+/// When a client should retry after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The error of a request that no upstream has begun to answer.
@@ -38,7 +39,7 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
     }
 }
 
-/// The error of a reply that broke off: no other upstream can continue it.
+/// The error of an interrupted reply. No other upstream can continue it.
 pub(super) fn broken_reply(error: UpstreamError) -> RequestError {
     match error {
         UpstreamError::Failed { failure, .. } => {

@@ -1,10 +1,10 @@
-//! Upstreams are sent no images.
+//! Images are not sent to upstreams.
 
 use baton_schemas::image::Image;
 
 use crate::error::RequestError;
 
-/// Refuses images: an upstream would get the placeholder in each image's place, and read it as text.
+/// Refuses images: an upstream would get a placeholder for each image and read it as text.
 pub(super) fn refuse_images(images: &[Image]) -> Result<(), RequestError> {
     let why = "the upstream that serves this model is sent none";
     images.first().map_or(Ok(()), |image| Err(RequestError::ImagesUnsupported { field: image.field().to_owned(), why }))

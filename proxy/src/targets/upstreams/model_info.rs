@@ -1,4 +1,4 @@
-//! What is known of a model that only upstreams serve.
+//! Describes a model that only upstreams serve.
 
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role};
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
@@ -6,14 +6,14 @@ use futures::future::join_all;
 
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 
-/// The model's description by its upstreams, empty if none answers. Asking waits for no capacity, and a failure has no
-/// consequences for the upstream.
+/// The upstreams' description of the model, empty if none answers. The question does not wait for capacity, and a failure
+/// does not count against the upstream.
 pub async fn model_info(serving: &ServedByUpstreams, request_id: &str) -> UpstreamModelInfo {
     merged(join_all(serving.upstreams.iter().map(|upstream| described(upstream, request_id))).await)
 }
 
-/// The model as a node, for `/props` and `/slots`: with as many slots as its upstreams generate choices at once, taken by
-/// the choices that they have. What is not known is 0 or empty.
+/// Describes the model as a node, for `/props` and `/slots`. It has as many slots as its upstreams can generate choices at
+/// once, and their current choices occupy them. Unknown values are 0 or empty.
 pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, NodeLoad) {
     let described = model_info(serving, request_id).await;
     let sum = |of: fn(&ServingUpstream) -> usize| {
@@ -37,7 +37,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         kv: None,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
     };
-    // Waiting choices count as claimed, too. An upstream that is gone has no free slot.
+    // Waiting choices also count as claimed. An unreachable upstream has no free slot.
     let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {
         true => server.n_claimed().min(capacity(server)),
         false => capacity(server),

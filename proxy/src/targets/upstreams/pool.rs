@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
 
-use super::{UpstreamServer, UpstreamState};
+use super::{UpstreamHealth, UpstreamServer};
 use crate::model_name;
 
 /// The configured upstreams. A changed configuration makes another pool; running streams keep theirs.
@@ -62,8 +62,8 @@ impl UpstreamPool {
         Ok(UpstreamPool { servers, turn: AtomicUsize::new(0) })
     }
 
-    /// The upstreams that serve a model of this name. `discovered`: also those that list it without being configured for
-    /// it.
+    /// The upstreams that serve a model of this name. If `discovered`, also those that list the model without being
+    /// configured for it.
     pub fn serving(&self, name: &str, discovered: bool) -> Option<ServedByUpstreams> {
         let upstream = |server: &Arc<UpstreamServer>| {
             Some(ServingUpstream { server: Arc::clone(server), model: server.model(name, discovered)? })
@@ -86,7 +86,7 @@ impl UpstreamPool {
         models
     }
 
-    /// Returns true if an unknown name may still turn out to be a model of theirs.
+    /// Returns true if one of them may still list an unknown model.
     pub fn may_yet_list(&self) -> bool {
         self.servers.iter().any(|server| server.is_unlisted())
     }
@@ -94,7 +94,7 @@ impl UpstreamPool {
     /// Returns true if one of them can probably answer for a model now.
     pub fn answers(&self) -> bool {
         let has_one = |server: &UpstreamServer| server.models().len() > server.unanswered().len();
-        self.servers.iter().any(|server| server.state() != UpstreamState::Unknown && has_one(server))
+        self.servers.iter().any(|server| server.health() != UpstreamHealth::Unknown && has_one(server))
     }
 
     /// A model that none of its upstreams can answer for now, other than those for which `is_local` returns true.
@@ -106,7 +106,7 @@ impl UpstreamPool {
         names.find(|name| !is_local(name) && !self.servers.iter().any(|server| can(server, name)))
     }
 
-    /// Choices that all of them can generate at once.
+    /// The number of choices that all of them together generate at once.
     pub fn capacity(&self) -> usize {
         self.servers.iter().map(|server| server.client.settings().max_concurrent).sum()
     }

@@ -24,10 +24,10 @@ fn message_bytes(message: &Message) -> usize {
     message.content.len() + reasoning + calls + MESSAGE_BYTES
 }
 
-/// Bytes that a template puts around a message.
+/// Bytes that a template adds to a message.
 const MESSAGE_BYTES: usize = 16;
 
-/// The average of most tokenizers.
+/// Bytes of an average token in most tokenizers.
 pub(super) const BYTES_PER_TOKEN: usize = 4;
 
 fn json_bytes(value: &Value) -> usize {

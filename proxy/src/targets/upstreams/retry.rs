@@ -1,5 +1,5 @@
-//! Asks upstreams one after another until one answers: the least busy first, each once, and once more if a connection
-//! broke.
+//! Asks upstreams one after another until one answers: the least busy first, each once, and all once more after a broken
+//! connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::server::UpstreamPermit;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
-/// How long a request waits for an upstream's capacity. It was admitted already: this is the time of some replies.
+/// How long an admitted request waits for an upstream's capacity: the duration of some replies.
 const MAX_WAIT: Duration = Duration::from_secs(120);
 
-/// The pause before upstreams whose connections broke are tried again: they may have closed idle ones just then.
+/// The pause before the second round. An upstream may have closed idle connections just before the first one.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A question that any upstream of a model may answer.
@@ -28,12 +28,12 @@ pub(super) trait UpstreamQuestion: Sync {
     /// The client's request id.
     fn request_id(&self) -> &str;
 
-    /// The capacity that it takes.
+    /// The number of permits that it needs.
     fn n_permits(&self) -> u32 {
         1
     }
 
-    /// Checks that the upstream, as it is configured, can be asked that. Sends nothing.
+    /// Checks that the configured upstream supports the question. Sends nothing.
     fn check(&self, upstream: &ServingUpstream) -> Result<(), UpstreamError>;
 
     /// Asks the upstream.
@@ -44,17 +44,17 @@ pub(super) trait UpstreamQuestion: Sync {
     ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
 }
 
-/// The answer to a question, and who gave it.
+/// The answer to a question, with the upstream that gave it.
 pub(super) struct FirstAnswer<T> {
     pub(super) server: Arc<UpstreamServer>,
-    /// Why this upstream was asked.
+    /// The reason for this upstream.
     pub(super) reason: RouteReason,
     pub(super) answer: T,
 }
 
 /// Asks until an upstream answers. Dropping the future cancels the question.
 ///
-/// Errors: the request is wrong; or no upstream answers, and then the last one's error.
+/// Errors: the request is wrong, or no upstream answers; then the last upstream's error.
 pub(super) async fn first_answer<Q: UpstreamQuestion>(
     serving: &ServedByUpstreams,
     question: &Q,
@@ -67,7 +67,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
     loop {
         let Some((i, reason)) = choose(serving, &tried) else {
             let Some(error) = last.take() else {
-                // "Not supported" is the answer only if no upstream supports it: a busy one may.
+                // Only if no upstream supports the request: a busy upstream may support it.
                 let unsupported = unsupported.filter(|_| tried.len() == serving.upstreams.len());
                 return Err(unsupported.map_or_else(|| all_busy(serving), client_error));
             };
@@ -83,7 +83,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         tried.push(i);
         let upstream = &serving.upstreams[i];
         let ServingUpstream { server, model } = upstream;
-        // Up to here nothing is sent, and an error says nothing about the upstream's health.
+        // Nothing was sent yet, so an error does not affect the upstream's health.
         if let Err(error) = question.check(upstream) {
             unsupported = Some(error);
             continue;
@@ -102,7 +102,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         // The upstream's own message may quote prompts and keys: for debug logs only.
         tracing::debug!(request_id, upstream = server.name(), error = %failure, "an upstream did not answer a request");
         match &failure {
-            // Another upstream may be configured otherwise.
+            // Another upstream may be configured differently.
             UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
                 server.breaker.succeeded();
                 unsupported = Some(failure);
@@ -117,7 +117,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
                 server.breaker.succeeded();
                 server.report_busy(model, *retry_after);
             }
-            // The upstream answers, and may have its other models.
+            // The upstream answers, and may serve its other models.
             UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. } => {
                 server.breaker.succeeded();
                 tracing::warn!(
@@ -137,9 +137,9 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
     }
 }
 
-/// The upstream to try next, and why: of the healthy ones that with the most capacity left for its size; equals take
-/// turns. One that has just failed, or is silent, is tried only if there is no other: a silent one may be computing a reply
-/// and answer nothing else meanwhile.
+/// Chooses the upstream to try next: the healthy one with the lowest load for its capacity; equals take turns. A failed or
+/// silent upstream is tried only if there is no other. A silent one may be computing a reply and unable to answer anything
+/// else.
 fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, RouteReason)> {
     let n = serving.upstreams.len();
     let load = |server: &UpstreamServer| server.n_claimed() * 1_000 / server.client.settings().max_concurrent.max(1);

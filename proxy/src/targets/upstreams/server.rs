@@ -1,4 +1,4 @@
-//! One upstream: its client, its capacity, and what is known of its state and its models.
+//! One upstream: its client, its capacity, its health and its models.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,47 +12,47 @@ use super::busy_models::BusyModels;
 use crate::model_name;
 use crate::targets::nodes::{Breaker, Fallbacks};
 
-/// How often a healthy upstream is asked for its models.
+/// The interval at which a healthy upstream is asked for its models.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The same while it generates the only reply that it can generate, and may break it off when it is asked for anything
-/// else. No other request would be sent to it meanwhile.
+/// The interval while an upstream generates the only reply that it can generate, and a probe may interrupt that reply. It
+/// gets no other request meanwhile.
 const BUSY_LIST_INTERVAL: Duration = Duration::from_secs(300);
 
-/// How often an upstream is asked that does not answer, or has failed: an open breaker lets a request through only after
-/// an answer.
+/// The interval for an upstream that does not answer or has failed. An open breaker lets a request through only after an
+/// answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The least time between two probes, however many requests fail.
+/// The shortest time between two probes, however many requests fail.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a busy upstream gets no requests if it does not say.
+/// How long a busy upstream gets no requests, unless it sets a time.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longer pauses are logged as warnings.
 const LONG_PAUSE: Duration = Duration::from_secs(5);
 
-/// The most models that are kept of one upstream's list: a hosted one has hundreds.
+/// The maximum number of models kept from an upstream's list. A hosted upstream has hundreds.
 const MAX_LISTED: usize = 2_000;
 
 /// Bytes of a model's name.
 const MAX_NAME_BYTES: usize = 512;
 
-/// Whether an upstream answers, as its list of models shows.
+/// The health of an upstream, as probes of its list of models show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpstreamState {
+pub enum UpstreamHealth {
     /// It has not answered or failed yet.
     Unknown,
     /// It answers.
     Answering,
     /// It does not answer.
     Silent {
-        /// Why not.
+        /// The cause.
         failure: UpstreamFailure,
     },
 }
 
-/// See the module.
+/// One upstream.
 pub struct UpstreamServer {
     /// Its client.
     pub client: Upstream,
@@ -69,13 +69,13 @@ pub struct UpstreamServer {
 }
 
 struct KnownFacts {
-    state: UpstreamState,
+    health: UpstreamHealth,
     listed: Vec<String>,
     busy: BusyModels,
 }
 
 impl UpstreamServer {
-    /// An upstream. Its list of models is polled from now on, until it is dropped.
+    /// Creates an upstream, and polls its list of models until it is dropped.
     pub fn new(client: Upstream) -> Arc<UpstreamServer> {
         let server = Arc::new(UpstreamServer {
             capacity: Arc::new(Semaphore::new(client.settings().max_concurrent)),
@@ -86,7 +86,7 @@ impl UpstreamServer {
             n_claimed: AtomicUsize::new(0),
             has_failed: Arc::default(),
             known: Mutex::new(KnownFacts {
-                state: UpstreamState::Unknown,
+                health: UpstreamHealth::Unknown,
                 listed: Vec::new(),
                 busy: BusyModels::default(),
             }),
@@ -95,7 +95,7 @@ impl UpstreamServer {
         server
     }
 
-    /// Reports that a request to it failed. It is probed at once.
+    /// Notes that a request to it failed. It is probed at once.
     pub(super) fn failed(&self, failure: UpstreamFailure) {
         self.breaker.failed(failure);
         self.has_failed.notify_one();
@@ -107,11 +107,11 @@ impl UpstreamServer {
         let outcome = self.client.models().await;
         let failure = outcome.as_ref().err().and_then(silence);
         let mut known = self.lock();
-        let state = failure.map_or(UpstreamState::Answering, |failure| UpstreamState::Silent { failure });
-        if known.state != state {
-            self.log_state(failure.and(outcome.as_ref().err()));
+        let health = failure.map_or(UpstreamHealth::Answering, |failure| UpstreamHealth::Silent { failure });
+        if known.health != health {
+            self.log_health(failure.and(outcome.as_ref().err()));
         }
-        known.state = state;
+        known.health = health;
         if let Ok(mut listed) = outcome {
             listed.retain(|name| is_name(name));
             listed.truncate(MAX_LISTED);
@@ -123,10 +123,10 @@ impl UpstreamServer {
         }
     }
 
-    fn log_state(&self, error: Option<&UpstreamError>) {
+    fn log_health(&self, error: Option<&UpstreamError>) {
         match error {
             None => tracing::info!(upstream = self.name(), "the upstream answers"),
-            // This error comes from the operating system or TLS, and quotes nothing of the upstream's.
+            // This error comes from the operating system or TLS, and quotes no message of the upstream.
             Some(error @ UpstreamError::Failed { failure: UpstreamFailure::Unreachable, .. }) => {
                 tracing::warn!(upstream = self.name(), %error, "the upstream does not answer");
             }
@@ -138,14 +138,14 @@ impl UpstreamServer {
         }
     }
 
-    /// True while it generates the only reply that it can generate, and may break it off when it gets a probe.
+    /// Returns true while it generates the only reply that it can generate, and a probe may interrupt that reply.
     fn is_undisturbable(&self) -> bool {
         let settings = self.client.settings();
         settings.kind.may_break_off_replies() && settings.max_concurrent == 1 && self.n_running() > 0
     }
 
     fn is_well(&self) -> bool {
-        self.state() == UpstreamState::Answering && !self.breaker.view().is_open
+        self.health() == UpstreamHealth::Answering && !self.breaker.view().is_open
     }
 
     /// The name in `x-baton-route`, logs and metrics.
@@ -153,21 +153,21 @@ impl UpstreamServer {
         &self.client.settings().name
     }
 
-    /// Whether it answers.
-    pub fn state(&self) -> UpstreamState {
-        self.lock().state
+    /// Its health at the last probe.
+    pub fn health(&self) -> UpstreamHealth {
+        self.lock().health
     }
 
     /// Returns true if it did not answer the last probe.
     pub fn is_silent(&self) -> bool {
-        matches!(self.state(), UpstreamState::Silent { .. })
+        matches!(self.health(), UpstreamHealth::Silent { .. })
     }
 
-    /// Returns true if it can probably answer now, for models that it is not busy for. A server that is late may only be
+    /// Returns true if it can probably answer now for models that are not busy. A server that answers late may be
     /// computing.
     pub fn can_answer(&self) -> bool {
         use UpstreamFailure::{Unauthorized, Unreachable};
-        !matches!(self.state(), UpstreamState::Silent { failure: Unreachable | Unauthorized })
+        !matches!(self.health(), UpstreamHealth::Silent { failure: Unreachable | Unauthorized })
     }
 
     /// The same for this model, by the upstream's own name.
@@ -175,12 +175,14 @@ impl UpstreamServer {
         self.can_answer() && self.busy_for(model).is_none()
     }
 
-    /// Our names for its models that it cannot answer for now.
+    /// Our names for the models that it cannot serve now.
     pub fn unanswered(&self) -> Vec<String> {
         if !self.can_answer() {
             return self.models();
         }
-        let (named, known, now) = (&self.client.settings().models, self.lock(), Instant::now());
+        let named = &self.client.settings().models;
+        let known = self.lock();
+        let now = Instant::now();
         let is_busy = |model: &str| known.busy.left(model, now).is_some();
         if named.is_empty() {
             known.listed.iter().filter(|listed| is_busy(listed)).cloned().collect()
@@ -192,7 +194,7 @@ impl UpstreamServer {
     /// Returns true if its models are those that it lists, and it has not listed any yet.
     pub fn is_unlisted(&self) -> bool {
         let known = self.lock();
-        self.client.settings().models.is_empty() && known.listed.is_empty() && known.state != UpstreamState::Answering
+        self.client.settings().models.is_empty() && known.listed.is_empty() && known.health != UpstreamHealth::Answering
     }
 
     /// Takes over the list of models from another client of the same server.
@@ -220,11 +222,6 @@ impl UpstreamServer {
         }
     }
 
-    /// Returns true if its models are those that it lists.
-    pub fn is_discovered(&self) -> bool {
-        self.client.settings().models.is_empty()
-    }
-
     /// The time until this model may be requested again, by the upstream's own name. `None`: now.
     pub fn busy_for(&self, model: &str) -> Option<Duration> {
         self.lock().busy.left(model, Instant::now())
@@ -235,7 +232,7 @@ impl UpstreamServer {
         self.lock().busy.longest(Instant::now())
     }
 
-    /// Reports that it has no capacity for this model now, by the upstream's own name.
+    /// Notes that it has no capacity for this model now, by the upstream's own name.
     pub(super) fn report_busy(&self, model: &str, retry_after: Option<Duration>) {
         let pause = retry_after.unwrap_or(BUSY_PAUSE);
         let before = self.lock().busy.add(model, pause, Instant::now());
@@ -246,23 +243,23 @@ impl UpstreamServer {
                 upstream = self.name(),
                 model,
                 seconds,
-                "an upstream is busy; it gets no requests for this model meanwhile"
+                "an upstream is busy; it gets no requests for this model for a while"
             );
         }
     }
 
-    /// Choices that it generates, or that wait for its capacity.
+    /// The number of choices that it generates or that wait for its capacity.
     pub fn n_claimed(&self) -> usize {
         self.n_claimed.load(Ordering::Relaxed)
     }
 
-    /// Choices that it generates.
+    /// The number of choices that it generates.
     pub fn n_running(&self) -> usize {
         self.client.settings().max_concurrent.saturating_sub(self.capacity.available_permits())
     }
 
-    /// Waits for the capacity for `n` choices, first come, first served. The choices count as claimed from now on;
-    /// dropping the future gives the claim back.
+    /// Waits for the capacity for `n` choices, first come, first served. The choices count as claimed at once; dropping the
+    /// future returns the claim.
     pub(super) async fn permits(self: &Arc<Self>, n: u32) -> Vec<UpstreamPermit> {
         let claims: Vec<CapacityClaim> = (0..n).map(|_| CapacityClaim::new(self)).collect();
         // The semaphore is never closed.
@@ -297,7 +294,7 @@ async fn poll(server: Weak<UpstreamServer>, has_failed: Arc<Notify>) {
     }
 }
 
-/// Why an upstream counts as silent after this error. Other errors are answers.
+/// The failure if an upstream counts as silent after this error. Other errors are answers.
 fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
     use UpstreamFailure::{CutShort, TimedOut, Unauthorized, Unreachable};
     match error {
@@ -308,12 +305,12 @@ fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
     }
 }
 
-/// Names are shown in lists and terminals, and sent back: an implausible one is dropped.
+/// Returns true for a plausible name. Names are shown in lists and terminals, and sent back to the upstream.
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-/// The right to have one choice generated. Given back when dropped.
+/// The right to have one choice generated. Returned when dropped.
 pub(super) struct UpstreamPermit {
     _claim: CapacityClaim,
     _permit: OwnedSemaphorePermit,

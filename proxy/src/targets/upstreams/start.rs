@@ -1,4 +1,4 @@
-//! Finds an upstream that begins to answer: others are tried until the first piece of the reply has come.
+//! Starts a request on an upstream. Tries other upstreams until the first piece of a reply has come.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::error::RequestError;
 pub struct StartedReply {
     /// The upstream.
     pub server: Arc<UpstreamServer>,
-    /// Why this one.
+    /// The reason for this upstream.
     pub reason: RouteReason,
     /// When the request was sent.
     pub asked: Instant,
@@ -33,9 +33,9 @@ pub struct StartedReply {
 pub struct StartedChoice {
     /// The first piece.
     pub first: TextDelta,
-    /// What follows.
+    /// The pieces after it.
     pub rest: TextStream,
-    /// The upstream, which a failure of the stream is reported to.
+    /// The upstream, for noting a failure of the stream.
     pub server: Arc<UpstreamServer>,
     /// When the request was sent.
     pub asked: Instant,
@@ -45,7 +45,7 @@ pub struct StartedChoice {
 
 /// Starts a request. Dropping the future cancels it.
 ///
-/// Errors: the request is wrong; or no upstream answers, and then the last one's error.
+/// Errors: the request is wrong, or no upstream answers; then the last upstream's error.
 pub async fn start(
     serving: &ServedByUpstreams,
     request: &GenerateRequest,
@@ -102,7 +102,7 @@ impl GenerateQuestion<'_> {
         permit: UpstreamPermit,
     ) -> Result<StartedChoice, UpstreamError> {
         let asked = Instant::now();
-        // The client chose the first part, and servers that name their work after the id must not find it twice.
+        // The client chose the first part, and a server that uses the id as a key must not get it twice.
         let request_id = &format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
         let request = ChoiceRequest { request: self.request, choice, model, request_id };
         let span =

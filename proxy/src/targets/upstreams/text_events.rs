@@ -1,5 +1,5 @@
-//! One choice's reply from an upstream, as events: stop strings are found, replies of one call end with it, tokens are
-//! counted.
+//! Turns one choice's reply from an upstream into events: finds stop strings, ends a reply after its only call, and counts
+//! tokens.
 
 use baton_engines::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use baton_reply::tools::PartContent;
@@ -15,15 +15,15 @@ use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// What measures a reply.
+/// The measurements of a reply.
 pub(crate) struct ReplyMeter {
-    /// When tokens come, and how many.
+    /// Counts and times tokens.
     pub(crate) clock: ChoiceClock,
     /// The estimated number of the prompt's tokens.
     pub(crate) n_prompt: u32,
 }
 
-/// A choice's events. Dropping the stream closes the connection.
+/// The events of a choice. Dropping the stream closes the connection.
 pub(crate) fn text_events(
     choice: u32,
     StartedChoice { first, mut rest, server, asked, span }: StartedChoice,
@@ -82,7 +82,7 @@ pub(crate) fn text_events(
     }
 }
 
-/// What a delta becomes.
+/// The parts of one delta.
 #[derive(Default)]
 struct ChoiceStep {
     parts: Vec<ReplyPart>,
@@ -94,7 +94,7 @@ struct ChoiceReader {
     reply: PartReply,
     /// Alternatives that the client requested with each token.
     n_top: usize,
-    /// The client requested no token (`max_tokens: 0`), so all that comes is dropped.
+    /// The client requested no token (`max_tokens: 0`), so the reply is dropped.
     wants_no_token: bool,
     n_bytes: usize,
     n_reasoning_bytes: usize,
@@ -130,12 +130,12 @@ impl ChoiceReader {
         };
         self.count(&part, clock);
         let step = self.reply.feed(part);
-        // The reply ends here, and not at the upstream, which would have counted.
+        // The reply ends here and not at the upstream, so the upstream reports no counts.
         let end = || TextEnd { reason: self.reply.reason(FinishReason::Stop), usage: self.estimated_usage(clock) };
         ChoiceStep { parts: step.parts, end: step.stopped.then(end) }
     }
 
-    /// Counts a token for each piece, or for each token that the upstream names.
+    /// Counts one token for each piece, or the tokens that the upstream lists.
     fn count(&mut self, ReplyPart { content, tokens }: &ReplyPart, clock: &mut ChoiceClock) {
         let n_bytes = match content {
             PartContent::Text(text) | PartContent::Reasoning(text) => text.len(),
@@ -152,8 +152,8 @@ impl ChoiceReader {
         }
     }
 
-    /// Token counts of a reply that the upstream does not count: a token for each piece, and more where pieces are long,
-    /// as whole calls are.
+    /// Estimates the token counts of a reply that the upstream does not count: at least one token for each piece, and more
+    /// for long pieces, such as whole calls.
     fn estimated_usage(&self, clock: &ChoiceClock) -> TextUsage {
         let at_least = |n_pieces: u32, n_bytes: usize| Some(n_pieces.max(tokens_of(n_bytes)));
         TextUsage {
@@ -163,15 +163,15 @@ impl ChoiceReader {
         }
     }
 
-    /// A token without the alternatives that the client has not requested: some servers give no log-probabilities for 0
-    /// alternatives, so they were asked for one.
+    /// Removes alternatives that the client did not request. Some servers give no log-probabilities for 0 alternatives, so
+    /// they were asked for one.
     fn token(&self, mut token: TextToken) -> TokenLogprobs {
         token.logprobs.top.truncate(self.n_top);
         TokenLogprobs { bytes: token.bytes, logprobs: token.logprobs }
     }
 }
 
-/// The end of a reply to a request for no token. The upstream had to be asked for one token; it is dropped.
+/// The end of a reply to a request for no token. The upstream must be asked for one token, which is dropped.
 fn end_of_prompt(delta: TextDelta) -> Option<TextEnd> {
     let TextDelta::Finished(TextEnd { usage, .. }) = delta else { return None };
     let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };

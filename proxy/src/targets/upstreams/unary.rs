@@ -1,4 +1,4 @@
-//! Questions that upstreams answer in one piece: vectors of texts, tokens, and loading and unloading a model.
+//! Requests that upstreams answer in one piece: vectors of texts, tokens, and loading and unloading of a model.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub async fn tokens(
     Ok(first_answer(serving, &TokensQuestion { question, request_id }).await?.answer)
 }
 
-/// Loads the model into one upstream's memory. Most upstreams have their models in memory for as long as they run.
+/// Loads the model into one upstream's memory. Most upstreams always keep their models in memory.
 pub async fn load(
     serving: &ServedByUpstreams,
     keep_alive: Option<KeepAlive>,

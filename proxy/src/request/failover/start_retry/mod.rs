@@ -1,7 +1,7 @@
-//! Requests that have not begun to answer are tried again when their node is lost.
+//! Retries requests whose node is lost before the first result.
 //!
-//! Before the first token, losing a node costs only time: another node, or the restarted one, renders the prompt, accepts
-//! the sequence or begins the vectors.
+//! Until then a lost node costs only time: another node, or the restarted one, renders the prompt, accepts the sequence
+//! or starts the vectors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ const START_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause between two retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A request's attempts to begin.
+/// A request's attempts to start.
 #[derive(Debug, Default)]
 pub struct StartRetry {
     failed: Vec<usize>,
-    /// One of `failed` was asked once more, and failed or refused again.
+    /// One of `failed` was asked again, and failed or refused again.
     was_repeated: bool,
     deadline: Option<Instant>,
-    /// The first failure that an engine reported. One more engine is asked; if that fails too, the client gets this one.
+    /// The first failure that an engine reported. One more engine is asked; if it fails too, the client gets this error.
     engine_failure: Option<EngineError>,
     has_upstream: bool,
     image_need: ImageNeed<'static>,
@@ -48,22 +48,17 @@ impl StartRetry {
         StartRetry { has_upstream: true, ..self }
     }
 
-    /// See [`with_upstream`](Self::with_upstream).
-    pub fn has_upstream(&self) -> bool {
-        self.has_upstream
-    }
-
     /// Decode nodes that failed or refused this request, as indices of the model's list.
     pub fn failed(&self) -> &[usize] {
         &self.failed
     }
 
-    /// What the request's images need of a node.
+    /// The projector that the request's images need.
     pub fn image_need(&self) -> ImageNeed<'static> {
         self.image_need
     }
 
-    /// A node answered: the next loss has as much time as the first.
+    /// A node answered: the deadline starts anew with the next loss.
     pub fn progressed(&mut self) {
         self.deadline = None;
     }
@@ -87,8 +82,7 @@ impl StartRetry {
         }
     }
 
-    /// Returns true if every node that supports the request's images has failed or refused it: one of them was chosen
-    /// again because there is no other.
+    /// Returns true if every node that supports the request's images has failed or refused it.
     fn has_asked_all(&self, model: &ServedModel) -> bool {
         self.was_repeated || self.failed.len() >= model.n_supporting(self.image_need)
     }
@@ -107,8 +101,8 @@ impl StartRetry {
         outcome
     }
 
-    /// Returns after a pause where one helps if there is to be another attempt after this failure. Errors: what the client
-    /// gets if there is none.
+    /// Returns if another attempt should follow this failure, after a pause where one helps. Errors: there is no further
+    /// attempt, and the client gets this error.
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
         let has_next = match &error {
             RequestError::Engine(error) => self.may_retry_after(model, error).await,
@@ -131,7 +125,7 @@ impl StartRetry {
         }
     }
 
-    /// The engine refused: another one may have room.
+    /// The engine refused; another one may have room.
     fn may_ask_another(&self, model: &ServedModel, reason: FallbackReason) -> bool {
         let has_another = !self.has_asked_all(model);
         if has_another {
@@ -140,7 +134,7 @@ impl StartRetry {
         has_another
     }
 
-    /// The engine is gone or cut off, which its node's state may not show yet. Nothing was sent to the client.
+    /// The engine is gone or unreachable, which its node's state may not show yet. Nothing was sent to the client.
     async fn may_retry_lost(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         let has_asked_all = self.has_asked_all(model);
         if self.has_upstream && has_asked_all {
@@ -162,7 +156,7 @@ impl StartRetry {
         true
     }
 
-    /// The engine or the request is to blame; one more engine shows which. A second failure is the request's.
+    /// The engine or the request is the cause; one more engine shows which. A second failure is the request's.
     fn may_retry_failed(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         let may_retry = self.engine_failure.is_none() && has_other_engine(model, &self.failed, self.image_need);
         if may_retry {
@@ -173,7 +167,7 @@ impl StartRetry {
         may_retry
     }
 
-    /// No node is ready, but the one that was lost may be back soon.
+    /// No node is ready, but the lost one may be back soon.
     async fn may_await_lost_node(&self) -> bool {
         let may_wait = !self.has_upstream && self.deadline.is_some_and(|deadline| Instant::now() < deadline);
         if may_wait {
@@ -183,20 +177,9 @@ impl StartRetry {
     }
 }
 
-/// Calls one of a model's nodes, and another one if that node is lost or silent.
+/// Calls one of a model's nodes, and another one if that node is lost or silent. If the request has `images`, nodes without
+/// a projector are skipped while another one may have it.
 pub async fn ask<T, F>(
-    model: &ServedModel,
-    name: Option<&str>,
-    call: impl Fn(Arc<Node>, Arc<NodeInfo>) -> F,
-) -> Result<T, RequestError>
-where
-    F: Future<Output = Result<T, RequestError>>,
-{
-    ask_about(model, name, &[], call).await
-}
-
-/// Like [`ask`], about these images: nodes without a projector are skipped while another one may have it.
-pub async fn ask_about<T, F>(
     model: &ServedModel,
     name: Option<&str>,
     images: &[Image],

@@ -158,6 +158,24 @@ async fn a_reply_comes_whatever_its_node_stops_at() {
     .await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_plan_needs_one_call_and_a_reply_the_end_of_the_prompt_too() {
+    for (n_calls, is_answered) in [(1, [true, false]), (3, [true, true])] {
+        let app = async || {
+            let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end: End::Dies };
+            let node = node("thinks", stopping).await;
+            let mut info = (*node.info().unwrap()).clone();
+            info.facts.chat_template = "</think>".to_owned();
+            node.health.note_answer(Arc::new(info));
+            over(vec![node]).0
+        };
+        let request = || GenerateRequest { input: Input::Chat(chat().conversation), ..request("m") };
+        let explained = app().await.explain(request(), &caller()).await.is_ok();
+        let replied = app().await.generate(request(), caller()).await.is_ok();
+        assert_eq!([explained, replied], is_answered, "{n_calls}");
+    }
+}
+
 /// A node that refuses every sequence.
 struct Refusing(SimEngine, EngineError);
 

@@ -1,16 +1,16 @@
-//! The queue: a lane for each key. `P` is what an admitted request gets.
+//! The queue, with a lane for each key. `P` is what an admitted request gets.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::bounds::{Bounds, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
+use super::limits::{AdmissionLimits, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
 use crate::account::Account;
 
 /// All requests that run or wait. A lane exists only while its key has any.
-pub(super) struct Lanes<P> {
-    pub(super) bounds: Bounds,
+pub(super) struct AdmissionQueue<P> {
+    pub(super) limits: AdmissionLimits,
     n_slots: usize,
     lanes: HashMap<String, Lane<P>>,
     next_ticket: u64,
@@ -28,12 +28,12 @@ pub(super) struct Waiter<P> {
     pub(super) answer: oneshot::Sender<Result<P, Refusal>>,
 }
 
-/// Why a request is not admitted.
+/// The reason why a request is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// As many requests run as may, and the queue is full.
+    /// The limit of running requests is reached, and the queue is full.
     Full { limit: usize },
-    /// The key has as many requests running as it may.
+    /// The key's limit of running requests is reached.
     Concurrency { limit: usize },
 }
 
@@ -50,18 +50,18 @@ impl<P> Lane<P> {
     }
 }
 
-impl<P> Lanes<P> {
-    pub(super) fn new(bounds: Bounds) -> Self {
-        Lanes { bounds, n_slots: 0, lanes: HashMap::new(), next_ticket: 0 }
+impl<P> AdmissionQueue<P> {
+    pub(super) fn new(limits: AdmissionLimits) -> Self {
+        AdmissionQueue { limits, n_slots: 0, lanes: HashMap::new(), next_ticket: 0 }
     }
 
-    /// Requests served at once at most.
+    /// The maximum number of requests served at once.
     pub(super) fn max_requests(&self) -> usize {
         let room = match self.n_slots {
             0 => WITHOUT_SLOTS,
             n_slots => n_slots.saturating_mul(REQUESTS_PER_SLOT),
         };
-        self.bounds.max_requests.unwrap_or(room)
+        self.limits.max_requests.unwrap_or(room)
     }
 
     /// Sets how many slots the engines have. Returns true if that changed.
@@ -77,8 +77,8 @@ impl<P> Lanes<P> {
         self.lanes.values().map(|lane| lane.waiting.len()).sum()
     }
 
-    /// Admits a new request if there is room and no request of its key waits. Requests that wait though there is room wait
-    /// for their own key's limit.
+    /// Admits a new request if there is room and no request of its key waits. A request may wait even if there is room,
+    /// because its key's own limit is reached.
     pub(super) fn try_enter(&mut self, account: &Arc<Account>) -> bool {
         let has_room = self.n_running() < self.max_requests();
         let lane = self.lanes.entry(account.name.clone()).or_default();
@@ -89,14 +89,14 @@ impl<P> Lanes<P> {
         enters
     }
 
-    /// Puts a new request at the end of its lane; returns its ticket. In a full queue it takes the place of the last request
-    /// in a lane that is longer than its own would be.
+    /// Puts a new request at the end of its lane and returns its ticket. In a full queue it takes the place of the last
+    /// request in the longest lane, if that lane is longer than its own would be.
     pub(super) fn wait(
         &mut self,
         account: &Arc<Account>,
         answer: oneshot::Sender<Result<P, Refusal>>,
     ) -> Result<u64, Refusal> {
-        if self.n_waiting() >= self.bounds.max_waiting {
+        if self.n_waiting() >= self.limits.max_waiting {
             let own = self.lanes.get(&account.name).map_or(0, |lane| lane.waiting.len());
             let full = self.full();
             let longest = self.lanes.values_mut().max_by_key(|lane| lane.waiting.len());
@@ -141,7 +141,7 @@ impl<P> Lanes<P> {
         self.sweep(&account.name);
     }
 
-    /// The request with this ticket does not wait any more.
+    /// The request with this ticket no longer waits.
     pub(super) fn give_up(&mut self, account: &Account, ticket: u64) {
         if let Some(lane) = self.lanes.get_mut(&account.name) {
             lane.waiting.retain(|waiter| waiter.ticket != ticket);

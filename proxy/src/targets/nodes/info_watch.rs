@@ -1,4 +1,5 @@
-//! Watches a node that another process runs: asks what it runs until it answers, and again whenever that may have changed.
+//! Keeps the description of a remote node up to date: asks for it until the node answers, and again whenever it may have
+//! changed.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,15 +13,15 @@ use super::health::{Health, StateChange, StateReason};
 use super::node_state::NodeState;
 use super::probe;
 
-/// How soon a node that is starting or down is asked again, so that a node that is back is used within 5 s.
+/// The interval for a node that is starting or down, so that it is used within 5 s once it is back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A watched node.
 pub struct WatchedNode {
     /// Kept up to date until this is dropped.
     pub health: Arc<Health>,
-    /// Resolves once the node has answered with what it runs, or has refused the cluster key, which it always will. While
-    /// the node cannot be reached, this stays pending.
+    /// Resolves once the node has answered with its description or has refused the cluster key. Stays pending while the
+    /// node cannot be reached.
     pub first_answer: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>,
 }
 
@@ -43,7 +44,7 @@ async fn keep_asking(engine: Arc<dyn Engine>, health: Weak<Health>, mut first: O
         // A draining node takes no new connections; the end of its load stream shows when it is gone.
         if health.state() != NodeState::Draining {
             let answer = ask(&*engine, &health, first.is_some()).await;
-            // The receiver is gone once the endpoint was told to stop.
+            // The receiver is gone once the endpoint stops.
             let _ = answer.and_then(|answer| Some(first.take()?.send(answer)));
         }
         let pause = if matches!(health.state(), NodeState::Starting | NodeState::Down) {
@@ -55,14 +56,14 @@ async fn keep_asking(engine: Arc<dyn Engine>, health: Weak<Health>, mut first: O
         drop(health);
         tokio::select! {
             () = tokio::time::sleep(probe::jittered(pause)) => {}
-            // A node that falls silent is asked at once. An error means that it is no longer watched.
+            // A silent node is asked at once. An error means that it is no longer watched.
             _ = changes.wait_for(|status| status.is_silent()) => {}
         }
     }
 }
 
-/// Asks what the node runs. `None` if it may still answer. If the first answer is a refused key, only the receiver of the
-/// first answer learns of it.
+/// Asks for the node's description. `None` if the node may still answer. A key that is refused in the first answer is only
+/// reported to the receiver of the first answer.
 async fn ask(engine: &dyn Engine, health: &Health, is_first: bool) -> Option<Result<Arc<NodeInfo>, RefusedKey>> {
     let error = match probe::info(engine).await {
         Ok(info) => {
