@@ -1,4 +1,4 @@
-//! Real KV in this process: a pull like a decode node's, whose chunks are kept.
+//! Pulls real KV into this process, like a decode node, and keeps the chunks.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, Handoff
 use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 
-/// For a prompt that the prefill node has cached, as a rule.
+/// The longest pull; the prefill node has usually cached the prompt.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A handoff that was read to its end.
+/// A handoff that was received completely.
 pub struct Captured {
-    /// What was asked for: the tokens, and the layout of their KV.
+    /// The requested tokens and the layout of their KV.
     pub handoff: Handoff,
-    /// The KV in the order of its tokens, decoded.
+    /// The decoded KV in the order of its tokens.
     pub chunks: Vec<Chunk>,
-    /// Where the prefill node's time went.
+    /// The prefill node's own timings.
     pub timings: PrefillTimings,
 }
 
@@ -42,13 +42,13 @@ pub struct CaptureSource<'a> {
     pub engine: &'a RemoteEngine,
     /// The cluster's key.
     pub key: &'a str,
-    /// How the node is reached.
+    /// The transport to the node.
     pub transport: &'a Transport,
-    /// The node is to keep nothing of what is captured.
+    /// If true, the node does not keep the prompt in its cache.
     pub ephemeral: bool,
 }
 
-/// Pulls the KV of all of `tokens` from a node.
+/// Pulls the KV of `tokens` from a node.
 pub async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
     tokio::time::timeout(DEADLINE, read(source, tokens))
         .await

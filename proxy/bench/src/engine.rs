@@ -1,14 +1,14 @@
-//! `baton bench engine`: the engine through its node's socket, and the plain llama.cpp loop, in turn in one run.
+//! `baton bench engine`: compares the engine, through its node's socket, with a plain llama.cpp loop.
 //!
-//! Both sides use the same build, model, threads and batch size. Each round measures the plain loop and then the
-//! engine, so that a machine that slows down slows both; medians of rounds are compared.
+//! Both use the same build, model, threads and batch size. Each round measures the plain loop and then the engine, so
+//! that a machine that becomes slower affects both. Medians of rounds are compared.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
-use baton_engines::llama::reference::{Reference, ReferenceOptions};
+use baton_engines::llama::reference::{Reference, ReferenceOptions, Run};
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
@@ -53,7 +53,7 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), CommandFailure> {
     }
     if wants(EnginePart::Joining) {
         rows.push(bench.joining("auto", &[]).await?);
-        // What an engine without interleaving does: the whole prompt in one step.
+        // As an engine without interleaving: the whole prompt in one step.
         rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
     }
     let memory = if wants(EnginePart::Memory) { bench.memory().await? } else { Value::Null };
@@ -73,7 +73,7 @@ struct EngineBench {
 }
 
 impl EngineBench {
-    /// A fresh node: what earlier rounds left in the cache would slow later ones down, and not the plain loop.
+    /// Starts a fresh node: the cache of earlier rounds would slow down later rounds, but not the plain loop.
     async fn node(&self, extra: &[&str]) -> Result<BenchNode, CommandFailure> {
         let args = self.node_args.iter().cloned().chain(extra.iter().map(OsString::from));
         BenchNode::start(args.collect()).await
@@ -89,14 +89,13 @@ impl EngineBench {
         tokens
     }
 
-    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), CommandFailure> {
+    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<Run, CommandFailure> {
         let reference = Arc::clone(&self.reference);
-        let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, ReferenceOptions::default()))
-            .await??;
-        Ok((run.prefill.as_secs_f64(), run.decode.as_secs_f64()))
+        let run = move || reference.greedy(&prompts, n_new, ReferenceOptions::default());
+        Ok(tokio::task::spawn_blocking(run).await??)
     }
 
-    /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
+    /// Prefill rate: both compute n − 1 tokens, then decode one. The time is from the request to the first token.
     async fn prefill(&mut self, n: usize) -> Result<Value, CommandFailure> {
         let mut plain = Vec::new();
         let mut engine = Vec::new();
@@ -105,15 +104,15 @@ impl EngineBench {
             let prompt = self.prompt(n);
             let warm_up = self.prompt(WARM_UP);
             node.warm_up(warm_up).await?;
-            let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
-            plain.push(n as f64 / (prefill + step));
+            let run = self.plain(vec![prompt.clone()], 1).await?;
+            plain.push(n as f64 / (run.prefill + run.decode).as_secs_f64());
             engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
         }
         Ok(compared(&format!("prefill {n} tokens"), "tok/s", &plain, &engine, json!({})))
     }
 
-    /// Aggregate decode rate of `n` streams, while all of them decode, with `n_idle` tokens of finished conversations
-    /// in the engine's cache. The plain loop's cache holds nothing else.
+    /// Aggregate decode rate of `n` streams while all of them decode. The engine's cache also holds `n_idle` tokens of
+    /// finished conversations; the plain loop's cache does not.
     async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, CommandFailure> {
         let mut plain = Vec::new();
         let mut engine = Vec::new();
@@ -128,8 +127,8 @@ impl EngineBench {
                 node.stream(earlier, 1).await?;
             }
             let prompts: Vec<_> = (0..n).map(|_| self.prompt(SHORT_PROMPT)).collect();
-            let (_, decode) = self.plain(prompts.clone(), DECODE_TOKENS as usize).await?;
-            plain.push((n as u32 * DECODE_TOKENS) as f64 / decode);
+            let run = self.plain(prompts.clone(), DECODE_TOKENS as usize).await?;
+            plain.push((n as u32 * DECODE_TOKENS) as f64 / run.decode.as_secs_f64());
             let streams = prompts.into_iter().map(|prompt| node.stream(prompt, DECODE_TOKENS));
             let timelines = futures::future::try_join_all(streams).await?;
             engine.push(aggregate_tps(&timelines));
@@ -140,11 +139,11 @@ impl EngineBench {
             "ttft_ms": { "p50": percentile(&ttfts, 50.0), "p99": percentile(&ttfts, 99.0) },
             "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0) },
         });
-        let idle = if n_idle > 0 { format!(" beside {n_idle} idle tokens") } else { String::new() };
+        let idle = if n_idle > 0 { format!(", {n_idle} idle tokens cached") } else { String::new() };
         Ok(compared(&format!("decode, {n} streams{idle}"), "tok/s", &plain, &engine, latency))
     }
 
-    /// Memory of a node that has filled a good part of its cache, beside the buffer sizes that llama.cpp reports.
+    /// Memory of a node that has filled much of its cache, and the buffer sizes that llama.cpp reports.
     async fn memory(&mut self) -> Result<Value, CommandFailure> {
         let node = self.node(&[]).await?;
         for _ in 0..4 {
@@ -201,10 +200,10 @@ impl EngineBench {
 /// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory before it is measured.
 const WARM_UP: usize = 256;
 
-/// Tokens of finished conversations in the cache, for the row that shows what they cost.
+/// Tokens of finished conversations in the cache, for the row that shows their cost.
 const IDLE_TOKENS: usize = 6_000;
 
-/// Long enough to be running until the long prompt has joined.
+/// Tokens of the running streams: enough to outlast the join of the long prompt.
 const JOINED_TOKENS: u32 = 400;
 
 /// Tokens per second in the time in which every stream is decoding.

@@ -1,7 +1,7 @@
-//! `baton bench` and `baton demo`: what an engine, a handoff or the planner does, beside a yardstick measured in the same
-//! run. They drive whole clusters of nodes, real ones on loopback or simulated ones, and know the proxy's public parts.
+//! `baton bench` and `baton demo`: measure an engine, handoffs or the planner, and a baseline in the same run. They drive
+//! whole clusters of nodes, real ones on loopback or simulated ones, through the proxy's public parts.
 //!
-//! Front doors are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
+//! The entry points are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
 
 pub mod capture;
 pub mod demo;
@@ -30,11 +30,11 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum What {
-    /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
+    /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     Engine(EngineBenchArgs),
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
     Handoff(handoff::HandoffBenchArgs),
-    /// The route planner beside every fixed route, on simulated machines and links, or on real nodes.
+    /// The route planner compared with every fixed route, on simulated machines and links, or on real nodes.
     Plan(plan::PlanBenchArgs),
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct EngineBenchArgs {
     /// Measure only these parts (all, unless given)
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     only: Vec<EnginePart>,
-    /// Compute threads of both sides
+    /// Compute threads of the engine and of the plain loop
     #[arg(long)]
     threads: Option<u32>,
     /// Also write the figures as JSON
@@ -63,11 +63,11 @@ pub(crate) struct EngineBenchArgs {
 pub(crate) enum EnginePart {
     /// Prompts of 512 and 2,000 tokens.
     Prefill,
-    /// 1, 4 and 8 streams, and one beside idle conversations.
+    /// 1, 4 and 8 streams, and one with idle conversations in the cache.
     Decode,
     /// A long prompt that joins running streams.
     Joining,
-    /// Resident memory beside llama.cpp's own account.
+    /// Resident memory, compared with the buffer sizes that llama.cpp reports.
     Memory,
 }
 

@@ -1,4 +1,4 @@
-//! What a process holds, by the kernel's account. Linux alone tells it so.
+//! The memory of a process, as the kernel reports it. Only on Linux.
 
 /// A field of `/proc/PID/status`, MiB.
 fn status(pid: u32, field: &str) -> Option<f64> {
@@ -8,18 +8,18 @@ fn status(pid: u32, field: &str) -> Option<f64> {
     Some(kib / 1024.0)
 }
 
-/// Resident memory, MiB; `None` where the system does not tell.
+/// Resident memory, MiB; `None` if the system does not report it.
 pub(super) fn resident_mib(pid: u32) -> Option<f64> {
     status(pid, "VmRSS")
 }
 
-/// The most that was ever resident since the start or the last [`forget_peak`], MiB.
+/// Peak resident memory since the start or the last [`forget_peak`], MiB.
 pub(super) fn peak_mib(pid: u32) -> Option<f64> {
     status(pid, "VmHWM")
 }
 
-/// Lets the peak start again from what is resident now (`/proc/PID/clear_refs`, proc_pid_clear_refs(5)). `None` where
-/// that cannot be done.
+/// Resets the peak to the memory that is resident now (`/proc/PID/clear_refs`, proc_pid_clear_refs(5)). `None` if that
+/// fails.
 pub(super) fn forget_peak(pid: u32) -> Option<()> {
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").ok()
 }

@@ -44,7 +44,7 @@ impl BenchNode {
         let mut command = node_process::command(&listen, &key, args)?;
         let mut child = command.env("RUST_LOG", "llama-cpp-2=info").stderr(Stdio::piped()).spawn()?;
         let stderr = child.stderr.take().ok_or_else(|| CommandFailure("the node has no log".into()))?;
-        // Its log is read to the end, so that a full pipe never stops it.
+        // Read the log to its end, so that a full pipe never blocks the node.
         let log = tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
             let mut buffers = Buffers::default();

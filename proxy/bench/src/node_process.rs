@@ -12,7 +12,7 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Loading a model that is tried out or measured takes no longer than this, or something is wrong.
+/// The longest start; loading a model takes much less.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Bytes that a child may write before it is ready.
@@ -30,7 +30,7 @@ pub struct NodeProcess {
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
     pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, CommandFailure> {
-        // A child fetches KV from other nodes only if it is given a key for them; these share theirs.
+        // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
         let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
         let address =
             ready(&mut child).await?.ok_or_else(|| CommandFailure("the node does not tell its address".into()))?;
@@ -45,8 +45,8 @@ impl NodeProcess {
     }
 }
 
-/// The command of a node that ends with this process: its standard input is its lifeline, which the child handle holds.
-/// It takes no part in handoffs, like the child of an endpoint without prefill nodes.
+/// The command of a node that ends with this process: it exits when its standard input, which the child handle holds,
+/// closes. It has no key for handoffs, like the child of an endpoint without prefill nodes.
 pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
@@ -59,7 +59,7 @@ pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsStrin
     Ok(command)
 }
 
-/// Waits until the child says that it is ready; its address, if that is a TCP one.
+/// Waits until the child reports that it is ready. Returns its address if it listens on TCP.
 pub async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, CommandFailure> {
     let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the node has no output".into()))?;
     let mut event = String::new();

@@ -1,4 +1,4 @@
-//! Prompts of real text that share no prefix, so that no cache helps where none is meant to.
+//! Prompts of real text that share no prefix, so that no cache helps.
 
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
@@ -6,8 +6,8 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::node::TokenizeRequest;
 
-/// Prose of ordinary variety: how well a codec compresses KV depends on the text. It never changes, so that figures of
-/// different versions can be compared.
+/// Ordinary prose, because a codec's compression of KV depends on the text. It never changes, so that figures of different
+/// versions can be compared.
 pub(crate) const TEXT: &str = include_str!("prompt.txt");
 
 /// A source of prompts.
@@ -25,7 +25,7 @@ impl Prompts {
         Ok(Prompts { text: engine.tokenize(&request).await?, n_vocab, n_made: 0 })
     }
 
-    /// A prompt of `n` tokens. Its first token and the place in the text where it starts are its own.
+    /// Makes a prompt of `n` tokens with its own first token and its own start in the text.
     pub fn next(&mut self, n: usize) -> Vec<Token> {
         self.n_made += 1;
         let first = self.n_made.wrapping_mul(7919) % self.n_vocab;

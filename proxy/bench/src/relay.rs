@@ -1,7 +1,7 @@
-//! A link of a chosen rate: a TCP relay in front of a prefill node, which forwards the node's bytes at that rate.
+//! A TCP relay in front of a prefill node that forwards the node's bytes at a chosen rate.
 //!
-//! Its socket buffers are small, so that backpressure reaches the sender as on a real link. The other direction, a request
-//! of a few kilobytes, is not slowed.
+//! Its socket buffers are small, so that backpressure reaches the sender as on a real link. The other direction carries
+//! requests of a few kilobytes and is not slowed.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,13 +17,15 @@ const SOCKET_BUFFER: u32 = 64 << 10;
 /// Bytes forwarded at once.
 const PIECE: usize = 32 << 10;
 
-/// How much an idle or late link may catch up. Sleeps are accurate to a millisecond only.
+/// The time that an idle or late link may catch up. Sleeps are only accurate to a millisecond.
 const BURST: Duration = Duration::from_millis(4);
 
 /// A running relay. Dropping it closes its connections.
 pub(super) struct Relay {
     /// `http://127.0.0.1:PORT`
     pub(super) url: String,
+    /// Bytes per second over all connections together.
+    pub(super) rate: f64,
     task: JoinHandle<()>,
 }
 
@@ -36,7 +38,7 @@ impl Relay {
         let listener = socket.listen(16)?;
         let url = format!("http://{}", listener.local_addr()?);
         let bucket = Arc::new(Bucket { rate, free_at: Mutex::new(Instant::now()) });
-        Ok(Relay { url, task: tokio::spawn(accept(listener, target, bucket)) })
+        Ok(Relay { url, rate, task: tokio::spawn(accept(listener, target, bucket)) })
     }
 }
 
@@ -81,7 +83,7 @@ async fn connect(reader: TcpStream, target: SocketAddr, bucket: Arc<Bucket>) -> 
     }
 }
 
-/// A token bucket: the link is busy for a piece's length divided by its rate.
+/// A token bucket: each piece occupies the link for its length ÷ the rate.
 struct Bucket {
     /// Bytes per second.
     rate: f64,

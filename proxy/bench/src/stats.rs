@@ -1,11 +1,11 @@
 //! Medians and percentiles.
 
-/// The median; NaN of nothing.
+/// The median; NaN without values.
 pub(super) fn median(values: &[f64]) -> f64 {
     percentile(values, 50.0)
 }
 
-/// The p-th percentile by nearest rank, p in 0..=100; NaN of nothing.
+/// The p-th percentile by nearest rank, p in 0..=100; NaN without values.
 pub(super) fn percentile(values: &[f64], p: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

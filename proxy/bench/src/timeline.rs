@@ -1,4 +1,4 @@
-//! When a stream's tokens arrived.
+//! The arrival times of a stream's tokens.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! One streaming request, and what its reply tells about itself.
+//! Sends one streaming request and reads its reply, with the figures that the reply reports.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,21 @@ pub(super) const MODEL: &str = "demo";
 /// A small model on a busy machine takes a minute at most.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Tokens of the reply: enough to see that it is the same.
+/// Tokens of the reply: enough to compare two replies.
 const MAX_TOKENS: u32 = 24;
 
-/// The stream of such a reply has a few kilobytes.
+/// The longest stream that is read; a normal one has a few kilobytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
-/// The reply, and what it reports about itself.
+/// A reply and the figures that it reports.
 #[derive(Debug, Default)]
 pub(super) struct DemoReply {
-    /// Which nodes served it, and why.
+    /// The value of `x-baton-route`.
     pub(super) route: String,
     pub(super) text: String,
     /// From sending the request to the first text, as the client sees it.
     pub(super) ttft_ms: f64,
-    /// To the last.
+    /// From sending the request to the end of the reply.
     pub(super) total_ms: f64,
     pub(super) n_prompt: u64,
     /// The handoff's report, if there was a handoff.

@@ -9,7 +9,7 @@ use baton_schemas::node::KEY_VARIABLE;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Loading the model of a demonstration takes no longer than this, or something is wrong.
+/// The longest start; loading the model takes much less.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Bytes that an endpoint may write before it is ready; its banner has some lines.
@@ -41,7 +41,7 @@ impl DemoEndpoint {
         let mut output = BufReader::new(stdout).take(MAX_BANNER_BYTES);
         let base = tokio::time::timeout(START_DEADLINE, ready(&mut output)).await;
         let base = base.map_err(|_| CommandFailure("the endpoint does not become ready".into()))??;
-        // Read to its end, which is the child's: a write to a closed pipe would end the endpoint.
+        // Keep reading the child's output: a write to a closed pipe would end the endpoint.
         tokio::spawn(async move { tokio::io::copy(&mut output.into_inner(), &mut tokio::io::sink()).await });
         Ok(DemoEndpoint { base, _child: child })
     }

@@ -1,7 +1,7 @@
-//! `baton demo`: one long prompt, computed on one node and decoded on another, with where the time went.
+//! `baton demo`: computes one long prompt on one node, decodes it on another, and shows the time of each part.
 //!
-//! Real processes on loopback: a prefill node, and an endpoint whose engine decodes. Then the same prompt on an endpoint
-//! alone. Nothing outlives the command.
+//! It starts real processes on loopback: a prefill node, and an endpoint whose engine decodes. Then it sends the same
+//! prompt to an endpoint alone. No process outlives the command.
 
 mod ask;
 mod endpoint;
@@ -39,7 +39,7 @@ pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {
     signals::stop_on_signal(stop.clone());
     tokio::select! {
         shown = show(args) => shown,
-        // Dropping what runs kills its processes.
+        // Dropping the other branch kills its processes.
         () = stop.cancelled() => Err(CommandFailure("stopped".into())),
     }
 }
@@ -55,7 +55,7 @@ async fn show(args: DemoArgs) -> Result<String, CommandFailure> {
     eprintln!("Node A (prefill) and node B (decode) are starting.");
     let role = ["--role", "prefill"].map(OsString::from);
     let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
-    // Between equal nodes the planner would rightly see nothing to gain.
+    // Between equal nodes a handoff gains nothing, so the default policy would not choose it.
     let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
     let endpoint = DemoEndpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
     eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);

@@ -1,4 +1,4 @@
-//! Where the time of a request went, as bars over a common time axis.
+//! Draws the parts of a request's time as bars over a common time axis.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::ask::{DemoHandoff, DemoReply};
 /// Columns of the bars. With names and figures a line has at most 100.
 const WIDTH: usize = 42;
 
-/// A bar: its name, where it begins and ends in milliseconds, and what is said beside its length.
+/// A bar: its name, its start and end in milliseconds, and a note after its length.
 struct TimeBar {
     name: &'static str,
     from: f64,
@@ -15,16 +15,12 @@ struct TimeBar {
     note: String,
 }
 
-/// The picture of a prompt that was handed over, and of the same prompt on one node.
+/// Draws a prompt that was handed over, and the same prompt on one node.
 pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
     let scale = handed.ttft_ms.max(direct.ttft_ms).max(1e-3);
     let mut out = format!("\n{} prompt tokens\n\nroute: {}\n", handed.n_prompt, handed.route);
     match &handed.handoff {
-        None => line(
-            &mut out,
-            scale,
-            &TimeBar { name: "prefill, first token", from: 0.0, to: handed.ttft_ms, note: String::new() },
-        ),
+        None => line(&mut out, scale, &whole_prefill(handed)),
         Some(handoff) => {
             if let Some(failure) = &handoff.failure {
                 // Writing to a String cannot fail.
@@ -36,11 +32,7 @@ pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
         }
     }
     let _ = writeln!(out, "\nroute: {}", direct.route);
-    line(
-        &mut out,
-        scale,
-        &TimeBar { name: "prefill, first token", from: 0.0, to: direct.ttft_ms, note: String::new() },
-    );
+    line(&mut out, scale, &whole_prefill(direct));
     let _ = writeln!(
         out,
         "\nfirst token after {:.0} ms with the handoff, {:.0} ms without; whole reply {:.0} and {:.0} ms",
@@ -55,8 +47,13 @@ pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
     out + "Both nodes run on this machine, equally fast: what a handoff gains on a real pair is node A's faster prefill."
 }
 
-/// The handoff's parts. Node B asks at 0: what the endpoint does before that takes a few milliseconds, and is shown with
-/// the first token's step.
+/// The only bar of a request without a handoff.
+fn whole_prefill(reply: &DemoReply) -> TimeBar {
+    TimeBar { name: "prefill, first token", from: 0.0, to: reply.ttft_ms, note: String::new() }
+}
+
+/// The handoff's parts. Node B sends its request at 0. The endpoint's work before that takes a few milliseconds, and is
+/// shown with the first token's step.
 fn bars(handoff: &DemoHandoff, ttft_ms: f64) -> Vec<TimeBar> {
     let DemoHandoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
     let prefilled = (total_ms - unhidden_ms).max(0.0);
@@ -76,7 +73,8 @@ fn bars(handoff: &DemoHandoff, ttft_ms: f64) -> Vec<TimeBar> {
 
 fn line(out: &mut String, scale: f64, bar: &TimeBar) {
     let column = |ms: f64| ((ms / scale * WIDTH as f64).round().max(0.0) as usize).min(WIDTH);
-    let (from, to) = (column(bar.from).min(WIDTH - 1), column(bar.to));
+    let from = column(bar.from).min(WIDTH - 1);
+    let to = column(bar.to);
     // A bar that is shorter than a column is a thin line.
     let filled = if to > from { "█".repeat(to - from) } else { "▏".to_owned() };
     let rest = WIDTH - from - filled.chars().count();

@@ -8,8 +8,18 @@ use plotters::prelude::*;
 
 use super::overlap::{Link, Overlap, OverlapRow};
 
-/// Pixels.
+/// Width and height in pixels.
 const SIZE: (u32, u32) = (720, 420);
+
+/// A line chart.
+struct LineChart<'a> {
+    title: &'a str,
+    x_name: &'a str,
+    y_name: &'a str,
+    /// Names of the positions 0, 1, … of the x axis, if they are not numbers.
+    ticks: Option<&'a [String]>,
+    lines: &'a [ChartLine],
+}
 
 /// A named line.
 struct ChartLine {
@@ -17,28 +27,35 @@ struct ChartLine {
     points: Vec<(f64, f64)>,
 }
 
-/// Writes every chart into `folder`, which exists.
+/// Writes all charts into `folder`, which exists.
 pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailure> {
     let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
     let ticks: Vec<String> = links().map(|link| link.name().to_owned()).collect();
-    draw(
-        &folder.join("unhidden.svg"),
-        &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
-        ("link", "un-hidden, % of the prefill"),
-        Some(&ticks),
-        &unhidden(rows, n_tokens),
-    )?;
-    let title = "Time to first token";
-    draw(&folder.join("ttft.svg"), title, ("tokens of the prompt", "ms"), None, &ttft(overlap))
+    let unhidden = LineChart {
+        title: &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
+        x_name: "link",
+        y_name: "un-hidden, % of the prefill",
+        ticks: Some(&ticks),
+        lines: &unhidden(rows, n_tokens),
+    };
+    unhidden.draw(&folder.join("unhidden.svg"))?;
+    let ttft = LineChart {
+        title: "Time to first token",
+        x_name: "tokens of the prompt",
+        y_name: "ms",
+        ticks: None,
+        lines: &ttft(overlap),
+    };
+    ttft.draw(&folder.join("ttft.svg"))
 }
 
-/// From the slowest to the fastest.
+/// The links, from the slowest to the fastest.
 fn links() -> impl Iterator<Item = Link> {
     Link::ALL.into_iter().rev()
 }
 
-/// A line for each codec over the links.
+/// Makes a line over the links for each codec.
 fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
     let line = |codec| {
         let at = |link| rows.iter().find(|r| (r.n_tokens, r.codec, r.link) == (n_tokens, codec, link));
@@ -48,7 +65,7 @@ fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
     Codec::ALL.into_iter().map(line).collect()
 }
 
-/// Lines over the prompt length.
+/// Makes lines over the prompt length.
 fn ttft(overlap: &Overlap) -> Vec<ChartLine> {
     let of = |link: Link, value: fn(&OverlapRow) -> Option<f64>| {
         let rows = overlap.rows.iter().filter(move |row| row.codec == Codec::None && row.link == link);
@@ -66,48 +83,44 @@ fn ttft(overlap: &Overlap) -> Vec<ChartLine> {
     ]
 }
 
-/// A line chart. `ticks` names the positions 0, 1, … of the x axis, where those are no numbers.
-fn draw(
-    path: &Path,
-    title: &str,
-    (x_name, y_name): (&str, &str),
-    ticks: Option<&[String]>,
-    lines: &[ChartLine],
-) -> Result<(), CommandFailure> {
-    let failed = |error: &dyn std::fmt::Display| CommandFailure(format!("{}: {error}", path.display()));
-    let points = || lines.iter().flat_map(|line| &line.points);
-    let most = |axis: fn(&(f64, f64)) -> f64| points().map(axis).filter(|v| v.is_finite()).fold(0.0, f64::max);
-    let x_range = ticks.map_or(0.0..1.05 * most(|p| p.0).max(1.0), |ticks| -0.2..ticks.len() as f64 - 0.8);
-    let y_range = 0.0..1.15 * most(|p| p.1).max(0.1);
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    area.fill(&WHITE).map_err(|e| failed(&e))?;
-    let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(64)
-        .build_cartesian_2d(x_range, y_range)
-        .map_err(|e| failed(&e))?;
-    let tick = |x: &f64| match ticks {
-        // Only whole positions have a name.
-        Some(ticks) if (x - x.round()).abs() < 1e-6 => ticks.get(x.round() as usize).cloned().unwrap_or_default(),
-        Some(_) => String::new(),
-        None => format!("{x:.0}"),
-    };
-    let mesh = chart.configure_mesh().x_desc(x_name).y_desc(y_name).x_label_formatter(&tick).draw();
-    mesh.map_err(|e| failed(&e))?;
-    for (i, line) in lines.iter().enumerate() {
-        let colour = Palette99::pick(i).mix(0.9);
-        let drawn =
-            chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)).point_size(4));
-        drawn
-            .map_err(|e| failed(&e))?
-            .label(&line.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+impl LineChart<'_> {
+    fn draw(&self, path: &Path) -> Result<(), CommandFailure> {
+        let LineChart { title, x_name, y_name, ticks, lines } = *self;
+        let failed = |error: &dyn std::fmt::Display| CommandFailure(format!("{}: {error}", path.display()));
+        let points = || lines.iter().flat_map(|line| &line.points);
+        let most = |axis: fn(&(f64, f64)) -> f64| points().map(axis).filter(|v| v.is_finite()).fold(0.0, f64::max);
+        let x_range = ticks.map_or(0.0..1.05 * most(|p| p.0).max(1.0), |ticks| -0.2..ticks.len() as f64 - 0.8);
+        let y_range = 0.0..1.15 * most(|p| p.1).max(0.1);
+        let area = SVGBackend::new(path, SIZE).into_drawing_area();
+        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption(title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(64)
+            .build_cartesian_2d(x_range, y_range)
+            .map_err(|e| failed(&e))?;
+        let tick = |x: &f64| match ticks {
+            // Only whole positions have a name.
+            Some(ticks) if (x - x.round()).abs() < 1e-6 => ticks.get(x.round() as usize).cloned().unwrap_or_default(),
+            Some(_) => String::new(),
+            None => format!("{x:.0}"),
+        };
+        let mesh = chart.configure_mesh().x_desc(x_name).y_desc(y_name).x_label_formatter(&tick).draw();
+        mesh.map_err(|e| failed(&e))?;
+        for (i, line) in lines.iter().enumerate() {
+            let colour = Palette99::pick(i).mix(0.9);
+            let drawn =
+                chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)).point_size(4));
+            drawn
+                .map_err(|e| failed(&e))?
+                .label(&line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        }
+        let legend = chart.configure_series_labels().background_style(WHITE).border_style(BLACK.mix(0.3)).draw();
+        legend.map_err(|e| failed(&e))?;
+        area.present().map_err(|e| failed(&e))
     }
-    let legend = chart.configure_series_labels().background_style(WHITE).border_style(BLACK.mix(0.3)).draw();
-    legend.map_err(|e| failed(&e))?;
-    area.present().map_err(|e| failed(&e))
 }
 
 #[cfg(test)]
@@ -120,7 +133,9 @@ mod tests {
         let path = folder.path().join("a.svg");
         let line = |name: &str| ChartLine { name: name.into(), points: vec![(0.0, 1.0), (1.0, 30.0)] };
         let ticks = ["slow link".to_owned(), "fast link".to_owned()];
-        draw(&path, "A title", ("x", "y"), Some(&ticks), &[line("first line"), line("second line")]).unwrap();
+        let lines = [line("first line"), line("second line")];
+        let chart = LineChart { title: "A title", x_name: "x", y_name: "y", ticks: Some(&ticks), lines: &lines };
+        chart.draw(&path).unwrap();
         let svg = std::fs::read_to_string(path).unwrap();
         for text in ["<svg", "A title", "first line", "second line", "slow link", "fast link", "polyline"] {
             assert!(svg.contains(text), "{text} is missing");

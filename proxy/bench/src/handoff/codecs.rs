@@ -1,4 +1,4 @@
-//! Compression ratio and speed of each codec on real KV, on one core.
+//! Measures each codec's compression ratio and speed on real KV, on one core.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ use super::pair::HandoffBench;
 use crate::capture::{Captured, capture};
 use crate::stats::median;
 
-/// Repetitions; a codec's speed varies less than a network's.
+/// Repetitions. Few, because a codec's speed varies less than a network's.
 const ROUNDS: usize = 3;
 
-/// One codec. Speeds in MB/s of plain KV; they include making and checking the digests.
+/// The figures of one codec. Speeds are in MB/s of plain KV and include the digests.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CodecRow {
     pub(super) codec: Codec,
-    /// Plain bytes over bytes on the wire.
+    /// Plain bytes ÷ bytes on the wire.
     pub(super) ratio: f64,
     pub(super) write_mb_s: f64,
     pub(super) read_mb_s: f64,

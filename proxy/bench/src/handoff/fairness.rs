@@ -1,4 +1,4 @@
-//! A short prompt behind a long one on the same prefill node.
+//! Measures a short prompt that arrives after a long one on the same prefill node.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::pair::{HandoffBench, pull};
 /// Tokens of the prompt that arrives later.
 const SHORT: usize = 200;
 
-/// How much later: the long one is well under way.
+/// The delay of the short prompt. The long one is well under way by then.
 const LATER: Duration = Duration::from_millis(200);
 
 /// Times to first token, milliseconds.

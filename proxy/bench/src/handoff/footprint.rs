@@ -1,4 +1,4 @@
-//! Memory of both nodes beyond the KV itself, which their caches hold from the start.
+//! Measures the memory that a pull adds to both nodes. Their caches are allocated from the start and do not count.
 
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
@@ -8,10 +8,10 @@ use crate::memory;
 use crate::node_process::NodeProcess;
 use crate::relay::Relay;
 
-/// How long the slow link takes for the prompt's KV.
+/// The time of the prompt's KV on the slow link.
 const SLOW_SECONDS: f64 = 4.0;
 
-/// One pull. Sizes in MiB; `None` where the system does not tell.
+/// One pull. Sizes in MiB; `None` if the system does not report them.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Footprint {
     pub(super) what: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// What the pull added at its peak.
+    /// The growth of the process at its peak.
     pub(super) fn added(&self) -> Option<f64> {
         Some(self.peak_mib? - self.before_mib?)
     }

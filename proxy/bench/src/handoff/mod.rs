@@ -1,7 +1,7 @@
-//! `baton bench handoff`: what handing KV over costs, between real nodes on loopback.
+//! `baton bench handoff`: measures the cost of handoffs between real nodes on loopback.
 //!
-//! Everything is measured from outside, through the nodes' own protocol, except the single-core figures of codecs and
-//! stages, which run here on KV that was pulled from a real model. `docs/handoff.md` explains each figure.
+//! Most figures are measured from outside, through the nodes' protocol. The single-core figures of codecs and stages run
+//! in this process on KV that was pulled from a real model. `docs/handoff.md` explains each figure.
 
 mod charts;
 mod codecs;
@@ -31,7 +31,7 @@ pub(super) struct HandoffBenchArgs {
     /// A .gguf file or a catalogue name
     #[arg(long, short, default_value = "smollm2")]
     model: String,
-    /// Repetitions at most; medians are reported. A prompt length gets fewer if they take more than 60 s
+    /// The most repetitions; medians are reported. A prompt length gets fewer if they take more than 60 s
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Compute threads of each node
@@ -40,7 +40,7 @@ pub(super) struct HandoffBenchArgs {
     /// Prompt lengths in tokens, by commas [default: 128,512,2000]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(16..=8_000))]
     lengths: Vec<u32>,
-    /// Run small sizes and one round, only to show that the benchmark works
+    /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
     /// Only these measurements, by commas [default: all]
@@ -72,15 +72,15 @@ impl HandoffBenchArgs {
 /// A group of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BenchSection {
-    /// How much of the transfer the prefill hides.
+    /// The part of the transfer that overlaps with the prefill.
     Overlap,
-    /// A short prompt behind a long one.
+    /// A short prompt after a long one.
     Fairness,
-    /// Cache to cache, beside a plain copy.
+    /// Cache to cache, compared with a plain copy.
     Wire,
-    /// What both nodes hold beyond their caches.
+    /// The memory of both nodes beyond their caches.
     Memory,
-    /// What running streams notice.
+    /// The effect on running streams.
     Streams,
     /// Codecs on real KV.
     Codecs,

@@ -1,8 +1,8 @@
-//! How much of the transfer the prefill hides, by prompt length, codec and link; and what sending everything after the
-//! prefill would cost.
+//! Measures how much of the transfer overlaps with the prefill, by prompt length, codec and link, and the cost of sending
+//! everything after the prefill.
 //!
-//! A link's rate is chosen by what it means and not by a number: the plain KV of a prompt takes 60 % of the prefill's
-//! time on it, which is what 10 GbE is to the pair of DESIGN section 1, or twice that time.
+//! A link's rate is relative to the prefill: the plain KV of a prompt takes 60 % of the prefill's time, like 10 GbE
+//! between a DGX Spark and an M3 Ultra, or twice the prefill's time.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub(super) enum Link {
 impl Link {
     pub(super) const ALL: [Link; 3] = [Link::Loopback, Link::Share60, Link::Share200];
 
-    /// The wire's time for plain KV over the prefill's.
+    /// The time of plain KV on the wire ÷ the prefill's time; `None` for an unlimited link.
     fn share(self) -> Option<f64> {
         match self {
             Link::Loopback => None,
@@ -66,7 +66,7 @@ pub(super) struct OverlapRow {
     pub(super) unhidden_share: f64,
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
-    /// A whole pull over the same link of a prompt that the prefill node had cached: the time that would follow the
+    /// The time of a whole pull over the same link if the prefill node has cached the prompt, that is, the time after the
     /// prefill if nothing were sent during it. Not measured on the slowest link.
     pub(super) after_ms: Option<f64>,
 }
@@ -86,27 +86,31 @@ pub(super) struct Overlap {
     pub(super) direct: Vec<DirectRow>,
 }
 
+/// A decode node that accepts one codec.
+struct CodecNode {
+    codec: Codec,
+    node: NodeProcess,
+}
+
 /// One combination while it is measured.
 struct OverlapCell<'n> {
-    node: &'n NodeProcess,
-    codec: Codec,
+    node: &'n CodecNode,
     link: Link,
-    /// `None` for the loopback itself.
-    relay: Option<usize>,
     pulls: Vec<Pull>,
     after_ms: Vec<f64>,
 }
 
-/// Links of one prompt length.
+/// The relays for one prompt length.
 struct Links {
-    relays: Vec<(Relay, f64)>,
+    relays: Vec<(Link, Relay)>,
 }
 
 pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, CommandFailure> {
     let mut nodes = Vec::new();
     for codec in Codec::ALL {
-        // One slot, so that another prompt makes the node forget.
-        nodes.push((codec, bench.decode(&["--role", "decode", "--slots", "1", "--kv-codecs", codec.as_str()]).await?));
+        // One slot, so that another prompt replaces the KV.
+        let args = ["--role", "decode", "--slots", "1", "--kv-codecs", codec.as_str()];
+        nodes.push(CodecNode { codec, node: bench.decode(&args).await? });
     }
     let mut overlap = Overlap::default();
     for n_tokens in bench.sizes.lengths.clone() {
@@ -117,32 +121,29 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, Command
 
 async fn one_length(
     bench: &mut HandoffBench,
-    nodes: &[(Codec, NodeProcess)],
+    nodes: &[CodecNode],
     n_tokens: usize,
     overlap: &mut Overlap,
 ) -> Result<(), CommandFailure> {
-    let Some((_, plain)) = nodes.first() else { return Ok(()) };
-    // Sets the links' rates.
+    let Some(CodecNode { node: plain, .. }) = nodes.first() else { return Ok(()) };
+    // The first pull determines the links' rates.
     let prompt = bench.prompts.next(n_tokens);
     let first = pull(plain, &bench.prefill.url, prompt).await?.timings;
     let links = Links::start(bench, &first).await?;
-    let combinations = nodes.iter().flat_map(|(codec, node)| Link::ALL.map(|link| (*codec, node, link)));
-    let mut cells: Vec<OverlapCell<'_>> = combinations
-        .map(|(codec, node, link)| {
-            let relay = Link::ALL.iter().filter(|l| l.share().is_some()).position(|l| *l == link);
-            OverlapCell { node, codec, link, relay, pulls: Vec::new(), after_ms: Vec::new() }
-        })
-        .collect();
+    let cell = |node, link| OverlapCell { node, link, pulls: Vec::new(), after_ms: Vec::new() };
+    let mut cells: Vec<OverlapCell<'_>> =
+        nodes.iter().flat_map(|node| Link::ALL.map(|link| cell(node, link))).collect();
     let mut direct_ms = Vec::new();
     let began = Instant::now();
     for round in 0..bench.sizes.rounds {
         let spent = began.elapsed();
-        // As many rounds as there is time for: a long prompt has fewer.
+        // Stop when another round would exceed the time: a long prompt gets fewer rounds.
         if round > 0 && spent + spent / round > bench.sizes.time_per_length {
             break;
         }
         for cell in &mut cells {
-            eprintln!("overlap: {n_tokens} tokens, {}, {}, round {}", cell.codec.as_str(), cell.link.name(), round + 1);
+            let codec = cell.node.codec.as_str();
+            eprintln!("overlap: {n_tokens} tokens, {codec}, {}, round {}", cell.link.name(), round + 1);
             cell.measure(bench, &links, n_tokens).await?;
         }
         let prompt = bench.prompts.next(n_tokens);
@@ -154,22 +155,19 @@ async fn one_length(
 }
 
 impl Links {
-    /// Links on which the plain KV of a pull like `first` takes the wanted share of its prefill.
+    /// Starts relays on which the plain KV of a pull like `first` takes the wanted share of its prefill.
     async fn start(bench: &HandoffBench, first: &HandoffReport) -> Result<Links, CommandFailure> {
         let mut relays = Vec::new();
-        for share in Link::ALL.iter().filter_map(|link| link.share()) {
+        for (link, share) in Link::ALL.into_iter().filter_map(|link| Some((link, link.share()?))) {
             let rate = first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3);
-            relays.push((Relay::start(bench.prefill_address()?, rate).await?, rate));
+            relays.push((link, Relay::start(bench.prefill_address()?, rate).await?));
         }
         Ok(Links { relays })
     }
 
-    fn url<'l>(&'l self, relay: Option<usize>, bench: &'l HandoffBench) -> &'l str {
-        relay.and_then(|i| self.relays.get(i)).map_or(&bench.prefill.url, |(relay, _)| &relay.url)
-    }
-
-    fn rate(&self, relay: Option<usize>) -> Option<f64> {
-        relay.and_then(|i| self.relays.get(i)).map(|(_, rate)| *rate)
+    /// The relay of a link; `None` for the loopback.
+    fn relay(&self, link: Link) -> Option<&Relay> {
+        self.relays.iter().find(|(known, _)| *known == link).map(|(_, relay)| relay)
     }
 }
 
@@ -181,13 +179,12 @@ impl OverlapCell<'_> {
         n_tokens: usize,
     ) -> Result<(), CommandFailure> {
         let prompt = bench.prompts.next(n_tokens);
-        let pulled = pull(self.node, links.url(self.relay, bench), prompt.clone()).await?;
-        self.pulls.push(pulled);
-        // Where the wire is the slower of the two anyway, waiting for it twice would show nothing new.
+        let url = links.relay(self.link).map_or(&bench.prefill.url, |relay| &relay.url).clone();
+        self.pulls.push(pull(&self.node.node, &url, prompt.clone()).await?);
+        // A second pull on the slowest link would take long and show nothing new.
         if self.link != Link::Share200 {
-            bench.forget(self.node, 1).await?;
-            let again = pull(self.node, links.url(self.relay, bench), prompt).await?.timings;
-            self.after_ms.push(again.total_ms);
+            bench.forget(&self.node.node, 1).await?;
+            self.after_ms.push(pull(&self.node.node, &url, prompt).await?.timings.total_ms);
         }
         Ok(())
     }
@@ -198,9 +195,9 @@ impl OverlapCell<'_> {
         };
         OverlapRow {
             n_tokens,
-            codec: self.codec,
+            codec: self.node.codec,
             link: self.link,
-            rate: links.rate(self.relay),
+            rate: links.relay(self.link).map(|relay| relay.rate),
             n_rounds: self.pulls.len(),
             n_bytes: of(|t| t.n_bytes as f64),
             prefill_ms: of(|t| t.prefill_ms),
@@ -214,5 +211,5 @@ impl OverlapCell<'_> {
     }
 }
 
-/// Time for the rounds of one prompt length: a long one then has a single round on a small machine.
+/// Time for the rounds of one prompt length. On a small machine a long prompt gets a single round.
 pub(super) const TIME_PER_LENGTH: Duration = Duration::from_secs(60);

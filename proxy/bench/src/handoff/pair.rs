@@ -26,19 +26,19 @@ pub(super) struct HandoffBench {
     pub(super) prefill: NodeProcess,
     pub(super) prompts: Prompts,
     pub(super) sizes: Sizes,
-    /// A long prompt that measurements of moving KV share, so that it is computed once.
+    /// A long prompt that several measurements share, so that it is computed once.
     pub(super) long: Vec<Token>,
-    /// The cluster's.
+    /// The cluster's key.
     pub(super) key: String,
     node_args: Vec<OsString>,
     transport: Transport,
 }
 
-/// A pull that brought everything.
+/// A complete pull.
 pub(super) struct Pull {
     /// The decode node's own report.
     pub(super) timings: HandoffReport,
-    /// From the request to its first token, as its sender saw it.
+    /// From the request to its first token, as the client sees it.
     pub(super) ttft_ms: f64,
 }
 
@@ -55,7 +55,7 @@ impl HandoffBench {
         Ok(HandoffBench { prefill, prompts, sizes, long, key, node_args, transport: Transport::default() })
     }
 
-    /// A decode node with further arguments, warmed up.
+    /// Starts a decode node with further arguments, and warms it up.
     pub(super) async fn decode(&mut self, extra: &[&str]) -> Result<NodeProcess, CommandFailure> {
         let args = extra.iter().map(OsString::from).chain(self.node_args.iter().cloned());
         let node = NodeProcess::start(&self.key, args).await?;
@@ -75,7 +75,7 @@ impl HandoffBench {
         }
     }
 
-    /// Where the prefill node listens.
+    /// The prefill node's address.
     pub(super) fn prefill_address(&self) -> Result<SocketAddr, CommandFailure> {
         Ok(self.prefill.url.trim_start_matches("http://").parse()?)
     }

@@ -26,7 +26,7 @@ pub(super) struct HandoffBenchReport {
 }
 
 impl HandoffBenchReport {
-    /// For a person.
+    /// The tables that the command prints.
     pub(super) fn table(&self) -> String {
         let sections = [
             self.overlap.as_ref().map(overlap),
@@ -106,8 +106,7 @@ fn memory(rows: &[Footprint]) -> String {
     let added = |growth: &Growth| growth.added().map_or_else(|| "not measured".to_owned(), one);
     let before = |growth: &Growth| growth.before_mib.map_or_else(|| "not measured".to_owned(), one);
     let rows = rows.iter().map(|row| {
-        let (prefill, decode) = (&row.prefill, &row.decode);
-        let sizes = [before(prefill), added(prefill), before(decode), added(decode)];
+        let sizes = [before(&row.prefill), added(&row.prefill), before(&row.decode), added(&row.decode)];
         [row.what.to_owned(), one(row.kv_mib)].into_iter().chain(sizes).collect()
     });
     table(&["memory, MiB", "KV moved", "prefill node", "peak +", "decode node", "peak +"], rows)
@@ -115,7 +114,7 @@ fn memory(rows: &[Footprint]) -> String {
 
 fn streams(streams: &Streams) -> String {
     let Streams { n_streams, n_imported, n_imports, import_total_ms, without, with } = streams;
-    let rows = [("alone", without), ("beside imports", with)]
+    let rows = [("alone", without), ("during imports", with)]
         .map(|(what, gaps)| vec![what.to_owned(), one(gaps.p50_ms), one(gaps.p99_ms), one(gaps.max_ms)]);
     let ratio = with.p99_ms / without.p99_ms;
     table(&[&format!("ITL of {n_streams} streams"), "p50", "p99", "max"], rows)
@@ -131,7 +130,7 @@ fn fairness(fairness: &Fairness) -> String {
         row(n_short, fairness.short_alone_ms, fairness.short_behind_ms),
         row(n_long, fairness.long_alone_ms, fairness.long_shared_ms),
     ];
-    table(&["TTFT on one prefill node", "alone", "the short one 200 ms behind the long one"], rows)
+    table(&["TTFT on one prefill node", "alone", "the short one 200 ms after the long one"], rows)
 }
 
 fn one(value: f64) -> String {
@@ -142,7 +141,7 @@ fn dash() -> String {
     "–".to_owned()
 }
 
-/// Columns as wide as they need, the first one left-aligned.
+/// Formats a table. Columns are as wide as needed; the first one is left-aligned.
 fn table(head: &[impl Display], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut lines = vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
     lines.extend(rows);

@@ -1,8 +1,8 @@
-//! How large the measurements of a handoff are.
+//! The sizes of a handoff's measurements.
 
 use std::time::Duration;
 
-/// How large the measurements are, in tokens.
+/// The sizes of the measurements, in tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Sizes {
     pub(super) lengths: Vec<usize>,
@@ -10,7 +10,7 @@ pub(super) struct Sizes {
     pub(super) time_per_length: Duration,
     /// The prompt that is handed over while streams run.
     pub(super) joining: usize,
-    /// The long prompt: short prompts wait behind it, and its KV is moved to measure the wire.
+    /// The long prompt: short prompts arrive after it, and its KV is moved to measure the wire.
     pub(super) long: usize,
     /// New tokens of each running stream.
     pub(super) stream: u32,

@@ -1,4 +1,4 @@
-//! What running streams notice of KV that is imported beside them.
+//! Measures the effect of KV imports on running streams.
 
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::node_process::NodeProcess;
 use crate::stats::{median, percentile};
 use crate::timeline::{Timeline, greedy, stream};
 
-/// Streams that run while KV comes in; the decode node has one slot more.
+/// Streams that run while KV is imported. The decode node has one more slot.
 const N_STREAMS: usize = 3;
 
 /// Tokens of a stream's prompt.
@@ -22,7 +22,7 @@ pub(super) struct Streams {
     pub(super) n_imported: usize,
     /// Imports while the streams ran, one after another.
     pub(super) n_imports: usize,
-    /// The median time of an import beside the streams.
+    /// The median time of an import while the streams run.
     pub(super) import_total_ms: f64,
     pub(super) without: Gaps,
     pub(super) with: Gaps,
@@ -51,7 +51,7 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Streams, Command
     pull(&node, &bench.prefill.url, imported.clone()).await?;
     let without = run(bench, &node).await?;
     bench.forget(&node, N_STREAMS + 1).await?;
-    eprintln!("running streams: beside imports of {} tokens", imported.len());
+    eprintln!("running streams: during imports of {} tokens", imported.len());
     let mut imports = Vec::new();
     let with = {
         let url = bench.prefill.url.clone();

@@ -1,5 +1,5 @@
-//! Speed of moving computed KV from one cache into another, compared with a plain copy of as many bytes through the same
-//! kind of socket, and the speed of each stage on one core.
+//! Measures the speed of moving computed KV from one cache into another, compared with a plain copy of as many bytes
+//! through the same kind of socket, and the speed of each stage on one core.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use super::pair::{HandoffBench, pull};
 use crate::capture::{Captured, capture};
 use crate::stats::median;
 
-/// Repetitions: each takes a fraction of a second.
+/// Repetitions. Each takes a fraction of a second.
 const ROUNDS: usize = 7;
 
 /// Rates in GB/s of KV.
@@ -22,7 +22,7 @@ const ROUNDS: usize = 7;
 pub(super) struct WireSpeed {
     pub(super) n_tokens: usize,
     pub(super) n_bytes: u64,
-    /// From asking to the last chunk in the other cache.
+    /// From the request to the last chunk in the other cache.
     pub(super) pull: f64,
     /// `write_all` of one buffer into a loopback socket, read into another buffer.
     pub(super) copy: f64,

@@ -1,32 +1,32 @@
-//! Requests that come together: the planner beside each fixed route while prompts wait for prompts.
+//! Bursts of requests: compares the planner with each fixed route while prompts wait for each other.
 
 use baton_planner::cost::Route;
 use baton_proxy::serve::CommandFailure;
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, PAUSE, link};
-use super::machines::{DGX_SPARK, M3_ULTRA};
+use super::cluster::{Cluster, ClusterSpec, PAUSE};
+use crate::stats::median;
 
-/// Requests at once.
+/// The numbers of requests in a burst.
 const SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// Bursts of each size.
 const ROUNDS: u32 = 12;
 
-/// Prompt lengths in turn.
+/// The prompt lengths, in turn.
 const PROMPTS: [u32; 4] = [2_000, 8_000, 500, 4_000];
 
 const OUTPUT: u32 = 64;
 
-/// Bursts of one size. Seconds from asking to the last token, mean over a burst's requests, median over the bursts.
+/// Bursts of one size. Seconds from the request to the last token: the mean over a burst, the median over the bursts.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct BurstLine {
     pub n_requests: u32,
     pub planned: f64,
     pub direct: f64,
     pub handoff: f64,
-    /// A request on its own after all bursts: actual ÷ predicted time to its last token − 1.
+    /// The prediction's error for a single request after all bursts: actual ÷ predicted completion time − 1.
     pub error_afterwards: f64,
 }
 
@@ -47,15 +47,8 @@ pub(super) async fn run() -> Result<Vec<BurstLine>, CommandFailure> {
 }
 
 async fn of_size(n_requests: u32) -> Result<BurstLine, CommandFailure> {
-    let spec = ClusterSpec {
-        prefill: DGX_SPARK,
-        prefill_decodes: false,
-        decode: M3_ULTRA,
-        link: link(10.0),
-        // Larger bursts wait for slots, too.
-        n_slots: 4,
-        n_context: 4_096,
-    };
+    // Larger bursts than the cluster's slots also wait for slots.
+    let spec = ClusterSpec { prefill_decodes: false, ..ClusterSpec::spark_and_mac(4_096) };
     let cluster = Cluster::calibrated(&spec).await?;
     let [direct, handoff] = [None, Some(0)].map(|prefill| Route { decode: 0, prefill });
     let mut seconds = [const { Vec::new() }; 3];
@@ -64,28 +57,23 @@ async fn of_size(n_requests: u32) -> Result<BurstLine, CommandFailure> {
         tokio::time::sleep(PAUSE).await;
         let planned = lengths().map(|n| cluster.run_planned(None, cluster.fresh_prompt(n), OUTPUT));
         let planned = try_join_all(planned).await?;
-        seconds[0].push(mean(planned.iter().map(|planned| planned.outcome.completion)));
+        seconds[0].push(mean(planned.iter().map(|planned| planned.times.completion)));
         for (route, seconds) in [direct, handoff].into_iter().zip(&mut seconds[1..]) {
             tokio::time::sleep(PAUSE).await;
             let fixed = lengths().map(|n| cluster.run_fixed(route, cluster.fresh_prompt(n), OUTPUT));
-            seconds.push(mean(try_join_all(fixed).await?.iter().map(|outcome| outcome.completion)));
+            seconds.push(mean(try_join_all(fixed).await?.iter().map(|times| times.completion)));
         }
     }
     tokio::time::sleep(PAUSE).await;
     let alone = cluster.run_planned(None, cluster.fresh_prompt(PROMPTS[0]), OUTPUT).await?;
     let predicted = alone.prediction.map_or(f64::NAN, |prediction| prediction.completion_ms / 1e3);
-    let [planned, direct, handoff] = seconds.map(median);
-    Ok(BurstLine { n_requests, planned, direct, handoff, error_afterwards: alone.outcome.completion / predicted - 1.0 })
+    let [planned, direct, handoff] = seconds.map(|seconds| median(&seconds));
+    Ok(BurstLine { n_requests, planned, direct, handoff, error_afterwards: alone.times.completion / predicted - 1.0 })
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let n = values.len().max(1) as f64;
     values.sum::<f64>() / n
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]

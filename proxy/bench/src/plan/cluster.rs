@@ -1,4 +1,4 @@
-//! A pool of simulated machines in this process, with the planning, learning and failover of a real endpoint.
+//! A cluster of simulated machines in this process, with the planning, learning and failover of a real endpoint.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,53 +22,67 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
 
-use super::machines::{KV_BYTES_PER_TOKEN, MachineSpec, sharing_cost};
+use super::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, sharing_cost};
 
-/// Time for calibration: far more than it takes.
+/// Time for calibration, far more than it needs.
 const CALIBRATION: Duration = Duration::from_secs(60);
 
-/// Between measurements, so that the nodes' loads are fresh.
+/// The pause between measurements, so that the nodes' reported loads are up to date.
 pub(super) const PAUSE: Duration = Duration::from_millis(300);
 
-/// Bytes of KV that simulated chunks carry per token. Their way takes the time of the model's real KV.
+/// Bytes of KV that simulated chunks carry per token. Their transfer takes as long as that of the model's real KV.
 const CARRIED_BYTES: u32 = 4;
 
-/// Longest context of a simulated sequence.
+/// The longest context of a simulated sequence.
 const N_CTX: u32 = 32_768;
 
 /// The machines and links of a simulated cluster.
 #[derive(Debug, Clone)]
 pub(super) struct ClusterSpec {
-    /// The first computes prompts for the second. Told apart by name.
+    /// The machine that computes prompts. Its name differs from the decode machine's.
     pub prefill: MachineSpec,
-    /// The prefill machine generates, too.
+    /// If true, the prefill machine generates, too.
     pub prefill_decodes: bool,
-    /// The second, which pulls from the first.
+    /// The machine that pulls KV and generates.
     pub decode: MachineSpec,
-    /// The way between them.
+    /// The link between them.
     pub link: LinkSpeed,
-    /// Sequences each machine decodes together.
+    /// Sequences that each machine decodes together.
     pub n_slots: u32,
-    /// Context that decode rates are taken at.
+    /// The context length at which decode rates are taken.
     pub n_context: u32,
 }
 
-/// A link of so many gigabits per second.
+impl ClusterSpec {
+    /// A DGX Spark that also generates, and an M3 Ultra, at 10 Gb/s. Decode rates are taken at `n_context`.
+    pub(super) fn spark_and_mac(n_context: u32) -> ClusterSpec {
+        ClusterSpec {
+            prefill: DGX_SPARK,
+            prefill_decodes: true,
+            decode: M3_ULTRA,
+            link: link(10.0),
+            n_slots: 4,
+            n_context,
+        }
+    }
+}
+
+/// A link with this rate in gigabits per second.
 pub(super) fn link(gbps: f64) -> LinkSpeed {
     LinkSpeed { bytes_per_second: gbps * 1e9 / 8.0, round_trip: Duration::from_micros(300) }
 }
 
-/// A running pool.
+/// A running cluster.
 pub(super) struct Cluster {
     pub model: Arc<ServedModel>,
-    /// Those that are simulated.
+    /// The simulated engines.
     pub engines: Vec<Arc<SimEngine>>,
     prompts: std::sync::Mutex<StdRng>,
 }
 
 /// A request's times, in seconds since it was sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct RequestOutcome {
+pub(super) struct StreamTimes {
     pub ttft: f64,
     pub completion: f64,
 }
@@ -78,7 +92,7 @@ pub(super) struct RequestOutcome {
 pub(super) struct PlannedRequest {
     pub route: Route,
     pub prediction: Option<Prediction>,
-    pub outcome: RequestOutcome,
+    pub times: StreamTimes,
 }
 
 impl Cluster {
@@ -103,7 +117,7 @@ impl Cluster {
         let prefill_node = node(spec.prefill.name, Some(url), &prefill, role).await?;
         let decode_node = node(spec.decode.name, None, &decode, Role::Decode).await?;
         let mut decoders = vec![decode_node];
-        // Both lists share the node and so its measurements.
+        // Both lists share the node, and so its measurements.
         decoders.extend(spec.prefill_decodes.then(|| Arc::clone(&prefill_node)));
         let name = OnceLock::from("llama-3.1-8b".to_owned());
         let model = Arc::new(ServedModel::new(name, Vec::new(), decoders, vec![prefill_node]));
@@ -112,7 +126,7 @@ impl Cluster {
         Ok(Cluster { engines: vec![prefill, decode], ..Cluster::of(model) })
     }
 
-    /// A cluster of nodes that are there already.
+    /// A cluster of existing nodes.
     pub(super) fn of(model: Arc<ServedModel>) -> Cluster {
         Cluster { model, engines: Vec::new(), prompts: std::sync::Mutex::new(StdRng::seed_from_u64(1)) }
     }
@@ -123,7 +137,7 @@ impl Cluster {
         (0..n_tokens).map(|_| rng.random_range(0..256)).collect()
     }
 
-    /// Every route of this pool, the barred ones left out.
+    /// All routes of this cluster except barred ones.
     pub(super) fn routes(&self) -> Vec<Route> {
         let decoders = || 0..self.model.decode.len();
         let direct = decoders().map(|decode| Route { decode, prefill: None });
@@ -132,14 +146,14 @@ impl Cluster {
         direct.chain(handoffs.map(|(decode, p)| Route { decode, prefill: Some(p) })).collect()
     }
 
-    /// Puts the KV of a prompt's front into every node, as an earlier turn would have.
+    /// Puts the KV of a prompt's start into every node, as an earlier turn would.
     pub(super) async fn prime(&self, front: &[Token]) -> Result<(), CommandFailure> {
         if front.is_empty() {
             return Ok(());
         }
-        // Handoffs first: a decode node that has the front already would not have the prefill node compute it.
+        // Handoffs first: a decode node that already has the start would not let the prefill node compute it.
         for route in self.routes().into_iter().rev() {
-            // With one token more: a sequence's last prompt token is decoded.
+            // One more token, because the last prompt token is decoded.
             self.run_fixed(route, [front, &[0]].concat(), 1).await?;
         }
         for node in self.model.decode.iter().chain(&self.model.prefill) {
@@ -148,13 +162,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs a request on a route whatever a plan would say, and learns nothing from it.
+    /// Runs a request on a given route and learns nothing from it.
     pub(super) async fn run_fixed(
         &self,
         route: Route,
         prompt: Vec<Token>,
         n_output: u32,
-    ) -> Result<RequestOutcome, CommandFailure> {
+    ) -> Result<StreamTimes, CommandFailure> {
         let mut request = request(prompt, n_output);
         request.kv_source = route.prefill.and_then(|p| self.model.prefill[p].kv_source());
         let began = Instant::now();
@@ -181,11 +195,11 @@ impl Cluster {
             exclude_prefill: &[],
         };
         let plan = plan(&self.model, &ask).map_err(|error| CommandFailure(error.to_string()))?;
-        let (route, prediction) = (plan.route, plan.prediction);
+        let route = plan.route;
+        let prediction = plan.prediction;
         let began = Instant::now();
         let deltas = Resilient::begin(plan, request, tracing::Span::none()).await?.into_deltas();
-        let outcome = watch_stream(began, deltas).await?;
-        Ok(PlannedRequest { route, prediction, outcome })
+        Ok(PlannedRequest { route, prediction, times: watch_stream(began, deltas).await? })
     }
 }
 
@@ -206,8 +220,8 @@ fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {
     SequenceRequest { prompt, max_tokens: Some(n_output), ignore_eos: true, ..SequenceRequest::default() }
 }
 
-/// Follows a stream to its end.
-async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<RequestOutcome, CommandFailure> {
+/// Reads a stream to its end.
+async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<StreamTimes, CommandFailure> {
     let mut ttft = None;
     loop {
         match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
@@ -216,7 +230,7 @@ async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<Requ
             }
             SequenceEvent::Finished { .. } => {
                 let completion = began.elapsed().as_secs_f64();
-                return Ok(RequestOutcome { ttft: ttft.unwrap_or(completion), completion });
+                return Ok(StreamTimes { ttft: ttft.unwrap_or(completion), completion });
             }
             SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
         }

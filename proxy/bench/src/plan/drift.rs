@@ -1,10 +1,9 @@
-//! Self-correction: machines that became slower than calibration saw them, and how soon predictions follow.
+//! Self-correction: machines become slower after calibration. Measures how soon predictions follow.
 
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, PAUSE, PlannedRequest, link};
-use super::machines::{DGX_SPARK, M3_ULTRA};
+use super::cluster::{Cluster, ClusterSpec, PAUSE, PlannedRequest};
 
 /// The factor on every rate after the drift.
 pub(super) const SPEED: f64 = 0.4;
@@ -12,10 +11,10 @@ pub(super) const SPEED: f64 = 0.4;
 const REQUESTS: u32 = 40;
 const OUTPUT: u32 = 64;
 
-/// Prompt lengths in turn.
+/// The prompt lengths, in turn.
 const PROMPTS: [u32; 4] = [8_000, 500, 2_000, 4_000];
 
-/// A request's prediction beside what happened: actual ÷ predicted − 1.
+/// The errors of a request's prediction: actual ÷ predicted − 1.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct DriftLine {
     pub request: u32,
@@ -25,32 +24,24 @@ pub(super) struct DriftLine {
 
 /// Slows every machine down after calibration, and sends requests one after another.
 pub(super) async fn run() -> Result<Vec<DriftLine>, CommandFailure> {
-    let spec = ClusterSpec {
-        prefill: DGX_SPARK,
-        prefill_decodes: true,
-        decode: M3_ULTRA,
-        link: link(10.0),
-        n_slots: 4,
-        n_context: 4_096,
-    };
-    let cluster = Cluster::calibrated(&spec).await?;
+    let cluster = Cluster::calibrated(&ClusterSpec::spark_and_mac(4_096)).await?;
     cluster.engines.iter().for_each(|engine| engine.set_speed(SPEED));
     let mut lines = Vec::new();
     for (request, n_prompt) in (1..=REQUESTS).zip(PROMPTS.into_iter().cycle()) {
         tokio::time::sleep(PAUSE).await;
-        let PlannedRequest { prediction, outcome, .. } =
+        let PlannedRequest { prediction, times, .. } =
             cluster.run_planned(None, cluster.fresh_prompt(n_prompt), OUTPUT).await?;
         let Some(prediction) = prediction else { continue };
         lines.push(DriftLine {
             request,
-            ttft_error: outcome.ttft * 1e3 / prediction.ttft_ms - 1.0,
-            completion_error: outcome.completion * 1e3 / prediction.completion_ms - 1.0,
+            ttft_error: times.ttft * 1e3 / prediction.ttft_ms - 1.0,
+            completion_error: times.completion * 1e3 / prediction.completion_ms - 1.0,
         });
     }
     Ok(lines)
 }
 
-/// The first request from which on every prediction was at most this far off.
+/// The first request from which on no prediction's error exceeded `limit`.
 pub(super) fn corrected_from(lines: &[DriftLine], limit: f64) -> Option<u32> {
     let is_off = |line: &&DriftLine| line.ttft_error.abs() > limit || line.completion_error.abs() > limit;
     let last_off = lines.iter().rfind(is_off).map_or(0, |line| line.request);

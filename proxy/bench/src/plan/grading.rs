@@ -1,5 +1,5 @@
-//! The grading load: two DGX Sparks and two M3 Ultras serve two models, one of each machine a model. A submission is a
-//! prompt of 5,000 tokens that both models grade, one with 800 tokens and the other with 1,200.
+//! The grading load: two DGX Sparks and two M3 Ultras serve two models, with one machine of each type per model. Both
+//! models grade each submission of 5,000 tokens, one with 800 tokens and the other with 1,200.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,8 +10,7 @@ use futures::future::try_join_all;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, ClusterSpec, link};
-use super::machines::{DGX_SPARK, M3_ULTRA};
+use super::cluster::{Cluster, ClusterSpec};
 
 const PROMPT: u32 = 5_000;
 const OUTPUTS: [u32; 2] = [800, 1_200];
@@ -19,7 +18,7 @@ const OUTPUTS: [u32; 2] = [800, 1_200];
 /// How long the load lasts.
 const DURATION: Duration = Duration::from_secs(1_800);
 
-/// Submissions under way at once.
+/// The numbers of concurrent submissions.
 pub(super) const IN_FLIGHT: [u32; 2] = [1, 8];
 
 /// A policy's throughput.
@@ -44,14 +43,7 @@ pub(super) async fn run() -> Result<Vec<GradingLine>, CommandFailure> {
 }
 
 async fn load(policy: PolicyName, in_flight: u32) -> Result<GradingLine, CommandFailure> {
-    let spec = ClusterSpec {
-        prefill: DGX_SPARK,
-        prefill_decodes: true,
-        decode: M3_ULTRA,
-        link: link(10.0),
-        n_slots: 8,
-        n_context: PROMPT + OUTPUTS[1] / 2,
-    };
+    let spec = ClusterSpec { n_slots: 8, ..ClusterSpec::spark_and_mac(PROMPT + OUTPUTS[1] / 2) };
     let models = [Cluster::calibrated(&spec).await?, Cluster::calibrated(&spec).await?];
     let ends = Instant::now() + DURATION;
     let n_done = AtomicU32::new(0);

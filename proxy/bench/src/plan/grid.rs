@@ -1,13 +1,16 @@
-//! Never slower: planned routes beside every fixed route in hindsight, over a grid of requests and machines.
+//! Compares planned routes with every fixed route, over a grid of requests and machines. Shows that the planner is never
+//! slower.
 
 use baton_planner::cost::Route;
+use baton_planner::reason::RouteKind;
 use baton_proxy::serve::CommandFailure;
+use baton_schemas::Token;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, PAUSE, RequestOutcome, link};
+use super::cluster::{Cluster, ClusterSpec, PAUSE, StreamTimes, link};
 use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, MachineSpec};
 use crate::stats::percentile;
 
@@ -20,7 +23,7 @@ const OUTPUTS: [u32; 3] = [16, 256, 1_000];
 /// Link rates, gigabits per second.
 pub(super) const LINKS: [f64; 6] = [0.1, 1.0, 2.5, 10.0, 25.0, 100.0];
 
-/// Requests before anything counts.
+/// The number of requests before measurements count.
 const WARM_UP: usize = 24;
 
 /// A pair of machines.
@@ -33,7 +36,7 @@ pub(super) struct Pair {
     prefill_decodes: bool,
 }
 
-/// A machine that prefills so many times as fast as the M3 Ultra, and the M3 Ultra.
+/// The M3 Ultra, and a machine whose prefill is `times` as fast.
 const fn ratio(name: &'static str, times: f64) -> Pair {
     let prefill =
         MachineSpec { name: "prefill", prefill_tps: times * M3_ULTRA.prefill_tps, bandwidth: M3_ULTRA.bandwidth };
@@ -47,6 +50,22 @@ pub(super) const PAIRS: [Pair; 5] = [
     Pair { name: "Spark, M3 Ultra", prefill: DGX_SPARK, decode: M3_ULTRA, prefill_decodes: true },
     Pair { name: "Spark, M4 Max", prefill: DGX_SPARK, decode: M4_MAX, prefill_decodes: true },
 ];
+
+/// The machines and the link of a cluster, as reports name them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClusterLabel {
+    pub pair: &'static str,
+    pub gbps: f64,
+}
+
+/// A request of the grid.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GridRequest {
+    pub n_prompt: u32,
+    /// The share of the prompt that all nodes have cached.
+    pub cached: f64,
+    pub n_output: u32,
+}
 
 /// A request of the grid on one pair of machines, and the result of each route.
 #[derive(Debug, Clone, Serialize)]
@@ -72,20 +91,24 @@ pub(super) struct MeasuredCell {
 }
 
 impl MeasuredCell {
-    fn new(route: Route, outcome: RequestOutcome) -> MeasuredCell {
-        let RequestOutcome { ttft, completion } = outcome;
+    fn new(route: Route, times: StreamTimes) -> MeasuredCell {
+        let StreamTimes { ttft, completion } = times;
         MeasuredCell { decode: route.decode, prefill: route.prefill, ttft, completion }
+    }
+
+    pub(super) fn kind(&self) -> RouteKind {
+        Route { decode: self.decode, prefill: self.prefill }.kind()
     }
 }
 
 impl GridCell {
-    /// The fixed route that completed first, among handoffs or direct ones or all.
+    /// The fixed route that completed first among those for which `wanted` returns true.
     pub(super) fn best(&self, wanted: impl Fn(&MeasuredCell) -> bool) -> Option<&MeasuredCell> {
         self.fixed.iter().filter(|run| wanted(run)).min_by(|a, b| a.completion.total_cmp(&b.completion))
     }
 }
 
-/// By how much planned routes were slower than others, as shares: 0.05 is 5 %.
+/// The extra time of planned routes over others, as shares: 0.05 is 5 %.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Regret {
     pub p50: f64,
@@ -120,58 +143,52 @@ pub(super) async fn run() -> Result<Vec<GridCell>, CommandFailure> {
 }
 
 async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<GridCell>, CommandFailure> {
-    let spec = ClusterSpec {
-        prefill: pair.prefill,
-        prefill_decodes: pair.prefill_decodes,
-        decode: pair.decode,
-        link: link(gbps),
-        n_slots: 4,
-        n_context: 4_096,
-    };
+    let Pair { prefill, decode, prefill_decodes, .. } = *pair;
+    let spec = ClusterSpec { prefill, prefill_decodes, decode, link: link(gbps), n_slots: 4, n_context: 4_096 };
     let cluster = Cluster::calibrated(&spec).await?;
     let mut requests = Vec::new();
     for n_prompt in PROMPTS {
         for cached in CACHED {
-            requests.extend(OUTPUTS.map(|n_output| (n_prompt, cached, n_output)));
+            requests.extend(OUTPUTS.map(|n_output| GridRequest { n_prompt, cached, n_output }));
         }
     }
-    measure(&cluster, (pair.name, gbps), requests, WARM_UP).await
+    measure(&cluster, ClusterLabel { pair: pair.name, gbps }, requests, WARM_UP).await
 }
 
-/// Requests (tokens, share that is cached, tokens of the reply) on one cluster of this name and link: some to learn
-/// from, then each planned, and on every fixed route.
+/// Runs `n_warm_up` random requests to learn from, then every request on its planned route and on every fixed route.
 pub(super) async fn measure(
     cluster: &Cluster,
-    (pair, gbps): (&'static str, f64),
-    mut requests: Vec<(u32, f64, u32)>,
+    ClusterLabel { pair, gbps }: ClusterLabel,
+    mut requests: Vec<GridRequest>,
     n_warm_up: usize,
 ) -> Result<Vec<GridCell>, CommandFailure> {
     let mut rng = StdRng::seed_from_u64(2);
     for _ in 0..n_warm_up {
-        let (n_prompt, cached, n_output) = requests[rng.random_range(0..requests.len())];
-        cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
+        let request = requests[rng.random_range(0..requests.len())];
+        cluster.run_planned(None, prompt(cluster, request).await?, request.n_output).await?;
     }
-    // In no order: what was learned of one size must serve for another.
+    // In random order: rates that were learned at one size must serve another size.
     requests.shuffle(&mut rng);
     let mut cells = Vec::new();
-    for (n_prompt, cached, n_output) in requests {
-        let planned = cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
+    for request in requests {
+        let GridRequest { n_prompt, cached, n_output } = request;
+        let planned = cluster.run_planned(None, prompt(cluster, request).await?, n_output).await?;
         let mut fixed = Vec::new();
         for route in cluster.routes() {
-            let prompt = prompt(cluster, n_prompt, cached).await?;
+            let prompt = prompt(cluster, request).await?;
             fixed.push(MeasuredCell::new(route, cluster.run_fixed(route, prompt, n_output).await?));
         }
         let predicted_ttft = planned.prediction.map(|prediction| prediction.ttft_ms / 1e3);
-        let planned = MeasuredCell::new(planned.route, planned.outcome);
+        let planned = MeasuredCell::new(planned.route, planned.times);
         cells.push(GridCell { pair, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
     }
     Ok(cells)
 }
 
-/// A prompt whose front both nodes have, on idle nodes.
-async fn prompt(cluster: &Cluster, n_prompt: u32, cached: f64) -> Result<Vec<u32>, CommandFailure> {
-    let prompt = cluster.fresh_prompt(n_prompt);
-    let n_cached = (f64::from(n_prompt) * cached) as usize;
+/// Makes a prompt whose start all nodes have cached, and waits until they are idle.
+async fn prompt(cluster: &Cluster, request: GridRequest) -> Result<Vec<Token>, CommandFailure> {
+    let prompt = cluster.fresh_prompt(request.n_prompt);
+    let n_cached = (f64::from(request.n_prompt) * request.cached) as usize;
     cluster.prime(&prompt[..n_cached]).await?;
     tokio::time::sleep(PAUSE).await;
     Ok(prompt)
@@ -185,16 +202,16 @@ fn direct(cell: &GridCell) -> Option<&MeasuredCell> {
     cell.best(|run| run.prefill.is_none())
 }
 
-/// One line for each pair and one for all.
+/// Summarizes the cells of each pair, and all cells.
 pub(super) fn summarize(cells: &[GridCell]) -> Vec<Summary> {
-    let of = |pair: &'static str| {
-        let cells: Vec<&GridCell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
-        summary(pair, &cells)
+    let of_pair = |pair: &Pair| {
+        let cells: Vec<&GridCell> = cells.iter().filter(|cell| cell.pair == pair.name).collect();
+        summary(pair.name, &cells)
     };
-    PAIRS.iter().map(|pair| of(pair.name)).chain([of("all")]).collect()
+    PAIRS.iter().map(of_pair).chain([summary("all", &cells.iter().collect::<Vec<_>>())]).collect()
 }
 
-/// One line for these cells.
+/// Summarizes cells under a name.
 pub(super) fn summary(pair: &'static str, cells: &[&GridCell]) -> Summary {
     let over = |than: fn(&GridCell) -> Option<&MeasuredCell>, time: fn(&MeasuredCell) -> f64, least: f64| {
         let shares = cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));

@@ -1,8 +1,8 @@
-//! Machines as far as published figures go, running Llama-3.1-8B in FP16.
+//! Models of machines that run Llama-3.1-8B in FP16, from published figures.
 //!
-//! Prefill rates are those published for this model. A decode step reads all weights and the sequence's KV once, so
-//! its rate is usable bandwidth ÷ bytes read; [`USABLE`] is the one free constant. For the DGX Spark the measured
-//! bandwidth counts, for Apple's machines there is only the nominal one.
+//! Prefill rates are those published for this model. A decode step reads all weights and the sequence's KV once, so its
+//! rate is usable bandwidth ÷ bytes read; [`USABLE`] is the only free constant. The bandwidth of the DGX Spark was
+//! measured; for Apple's machines only the nominal one is known.
 
 /// Weights: 8.03 billion parameters of 2 bytes.
 const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
@@ -10,14 +10,14 @@ const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
 /// KV of one token: 32 layers, K and V, 8 heads of 128 values of 2 bytes.
 pub(super) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
 
-/// Share of the bandwidth that a decode step gets. Published decode times give 0.79 for the M3 Ultra and 0.82 for the
+/// The share of the bandwidth that a decode step uses. Published decode times give 0.79 for the M3 Ultra and 0.82 for the
 /// DGX Spark.
 const USABLE: f64 = 0.8;
 
 /// A machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MachineSpec {
-    /// As tables show it.
+    /// The name in tables.
     pub name: &'static str,
     /// Prompt tokens per second.
     pub prefill_tps: f64,
@@ -41,7 +41,7 @@ impl MachineSpec {
     }
 }
 
-/// By what share one more stream makes a decode step longer: its KV beside what one stream reads.
+/// The share by which one more stream lengthens a decode step: its KV ÷ the bytes that one stream reads.
 pub(super) fn sharing_cost(n_context: u32) -> f64 {
     kv_bytes(n_context) / (WEIGHT_BYTES + kv_bytes(n_context))
 }

@@ -1,8 +1,7 @@
-//! `baton bench plan`: the planner beside every fixed route, on simulated machines.
+//! `baton bench plan`: compares the planner with every fixed route, on simulated machines.
 //!
-//! Planning, learning and failover are those of a running endpoint; machines and network are simulated, in a clock that
-//! jumps over waiting. All figures are of the simulation. With `--model` the nodes are real, on this machine, and the
-//! links between them are paced.
+//! Planning, learning and failover are those of a running endpoint. Machines and network are simulated, with a clock
+//! that skips waiting times. With `--model` the nodes are real processes on this machine, and the links are paced.
 
 mod bursts;
 mod chart;
@@ -29,10 +28,10 @@ pub(super) struct PlanBenchArgs {
     /// Also write every figure as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write a chart of where handing over pays, as SVG
+    /// Also write an SVG chart of where handoffs pay
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Measure real nodes with this model instead, on this machine, with links that a relay paces: some minutes
+    /// Measure real nodes with this model on this machine instead, with paced links; takes some minutes
     #[arg(long, short, value_name = "PATH|NAME", conflicts_with = "svg")]
     model: Option<String>,
 }
@@ -47,7 +46,7 @@ pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
         report.print();
         return Ok(());
     }
-    // On one thread with a clock of its own, so that hours of load take seconds.
+    // On one thread with a paused clock, so that hours of load take seconds.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
     let report = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
     if let Some(path) = &args.json {

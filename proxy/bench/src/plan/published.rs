@@ -1,11 +1,10 @@
-//! The published table: one prompt of 8,192 tokens and 32 of reply, on a DGX Spark, on an M3 Ultra, and on both.
+//! The published table: a prompt of 8,192 tokens and a reply of 32 on a DGX Spark, on an M3 Ultra, and on both.
 
 use baton_planner::cost::Route;
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, link};
-use super::machines::{DGX_SPARK, M3_ULTRA};
+use super::cluster::{Cluster, ClusterSpec};
 
 const PROMPT: u32 = 8_192;
 const OUTPUT: u32 = 32;
@@ -23,15 +22,7 @@ pub(super) struct PublishedLine {
 
 /// Runs the three cases over 10 gigabits per second.
 pub(super) async fn run() -> Result<Vec<PublishedLine>, CommandFailure> {
-    let spec = ClusterSpec {
-        prefill: DGX_SPARK,
-        prefill_decodes: true,
-        decode: M3_ULTRA,
-        link: link(10.0),
-        n_slots: 4,
-        n_context: PROMPT,
-    };
-    let cluster = Cluster::calibrated(&spec).await?;
+    let cluster = Cluster::calibrated(&ClusterSpec::spark_and_mac(PROMPT)).await?;
     let planned = cluster.run_planned(None, cluster.fresh_prompt(PROMPT), OUTPUT).await?;
     let cases = [
         ("DGX Spark alone", 4.34, Route { decode: 1, prefill: None }),

@@ -1,7 +1,7 @@
-//! The planner with real nodes: processes with a real model on this machine, and links that a relay paces.
+//! Measures the planner with real nodes: processes with a real model on this machine, and links that a relay paces.
 //!
-//! Two processes share the machine's cores, so the prefill node gets two threads and the decode node one: that is what
-//! makes handing over worth anything here.
+//! Two processes share the machine's cores. The prefill node gets two threads and the decode node one, so that handoffs
+//! can pay.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use baton_engines::Engine;
+use baton_planner::reason::RouteKind;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::models::{self, ServedModel};
 use baton_proxy::targets::nodes::{Health, Node};
@@ -16,7 +17,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::grid::{self, GridCell, MeasuredCell, Summary};
+use super::grid::{self, ClusterLabel, GridCell, GridRequest, MeasuredCell, Summary};
 use super::report;
 use crate::node_process::NodeProcess;
 use crate::relay::Relay;
@@ -29,20 +30,20 @@ const OUTPUTS: [u32; 2] = [8, 32];
 /// Link rates, gigabits per second. One carries KV more slowly than it is computed, one about as fast, one faster.
 const LINKS: [f64; 3] = [0.02, 0.1, 1.0];
 
-/// Requests on each link before anything counts.
+/// The number of requests on each link before measurements count.
 const WARM_UP: usize = 6;
-/// Runs of each request, planned and on each fixed route. Their medians are compared: two runs of one route differ by a
-/// fifth on a machine whose cores others use.
+/// Runs of each request, planned and on each fixed route. Their medians are compared, because two runs of one route
+/// differ by a fifth on a busy machine.
 const RUNS: usize = 3;
 
-/// Calibration takes some seconds.
+/// The longest calibration; it usually takes some seconds.
 const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct RealReport {
     note: &'static str,
-    /// For each link, and for all.
+    /// One for each link's gigabits per second, and one for all links.
     summary: Vec<(Option<f64>, Summary)>,
     /// Requests whose planned route is the fixed one that completed first.
     n_fastest: usize,
@@ -65,9 +66,10 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
         let served = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![prefill]));
         calibrate(&served).await?;
         eprintln!("real nodes: a link of {:.0} Mb/s", gbps * 1e3);
-        let requests: Vec<_> = PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, 0.0, n_output))).collect();
-        let requests = requests.repeat(RUNS);
-        let measured = medians(&grid::measure(&Cluster::of(served), ("real", gbps), requests, WARM_UP).await?);
+        let of_length = |n_prompt: u32| OUTPUTS.map(|n_output| GridRequest { n_prompt, cached: 0.0, n_output });
+        let requests = PROMPTS.map(of_length).concat().repeat(RUNS);
+        let label = ClusterLabel { pair: "real", gbps };
+        let measured = medians(&grid::measure(&Cluster::of(served), label, requests, WARM_UP).await?);
         measured.iter().for_each(|cell| eprintln!("{}", line(cell)));
         cells.extend(measured);
     }
@@ -80,7 +82,7 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
     Ok(RealReport { note: "real nodes on one machine, paced links", summary, n_fastest, cells })
 }
 
-/// One cell for each request, with the medians of its runs.
+/// Makes one cell for each request, with the medians of its runs.
 fn medians(runs: &[GridCell]) -> Vec<GridCell> {
     let of = |n_prompt, n_output| {
         let runs: Vec<&GridCell> =
@@ -97,7 +99,7 @@ fn medians(runs: &[GridCell]) -> Vec<GridCell> {
     PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, n_output))).filter_map(|(n, out)| of(n, out)).collect()
 }
 
-/// A run on this route with the median times of these.
+/// Makes a run on this route with the median times of `runs`.
 fn median<'a>(route: &MeasuredCell, runs: impl Iterator<Item = &'a MeasuredCell>) -> MeasuredCell {
     let (ttft, completion): (Vec<f64>, Vec<f64>) = runs.map(|run| (run.ttft, run.completion)).unzip();
     MeasuredCell { ttft: percentile(&ttft, 50.0), completion: percentile(&completion, 50.0), ..*route }
@@ -124,7 +126,8 @@ async fn calibrate(model: &Arc<ServedModel>) -> Result<(), CommandFailure> {
     models::keep_calibrated(model);
     let began = Instant::now();
     loop {
-        let (decode, prefill) = (model.decode[0].rates(), model.prefill[0].rates());
+        let decode = model.decode[0].rates();
+        let prefill = model.prefill[0].rates();
         let has_rates = decode.prefill.is_known() && decode.decode.is_known() && prefill.prefill.is_known();
         if has_rates && model.routes.view().links[0][0].bytes_per_second > 0.0 {
             return Ok(());
@@ -141,7 +144,7 @@ impl RealReport {
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
         println!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs.");
-        println!("Planned routes beside the best fixed one (p50 / p95 / max):\n");
+        println!("Planned routes compared with the best fixed route (p50 / p95 / max):\n");
         println!(
             "| link | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
         );
@@ -150,7 +153,11 @@ impl RealReport {
             let link = gbps.map_or_else(|| "all".to_owned(), |gbps| format!("{:.0} Mb/s", gbps * 1e3));
             println!("| {link} {}", report::summary_cells(line));
         }
-        println!("\nIn {} of {} the planned route is the best fixed one.", self.n_fastest, self.cells.len());
+        println!(
+            "\nThe planned route is the best fixed route for {} of {} requests.",
+            self.n_fastest,
+            self.cells.len()
+        );
         println!("\n| link | prompt | reply | planned | TTFT, s | direct, s | handoff, s | predicted, s |");
         println!("|---|---|---|---|---|---|---|---|");
         for cell in &self.cells {
@@ -160,16 +167,16 @@ impl RealReport {
 }
 
 fn line(cell: &GridCell) -> String {
-    let ttft = |handoff: bool| cell.best(|run| run.prefill.is_some() == handoff).map_or(0.0, |run| run.ttft);
+    let ttft = |kind: RouteKind| cell.best(|run| run.kind() == kind).map_or(0.0, |run| run.ttft);
     format!(
         "| {:.0} Mb/s | {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
         cell.gbps * 1e3,
         cell.n_prompt,
         cell.n_output,
-        if cell.planned.prefill.is_some() { "handoff" } else { "direct" },
+        cell.planned.kind().as_str(),
         cell.planned.ttft,
-        ttft(false),
-        ttft(true),
+        ttft(RouteKind::Direct),
+        ttft(RouteKind::Handoff),
         cell.predicted_ttft.unwrap_or_default(),
     )
 }

@@ -5,10 +5,10 @@ use serde::Serialize;
 use super::grid::{GridCell, Regret, Summary};
 use super::{bursts, drift, grading, published};
 
-/// Largest error of a prediction that counts as corrected.
+/// The largest error of a prediction that counts as corrected.
 pub(super) const CORRECTED: f64 = 0.1;
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct PlanBenchReport {
     pub note: &'static str,
@@ -16,7 +16,7 @@ pub(super) struct PlanBenchReport {
     pub bursts: Vec<bursts::BurstLine>,
     pub published: Vec<published::PublishedLine>,
     pub grading: Vec<grading::GradingLine>,
-    /// The first request of `drift` from which on predictions were right.
+    /// The first request of `drift` after which all predictions were right.
     pub corrected_from: Option<u32>,
     pub drift: Vec<drift::DriftLine>,
     pub never_slower: Vec<GridCell>,
@@ -26,8 +26,8 @@ impl PlanBenchReport {
     /// Prints Markdown.
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
-        println!("All figures are of a simulation: real planning and learning, simulated machines and links.\n");
-        println!("Planned routes beside the best fixed route in hindsight (p50 / p95 / max):\n");
+        println!("All figures come from a simulation: real planning and learning, simulated machines and links.\n");
+        println!("Planned routes compared with the best fixed route in hindsight (p50 / p95 / max):\n");
         println!(
             "| machines | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
         );
@@ -42,7 +42,8 @@ impl PlanBenchReport {
         println!("|---|---|---|---|---|---|");
         for line in &self.bursts {
             let bursts::BurstLine { n_requests, planned, direct, handoff, error_afterwards } = line;
-            let (regret, error) = (percent(line.regret()), percent(*error_afterwards));
+            let regret = percent(line.regret());
+            let error = percent(*error_afterwards);
             println!("| {n_requests} | {planned:.2} s | {direct:.2} s | {handoff:.2} s | {regret} | {error} |");
         }
         println!("\n8,192-token prompt, 32 tokens of reply, 10 Gb/s:\n");
