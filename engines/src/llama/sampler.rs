@@ -1,7 +1,7 @@
 //! Draws the next token from logits, with llama.cpp's samplers.
 //!
 //! There is no random state between tokens: the draw at a position is seeded by (request seed, position). So a sequence
-//! that is resumed on another engine draws the same tokens.
+//! that is resumed on another engine gets the same draws, and other tokens only where rounding moved the probabilities.
 
 use baton_schemas::Token;
 use baton_schemas::generate::Sampling;
