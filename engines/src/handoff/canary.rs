@@ -20,14 +20,9 @@ pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
     tensors.map(|((ours, theirs), dtype)| relative_l2(dtype, ours, theirs)).fold(0.0, f64::max)
 }
 
-/// Like [`distance`], for rows of the peer that came in several consecutive chunks.
-pub(super) fn distance_of_parts(layout: &KvLayout, ours: &Chunk, parts: &[Chunk]) -> f64 {
-    joined(parts).map_or(f64::INFINITY, |theirs| distance(layout, ours, &theirs))
-}
-
 /// Like [`distance`], for rows in several consecutive chunks on both sides, which may be cut at different positions.
-pub fn distance_of_captures(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -> f64 {
-    joined(ours).map_or(f64::INFINITY, |ours| distance_of_parts(layout, &ours, theirs))
+pub fn distance_of_chunks(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -> f64 {
+    joined(ours).zip(joined(theirs)).map_or(f64::INFINITY, |(ours, theirs)| distance(layout, &ours, &theirs))
 }
 
 /// Joins consecutive chunks. `None` if there is a gap between two, or if one lacks rows.
@@ -106,10 +101,11 @@ mod tests {
         // In several chunks, as a busy node or one with small batches sends them.
         let second = Chunk { p0: 1, p1: 2, ..ours.clone() };
         let second = Chunk { sections: vec![SectionRows { start: 1, ..ours.sections[0].clone() }], ..second };
-        let both = joined(&[ours.clone(), second.clone()]).unwrap();
-        assert_eq!(distance_of_parts(&layout, &both, &[ours.clone(), second.clone()]), 0.0);
-        assert_eq!(distance_of_parts(&layout, &both, &[second, ours.clone()]), f64::INFINITY, "out of order");
-        assert_eq!(distance_of_parts(&layout, &both, &[]), f64::INFINITY);
+        let both = [ours.clone(), second.clone()];
+        let joined = [joined(&both).unwrap()];
+        assert_eq!(distance_of_chunks(&layout, &joined, &both), 0.0);
+        assert_eq!(distance_of_chunks(&layout, &both, &[second, ours.clone()]), f64::INFINITY, "out of order");
+        assert_eq!(distance_of_chunks(&layout, &both, &[]), f64::INFINITY);
         let (_, other_size) = chunk(&[1.0]);
         assert_eq!(distance(&layout, &ours, &other_size), f64::INFINITY);
     }

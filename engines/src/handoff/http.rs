@@ -203,6 +203,6 @@ impl PullerState {
         let peer = PrefillPeer { url, fingerprint: peer, codecs: &[Codec::None] };
         self.client.receive(peer, local, order, keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
+        Ok(canary::distance_of_chunks(&local.identity.layout, std::slice::from_ref(&local.canary), &theirs))
     }
 }

@@ -73,9 +73,7 @@ impl Reference {
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
         plain.run(prompts, n_new, options)
     }
-}
 
-impl Reference {
     /// A text's vector, of length 1: the states of its tokens from one batch, pooled here and not by llama.cpp.
     pub fn embedding(&self, text: &[Token], pooling: Pooling) -> Result<Vec<f32>, LoadError> {
         let n_tokens = u32::try_from(text.len()).unwrap_or(u32::MAX);

@@ -48,7 +48,7 @@ pub enum TransferError {
     /// The chunk was made for a model with another KV cache.
     #[error("the chunk has another layout than the context")]
     OtherLayout,
-    /// The chunk does not continue what the slot holds.
+    /// The chunk does not follow the slot's last position.
     #[error("positions {p0}..{p1} do not continue a slot that holds {n_present}")]
     NotAnExtension {
         /// The chunk's first position.

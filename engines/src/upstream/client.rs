@@ -58,7 +58,7 @@ pub struct Upstream {
 pub struct UpstreamReply {
     /// The reply's deltas.
     pub deltas: TextStream,
-    /// Whether a prefill server computed the prompt. `None`: no prefill server is configured.
+    /// `Ok` if a prefill server computed the prompt. `None`: no prefill server is configured.
     pub prefill: Option<Result<(), PrefillFailure>>,
 }
 

@@ -61,7 +61,7 @@ pub struct TextUsage {
 
 /// Reads one reply, event by event.
 pub(super) trait DeltaReader: Send {
-    /// Reads one event's JSON and appends what it says to `out`.
+    /// Reads one event's JSON and appends its deltas to `out`.
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError>;
 
     /// Ends the reply after its last event. Returns `None` if the upstream has not said that the reply is complete.

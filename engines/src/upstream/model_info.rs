@@ -19,7 +19,7 @@ const MAX_FAMILIES: usize = 8;
 /// Capabilities that are passed on. `vision` is not: upstreams are sent no images.
 const CAPABILITIES: [&str; 5] = ["completion", "tools", "insert", "thinking", "embedding"];
 
-/// The description of a model of which only the context's size is known.
+/// The description of a model if only the size of its context is known.
 pub(super) fn of_context(n_ctx: Option<&Value>) -> UpstreamModelInfo {
     UpstreamModelInfo { n_ctx: small(n_ctx, MAX_CTX), ..UpstreamModelInfo::default() }
 }

@@ -63,7 +63,7 @@ impl UpstreamSettings {
     }
 }
 
-/// Leaves out what is secret.
+/// Leaves out secrets.
 impl std::fmt::Debug for UpstreamSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UpstreamSettings").field("name", &self.name).field("kind", &self.kind).finish_non_exhaustive()

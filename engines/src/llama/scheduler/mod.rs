@@ -366,7 +366,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Notes that the cache now holds what the step computed.
+    /// Records in the slots the tokens whose KV the step computed.
     fn commit(&mut self, parts: &[BatchPart]) {
         for part in parts {
             let Some(sequence) = &mut self.running[part.slot] else { continue };

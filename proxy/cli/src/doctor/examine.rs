@@ -167,7 +167,7 @@ impl Examination {
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
         // Frames leave out unneeded parts of a sliding window. Then the caches cannot be compared as a whole.
-        let distance = canary::distance_of_captures(layout, &ours.chunks, &theirs.chunks);
+        let distance = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
         Ok(Some(distance).filter(|distance| distance.is_finite()))
     }
 
