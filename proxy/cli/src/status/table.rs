@@ -30,8 +30,8 @@ pub(super) fn render(state: &EndpointState) -> String {
         if model.prediction_error > 0.0 {
             let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
         }
-        if let Some(resident) = &model.residency {
-            out += &residency(resident, state.at_ms);
+        if let Some(loading) = &model.residency {
+            out += &residency(loading, state.at_ms);
         }
         out.push('\n');
         out += &nodes(model);
@@ -54,17 +54,17 @@ pub(super) fn render(state: &EndpointState) -> String {
 }
 
 /// A model's state, its memory, and when it is unloaded.
-fn residency(resident: &ResidencyState, now_ms: u64) -> String {
+fn residency(loading: &ResidencyState, now_ms: u64) -> String {
     let mib = |bytes: u64| bytes >> 20;
-    let mut text = format!("  {} ({} MiB", resident.life.as_str(), mib(resident.bytes));
-    if resident.measured_bytes > 0 {
-        let _ = write!(text, ", holds {}", mib(resident.measured_bytes));
+    let mut text = format!("  {} ({} MiB", loading.life.as_str(), mib(loading.bytes));
+    if loading.measured_bytes > 0 {
+        let _ = write!(text, ", holds {}", mib(loading.measured_bytes));
     }
     text.push(')');
-    if resident.waiting > 0 {
-        let _ = write!(text, ", {} waiting", resident.waiting);
+    if loading.waiting > 0 {
+        let _ = write!(text, ", {} waiting", loading.waiting);
     }
-    if let Some(at) = resident.expires_at_ms.filter(|_| resident.active == 0) {
+    if let Some(at) = loading.expires_at_ms.filter(|_| loading.active == 0) {
         let _ = write!(text, ", goes in {} s", at.saturating_sub(now_ms) / 1_000);
     }
     text

@@ -98,25 +98,25 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         }),
     );
     series.one("memory_budget_bytes", "Bytes that own models may take; 0: no limit", state.memory_budget_bytes as f64);
-    let residents = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
-    for (name, help, value) in RESIDENT_GAUGES {
-        series.gauges(name, help, residents().map(|(labels, resident)| (labels, value(resident))));
+    let loadable = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
+    for (name, help, value) in LOADABLE_GAUGES {
+        series.gauges(name, help, loadable().map(|(labels, loading)| (labels, value(loading))));
     }
     series.counters(
         "model_loads",
         "How often a model was loaded on demand",
-        residents().map(|(labels, resident)| (labels, resident.loads)),
+        loadable().map(|(labels, loading)| (labels, loading.loads)),
     );
     series.seconds(
         "model_load",
         "Time that loading the model took in all",
-        residents().map(|(labels, resident)| (labels, resident.load_seconds)),
+        loadable().map(|(labels, loading)| (labels, loading.load_seconds)),
     );
     series.counters(
         "model_unloads",
         "How often a model was unloaded, by reason",
-        residents().flat_map(|(labels, resident)| {
-            let unloads = resident.unloads.iter();
+        loadable().flat_map(|(labels, loading)| {
+            let unloads = loading.unloads.iter();
             unloads.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
@@ -144,13 +144,13 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
 }
 
 /// A gauge of every model that is loaded on demand: its name, its help and its value.
-type ResidentGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
+type LoadableGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
 
-const RESIDENT_GAUGES: [ResidentGauge; 4] = [
-    ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == LoadState::Loaded))),
-    ("model_memory_bytes", "Bytes that the model's process holds", |resident| resident.measured_bytes as f64),
-    ("model_requests_active", "Requests that use the model", |resident| f64::from(resident.active)),
-    ("model_requests_waiting", "Requests that wait for the model to be loaded", |resident| f64::from(resident.waiting)),
+const LOADABLE_GAUGES: [LoadableGauge; 4] = [
+    ("model_loaded", "1 if the model is in memory", |loading| f64::from(u8::from(loading.life == LoadState::Loaded))),
+    ("model_memory_bytes", "Bytes that the model's process holds", |loading| loading.measured_bytes as f64),
+    ("model_requests_active", "Requests that use the model", |loading| f64::from(loading.active)),
+    ("model_requests_waiting", "Requests that wait for the model to be loaded", |loading| f64::from(loading.waiting)),
 ];
 
 /// A gauge of every upstream, in the same form.

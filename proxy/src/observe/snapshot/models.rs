@@ -123,7 +123,7 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
         fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
         prediction_error: known.error,
         mean_output_tokens: expected_output(&known.n_output, None),
-        residency: model.loadable.as_ref().map(|resident| residency(resident.report())),
+        residency: model.loadable.as_ref().map(|loadable| residency(loadable.report())),
     }
 }
 
@@ -138,18 +138,18 @@ fn serves_another(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, ba
     bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
 }
 
-fn residency(presence: LoadReport) -> ResidencyState {
+fn residency(report: LoadReport) -> ResidencyState {
     ResidencyState {
-        life: presence.state,
-        bytes: presence.bytes,
-        measured_bytes: presence.measured_bytes,
-        active: presence.n_active,
-        waiting: u32::try_from(presence.n_waiting).unwrap_or(u32::MAX),
-        expires_at_ms: presence.expires_at.map(unix_ms),
-        loads: presence.n_loads,
-        load_seconds: presence.load_time.as_secs_f64(),
-        last_load_seconds: presence.last_load.as_secs_f64(),
-        unloads: presence.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
-        last_failure: presence.last_failure,
+        life: report.state,
+        bytes: report.bytes,
+        measured_bytes: report.measured_bytes,
+        active: report.n_active,
+        waiting: u32::try_from(report.n_waiting).unwrap_or(u32::MAX),
+        expires_at_ms: report.expires_at.map(unix_ms),
+        loads: report.n_loads,
+        load_seconds: report.load_time.as_secs_f64(),
+        last_load_seconds: report.last_load.as_secs_f64(),
+        unloads: report.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
+        last_failure: report.last_failure,
     }
 }
