@@ -22,7 +22,7 @@ use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 pub use kv_shape::KvShape;
-pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, ModelSizes, SizeError, SizeWishes};
+pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
 
 /// Why a file cannot be used as a GGUF model. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]

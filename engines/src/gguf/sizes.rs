@@ -5,7 +5,7 @@ use crate::limits;
 
 /// The sizes that an operator configured. `None`: not configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SizeWishes {
+pub struct SizeOptions {
     /// Tokens one sequence may hold.
     pub n_ctx: Option<u32>,
     /// Cells of the cache, for all sequences together.
@@ -69,29 +69,29 @@ const MAX_CTX: u32 = *limits::CONTEXT.end();
 
 impl ModelSizes {
     /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a configured size does not.
-    pub fn choose(gguf: &Gguf, wishes: SizeWishes, available: u64) -> Result<ModelSizes, SizeError> {
+    pub fn choose(gguf: &Gguf, options: SizeOptions, available: u64) -> Result<ModelSizes, SizeError> {
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
         // Encoders have no KV cache.
         let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates()).unwrap_or(0);
         let needed = |cells: u32| {
             let kv = u64::from(cells).saturating_mul(kv_bytes_per_token);
-            let other = wishes.projector_bytes.saturating_add(COMPUTE_RESERVE);
+            let other = options.projector_bytes.saturating_add(COMPUTE_RESERVE);
             gguf.file_bytes.saturating_add(other).saturating_add(kv)
         };
-        let mut n_ctx = wishes.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
+        let mut n_ctx = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
         if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {
             let message = format!("--ctx-size must be between {MIN_CTX} and {MAX_CTX}, not {n_ctx}");
             return Err(SizeError::OutOfRange(message));
         }
-        if let Some(n_cells) = wishes.n_cells.filter(|n| !(n_ctx..=MAX_CTX).contains(n)) {
+        if let Some(n_cells) = options.n_cells.filter(|n| !(n_ctx..=MAX_CTX).contains(n)) {
             let message = format!("--kv-cells must be between the context's {n_ctx} and {MAX_CTX}, not {n_cells}");
             return Err(SizeError::OutOfRange(message));
         }
-        let of_slots = wishes.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT);
-        let wanted = wishes.n_cells.unwrap_or_else(|| n_ctx.max(of_slots));
+        let of_slots = options.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT);
+        let wanted = options.n_cells.unwrap_or_else(|| n_ctx.max(of_slots));
         let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
-        if wishes.n_ctx.is_none() && wishes.n_cells.is_none() {
+        if options.n_ctx.is_none() && options.n_cells.is_none() {
             while needed(n_cells) > available && n_cells > 2 * MIN_CTX.max(CELL_ALIGNMENT) {
                 n_cells = (n_cells / 2).next_multiple_of(CELL_ALIGNMENT);
             }

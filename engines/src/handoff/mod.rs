@@ -6,9 +6,9 @@
 mod buffers;
 pub mod canary;
 mod codecs;
+mod deadline;
 mod http;
 mod link;
-mod patience;
 mod peers;
 mod policy;
 mod receive;

@@ -13,7 +13,7 @@ use futures::StreamExt;
 use reqwest::{Client, Response};
 
 use super::codecs::{LinkCodecs, Sample};
-use super::patience::PullPatience;
+use super::deadline::PullDeadline;
 use super::policy::PullPolicy;
 use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::accepted;
@@ -63,13 +63,13 @@ impl PullClient {
         let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
-        let mut patience = PullPatience::new(predicted.unwrap_or(self.policy.allowance));
+        let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = self.open(url, &request).await?.bytes_stream();
         let mut meter = PullMeter::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
-            let deadline = patience.deadline().min(asked + self.policy.timeouts.stall);
+            let deadline = pull_deadline.at().min(asked + self.policy.timeouts.stall);
             let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
                 Err(_) => {
                     let lives = asked.elapsed() < self.policy.timeouts.life_sign;
@@ -95,10 +95,10 @@ impl PullClient {
                     HandoffRecord::Wait(_) => {}
                     HandoffRecord::Frame(kv) => {
                         meter.frame_arrived(&kv);
-                        patience.received(kv.span().p1 - kv.span().p0);
+                        pull_deadline.received(kv.span().p1 - kv.span().p0);
                         let handed_on = Instant::now();
                         take(kv).await;
-                        patience.excuse(handed_on.elapsed());
+                        pull_deadline.extend(handed_on.elapsed());
                         reader.recycle(buffers.take());
                     }
                     HandoffRecord::End(end) => {

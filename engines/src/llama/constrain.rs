@@ -42,7 +42,7 @@ impl Compiler {
     /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds. Errors: the
     /// constraint cannot be enforced.
     pub(super) fn compile(&self, constraint: &Constraint) -> Result<Matcher, EngineError> {
-        if let Some(matcher) = self.recall(constraint) {
+        if let Some(matcher) = self.cached(constraint) {
             return Ok(matcher);
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
@@ -133,7 +133,7 @@ impl Compiler {
         })
     }
 
-    fn recall(&self, constraint: &Constraint) -> Option<Matcher> {
+    fn cached(&self, constraint: &Constraint) -> Option<Matcher> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(known, _)| known == constraint)?;
         let entry = kept.remove(at)?;

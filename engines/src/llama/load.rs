@@ -12,14 +12,15 @@ use super::backend::backend;
 use super::config::LlamaConfig;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::load_error::LoadError;
-use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeWishes};
+use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let wishes = SizeWishes { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots, projector_bytes };
-    ModelSizes::choose(gguf, wishes, available).map_err(|error| match error {
+    let options =
+        SizeOptions { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots, projector_bytes };
+    ModelSizes::choose(gguf, options, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
             path: config.model.clone(),

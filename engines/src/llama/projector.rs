@@ -1,7 +1,7 @@
 //! The projector (mmproj), which turns images into embeddings that the model reads in place of tokens.
 //!
 //! Its weights are in a separate file, which llama.cpp's mtmd runs. Rendering a prompt needs the number of tokens of
-//! each image; the scheduler calls [`Projector::see`], which encodes the image and decodes its embeddings. In a prompt,
+//! each image; the scheduler calls [`Projector::decode_image`], which encodes the image and decodes its embeddings. In a prompt,
 //! an image is a run of placeholders ([`baton_schemas::image`]), which includes the text that the projector puts around
 //! the embeddings. Such a run is always complete.
 
@@ -47,7 +47,7 @@ pub(super) struct Projector {
 }
 
 /// Why an image was not decoded.
-pub(super) enum Unseen {
+pub(super) enum ImageFailure {
     /// No cells are free, or the projector failed: llama.cpp does not distinguish these.
     NoCells,
     /// The image is invalid, or the projector failed.
@@ -132,17 +132,24 @@ impl Projector {
 
     /// Encodes an image and decodes its embeddings into the cache of sequence `seq`, from the run's first position on.
     /// Blocking: up to seconds without a GPU.
-    pub(super) fn see(&self, run: &ImageRun, context: &mut LlamaContext<'_>, seq: i32) -> Result<(), Unseen> {
-        let chunks = self.chunks(&run.image).map_err(Unseen::Failed)?;
+    pub(super) fn decode_image(
+        &self,
+        run: &ImageRun,
+        context: &mut LlamaContext<'_>,
+        seq: i32,
+    ) -> Result<(), ImageFailure> {
+        let chunks = self.chunks(&run.image).map_err(ImageFailure::Failed)?;
         if chunks.total_tokens() != run.at.len() {
-            return Err(Unseen::Failed(EngineError::invalid("the prompt was rendered with another projector")));
+            return Err(ImageFailure::Failed(EngineError::invalid("the prompt was rendered with another projector")));
         }
-        let position = i32::try_from(run.at.start).map_err(|e| Unseen::Failed(EngineError::internal(e)))?;
+        let position = i32::try_from(run.at.start).map_err(|e| ImageFailure::Failed(EngineError::internal(e)))?;
         let n_batch = i32::try_from(self.n_ubatch).unwrap_or(i32::MAX);
-        let seen = chunks.eval_chunks(&mut self.lock(), context, position, seq, n_batch, false);
-        seen.map(|_| ()).map_err(|MtmdEvalError::EvalFailure(code)| match code {
-            NO_CELLS => Unseen::NoCells,
-            code => Unseen::Failed(EngineError::internal(format!("llama.cpp could not see an image (code {code})"))),
+        let decoded = chunks.eval_chunks(&mut self.lock(), context, position, seq, n_batch, false);
+        decoded.map(|_| ()).map_err(|MtmdEvalError::EvalFailure(code)| match code {
+            NO_CELLS => ImageFailure::NoCells,
+            code => {
+                ImageFailure::Failed(EngineError::internal(format!("llama.cpp could not see an image (code {code})")))
+            }
         })
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Sequence {
     /// Memory reserved for the images' files.
     _room: Option<OwnedSemaphorePermit>,
     /// The first attempt to decode its next image found no cells.
-    pub(super) was_unseen: bool,
+    pub(super) lacked_cells: bool,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all of the request's choices.
@@ -65,7 +65,7 @@ impl Sequence {
             tokens,
             images: job.images,
             _room: job.room,
-            was_unseen: false,
+            lacked_cells: false,
             sampler,
             accepted: job.accepted,
             number: 0,

@@ -124,7 +124,7 @@ impl Start {
         if started.send(Ok(kv)).is_ok() {
             let vocabulary = Arc::clone(&self.vocabulary);
             let scheduler = Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder);
-            scheduler.seeing_with(self.projector.clone()).run(messages);
+            scheduler.with_projector(self.projector.clone()).run(messages);
         }
     }
 

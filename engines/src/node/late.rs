@@ -18,7 +18,7 @@ pub struct LateEngine(Arc<OnceLock<Arc<dyn Engine>>>);
 
 impl LateEngine {
     /// Sets the engine. Only the first call has an effect.
-    pub fn becomes(&self, engine: Arc<dyn Engine>) {
+    pub fn set(&self, engine: Arc<dyn Engine>) {
         if self.0.set(engine).is_err() {
             tracing::error!("a node was given a second engine; the first one keeps serving");
         }

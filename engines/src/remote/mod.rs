@@ -1,6 +1,6 @@
 //! The client of the node protocol: an engine in another process.
 
-pub(crate) mod trouble;
+pub(crate) mod call_failure;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -263,7 +263,11 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 
 fn unreachable(error: reqwest::Error) -> EngineError {
     // A slow node is not lost: retrying would only add to its work.
-    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(trouble::describe(&error)) }
+    if error.is_timeout() && !error.is_connect() {
+        timed_out()
+    } else {
+        EngineError::lost(call_failure::describe(&error))
+    }
 }
 
 fn timed_out() -> EngineError {

@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
-use self::text::{N_VOCAB, Speaker};
+use self::text::{N_VOCAB, SimReply};
 pub use self::wrapper::{EngineWrapper, UnusedEngine};
 use crate::embed;
 use crate::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
@@ -218,7 +218,7 @@ impl Engine for SimEngine {
             let wanted = &tokens[..request.n_prefill()];
             yield SequenceEvent::Started { n_cached: n_cached as u32 };
 
-            let speaker = Speaker::new(&request);
+            let sim_reply = SimReply::new(&request);
             let handoff = state.pull(&request, wanted, n_cached).await;
             if let Some(handoff) = handoff {
                 yield SequenceEvent::Handoff(handoff);
@@ -261,8 +261,8 @@ impl Engine for SimEngine {
                 due += state.step();
                 tokio::time::sleep_until(due).await;
                 first_token.get_or_insert_with(Instant::now);
-                let Some(id) = speaker.next(tokens.len()) else { break FinishReason::Stop };
-                let logprobs = request.top_logprobs.map(|k| speaker.logprobs(id, k as usize));
+                let Some(id) = sim_reply.next(tokens.len()) else { break FinishReason::Stop };
+                let logprobs = request.top_logprobs.map(|k| sim_reply.logprobs(id, k as usize));
                 tokens.push(id);
                 timings.predicted_n += 1;
                 yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });

@@ -33,14 +33,14 @@ pub(super) fn render(conversation: &Conversation) -> Vec<Token> {
 }
 
 /// Generates the reply to one prompt. Each token depends only on prompt, seed and position.
-pub(super) struct Speaker {
+pub(super) struct SimReply {
     /// Eight words, chosen by prompt and seed, that the reply repeats.
     cycle: String,
     n_prompt: usize,
     n_reply: usize,
 }
 
-impl Speaker {
+impl SimReply {
     pub(super) fn new(request: &SequenceRequest) -> Self {
         let mut hasher = blake3::Hasher::new();
         request.prompt.iter().for_each(|t| {
@@ -57,7 +57,7 @@ impl Speaker {
             false => (REPLY_TOKENS.start + key % (REPLY_TOKENS.end - REPLY_TOKENS.start)) as usize,
         };
         let cycle = (0..8).map(|i| WORDS[(key >> (4 * i)) as usize % WORDS.len()]).collect();
-        Speaker { cycle, n_prompt: request.prompt.len(), n_reply }
+        SimReply { cycle, n_prompt: request.prompt.len(), n_reply }
     }
 
     /// The token at `position` (prompt included). `None` at the end of the reply.

@@ -21,7 +21,7 @@ use super::{
     ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, TextStream, TextVectors, TokenAnswer,
     TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
 };
-use crate::remote::trouble;
+use crate::remote::call_failure;
 use crate::trace;
 use crate::transport::{Transport, explain};
 
@@ -310,7 +310,7 @@ async fn bounded(response: Response, max_bytes: usize) -> Result<Vec<u8>, Upstre
 fn unreachable(error: reqwest::Error) -> UpstreamError {
     let is_late = error.is_timeout() && !error.is_connect();
     let failure = if is_late { UpstreamFailure::TimedOut } else { UpstreamFailure::Unreachable };
-    UpstreamError::failed(failure, trouble::describe(&error))
+    UpstreamError::failed(failure, call_failure::describe(&error))
 }
 
 /// The address of a server's API, where the configured URL has no path.

@@ -36,7 +36,7 @@ impl Rig {
 
     async fn ready() -> Rig {
         let rig = Rig::start().await;
-        rig.late.becomes(sim());
+        rig.late.set(sim());
         rig
     }
 
@@ -120,7 +120,7 @@ async fn a_node_whose_model_is_loading_says_so_and_refuses_the_rest() {
     assert_eq!(client.info().await.unwrap_err(), loading);
     assert_eq!(client.detokenize(&[65]).await.unwrap_err(), loading);
     assert_eq!(client.generate(request(1)).await.err(), Some(loading));
-    rig.late.becomes(sim());
+    rig.late.set(sim());
     until(&mut loads, |load| load.phase == Phase::Serving).await;
     assert_eq!(client.info().await.unwrap().engine, "sim");
 }

@@ -173,7 +173,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
         model => located(model, name).await?,
     };
     let started = registry::start(engine_options(options, model)?, puller).await;
-    late.becomes(started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?);
+    late.set(started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?);
     Ok(StartedNode { server, address, tls })
 }
 

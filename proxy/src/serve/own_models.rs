@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use baton_engines::Engine;
-use baton_engines::gguf::{Gguf, ModelSizes, SizeWishes};
+use baton_engines::gguf::{Gguf, ModelSizes, SizeOptions};
 use baton_engines::limits::DEFAULT_SLOTS;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
@@ -98,9 +98,9 @@ pub(super) fn size_model(
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
+    let options = SizeOptions { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
-    let sizes = ModelSizes::choose(&gguf, wishes, available).map_err(|error| {
+    let sizes = ModelSizes::choose(&gguf, options, available).map_err(|error| {
         CommandFailure(format!(
             "the model {source} can never be loaded within the memory budget of own models: {error}"
         ))

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use baton_schemas::EngineError;
 
-use super::super::projector::{ImageRun, Unseen};
+use super::super::projector::{ImageFailure, ImageRun};
 use super::{Scheduler, seq_id};
 
 impl Scheduler<'_> {
     /// Decodes the next image of the sequence that started first. Each turn of the loop decodes at most one, so that
     /// streams continue between two images. Such a step takes longer than others, because it includes the encoder.
-    pub(super) fn see_image(&mut self) {
+    pub(super) fn decode_next_image(&mut self) {
         let due = (0..self.slots.len()).filter(|&slot| self.can_step(slot) && self.to_next_image(slot) == Some(0));
         let Some(slot) = due.min_by_key(|&slot| self.slots[slot].started) else { return };
         let Some(run) = self.next_image(slot).cloned() else { return };
@@ -22,24 +22,24 @@ impl Scheduler<'_> {
             return self.refuse(slot, EngineError::internal("an image without a projector"));
         };
         let began = Instant::now();
-        match projector.see(&run, &mut self.context, seq_id(slot)) {
+        match projector.decode_image(&run, &mut self.context, seq_id(slot)) {
             Ok(()) => {
-                self.seen(slot, &run);
+                self.image_decoded(slot, &run);
                 tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was decoded");
             }
             // The first time, cells were freed for it. So the second time it is the projector that fails, and no other
             // sequence must lose its cells.
-            Err(Unseen::NoCells) if self.running[slot].as_ref().is_some_and(|sequence| sequence.was_unseen) => {
+            Err(ImageFailure::NoCells) if self.running[slot].as_ref().is_some_and(|sequence| sequence.lacked_cells) => {
                 self.refuse(slot, EngineError::internal("llama.cpp could not see an image"));
             }
-            Err(Unseen::NoCells) => {
+            Err(ImageFailure::NoCells) => {
                 self.restore(slot);
                 if let Some(sequence) = &mut self.running[slot] {
-                    sequence.was_unseen = true;
+                    sequence.lacked_cells = true;
                 }
                 self.give_up_cells();
             }
-            Err(Unseen::Failed(error)) => self.refuse(slot, error),
+            Err(ImageFailure::Failed(error)) => self.refuse(slot, error),
         }
     }
 
@@ -54,10 +54,10 @@ impl Scheduler<'_> {
     }
 
     /// Notes that the cache now holds an image.
-    fn seen(&mut self, slot: usize, run: &ImageRun) {
+    fn image_decoded(&mut self, slot: usize, run: &ImageRun) {
         let Some(sequence) = &mut self.running[slot] else { return };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[run.at.clone()]);
-        sequence.was_unseen = false;
+        sequence.lacked_cells = false;
         if sequence.first_token.is_none() {
             sequence.n_computed += run.at.len() as u32;
         }

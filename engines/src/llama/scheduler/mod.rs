@@ -126,18 +126,18 @@ impl<'m> Scheduler<'m> {
     }
 
     /// The same scheduler with a projector for images.
-    pub(super) fn seeing_with(self, projector: Option<Arc<Projector>>) -> Self {
+    pub(super) fn with_projector(self, projector: Option<Arc<Projector>>) -> Self {
         Scheduler { projector, ..self }
     }
 
     /// Runs until every handle is dropped.
     pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
-        while self.take_in(messages) {
+        while self.receive(messages) {
             self.drop_cancelled();
             self.fill_slots();
             self.import_chunks();
             self.publish_load();
-            self.see_image();
+            self.decode_next_image();
             self.step();
             self.export_chunks();
             self.embed();
@@ -146,7 +146,7 @@ impl<'m> Scheduler<'m> {
 
     /// Handles all messages that have arrived; waits for one if there is nothing to do. Returns false once every handle
     /// was dropped.
-    fn take_in(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
+    fn receive(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
         if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.embedder.is_idle() {
             self.publish_load();
             match messages.recv() {

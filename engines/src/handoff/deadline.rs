@@ -1,4 +1,4 @@
-//! The deadline of a pull: it must bring something now and then, and enough of it in all.
+//! The deadline of a pull: positions must keep coming, and at a minimum rate.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ const SLOWEST_PULL: f64 = 20.0;
 const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// The deadline of a pull. Every verified position extends it.
-pub(super) struct PullPatience {
+pub(super) struct PullDeadline {
     /// When the pull began, plus the time that the reader itself took.
     began: Instant,
     /// When positions were last verified.
@@ -20,11 +20,11 @@ pub(super) struct PullPatience {
     n_positions: u32,
 }
 
-impl PullPatience {
+impl PullDeadline {
     /// Starts now. `allowance` is the longest time without a new position.
-    pub(super) fn new(allowance: Duration) -> PullPatience {
+    pub(super) fn new(allowance: Duration) -> PullDeadline {
         let now = Instant::now();
-        PullPatience { began: now, last: now, allowance: allowance.min(LONGEST), n_positions: 0 }
+        PullDeadline { began: now, last: now, allowance: allowance.min(LONGEST), n_positions: 0 }
     }
 
     /// `n` more positions were verified.
@@ -34,13 +34,13 @@ impl PullPatience {
     }
 
     /// Adds the time that the reader was busy, which is not the sender's fault.
-    pub(super) fn excuse(&mut self, busy: Duration) {
+    pub(super) fn extend(&mut self, busy: Duration) {
         self.began += busy;
         self.last += busy;
     }
 
     /// When the next position is due.
-    pub(super) fn deadline(&self) -> Instant {
+    pub(super) fn at(&self) -> Instant {
         let of_all = self.began + self.allowance + Duration::from_secs_f64(f64::from(self.n_positions) / SLOWEST_PULL);
         of_all.min(self.last + self.allowance)
     }
@@ -53,33 +53,33 @@ mod tests {
     #[test]
     fn only_verified_positions_extend_the_deadline() {
         let allowance = Duration::from_secs(60);
-        let mut patience = PullPatience::new(allowance);
-        let first = patience.deadline();
-        assert_eq!(first, patience.began + allowance);
-        patience.received(512);
-        let second = patience.deadline();
+        let mut deadline = PullDeadline::new(allowance);
+        let first = deadline.at();
+        assert_eq!(first, deadline.began + allowance);
+        deadline.received(512);
+        let second = deadline.at();
         assert!(
             second >= first && second <= Instant::now() + allowance,
             "a single wait is never longer than the allowance"
         );
-        patience.excuse(Duration::from_secs(3));
-        assert_eq!(patience.deadline() - second, Duration::from_secs(3));
-        patience.received(u32::MAX);
-        assert!(patience.deadline() >= second, "no overflow");
+        deadline.extend(Duration::from_secs(3));
+        assert_eq!(deadline.at() - second, Duration::from_secs(3));
+        deadline.received(u32::MAX);
+        assert!(deadline.at() >= second, "no overflow");
     }
 
     #[test]
     fn a_pull_that_trickles_is_given_up() {
-        let mut patience = PullPatience::new(Duration::from_secs(60));
+        let mut deadline = PullDeadline::new(Duration::from_secs(60));
         // One position a second for two minutes.
-        patience.began -= Duration::from_secs(120);
-        patience.received(120);
-        assert!(patience.deadline() < Instant::now());
+        deadline.began -= Duration::from_secs(120);
+        deadline.received(120);
+        assert!(deadline.at() < Instant::now());
     }
 
     #[test]
     fn the_allowance_is_limited() {
-        let patience = PullPatience::new(Duration::from_millis(u32::MAX.into()));
-        assert_eq!(patience.deadline() - patience.began, LONGEST);
+        let deadline = PullDeadline::new(Duration::from_millis(u32::MAX.into()));
+        assert_eq!(deadline.at() - deadline.began, LONGEST);
     }
 }
