@@ -1,5 +1,4 @@
-//! The documented bodies and the parsers say the same: every limit, type and word of a documented field is one that the
-//! parser keeps, to the value.
+//! The documented bodies agree with the parsers: the parser enforces every documented limit, type and word exactly.
 #![cfg(test)]
 
 use baton_schemas::openai::{
@@ -13,8 +12,8 @@ use serde_json::{Map, Value, json};
 
 type Parse = fn(&[u8]) -> Result<(), InvalidRequest>;
 
-/// Fields whose values also depend on others, so that a probe of theirs alone proves nothing: they have tests of their
-/// own beside their parsers.
+/// Fields whose values also depend on other fields, so that probing them alone proves nothing. Their parsers have
+/// tests.
 const DEPENDENT: [&str; 7] =
     ["tool_choice", "function_call", "top_logprobs", "suffix", "logit_bias", "chat_template_kwargs", "truncation"];
 
@@ -62,7 +61,7 @@ impl Probe {
                     }
                 }
             }
-            // A type that none of its forms has.
+            // A type that no form of the field has.
             let has = |kind: &str| forms.iter().any(|form| form.get("type").is_none_or(|is| names(is, kind)));
             let may_be = |kind: &str| has(kind) || kind == "number" && has("integer");
             let kinds = [("string", json!("\u{1}no such word")), ("boolean", json!(true)), ("array", json!([[]]))];
@@ -74,7 +73,7 @@ impl Probe {
         }
     }
 
-    /// The limits of one form of a field.
+    /// Probes the limits of one form of a field.
     fn form(&mut self, form: &Value, example: &Value, path: &[String]) {
         let name = path.last().unwrap();
         for (limit, step) in [("minimum", -1), ("maximum", 1)] {
@@ -92,7 +91,7 @@ impl Probe {
             self.refused(&with(example, path, json!("no such word")), name);
         }
         if names(&form["type"], "string") {
-            // Digits are words of every pattern that there is.
+            // Every pattern in the schemas matches digits.
             let is_free = form["pattern"].is_null();
             if let Some(longest) = form["maxLength"].as_u64() {
                 let text = if is_free { "é" } else { "1" }.repeat(longest as usize);
@@ -110,7 +109,7 @@ impl Probe {
             self.refused(&with(example, path, json!([])), name);
         }
         if let Some(most) = form["maxItems"].as_u64() {
-            // Of texts: other items may not be there twice.
+            // Only for texts: other items must be unique.
             let is_image = form["items"]["contentEncoding"] == "base64";
             let item = if is_image { "iVBORw0KGgo=" } else { "a" };
             let items = |n: u64| json!(vec![item; n as usize]);
@@ -122,7 +121,7 @@ impl Probe {
         }
     }
 
-    /// What a schema stands for, one by one.
+    /// Returns the forms of a schema, with references resolved.
     fn forms(&self, schema: &Value) -> Vec<Value> {
         if let Some(reference) = schema["$ref"].as_str() {
             return self.forms(self.root.pointer(reference.trim_start_matches('#')).expect("a definition"));
@@ -159,14 +158,14 @@ fn names(kinds: &Value, kind: &str) -> bool {
     kinds == kind || kinds.as_array().is_some_and(|kinds| kinds.iter().any(|one| one == kind))
 }
 
-/// The next number beyond a limit, as far as JSON can say it.
+/// Returns a number just beyond a limit.
 fn beyond(edge: &Value, step: i64) -> Value {
     match (edge.as_i64(), edge.as_u64()) {
         (Some(i64::MIN), _) => serde_json::from_str("-9223372036854775809").unwrap(),
         (Some(edge), _) => json!(edge + step),
         (None, Some(_)) => serde_json::from_str("18446744073709551616").unwrap(),
         _ => {
-            // Further than a reader of JSON rounds, and nearer than 32-bit floats lie.
+            // Large enough to survive parsing, and smaller than the distance between 32-bit floats.
             json!(edge.as_f64().unwrap() + step as f64 * 1e-9)
         }
     }

@@ -1,5 +1,5 @@
-//! The fuzz targets' bodies on stable Rust: their seeds, and random mutations of them for a bounded time. The same
-//! mutations every time, as far as the time goes. `BATON_FUZZ_SECONDS` is the time for all targets together.
+//! Runs the fuzz targets' bodies on stable Rust: their seeds, and random mutations of them for a bounded time. The
+//! sequence of mutations is always the same. `BATON_FUZZ_SECONDS` is the time for all targets together.
 #![cfg(test)]
 
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too")]
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// Seconds where nothing else is asked for.
+/// The default time in seconds.
 const DEFAULT_SECONDS: f64 = 10.0;
 
-/// Values at which arithmetic goes wrong.
+/// Values at which arithmetic tends to fail.
 const EDGES: [u32; 8] = [0, 1, 0x7F, 0x80, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, u32::MAX];
 
 #[test]
@@ -36,7 +36,7 @@ fn no_input_breaks_a_promise() {
         let (since, mut n_inputs) = (Instant::now(), 0);
         while since.elapsed() < each {
             let input = mutated(&seeds, &mut random);
-            // What broke it is what has to be known.
+            // Print the input that failed.
             if std::panic::catch_unwind(|| (target.body)(&input)).is_err() {
                 panic!("{}: input {n_inputs} breaks a promise: {input:02x?}", target.name);
             }
@@ -47,7 +47,7 @@ fn no_input_breaks_a_promise() {
     }
 }
 
-/// So that mutations begin where the code is deep.
+/// Checks that every seed is accepted: mutations of accepted inputs reach deep code.
 #[test]
 fn seeds_are_taken_to_their_end() {
     for target in bodies::TARGETS {
@@ -57,7 +57,7 @@ fn seeds_are_taken_to_their_end() {
     }
 }
 
-/// A seed with up to eight changes.
+/// Returns a seed with up to eight changes.
 fn mutated(seeds: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> {
     let mut input = seeds[random.random_range(0..seeds.len())].clone();
     for _ in 0..random.random_range(1..=8) {

@@ -56,14 +56,14 @@ impl Chunk {
             return wrong(format!("positions {}..{}", self.p0, self.p1));
         }
         if self.sections.len() != layout.sections.len() {
-            return wrong(format!("{} sections for {}", self.sections.len(), layout.sections.len()));
+            return wrong(format!("{} sections instead of {}", self.sections.len(), layout.sections.len()));
         }
         for (rows, section) in self.sections.iter().zip(&layout.sections) {
             if !(self.p0..=self.p1).contains(&rows.start) || (section.window.is_none() && rows.start != self.p0) {
                 return wrong(format!("a section starts at {} in {}..{}", rows.start, self.p0, self.p1));
             }
             if rows.layers.len() != section.layers.len() {
-                return wrong(format!("{} layers for {}", rows.layers.len(), section.layers.len()));
+                return wrong(format!("{} layers instead of {}", rows.layers.len(), section.layers.len()));
             }
             let n = (self.p1 - rows.start) as usize;
             for (layer, shape) in rows.layers.iter().zip(&section.layers) {

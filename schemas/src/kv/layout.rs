@@ -138,18 +138,18 @@ impl KvLayout {
     pub fn check(&self) -> Result<(), LayoutError> {
         let wrong = |what: String| Err(LayoutError(what));
         if self.sections.is_empty() || self.sections.len() > MAX_SECTIONS {
-            return wrong(format!("{} sections, 1 to {MAX_SECTIONS} are possible", self.sections.len()));
+            return wrong(format!("{} sections; 1 to {MAX_SECTIONS} are possible", self.sections.len()));
         }
         let n_layers: usize = self.sections.iter().map(|s| s.layers.len()).sum();
         if n_layers > MAX_LAYERS || self.sections.iter().any(|s| s.layers.is_empty()) {
-            return wrong(format!("{n_layers} layers, 1 to {MAX_LAYERS} are possible and no section may be empty"));
+            return wrong(format!("{n_layers} layers; 1 to {MAX_LAYERS} are possible, and no section may be empty"));
         }
         if self.sections.iter().any(|s| s.window == Some(0)) {
             return wrong("a window of 0 positions".into());
         }
         for row in self.tensors() {
             if row.n_values == 0 || row.n_values > MAX_ROW_VALUES {
-                return wrong(format!("rows of {} values, 1 to {MAX_ROW_VALUES} are possible", row.n_values));
+                return wrong(format!("rows of {} values; 1 to {MAX_ROW_VALUES} are possible", row.n_values));
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! A damaged stream is refused or says the same; it never says anything else.
+//! A damaged stream is refused or yields the same records, never others.
 
 use baton_schemas::kv::*;
 
@@ -21,7 +21,7 @@ fn a_flipped_bit_anywhere_is_refused_and_what_came_before_stands() {
             let mut reader = sample::reader();
             let (said, end) = read_all(&mut reader, &bad);
             assert_eq!(said, expected[..said.len()], "{codec:?}: byte {at}");
-            // A length that grew within its bound makes the reader wait for more.
+            // A length that grew within its limit makes the reader wait for more.
             assert!(end.is_err() || !reader.is_ended(), "{codec:?}: byte {at}");
             if end.is_err() {
                 assert_eq!(reader.read(&mut &[][..]), end.map(|()| None), "dead afterwards");
@@ -55,7 +55,7 @@ fn byte_by_byte_is_as_good_as_at_once() {
     }
 }
 
-/// What a reader says to the records in this order.
+/// Returns what a reader makes of the records in this order.
 fn refusal(order: &[usize]) -> FrameError {
     let records = sample::stream(Codec::None);
     let stream: Vec<u8> = order.iter().flat_map(|&i| records[i].clone()).collect();
@@ -82,8 +82,9 @@ fn a_record_is_worth_nothing_in_another_handoff_or_under_another_key() {
         let refused = FrameError::Mac { record: 0, kind: record::RecordKind::Head };
         assert_eq!(read_all(&mut reader, &stream), (vec![], Err(refused)));
     }
-    // A cluster key that ends as the id begins is not the same pair.
-    let (mut id, mut longer) = (sample::handoff().id, b"k".to_vec());
+    // Moving a byte from the cluster key to the id must change the derived key.
+    let mut id = sample::handoff().id;
+    let mut longer = b"k".to_vec();
     longer.push(id.0[0]);
     id.0.rotate_left(1);
     let pieces = HandoffKey::derive(&longer, id).seal(record::RecordKind::Wait, 0, vec![]);

@@ -1,4 +1,4 @@
-//! Frames that carry the right MAC and must be refused all the same: the peer has the key, and is wrong.
+//! Wrong frames with a right MAC are refused: a peer with the key can still send wrong frames.
 
 use baton_schemas::kv::record::{RecordHeader, RecordKind};
 use baton_schemas::kv::*;
@@ -6,15 +6,15 @@ use baton_schemas::kv::*;
 use crate::refusal;
 use crate::sample::{self, payload, read_all, sealed};
 
-/// Where the rows begin in a frame's payload.
+/// The offset of the rows in a frame's payload.
 const BODY: usize = 56;
 
-/// What a reader says to the first frame of a good stream, once `change` was made to its payload.
+/// Returns what a reader makes of a good stream's first frame after `change` to its payload.
 fn bad_frame(codec: Codec, change: impl Fn(&mut Vec<u8>)) -> FrameError {
     bad_frame_at(codec, 2, change)
 }
 
-/// The same with the frame at `record`, after the records before it.
+/// Returns what a reader makes of the frame at `record` after `change`, and after the records before it.
 fn bad_frame_at(codec: Codec, record: usize, change: impl Fn(&mut Vec<u8>)) -> FrameError {
     let good = sample::stream(codec);
     let mut bytes = payload(&good[record]).to_vec();
@@ -28,7 +28,8 @@ fn put(bytes: &mut [u8], at: usize, value: u32) {
 
 #[test]
 fn frames_go_on_where_the_last_one_ended() {
-    let (next, end) = (2, 12);
+    let next = 2;
+    let end = 12;
     for codec in Codec::ALL {
         for (p0, p1) in [(3, 5), (1, 5), (2, 2), (2, 1), (2, 13), (2, u32::MAX), (u32::MAX, 0), (5, 9)] {
             let refused = bad_frame(codec, |frame| {
@@ -59,7 +60,7 @@ fn sections_start_where_they_may() {
 
 #[test]
 fn rows_that_decoding_needs_cannot_be_left_out() {
-    // The token at 12 looks back 4 positions: 9, 10, 11 and its own.
+    // The token at 12 attends to 4 positions: 9, 10, 11 and its own.
     let refused = bad_frame_at(Codec::None, 4, |frame| put(frame, 52, 10));
     assert_eq!(refused, FrameError::SectionStart { section: 1, start: 10, earliest: 9, latest: 9, p0: 9, p1: 12 });
     let (mut writer, _) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
@@ -115,7 +116,7 @@ fn frames_belong_to_the_readers_tokens() {
 fn one_value_that_is_not_finite_refuses_its_frame() {
     for (record, (chunk, (p0, p1, _))) in sample::chunks().iter().zip(sample::FRAMES).enumerate() {
         let mut at = BODY;
-        // The sample's one layer without V is its last, so that tensors and layout's tensors go together.
+        // The sample's only layer without V is the last, so both lists of tensors have the same order.
         for (tensor, (bytes, rows)) in chunk.tensors().zip(sample::layout().tensors()).enumerate() {
             let bad: &[&[u8]] = match rows.dtype {
                 Dtype::F16 => &[&[0, 0x7C], &[0, 0xFC], &[1, 0x7E]],

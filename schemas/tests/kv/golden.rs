@@ -1,6 +1,6 @@
-//! The streams in `tests/fixtures/kv/` pin the format: other readers are tested with them, so a change that reads or
-//! writes them differently is another format version. `BATON_WRITE_FIXTURES=1` writes them anew
-//! (with `--test-threads=1`: two tests share the files).
+//! The streams in `tests/fixtures/kv/` pin the format: other readers are tested with them. A change that reads or
+//! writes them differently needs a new format version. `BATON_WRITE_FIXTURES=1` with `--test-threads=1` rewrites the
+//! files.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use baton_schemas::kv::{Codec, HandoffRecord};
 
 use crate::sample::{self, read_all};
 
-/// The stored stream, of the name that the head gives its codec.
+/// Returns the stored stream of a codec.
 fn fixture(codec: Codec) -> Vec<u8> {
     let name = serde_json::to_value(codec).unwrap();
     let file = format!("../tests/fixtures/kv/{}.bin", name.as_str().unwrap());
@@ -36,7 +36,7 @@ fn stored_streams_are_read_as_ever() {
 
 #[test]
 fn streams_are_written_as_ever() {
-    // Not zstd's: another version of it may find other, equally good bytes.
+    // Not zstd's: another version of zstd may write other bytes.
     for codec in [Codec::None, Codec::Q8_0] {
         let (written, stored) = (sample::stream(codec).concat(), fixture(codec));
         let first = written.iter().zip(&stored).position(|(written, stored)| written != stored);

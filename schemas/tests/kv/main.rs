@@ -1,4 +1,4 @@
-//! Handoff streams through both ends, whole and damaged.
+//! Handoff streams through writer and reader, complete and damaged.
 #![cfg(test)]
 
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too, and not every user needs all")]
@@ -14,7 +14,7 @@ mod speed;
 
 use baton_schemas::kv::{Codec, FrameError};
 
-/// What a reader says to a stream that begins well and goes on with `records`.
+/// Returns why a reader refuses a stream with a good head, followed by `records`.
 fn refusal(codec: Codec, records: &[Vec<u8>]) -> FrameError {
     let stream = [sample::stream(codec)[0].clone(), records.concat()].concat();
     let mut reader = sample::reader();

@@ -1,4 +1,4 @@
-//! Records and messages that carry the right MAC and must be refused all the same; and what a writer refuses.
+//! Wrong records and messages with a right MAC are refused; so is wrong input to a writer.
 
 use baton_schemas::kv::record::{HEADER_BYTES, MAC_BYTES, RecordHeader, RecordKind};
 use baton_schemas::kv::*;
@@ -10,7 +10,7 @@ use crate::sample::{self, payload, read_all, sealed};
 #[test]
 fn a_record_header_is_believed_within_bounds_only() {
     let header = |kind, length| RecordHeader { kind, index: 1, length }.to_bytes().to_vec();
-    // A frame's header for two sections, and the rows of all ten positions, nothing left out.
+    // A frame's header for two sections, and the rows of all ten positions.
     let longest = 56 + 10 * sample::layout().bytes_per_position() as u64;
     for (kind, limit) in [
         (RecordKind::Frame, longest),
@@ -40,7 +40,7 @@ fn a_record_header_is_believed_within_bounds_only() {
     assert_eq!(wrong(20, b'['), FrameError::Mac { record: 1, kind: RecordKind::Wait });
 }
 
-/// What a reader says to a head with `value` at `field`.
+/// Returns what a reader makes of a head with `value` at `field`.
 fn bad_head(field: &str, value: serde_json::Value) -> FrameError {
     let good = sample::stream(Codec::None)[0].clone();
     let mut head: serde_json::Value = serde_json::from_slice(payload(&good)).unwrap();

@@ -1,4 +1,4 @@
-//! What is written is what is read.
+//! Readers yield what writers write.
 
 use baton_schemas::EngineError;
 use baton_schemas::kv::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::sample::{self, read_all};
 
-/// The reader's chunk of a written one: the same without a codec or with a lossless one, near with a lossy one.
+/// Checks the reader's chunk against the written one: equal without a lossy codec, else close.
 fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     if codec != Codec::Q8_0 {
         return assert_eq!(&read, written);
@@ -66,7 +66,7 @@ fn an_error_too_long_to_send_is_an_error_still() {
 
 #[test]
 fn the_rows_go_where_the_importer_wants_them() {
-    // K of every layer, then V, each preceded by four bytes of the importer's own, the first tensor last.
+    // K of every layer, then V, each after four bytes of the importer's own, with the first tensor last.
     let place = |span: &Span, layout: &KvLayout| {
         let mut n_bytes = 0;
         let lengths: Vec<usize> = span.tensors(layout).map(|(_, n)| n).collect();
@@ -102,7 +102,7 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
         let mut reader = sample::reader();
         let stream = sample::stream(codec).concat();
         let (mut rest, mut chunks) = (&stream[..], sample::chunks().into_iter());
-        // More than any frame needs, and not of zeros.
+        // Larger than any frame needs, and not zeroed.
         reader.recycle(vec![0xFF; 1 << 20]);
         while let Some(event) = reader.read(&mut rest).unwrap() {
             let HandoffRecord::Frame(kv) = event else { continue };
@@ -121,7 +121,7 @@ fn a_placement_that_does_not_fit_is_refused() {
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
 }
 
-/// A layout of up to 3 sections whose rows are whole blocks of every codec.
+/// Generates a layout of up to 3 sections whose rows are whole blocks of every codec.
 fn any_layout() -> impl Strategy<Value = KvLayout> {
     let dtype = prop::sample::select(vec![Dtype::F16, Dtype::Bf16, Dtype::F32]);
     let rows = (dtype, 1..4u32).prop_map(|(dtype, n)| Rows { dtype, n_values: 32 * n });
@@ -151,7 +151,7 @@ proptest! {
             next = p1;
             let starts: Vec<u32> = layout.sections.iter().map(|section| {
                 let Some(window) = section.window else { return p0 };
-                // As late as the window allows, or earlier.
+                // At the latest start that the window allows, or earlier.
                 let latest = (end + 1).saturating_sub(window).clamp(p0, p1);
                 p0 + (f64::from(latest - p0) * late.next().unwrap()).round() as u32
             }).collect();

@@ -1,5 +1,5 @@
-//! How fast frames are written and read on one core. Prints, asserts no figure:
-//! `cargo test --release -p baton-schemas --test kv speed -- --ignored --nocapture`.
+//! Measures how fast one core writes and reads frames. Prints figures and asserts none: `cargo test --release -p
+//! baton-schemas --test kv speed -- --ignored --nocapture`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use crate::sample;
 
-/// A Llama-3.1-8B: 32 layers of 8 KV heads of 128, F16; frames of 512 positions are 64 MiB.
+/// The layout of Llama-3.1-8B: 32 layers of 8 KV heads of 128, F16. Frames of 512 positions are 64 MiB.
 const N_POSITIONS: u32 = 512;
 const N_FRAMES: u32 = 8;
 
@@ -23,7 +23,7 @@ fn handoff() -> Handoff {
     Handoff { layout, start: 0, tokens: (0..N_POSITIONS * N_FRAMES).collect(), ..sample::handoff() }
 }
 
-/// Rows of random fractions: no codec finds repetition that KV does not have.
+/// Rows of random fractions: a codec finds no more repetition than in real KV.
 fn section(handoff: &Handoff) -> SectionRows {
     let mut random = StdRng::seed_from_u64(1);
     let mut tensor = || {
@@ -34,7 +34,7 @@ fn section(handoff: &Handoff) -> SectionRows {
     SectionRows { start: 0, layers }
 }
 
-/// Runs `work` on each item and prints the rate of the fastest, at which no other process disturbed it.
+/// Runs `work` on each item and prints the rate of the fastest run, which other processes disturbed least.
 fn measure<T>(what: &str, n_bytes: usize, items: impl IntoIterator<Item = T>, mut work: impl FnMut(T)) {
     let mut best = Duration::MAX;
     for item in items {

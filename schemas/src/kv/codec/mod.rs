@@ -35,7 +35,7 @@ pub struct CodecEffect {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// Encoded rows do not have the length that the codec gives them.
-    #[error("{found} encoded bytes where {expected} belong")]
+    #[error("{found} encoded bytes; expected {expected}")]
     EncodedLength {
         /// The length that the rows' shape requires.
         expected: usize,
@@ -43,7 +43,7 @@ pub enum CodecError {
         found: usize,
     },
     /// Decoded rows do not have the length that the layout gives them.
-    #[error("{found} decoded bytes where {expected} belong")]
+    #[error("{found} decoded bytes; expected {expected}")]
     DecodedLength {
         /// The length that the rows' shape requires.
         expected: usize,
@@ -54,7 +54,7 @@ pub enum CodecError {
     #[error("zstd: {0}")]
     Zstd(String),
     /// Rows cannot be divided into whole blocks.
-    #[error("rows of {n_values} values are not made of blocks of {block}")]
+    #[error("rows of {n_values} values cannot be divided into blocks of {block}")]
     Blocks {
         /// Values in a row.
         n_values: u32,
