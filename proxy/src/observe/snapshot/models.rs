@@ -139,6 +139,7 @@ fn serves_another(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, ba
 }
 
 fn residency(report: LoadReport) -> ResidencyState {
+    let history = report.history;
     ResidencyState {
         life: report.state,
         bytes: report.bytes,
@@ -146,10 +147,10 @@ fn residency(report: LoadReport) -> ResidencyState {
         active: report.n_active,
         waiting: u32::try_from(report.n_waiting).unwrap_or(u32::MAX),
         expires_at_ms: report.expires_at.map(unix_ms),
-        loads: report.n_loads,
-        load_seconds: report.load_time.as_secs_f64(),
-        last_load_seconds: report.last_load.as_secs_f64(),
-        unloads: report.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
+        loads: history.n_loads,
+        load_seconds: history.load_time.as_secs_f64(),
+        last_load_seconds: history.last_load.as_secs_f64(),
+        unloads: history.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
         last_failure: report.last_failure,
     }
 }

@@ -65,12 +65,16 @@ impl UnloadReason {
 }
 
 /// Loads and unloads of a model since the start.
-#[derive(Debug, Clone, Default)]
-pub(super) struct LoadHistory {
-    pub(super) n_loads: u64,
-    pub(super) load_time: Duration,
-    pub(super) last_load: Duration,
-    pub(super) unloads: BTreeMap<UnloadReason, u64>,
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LoadHistory {
+    /// How often it was loaded.
+    pub n_loads: u64,
+    /// The total time of all loads.
+    pub load_time: Duration,
+    /// The time of the last load.
+    pub last_load: Duration,
+    /// How often it was unloaded, by reason.
+    pub unloads: BTreeMap<UnloadReason, u64>,
 }
 
 /// A model that is loaded on demand, at one moment.
@@ -88,14 +92,8 @@ pub struct LoadReport {
     pub n_waiting: usize,
     /// When it is unloaded if no request uses it; `None` if it is not loaded or stays loaded.
     pub expires_at: Option<SystemTime>,
-    /// How often it was loaded.
-    pub n_loads: u64,
-    /// The time that all loads took together.
-    pub load_time: Duration,
-    /// The time that the last load took.
-    pub last_load: Duration,
-    /// How often it was unloaded, by reason.
-    pub unloads: BTreeMap<UnloadReason, u64>,
-    /// Why the last load failed; clients may see it.
+    /// Its loads and unloads since the start.
+    pub history: LoadHistory,
+    /// The cause of the last failed load; clients may see it.
     pub last_failure: Option<String>,
 }

@@ -74,7 +74,7 @@ struct LoadableUsage {
     n_failures: u32,
     /// No load is tried before this.
     failing_until: Option<Instant>,
-    record: LoadHistory,
+    history: LoadHistory,
 }
 
 impl LoadableModel {
@@ -92,7 +92,7 @@ impl LoadableModel {
             last_failure: None,
             n_failures: 0,
             failing_until: None,
-            record: LoadHistory::default(),
+            history: LoadHistory::default(),
         };
         let health = Arc::clone(&process.health);
         let mut state = health.subscribe();
@@ -119,9 +119,9 @@ impl LoadableModel {
             NodeState::Ready | NodeState::Suspect => {
                 if let Some(began) = usage.load_began.take() {
                     let took = began.elapsed();
-                    usage.record.n_loads += 1;
-                    usage.record.load_time += took;
-                    usage.record.last_load = took;
+                    usage.history.n_loads += 1;
+                    usage.history.load_time += took;
+                    usage.history.last_load = took;
                     // Its idle time starts only now.
                     usage.last_used = Instant::now();
                     tracing::info!(target: NOTICE, model = name, seconds = took.as_secs_f64(), "a model was loaded");
@@ -268,7 +268,7 @@ impl LoadableModel {
             let name = self.settings().name;
             let mut usage = self.usage();
             usage.load_began = None;
-            *usage.record.unloads.entry(why).or_default() += 1;
+            *usage.history.unloads.entry(why).or_default() += 1;
             tracing::info!(target: NOTICE, model = name, reason = why.as_str(), "a model is unloaded");
         }
     }
@@ -343,7 +343,6 @@ impl LoadableModel {
             }
             _ => None,
         };
-        let LoadHistory { n_loads, load_time, last_load, unloads } = usage.record.clone();
         LoadReport {
             state,
             bytes,
@@ -351,10 +350,7 @@ impl LoadableModel {
             n_active: usage.n_active,
             n_waiting: usage.n_waiting,
             expires_at,
-            n_loads,
-            load_time,
-            last_load,
-            unloads,
+            history: usage.history.clone(),
             last_failure: usage.last_failure.clone(),
         }
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use baton_schemas::keep_alive::KeepAlive;
 use tokio::time::Instant;
 
-pub use self::load_report::{LoadReport, LoadState, UnloadReason};
+pub use self::load_report::{LoadHistory, LoadReport, LoadState, UnloadReason};
 pub use self::loadable_model::{LoadableModel, LoadableSettings, ModelLease, ModelProcess};
 pub use self::machine::total_memory;
 use self::memory::{MemoryFit, MemoryUse};

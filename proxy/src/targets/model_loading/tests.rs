@@ -67,8 +67,8 @@ async fn all_who_wait_share_one_load_and_their_number_is_bounded() {
     let loader = loader(10, &[&a]);
     let stays = join_all((0..3).map(|_| loader.lease(&a, None))).await;
     assert_eq!(stays.iter().filter(|stay| stay.is_ok()).count(), 2, "two may wait");
-    assert_eq!((a.report().n_active, a.report().n_loads), (2, 1));
-    assert!(a.report().last_load >= LOAD_TIME);
+    assert_eq!((a.report().n_active, a.report().history.n_loads), (2, 1));
+    assert!(a.report().history.last_load >= LOAD_TIME);
     // Nobody waits for what is there.
     let more = join_all((0..3).map(|_| loader.lease(&a, None))).await;
     assert!(more.iter().all(Result::is_ok));
@@ -96,7 +96,7 @@ async fn a_model_goes_when_its_time_is_over_and_not_while_it_is_used() {
     loader.unload(&a);
     after(1.0).await;
     assert_eq!(state(&a), LoadState::Unloaded);
-    let counts = a.report().unloads;
+    let counts = a.report().history.unloads;
     assert_eq!((counts[&UnloadReason::Idle], counts[&UnloadReason::Asked]), (1, 1));
     // Loaded anew it is kept as configured.
     drop(loader.lease(&a, None).await.unwrap());
@@ -114,7 +114,7 @@ async fn the_one_that_was_used_longest_ago_makes_room() {
     }
     let stay = loader.lease(&c, None).await.unwrap();
     assert_eq!((state(&a), state(&b), state(&c)), (LoadState::Loaded, LoadState::Unloaded, LoadState::Loaded));
-    assert_eq!(b.report().unloads[&UnloadReason::Memory], 1);
+    assert_eq!(b.report().history.unloads[&UnloadReason::Memory], 1);
     // What is used does not go: b waits until its time is over, and a is not sent away for nothing.
     let _also = loader.lease(&a, None).await.unwrap();
     let began = Instant::now();
@@ -148,7 +148,7 @@ async fn a_busy_model_cannot_keep_another_out_for_ever() {
     drop(stay.expect("its turn came").unwrap());
     assert!(began.elapsed() > YIELD_AFTER);
     join_all(requests).await;
-    assert!(a.report().n_loads >= 2, "the first one had its turn again");
+    assert!(a.report().history.n_loads >= 2, "the first one had its turn again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,7 +184,7 @@ async fn a_model_that_is_removed_ends_with_its_last_request() {
     assert!(waiting.is_ok());
     let () = released;
     assert!(loader.lease(&a, None).await.is_err());
-    assert_eq!(a.report().unloads[&UnloadReason::Removed], 1);
+    assert_eq!(a.report().history.unloads[&UnloadReason::Removed], 1);
     assert_eq!(loader.lock().models.len(), 1);
     tokio::time::timeout(LOAD_TIME, loader.stop()).await.expect("all have ended");
 }
