@@ -31,7 +31,7 @@ if ! environment target/clients-mlx tests/clients/mlx/requirements.txt; then
   skip "mlx-lm does not install here, so the tests in front of its server do not run"
 fi
 
-# Node's packages lie beside the tests, because a module's imports are searched from its own folder.
+# Node's packages are in the same folder as the tests, because Node searches imports from a module's own folder.
 node=target/clients-node
 if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 17) ? 0 : 1)' 2>/dev/null; then
   skip "there is no Node of version 18.17 or newer, so the tests of Node's clients do not run"

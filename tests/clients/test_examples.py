@@ -34,7 +34,7 @@ def test_python(base_url):
 
 def test_node(base_url):
     server.need(NODE, "Node's packages are not installed; scripts/run-clients.sh says why")
-    # scripts/run-clients.sh copies the examples beside the packages.
+    # scripts/run-clients.sh copies the examples to the folder of the packages.
     assert len(output("node", f"{NODE}/chat.mjs", QUESTION, BATON_URL=base_url)) > 1
 
 

@@ -1,6 +1,6 @@
 """Node's clients, run by Node's test runner: each file of tests/clients/node, on both routes.
 
-scripts/run-clients.sh copies that folder beside its packages and puts the path into BATON_NODE_CLIENTS.
+scripts/run-clients.sh copies that folder to its packages and puts the path into BATON_NODE_CLIENTS.
 """
 
 import os

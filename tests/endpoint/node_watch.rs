@@ -58,7 +58,7 @@ fn a_refused_key_ends_the_start_with_one_line() {
     assert_eq!(stdout, "", "nothing was ready");
 }
 
-// The stub answers beside the blocking wait for a line.
+// The stub answers while the test blocks on a line.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     // A stub closes every connection and counts them.
@@ -104,7 +104,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     eventually_async("a healthy server", || async { get(&address, "/health").await.unwrap().0 == 200 }).await;
 }
 
-// The page is served beside the blocking wait for a line.
+// The page is served while the test blocks on a line.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_no_node_is_reported_as_such() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -58,7 +58,7 @@ async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
     assert_eq!(said.headers()["connection"], "close");
     assert!(said.text().await.unwrap().contains("stopping"));
     assert_eq!(post(&server, &chat("hi", json!({ "model": "sim" }))).await.0, 503);
-    assert!(stream.chunk().await.unwrap().is_some(), "the stream goes on");
+    assert!(stream.chunk().await.unwrap().is_some(), "the stream continues");
     drop((stream, client));
     assert!(server.wait().success(), "nothing runs any more");
 }

@@ -92,7 +92,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
                 let read = async {
                     let mut deltas = engine.generate(request).await.unwrap();
                     while n_deltas < after_deltas {
-                        deltas.next().await.expect("an endless reply goes on").unwrap();
+                        deltas.next().await.expect("an endless reply continues").unwrap();
                         n_deltas += 1;
                     }
                 };

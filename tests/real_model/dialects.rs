@@ -145,9 +145,9 @@ async fn apply_template_returns_the_prompt_that_generation_uses() {
     let server = Server::start(&[]);
     let tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let mut body = harness::chat(ASK, json!({ "tools": [tool], "max_tokens": 1 }));
-    let told = whole(&server, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
-    assert!(told.contains("get_weather"), "{told}");
-    let tokens = whole(&server, "/tokenize", &json!({ "content": told })).await["tokens"].as_array().unwrap().len();
+    let rendered = whole(&server, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
+    assert!(rendered.contains("get_weather"), "{rendered}");
+    let tokens = whole(&server, "/tokenize", &json!({ "content": rendered })).await["tokens"].as_array().unwrap().len();
     let usage = whole(&server, "/v1/chat/completions", &body).await["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(tokens as u64, usage);
     body["tool_choice"] = json!("none");

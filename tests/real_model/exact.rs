@@ -102,7 +102,7 @@ async fn greedy_output_equals_the_plain_loop() {
             other.await.unwrap();
         }
     }
-    println!("beside 3 streams: {n_equal} of {} replies equal the plain loop's", prompts.len());
+    println!("with 3 other streams: {n_equal} of {} replies equal the plain loop's", prompts.len());
     for (prompt, at, margin) in &divergences {
         println!("  prompt {prompt}: first other token at {at}, where the top two are {margin:.4} nats apart");
     }
@@ -149,7 +149,7 @@ async fn the_distribution_stays_close_while_other_streams_run() {
     }
     let mean = divergences.iter().sum::<f64>() / divergences.len() as f64;
     let max = divergences.iter().copied().fold(0.0, f64::max);
-    println!("beside 3 streams, {} positions: mean KL {mean:.2e}, largest {max:.2e}", divergences.len());
+    println!("with 3 other streams, {} positions: mean KL {mean:.2e}, largest {max:.2e}", divergences.len());
     assert!(divergences.len() >= 20);
     assert!(mean < 1e-2, "the mean KL is {mean}");
 }

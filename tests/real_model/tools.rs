@@ -243,15 +243,15 @@ async fn a_calls_result_continues_as_text() {
         { "role": "tool", "tool_call_id": "call_1", "content": "Sunny, 21 degrees." },
     ]);
     let body = ask(json!({ "messages": messages, "max_tokens": 40, "tool_choice": "none" }));
-    let (status, told) = post(&server, "/v1/chat/completions", &body).await;
-    assert_eq!(status, 200, "{told}");
-    println!("{}", told["choices"][0]["message"]);
+    let (status, reply) = post(&server, "/v1/chat/completions", &body).await;
+    assert_eq!(status, 200, "{reply}");
+    println!("{}", reply["choices"][0]["message"]);
     // The call is in the prompt, which is shorter without it.
     let mut without = body.clone();
     without["messages"].as_array_mut().unwrap().remove(1);
-    let (_, untold) = post(&server, "/v1/chat/completions", &without).await;
+    let (_, without) = post(&server, "/v1/chat/completions", &without).await;
     let n_prompt = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
-    assert!(n_prompt(&told) > n_prompt(&untold) + 25, "{told} {untold}");
+    assert!(n_prompt(&reply) > n_prompt(&without) + 25, "{reply} {without}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

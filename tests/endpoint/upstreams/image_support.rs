@@ -18,8 +18,8 @@ async fn an_image_is_refused_by_name_and_nothing_is_sent() {
     let block = json!({ "type": "image", "source": source });
     let (of_openai, of_anthropic) = (chat(&json!([text, part])), chat(&json!([text, block])));
     for kind in ["llama-server", "vllm"] {
-        let told = json!({ "prompt": "rendered", "tokens": [1, 2, 3] });
-        let mock = Mock::start(move |_, _| whole(200, "", &told)).await;
+        let answer = json!({ "prompt": "rendered", "tokens": [1, 2, 3] });
+        let mock = Mock::start(move |_, _| whole(200, "", &answer)).await;
         let front = Front::start(&upstream("up", kind, &mock.url, ""));
         let counted = front.post("/v1/messages/count_tokens", &chat(&json!([text]))).await;
         assert_eq!((counted.status, &counted.json()["input_tokens"]), (200, &json!(3)), "{kind}: {counted:?}");

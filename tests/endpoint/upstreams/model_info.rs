@@ -36,7 +36,7 @@ async fn props_and_slots_report_an_upstreams_model() {
         (slots.len(), slots.iter().filter(|slot| slot["is_processing"] == true).count())
     };
     assert_eq!(n_busy("/slots").await, (3, 0));
-    let busy = eventually_async("a slot that is taken", async || n_busy("/slots?model=m").await == (3, 1));
+    let busy = eventually_async("a busy slot", async || n_busy("/slots?model=m").await == (3, 1));
     let (answer, ()) = tokio::join!(front.chat(json!({ "stream": true })), busy);
     assert_eq!(answer.status, 200, "{answer:?}");
     let missing = reqwest::get(format!("{}/props?model=nobody", front.server.base)).await.unwrap();

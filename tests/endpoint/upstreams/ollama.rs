@@ -54,10 +54,10 @@ async fn other_kinds_refuse_to_unload() {
 async fn log_probabilities_come_from_an_ollama_that_returns_them() {
     let mock = Mock::start(|_, asked| {
         let entry = json!({ "token": "Hi", "logprob": -0.5, "bytes": [72, 105] });
-        let mut told = entry.clone();
-        told["top_logprobs"] = json!([entry]);
-        // The second one is too old for log-probabilities.
-        let logprobs = if asked.body["top_logprobs"] == 1 { json!([told]) } else { Value::Null };
+        let mut logprob = entry.clone();
+        logprob["top_logprobs"] = json!([entry]);
+        // Other requests get the reply of an Ollama that is too old for log-probabilities.
+        let logprobs = if asked.body["top_logprobs"] == 1 { json!([logprob]) } else { Value::Null };
         let said = json!({ "role": "assistant", "content": "Hi" });
         let end = json!({ "message": said, "logprobs": logprobs, "done": true, "done_reason": "stop" });
         let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n";

@@ -77,7 +77,7 @@ impl Checked {
                     return true;
                 }
                 Ok(Some(HandoffRecord::Frame(kv))) => {
-                    assert_eq!(kv.span().p0, self.next, "frames go on");
+                    assert_eq!(kv.span().p0, self.next, "frames are consecutive");
                     self.next = kv.span().p1;
                     assert_eq!(self.reader.position(), self.next);
                     let chunk = kv.into_chunk();
