@@ -65,10 +65,10 @@ pub enum RequestError {
         model: String,
     },
     /// A rate of the key is exhausted.
-    #[error("This API key has used its {limit} {unit} per minute. Try again later.")]
+    #[error("This API key has used its {limit} {} per minute. Try again later.", unit.as_str())]
     RateLimited {
-        /// `requests` or `tokens`.
-        unit: &'static str,
+        /// What the rate counts.
+        unit: RateUnit,
         /// Units per minute.
         limit: u32,
         /// Time until the rate allows another request.
@@ -93,6 +93,25 @@ pub enum RequestError {
     /// The engine refused the request or failed on it.
     #[error(transparent)]
     Engine(#[from] EngineError),
+}
+
+/// What a rate counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateUnit {
+    /// Requests.
+    Requests,
+    /// Tokens of prompts and replies.
+    Tokens,
+}
+
+impl RateUnit {
+    /// The word for messages and headers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RateUnit::Requests => "requests",
+            RateUnit::Tokens => "tokens",
+        }
+    }
 }
 
 impl RequestError {

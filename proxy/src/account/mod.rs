@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 pub use self::rate::Quota;
 use self::rate::Rate;
-use crate::error::RequestError;
+use crate::error::{RateUnit, RequestError};
 use crate::model_name;
 
 /// The permissions and limits of a key. The default is the owner's key: everything, without limits.
@@ -106,10 +106,10 @@ impl Account {
             retry_after,
         };
         if let Some(rate) = &self.tokens {
-            rate.settle(now).map_err(|after| limited("tokens", rate, after))?;
+            rate.settle(now).map_err(|after| limited(RateUnit::Tokens, rate, after))?;
         }
         if let Some(rate) = &self.requests {
-            rate.take(now).map_err(|after| limited("requests", rate, after))?;
+            rate.take(now).map_err(|after| limited(RateUnit::Requests, rate, after))?;
         }
         Ok(())
     }
@@ -125,10 +125,10 @@ impl Account {
         }
     }
 
-    /// The quotas of `requests` and `tokens`, where limited, for the headers `x-ratelimit-*`.
-    pub fn quotas(&self) -> impl Iterator<Item = (&'static str, Quota)> {
+    /// The quotas of the limited rates, for the headers `x-ratelimit-*`.
+    pub fn quotas(&self) -> impl Iterator<Item = (RateUnit, Quota)> {
         let now = Instant::now();
         let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota(now)));
-        of("requests", &self.requests).into_iter().chain(of("tokens", &self.tokens))
+        of(RateUnit::Requests, &self.requests).into_iter().chain(of(RateUnit::Tokens, &self.tokens))
     }
 }

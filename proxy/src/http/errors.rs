@@ -245,6 +245,7 @@ impl HttpFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::RateUnit;
 
     fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<ErrorCode>, Retry)) {
         let error = error.into();
@@ -269,7 +270,7 @@ mod tests {
             (503, ErrorKind::Unavailable, Some(ErrorCode::QueueFull), after(ms(300))),
         );
         check(
-            RequestError::RateLimited { unit: "tokens", limit: 4, retry_after: ms(700) },
+            RequestError::RateLimited { unit: RateUnit::Tokens, limit: 4, retry_after: ms(700) },
             (429, ErrorKind::RateLimit, Some(ErrorCode::RateLimitExceeded), after(ms(700))),
         );
         check(

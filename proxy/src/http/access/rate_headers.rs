@@ -11,7 +11,7 @@ pub(super) fn insert(headers: &mut HeaderMap, account: &Account) {
         for (what, value) in
             [("limit", quota.limit.to_string()), ("remaining", quota.remaining.to_string()), ("reset", reset)]
         {
-            let name = HeaderName::try_from(format!("x-ratelimit-{what}-{unit}"));
+            let name = HeaderName::try_from(format!("x-ratelimit-{what}-{}", unit.as_str()));
             if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
                 headers.insert(name, value);
             }

@@ -5,6 +5,7 @@ use futures::FutureExt;
 use super::limits::WITHOUT_SLOTS;
 use super::*;
 use crate::account::KeyLimits;
+use crate::error::RateUnit;
 
 fn account(name: &str, limits: KeyLimits) -> Arc<Account> {
     Arc::new(Account::new(name, limits))
@@ -132,10 +133,10 @@ async fn tokens_are_charged_when_they_are_known() {
     assert!(enter(&door, &key).await.is_ok(), "not known yet");
     drop(permit);
     let Err(RequestError::RateLimited { unit, limit, retry_after }) = enter(&door, &key).await else { panic!() };
-    assert_eq!((unit, limit), ("tokens", 100));
+    assert_eq!((unit, limit), (RateUnit::Tokens, 100));
     assert!(retry_after > Duration::from_secs(15) && retry_after <= Duration::from_secs(24), "{retry_after:?}");
     let left: Vec<_> = key.quotas().map(|(unit, quota)| (unit, quota.remaining)).collect();
-    assert_eq!(left, [("requests", 8), ("tokens", 0)]);
+    assert_eq!(left, [(RateUnit::Requests, 8), (RateUnit::Tokens, 0)]);
 }
 
 #[tokio::test]
@@ -146,7 +147,10 @@ async fn requests_are_limited_by_the_minute() {
         drop(enter(&door, &key).await.unwrap());
     }
     let refused = enter(&door, &key).await;
-    assert!(matches!(refused, Err(RequestError::RateLimited { unit: "requests", limit: 2, .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(RequestError::RateLimited { unit: RateUnit::Requests, limit: 2, .. })),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
