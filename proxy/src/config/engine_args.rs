@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
+    fn values_out_of_range_are_named() {
         let check = |args: &[&str], expected: Option<&str>| {
             let parsed = EngineFlags::parse_from([&["baton"], args].concat()).engine.problems();
             assert_eq!(parsed.first().map(|(key, _)| *key), expected, "{args:?}");

@@ -137,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelling_is_of_the_same_table_first() {
+    fn a_misspelling_is_looked_up_in_its_own_table_first() {
         check("listen_on", false, "unknown key \"listen_on\"; did you mean \"listen\"?");
         check("model.engine.max_quued", false, "unknown key \"max_quued\"; did you mean \"max_queued\"?");
         check("model.nam", false, "unknown key \"nam\"; did you mean \"name\"?");
     }
 
     #[test]
-    fn a_key_in_the_wrong_table_is_told_the_right_one() {
+    fn a_key_in_the_wrong_table_is_reported_with_the_right_one() {
         let engines = "[model.engine] or [models.engine]";
         check("max_queued", false, &format!("unknown key \"max_queued\" here; it belongs into {engines}"));
         check("max_quued", false, &format!("unknown key \"max_quued\"; did you mean \"max_queued\" of {engines}?"));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_like_nothing_gets_the_list() {
+    fn a_key_without_a_likely_match_gets_the_list() {
         check("tracing.zzz", false, "unknown key \"zzz\"; there are otlp_endpoint");
     }
 }

@@ -104,7 +104,7 @@ fn a_key_in_the_wrong_place_is_not_repeated() {
 }
 
 #[test]
-fn every_mistake_is_told_at_once_with_the_nearest_key() {
+fn every_mistake_is_reported_at_once_with_the_nearest_key() {
     let text = "listen_on = \"h:1\"\nmax_requests = \"many\"\nwhatever = 1\n\n[model]\nsauce = \"x\"\nname = \"\"\n\n\
                 [model.engine]\nslot = 1\nctx_size = 1\n\n[[keys]]\nname = \"a\"\nhash = \"secret\"\nmodel = []\n";
     let mistakes = mistakes(text);
@@ -126,7 +126,7 @@ fn every_mistake_is_told_at_once_with_the_nearest_key() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_beside_what_is_wrong() {
+fn unusable_values_are_reported_together_with_wrong_ones() {
     let text = "tls_ca = \"/nowhere.pem\"\nmax_quued = 3\n[model]\nprefill = [\"spark.local:9000\", \"b.local:9\"]\n\
                 [[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://10.0.0.1:1\"\n\
                 key_env = \"BATON_NO_SUCH_VARIABLE\"\nmax_concurrent = \"x\"\n[engine]\nslots = 2\n";
@@ -204,6 +204,28 @@ fn only_given_flags_win_over_the_file() {
 }
 
 #[test]
+fn changes_that_need_a_restart_are_named() {
+    let checked = |text: &str| read(text).unwrap();
+    let old = checked("[model]\nsource = \"m\"\n");
+    let check = |text: &str, startup: &[&str], routing: &[&str]| {
+        let new = checked(text);
+        assert_eq!(old.startup.changed_keys(&new.startup), startup, "{text}");
+        assert_eq!(old.routing.changed_keys(&new.routing), routing, "{text}");
+    };
+    check("allowed_hosts = [\"h\"]\n[model]\nsource = \"m\"\nname = \"n\"\n", &[], &[]);
+    check(
+        "listen = \"h:1\"\n[model]\nsource = \"o\"\nengine.slots = 2\n",
+        &["listen", "model.source", "model.engine"],
+        &[],
+    );
+    check(
+        "[model]\nsource = \"m\"\npolicy = \"direct\"\nprefill = [\"127.0.0.1:1\"]\n",
+        &[],
+        &["model.prefill", "policy, deadlines or calibrate"],
+    );
+}
+
+#[test]
 fn passwords_and_keys_in_the_wrong_place_are_not_repeated() {
     for (text, line) in [
         ("[model]\nprefill = [\"http://u:s3cret@10.0.0.1:9000\"]\n", "line 2: model.prefill must be HOST:PORT"),
@@ -273,19 +295,19 @@ fn relative_paths_start_where_the_file_lies() {
 }
 
 #[test]
-fn what_can_be_read_only_once_is_no_configuration() {
+fn a_file_that_can_be_read_only_once_is_refused() {
     let error = ConfigFile::read(Path::new("/dev/null")).err().unwrap().to_string();
     assert!(error.contains("no regular file"), "{error}");
 }
 
 #[test]
-fn what_is_not_toml_is_told_with_its_line() {
+fn a_syntax_error_is_reported_with_its_line() {
     let message = read("listen = \"a:1\"\nmodel = = 3\n").unwrap_err();
     assert!(message.contains("line 2: "), "{message}");
 }
 
 #[test]
-fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
+fn keys_have_limits_and_are_operators_only_if_configured() {
     let hash = hash_text(&crate::http::key_hash(b"k"));
     let config = read(&format!(
         "[[keys]]\nname = \"anna\"\nhash = \"{hash}\"\nmodels = [\"m\"]\nrequests_per_minute = 3\nmax_concurrent = 2\n"
@@ -301,7 +323,7 @@ fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
 }
 
 #[test]
-fn a_key_goes_readable_over_a_network_only_with_leave() {
+fn the_cluster_key_travels_unencrypted_only_if_allowed() {
     let at = |more: &str| read(&format!("{more}[model]\nprefill = [\"spark.local:9000\"]\n"));
     assert!(at("").unwrap_err().contains("spark.local"));
     assert_eq!(at("allow_plain_http = true\n").unwrap().routing.prefill, ["http://spark.local:9000"]);

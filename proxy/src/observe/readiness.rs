@@ -109,7 +109,7 @@ fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadine
         problems.push(Readiness::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
     }
     if models.is_empty() && upstreams.models().is_empty() && upstreams.may_yet_list() {
-        problems.push(Readiness::Unavailable { reason: "no upstream has told its models yet".to_owned() });
+        problems.push(Readiness::Unavailable { reason: "no upstream has listed its models yet".to_owned() });
     }
     ModelsReadiness { any_answers, problems }
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn until_the_default_model_has_started_only_another_that_was_loaded_answers() {
+    async fn before_the_default_model_has_started_only_a_model_that_was_loaded_answers() {
         let (pool, [_, other]) = starting_beside_unloaded();
         assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
         other.note_answer(info().await);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_default_model_that_restarts_is_a_warning_beside_one_that_can_be_loaded() {
+    async fn a_default_model_that_restarts_is_a_warning_if_another_can_be_loaded() {
         let (pool, [health, _]) = starting_beside_unloaded();
         health.note_answer(info().await);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_default_model_that_does_not_start_is_a_warning_beside_one_that_can_be_loaded() {
+    async fn a_default_model_that_does_not_start_is_a_warning_if_another_can_be_loaded() {
         let (pool, [health, _]) = starting_beside_unloaded();
         health.note_failure(&StateChange::new(StateReason::StartFailed, "broken"), Duration::from_secs(1));
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_model_that_cannot_be_answered_for_is_a_warning_beside_another() {
+    async fn a_model_that_cannot_answer_is_a_warning_if_another_can() {
         let health = Health::new("it");
         health.note_answer(info().await);
         let ready = Arc::new(served("m", &health));

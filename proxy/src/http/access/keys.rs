@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_gives_no_key_its_rates_back() {
+    fn a_reload_keeps_the_usage_of_each_key() {
         let key = |limit| ConfiguredKey {
             hash: key_hash(b"k"),
             account: Arc::new(Account::new(

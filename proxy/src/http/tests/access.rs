@@ -24,7 +24,7 @@ impl Server {
 }
 
 #[tokio::test]
-async fn a_key_is_asked_for_wherever_something_could_be_had() {
+async fn every_route_but_the_public_ones_requires_a_key() {
     let server = start_with(hello(), with_keys()).await;
     for (method, path) in [(Method::POST, "/v1/chat/completions"), (Method::GET, "/v1/models"), (Method::GET, "/nope")]
     {
@@ -96,7 +96,7 @@ async fn a_rebound_name_is_refused_on_loopback() {
 }
 
 #[tokio::test]
-async fn a_request_says_once_which_host_it_is_for() {
+async fn a_request_names_exactly_one_host() {
     for check_host in [true, false] {
         let server = start_with(hello(), HttpConfig { check_host, ..HttpConfig::default() }).await;
         for hosts in ["", "Host: localhost\r\nHost: localhost\r\n", "Host: local host\r\n", "Host: \r\n"] {

@@ -66,7 +66,7 @@ async fn a_stream_arrives_token_by_token() {
 }
 
 #[tokio::test]
-async fn half_sent_requests_hold_up_nobody() {
+async fn half_sent_requests_do_not_delay_others() {
     let server = start(hello()).await;
     let mut idle = Vec::new();
     let whole = chat_bytes(json!({}), "close");
@@ -158,7 +158,7 @@ async fn a_stopping_server_lets_streams_finish() {
 }
 
 #[tokio::test]
-async fn until_its_streams_have_ended_a_stopping_server_says_that_it_stops() {
+async fn a_stopping_server_refuses_requests_until_its_streams_have_ended() {
     let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
     let mut server = start(fake).await;
     let mut streaming = server.connect().await;
@@ -191,7 +191,7 @@ async fn until_its_streams_have_ended_a_stopping_server_says_that_it_stops() {
 }
 
 #[tokio::test]
-async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words() {
+async fn requests_fail_with_an_error_at_the_drain_deadline_or_a_second_signal() {
     for waits in [true, false] {
         let drain_deadline = if waits { SOON } else { Duration::from_secs(600) };
         let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
@@ -240,7 +240,7 @@ async fn a_client_that_stops_reading_is_dropped_and_others_are_not_kept_waiting(
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_told_so_in_the_envelope() {
+async fn invalid_http_is_answered_in_the_envelope() {
     let server = start(hello()).await;
     // All that a head may be, and no end. With more, what was not read would be answered with a reset.
     let start_of_long = "GET /health HTTP/1.1\r\nHost: localhost\r\ncookie: ";

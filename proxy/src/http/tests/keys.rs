@@ -26,7 +26,7 @@ async fn get(server: &Server, path: &str, key: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn a_guests_key_opens_the_api_and_not_the_view_behind_it() {
+async fn a_guests_key_opens_the_api_but_not_the_state() {
     let server = with(&[("guest", guest()), ("admin", KeyLimits { is_operator: true, ..guest() })]).await;
     for path in ["/baton/state", "/metrics"] {
         get(&server, path, "guest").await.failed(403, "permission_error", Some("operator_key_required"));
@@ -51,7 +51,7 @@ async fn a_key_sees_its_own_models() {
 }
 
 #[tokio::test]
-async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
+async fn replies_show_the_remaining_rates_and_a_policy_needs_permission() {
     let limits = KeyLimits { requests_per_minute: Some(5), tokens_per_minute: Some(100), ..guest() };
     let server = with(&[("guest", limits)]).await;
     let reply = get(&server, "/v1/models", "guest").await;
@@ -72,7 +72,7 @@ async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
 }
 
 #[tokio::test]
-async fn a_stream_that_waits_is_told_its_place() {
+async fn a_waiting_stream_shows_its_place() {
     let app = Arc::new(crate::observe::tests::app().await);
     app.admission.set_limits(AdmissionLimits { max_requests: Some(1), ..AdmissionLimits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -96,7 +96,7 @@ async fn a_stream_that_waits_is_told_its_place() {
 }
 
 #[tokio::test]
-async fn a_dry_run_is_for_who_may_have_the_reply() {
+async fn a_plan_needs_the_permissions_of_its_request() {
     let app = Arc::new(crate::observe::tests::app().await);
     let key = |name: &str, limits: KeyLimits| ConfiguredKey {
         hash: key_hash(name.as_bytes()),

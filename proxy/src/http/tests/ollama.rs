@@ -230,7 +230,7 @@ async fn models_are_listed_with_their_tags() {
 }
 
 #[tokio::test]
-async fn what_only_asks_whether_somebody_is_there_is_told_so() {
+async fn liveness_checks_are_answered() {
     let server = start(hello()).await;
     assert_eq!(server.get("/").await.text, "Ollama is running");
     for path in ["/", "/api/tags", "/api/version"] {

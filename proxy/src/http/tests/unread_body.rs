@@ -58,7 +58,7 @@ async fn a_reply_that_needs_no_body_leaves_the_connection_good() {
 }
 
 #[tokio::test]
-async fn so_does_one_to_a_caller_without_a_key() {
+async fn a_reply_to_a_caller_without_a_key_leaves_the_connection_good() {
     let access = AccessConfig { api_keys: vec!["one".into()], ..AccessConfig::default() };
     let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
     let (mut client, reply) = Early { head: "POST /v1/chat/completions", n_body: 5_000 }.sent(&server, true).await;
@@ -68,7 +68,7 @@ async fn so_does_one_to_a_caller_without_a_key() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_or_does_not_end_closes_it_in_so_many_words() {
+async fn a_body_that_does_not_arrive_or_end_closes_the_connection_with_a_notice() {
     let server = start(hello()).await;
     for (n_body, sends) in [(5_000, false), (5 << 20, false)] {
         let (mut client, reply) = Early { head: "POST /nope", n_body }.sent(&server, sends).await;

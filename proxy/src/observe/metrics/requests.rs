@@ -284,7 +284,7 @@ impl Default for RequestMetrics {
             queue: new.seconds("request_queue_time", "From arrival to an engine's slot", &WAIT_BUCKETS),
             prediction: new.ratios("ttft_prediction_ratio", "Actual divided by predicted time to first token"),
             completion: new.ratios("completion_prediction_ratio", "Actual divided by predicted time to the last token"),
-            hidden: new.seconds("handoff_hidden", "KV transfer that ran beside the prefill", &WAIT_BUCKETS),
+            hidden: new.seconds("handoff_hidden", "KV transfer that ran during the prefill", &WAIT_BUCKETS),
             unhidden: new.seconds("handoff_unhidden", "KV transfer that the client waited for", &WAIT_BUCKETS),
             embed_latency: new.seconds("embedding_request_latency", "From arrival to the last vector", &E2E_BUCKETS),
             registry: new.0,
