@@ -35,7 +35,7 @@ fn an_open_server_in_the_network_is_warned_about_once() {
         server.wait();
         let log = std::fs::read_to_string(log.path()).unwrap();
         assert_eq!(
-            (log.lines().count(), log.contains("asks for no key")),
+            (log.lines().count(), log.contains("requires no key")),
             (n_warnings, n_warnings == 1),
             "{args:?}: {log}"
         );
