@@ -3,7 +3,7 @@
 mod rate;
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use self::rate::Quota;
 use self::rate::Rate;
@@ -63,11 +63,10 @@ pub struct Account {
 impl Account {
     /// Creates an account with unused rates.
     pub fn new(name: impl Into<String>, limits: KeyLimits) -> Account {
-        let rate = |limit| Rate::per_minute(limit, Instant::now());
         Account {
             name: name.into(),
-            requests: limits.requests_per_minute.and_then(rate),
-            tokens: limits.tokens_per_minute.and_then(rate),
+            requests: limits.requests_per_minute.and_then(Rate::per_minute),
+            tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
             limits,
             successor: OnceLock::new(),
         }
@@ -79,10 +78,9 @@ impl Account {
         if self.successor.set(Arc::clone(successor)).is_err() {
             return;
         }
-        let now = Instant::now();
         let carry = |from: &Option<Rate>, to: &Option<Rate>| {
             if let (Some(from), Some(to)) = (from, to) {
-                to.charge(from.used(now), now);
+                to.charge(from.used());
             }
         };
         carry(&self.requests, &successor.requests);
@@ -99,17 +97,16 @@ impl Account {
     /// Charges one request. Tokens are charged after they are counted, so a reply may overdraw the token rate; the next
     /// request is admitted once the debt is paid back. Errors: the exhausted rate and the time until it recovers.
     pub(crate) fn take_request(&self) -> Result<(), RequestError> {
-        let now = Instant::now();
         let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
             unit,
-            limit: rate.quota(now).limit,
+            limit: rate.quota().limit,
             retry_after,
         };
         if let Some(rate) = &self.tokens {
-            rate.settle(now).map_err(|after| limited(RateUnit::Tokens, rate, after))?;
+            rate.settle().map_err(|after| limited(RateUnit::Tokens, rate, after))?;
         }
         if let Some(rate) = &self.requests {
-            rate.take(now).map_err(|after| limited(RateUnit::Requests, rate, after))?;
+            rate.take().map_err(|after| limited(RateUnit::Requests, rate, after))?;
         }
         Ok(())
     }
@@ -121,14 +118,13 @@ impl Account {
             account = successor;
         }
         if let Some(rate) = &account.tokens {
-            rate.charge(n, Instant::now());
+            rate.charge(n);
         }
     }
 
     /// The quotas of the limited rates, for the headers `x-ratelimit-*`.
     pub fn quotas(&self) -> impl Iterator<Item = (RateUnit, Quota)> {
-        let now = Instant::now();
-        let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota(now)));
+        let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
         of(RateUnit::Requests, &self.requests).into_iter().chain(of(RateUnit::Tokens, &self.tokens))
     }
 }

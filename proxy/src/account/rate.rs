@@ -1,27 +1,32 @@
-//! A rate per minute with a burst of one minute: the generic cell rate algorithm, whose only state is the time at which the
-//! whole burst is available again.
+//! A rate per minute with a burst of one minute, on `governor`'s generic cell rate algorithm.
 //!
-//! The tokens of a request are known only when it has ended, so they are charged afterwards. A charge may exceed the
-//! burst. The rest is a debt, and no request is admitted until it is paid.
+//! The tokens of a request are known only when it has ended, so they are charged afterwards. A charge may exceed
+//! the burst. The rest is a debt, and no request is admitted until what is refilled has paid it.
 
 use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-const MINUTE: Duration = Duration::from_secs(60);
+use governor::clock::{Clock, DefaultClock, Reference};
+use governor::middleware::StateInformationMiddleware;
+use governor::state::{InMemoryState, NotKeyed};
 
-/// The largest reset time that is shown.
-const DAY: Duration = Duration::from_secs(86_400);
+type Limiter<C> = governor::RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>;
 
-/// The largest debt, so that times cannot overflow.
-const MAX_DEBT: Duration = Duration::from_secs(10 * 365 * 86_400);
-
-/// A limit per minute and its current use.
-#[derive(Debug)]
-pub(super) struct Rate {
+/// A limit per minute and its current use. Tests choose the clock.
+pub(super) struct Rate<C: Clock = DefaultClock> {
     limit: NonZeroU32,
-    /// The burst grows back until then.
-    full_at: Mutex<Instant>,
+    limiter: Limiter<C>,
+    clock: C,
+    balance: Mutex<Balance<C::Instant>>,
+}
+
+struct Balance<I> {
+    /// Units that were charged beyond the burst. While there are any, nothing is taken from the limiter.
+    debt: u64,
+    /// The units that the limiter had left at `read_at`; 0 when the debt was made.
+    left: u32,
+    read_at: I,
 }
 
 /// The limit, remainder and reset time of a rate, as shown in headers.
@@ -37,125 +42,208 @@ pub struct Quota {
 
 impl Rate {
     /// Returns `None` for a limit of 0, which means no limit.
-    pub(super) fn per_minute(limit: u32, now: Instant) -> Option<Rate> {
-        Some(Rate { limit: NonZeroU32::new(limit)?, full_at: Mutex::new(now) })
-    }
-
-    /// Takes one unit. Errors: the time until one is available.
-    pub(super) fn take(&self, now: Instant) -> Result<(), Duration> {
-        let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let reset = full_at.saturating_duration_since(now) + self.time_of(1);
-        wait_until_within_burst(reset)?;
-        *full_at = now + reset;
-        Ok(())
-    }
-
-    /// Takes `n` units. If fewer are left, the rest becomes a debt.
-    pub(super) fn charge(&self, n: u64, now: Instant) {
-        let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let reset = full_at.saturating_duration_since(now).saturating_add(self.time_of(n));
-        *full_at = now + reset.min(MAX_DEBT);
-    }
-
-    /// Checks that there is no debt. Errors: the time until the debt is paid, a minute at most.
-    pub(super) fn settle(&self, now: Instant) -> Result<(), Duration> {
-        wait_until_within_burst(self.reset(now))
-    }
-
-    /// Returns the units that were taken and are not refilled yet, debts included.
-    pub(super) fn used(&self, now: Instant) -> u64 {
-        (self.reset(now).as_nanos() * self.limit()).div_ceil(MINUTE.as_nanos()) as u64
-    }
-
-    pub(super) fn quota(&self, now: Instant) -> Quota {
-        let reset = self.reset(now);
-        let remaining = MINUTE.saturating_sub(reset).as_nanos() * self.limit() / MINUTE.as_nanos();
-        Quota { limit: self.limit.get(), remaining: remaining as u32, reset: reset.min(DAY) }
-    }
-
-    fn reset(&self, now: Instant) -> Duration {
-        self.full_at.lock().unwrap_or_else(PoisonError::into_inner).saturating_duration_since(now)
-    }
-
-    /// The time in which `n` units are refilled, rounded down so that the whole limit fits into a minute.
-    fn time_of(&self, n: u64) -> Duration {
-        let nanos = u128::from(n) * MINUTE.as_nanos() / self.limit();
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
-
-    fn limit(&self) -> u128 {
-        self.limit.get().into()
+    pub(super) fn per_minute(limit: u32) -> Option<Rate> {
+        Rate::with_clock(limit, DefaultClock::default())
     }
 }
 
-/// Errors: the time until `reset` is within the burst. At most a minute, because OpenAI's SDKs ignore longer advice.
-fn wait_until_within_burst(reset: Duration) -> Result<(), Duration> {
-    match reset.checked_sub(MINUTE) {
-        None | Some(Duration::ZERO) => Ok(()),
-        Some(wait) => Err(wait.min(MINUTE)),
+impl<C: Clock + Clone> Rate<C> {
+    fn with_clock(limit: u32, clock: C) -> Option<Rate<C>> {
+        let limit = NonZeroU32::new(limit)?;
+        let quota = governor::Quota::per_minute(limit);
+        let limiter = governor::RateLimiter::direct_with_clock(quota, clock.clone()).with_middleware();
+        let balance = Mutex::new(Balance { debt: 0, left: limit.get(), read_at: clock.now() });
+        Some(Rate { limit, limiter, clock, balance })
+    }
+
+    /// Returns the units that were taken and are not refilled yet, debts included.
+    pub(super) fn used(&self) -> u64 {
+        let balance = self.lock();
+        let missing = f64::from(self.limit.get()) - self.owned(&balance);
+        missing.max(0.0).ceil() as u64
+    }
+
+    /// Returns the units left now; negative while there is a debt.
+    fn owned(&self, balance: &Balance<C::Instant>) -> f64 {
+        (f64::from(balance.left) + self.refilled(balance) - balance.debt as f64).min(f64::from(self.limit.get()))
+    }
+
+    /// Returns the units that were refilled since the balance was read. They pay the debt first.
+    fn refilled(&self, balance: &Balance<C::Instant>) -> f64 {
+        let elapsed: Duration = self.clock.now().duration_since(balance.read_at).into();
+        elapsed.as_secs_f64() * self.per_second()
+    }
+
+    fn per_second(&self) -> f64 {
+        f64::from(self.limit.get()) / 60.0
+    }
+
+    /// Takes one unit. Errors: the time until one is available.
+    pub(super) fn take(&self) -> Result<(), Duration> {
+        let mut balance = self.lock();
+        self.pay_debt(&mut balance)?;
+        self.pay(&mut balance, NonZeroU32::MIN)
+    }
+
+    /// Takes `n` units. If fewer are left, the rest becomes a debt.
+    pub(super) fn charge(&self, mut n: u64) {
+        let mut balance = self.lock();
+        if self.pay_debt(&mut balance).is_ok() {
+            let limit = u64::from(self.limit.get());
+            while let Some(part) = NonZeroU32::new(n.min((self.owned(&balance) as u64).clamp(1, limit)) as u32) {
+                if self.pay(&mut balance, part).is_err() {
+                    balance.left = 0;
+                    balance.read_at = self.clock.now();
+                    break;
+                }
+                n -= u64::from(part.get());
+            }
+        }
+        balance.debt = balance.debt.saturating_add(n);
+    }
+
+    /// Checks that there is no debt. Errors: the time until the debt is paid, a minute at most.
+    pub(super) fn settle(&self) -> Result<(), Duration> {
+        self.pay_debt(&mut self.lock())
+    }
+
+    pub(super) fn quota(&self) -> Quota {
+        let owned = self.owned(&self.lock());
+        let limit = self.limit.get();
+        let missing = (f64::from(limit) - owned) / self.per_second();
+        Quota {
+            limit,
+            remaining: owned.max(0.0) as u32,
+            // A debt of more than a day is shown as a day.
+            reset: Duration::from_secs_f64(missing.clamp(0.0, 86_400.0)),
+        }
+    }
+
+    /// Pays the debt with what was refilled since it was made. Errors: the time until that is enough, a minute at most,
+    /// because OpenAI's SDKs ignore longer advice.
+    fn pay_debt(&self, balance: &mut Balance<C::Instant>) -> Result<(), Duration> {
+        if balance.debt == 0 {
+            return Ok(());
+        }
+        let owned = self.owned(balance);
+        if owned < 0.0 {
+            return Err(Duration::from_secs_f64((-owned / self.per_second()).min(60.0)));
+        }
+        // The limiter refilled meanwhile, so it gives up what the debt has used of that.
+        let in_limiter = self.refilled(balance).min(f64::from(self.limit.get())) as u32;
+        if let Some(used) = NonZeroU32::new(in_limiter - (owned as u32).min(in_limiter)) {
+            self.pay(balance, used)?;
+        }
+        balance.debt = 0;
+        Ok(())
+    }
+
+    /// Pays `n` units; `n` is at most the limit. Errors: the time until that is possible.
+    fn pay(&self, balance: &mut Balance<C::Instant>, n: NonZeroU32) -> Result<(), Duration> {
+        match self.limiter.check_n(n) {
+            Ok(Ok(state)) => {
+                balance.left = state.remaining_burst_capacity();
+                balance.read_at = self.clock.now();
+                Ok(())
+            }
+            Ok(Err(not_until)) => Err(not_until.wait_time_from(self.clock.now())),
+            // Unreachable while `n` is within the limit. A minute refills the whole reserve.
+            Err(_) => Err(Duration::from_secs(60)),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Balance<C::Instant>> {
+        self.balance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Clock> std::fmt::Debug for Rate<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rate({} a minute)", self.limit)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use governor::clock::FakeRelativeClock;
+
     use super::*;
 
     const fn seconds(n: u64) -> Duration {
         Duration::from_secs(n)
     }
 
+    fn rate(limit: u32) -> (Rate<FakeRelativeClock>, FakeRelativeClock) {
+        let clock = FakeRelativeClock::default();
+        (Rate::with_clock(limit, clock.clone()).unwrap(), clock)
+    }
+
     #[test]
     fn a_minutes_worth_is_available_at_once_and_then_no_more() {
-        let now = Instant::now();
-        for limit in [3, 7, 9, 1_000] {
-            let rate = Rate::per_minute(limit, now).unwrap();
-            assert_eq!(rate.quota(now), Quota { limit, remaining: limit, reset: Duration::ZERO });
-            for left in (0..limit).rev() {
-                rate.take(now).unwrap();
-                assert_eq!(rate.quota(now).remaining, left);
-            }
-            assert!(rate.take(now).is_err());
+        let (rate, _) = rate(3);
+        assert_eq!(rate.quota(), Quota { limit: 3, remaining: 3, reset: Duration::ZERO });
+        for left in [2, 1, 0] {
+            rate.take().unwrap();
+            assert_eq!(rate.quota().remaining, left);
         }
-        let rate = Rate::per_minute(3, now).unwrap();
-        (0..3).for_each(|_| rate.take(now).unwrap());
-        assert_eq!((rate.take(now), rate.quota(now).reset), (Err(seconds(20)), MINUTE));
-        assert!(Rate::per_minute(0, now).is_none());
+        assert_eq!((rate.take(), rate.quota().reset), (Err(seconds(20)), seconds(60)));
+        assert!(Rate::per_minute(0).is_none());
     }
 
     #[test]
     fn a_charge_beyond_the_limit_is_a_debt() {
-        let now = Instant::now();
-        let rate = Rate::per_minute(60, now).unwrap();
-        rate.charge(50, now);
-        rate.settle(now).unwrap();
-        rate.charge(130, now);
-        assert_eq!(rate.quota(now), Quota { limit: 60, remaining: 0, reset: seconds(180) });
-        assert_eq!((rate.settle(now), rate.settle(now + seconds(90))), (Err(MINUTE), Err(seconds(30))));
-        rate.settle(now + seconds(120)).unwrap();
-        rate.charge(u64::MAX, now);
-        assert_eq!(rate.quota(now).reset, DAY);
+        let (rate, clock) = rate(60);
+        rate.charge(50);
+        rate.settle().unwrap();
+        rate.charge(130);
+        assert_eq!(rate.quota().remaining, 0);
+        assert_eq!(rate.quota().reset, seconds(180));
+        assert_eq!(rate.settle(), Err(seconds(60)));
+        clock.advance(seconds(90));
+        assert_eq!(rate.settle(), Err(seconds(30)));
+        clock.advance(seconds(30));
+        rate.settle().unwrap();
+        assert_eq!((rate.quota().remaining, rate.take()), (0, Err(seconds(1))));
+        rate.charge(u64::MAX);
+        assert_eq!(rate.quota().reset, seconds(86_400));
+    }
+
+    #[test]
+    fn a_paid_debt_leaves_what_was_refilled_after_it() {
+        let (rate, clock) = rate(60);
+        rate.charge(180);
+        clock.advance(seconds(140));
+        rate.settle().unwrap();
+        assert_eq!(rate.quota().remaining, 20);
+        (0..20).for_each(|_| rate.take().unwrap());
+        assert_eq!(rate.take(), Err(seconds(1)));
+        clock.advance(seconds(600));
+        assert_eq!(rate.quota().remaining, 60);
     }
 
     #[test]
     fn units_in_use_include_the_debt() {
-        let now = Instant::now();
-        let rate = Rate::per_minute(60, now).unwrap();
-        assert_eq!(rate.used(now), 0);
-        rate.take(now).unwrap();
-        rate.charge(9, now);
-        assert_eq!(rate.used(now), 10);
-        rate.charge(100, now);
-        assert_eq!((rate.used(now), rate.used(now + seconds(10))), (110, 100));
+        let (rate, clock) = rate(60);
+        assert_eq!(rate.used(), 0);
+        rate.take().unwrap();
+        rate.charge(9);
+        assert_eq!(rate.used(), 10);
+        rate.charge(100);
+        assert_eq!(rate.used(), 110);
+        clock.advance(seconds(10));
+        assert_eq!(rate.used(), 100);
     }
 
     #[test]
     fn units_are_refilled_with_time() {
-        let now = Instant::now();
-        let rate = Rate::per_minute(60, now).unwrap();
-        rate.charge(70, now);
-        let wait = rate.settle(now).unwrap_err();
+        let (rate, clock) = rate(60);
+        rate.charge(70);
+        let wait = rate.settle().unwrap_err();
         assert_eq!(wait, seconds(10));
-        rate.settle(now + wait).unwrap();
-        assert_eq!((rate.take(now + wait), rate.take(now + wait + seconds(1))), (Err(seconds(1)), Ok(())));
+        clock.advance(wait);
+        rate.settle().unwrap();
+        assert_eq!(rate.take(), Err(seconds(1)));
+        clock.advance(seconds(1));
+        rate.take().unwrap();
     }
 }
