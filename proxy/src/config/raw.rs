@@ -148,7 +148,7 @@ pub struct RawTracing {
 #[derive(Debug, Default, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawModel {
-    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
+    /// A .gguf file, a catalogue name, or OWNER/REPO or OWNER/REPO:FILE on the Hugging Face hub [default: smollm2]
     #[arg(long = "model", short = 'm', value_name = "PATH|NAME", display_order = 0)]
     pub source: Option<String>,
     /// The model's public name [default: from the model]
