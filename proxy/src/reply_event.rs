@@ -28,7 +28,7 @@ pub enum EventKind {
     /// Another node computed the prompt, or tried to. Comes before the choice's text.
     Handoff {
         /// The duration of the handoff, and the reason if it failed.
-        timings: HandoffReport,
+        report: HandoffReport,
     },
     /// The route changed after it was announced. Comes before any text. Concerns the whole reply.
     Rerouted {

@@ -39,7 +39,8 @@ pub struct PrefillRequest {
     pub start: u32,
     /// The wire numbers of the codecs that the decode node can read, best first.
     pub codecs: Vec<u8>,
-    /// The decode node's model. The prefill node refuses another model at once; the decode node would refuse it later.
+    /// The decode node's model. The prefill node refuses another vocabulary at once; about other weights the decode node
+    /// decides.
     pub fingerprint: Fingerprint,
     /// The caller's scope in the prefix cache.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]

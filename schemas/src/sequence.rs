@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn token_bytes_survive_json_whether_or_not_they_are_utf8() {
         for bytes in [b"plain".to_vec(), vec![0xF0, 0x9F], Vec::new(), "\u{0}\"\\\n".as_bytes().to_vec()] {
-            let delta = SequenceEvent::Token(GeneratedToken { id: 7, bytes, special: false, logprobs: None });
-            let json = serde_json::to_string(&delta).unwrap();
-            assert_eq!(serde_json::from_str::<SequenceEvent>(&json).unwrap(), delta, "{json}");
+            let event = SequenceEvent::Token(GeneratedToken { id: 7, bytes, special: false, logprobs: None });
+            let json = serde_json::to_string(&event).unwrap();
+            assert_eq!(serde_json::from_str::<SequenceEvent>(&json).unwrap(), event, "{json}");
         }
     }
 }

@@ -12,7 +12,7 @@ mod exact;
 mod generation;
 mod handoff;
 mod images;
-mod own_models;
+mod on_demand_models;
 mod start_up;
 mod structured;
 mod tools;

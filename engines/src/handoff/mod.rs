@@ -7,10 +7,10 @@ mod buffers;
 pub mod canary;
 mod codecs;
 mod deadline;
-mod http;
 mod link;
 mod peers;
 mod policy;
+mod puller;
 mod receive;
 
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 pub use self::buffers::ChunkBuffers;
-pub use self::http::HttpPuller;
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
+pub use self::puller::HttpPuller;
 use crate::engine::KvEvent;
 
 /// Chunks that are received ahead of the engine.

@@ -1,4 +1,4 @@
-//! Decides which prefill nodes' KV this engine uses.
+//! Remembers which prefill nodes were examined, and compares their identity with this engine's.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -17,7 +17,7 @@ use super::projector::ImageRun;
 /// A sequence on its way to a slot.
 pub(super) struct Job {
     pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    pub(super) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     pub(super) accepted: Instant,
     /// The stream of KV for another node, if this is a prefill.
     pub(super) export: Option<Export>,
@@ -44,7 +44,7 @@ pub(super) struct EmbedJob {
     /// The texts that have no vector yet.
     pub(super) inputs: VecDeque<Vec<Token>>,
     /// Has room for every vector and the last event, so that sending never waits.
-    pub(super) deltas: mpsc::Sender<Result<EmbedEvent, EngineError>>,
+    pub(super) events: mpsc::Sender<Result<EmbedEvent, EngineError>>,
     pub(super) accepted: Instant,
     /// When the first text was started.
     pub(super) started: Option<Instant>,
@@ -52,8 +52,8 @@ pub(super) struct EmbedJob {
 
 impl EmbedJob {
     /// Sends an event. A reader that has left is noticed before the next step.
-    pub(super) fn send(&self, delta: Result<EmbedEvent, EngineError>) {
-        if self.deltas.try_send(delta).is_err() {
+    pub(super) fn send(&self, event: Result<EmbedEvent, EngineError>) {
+        if self.events.try_send(event).is_err() {
             tracing::debug!("the reader of vectors has left");
         }
     }

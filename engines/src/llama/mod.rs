@@ -6,7 +6,6 @@
 
 mod backend;
 pub mod blob;
-mod budget;
 mod canary;
 mod cell_order;
 mod config;
@@ -32,6 +31,7 @@ mod sequence;
 mod slots;
 mod start;
 mod state;
+mod step_budget;
 pub mod transfer;
 mod vocabulary;
 
@@ -62,7 +62,7 @@ use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported};
 pub use self::load_error::LoadError;
 use self::projector::{ImageRun, Projector};
-use self::scheduler::{DELTA_WINDOW, SchedulerLimits};
+use self::scheduler::{EVENT_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
@@ -118,7 +118,7 @@ impl LlamaEngine {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
-            budget: budget::PrefillBudget {
+            budget: step_budget::PrefillBudget {
                 fixed: config.prefill_budget.map(|n| n as usize),
                 n_ubatch: config.n_ubatch as usize,
             },
@@ -249,8 +249,8 @@ impl LlamaEngine {
             }
             _ => None,
         };
-        let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
-        let job = Job { request, deltas, accepted: Instant::now(), export, matcher, images, room };
+        let (events, stream) = mpsc::channel(EVENT_WINDOW);
+        let job = Job { request, events, accepted: Instant::now(), export, matcher, images, room };
         self.send(SchedulerMessage::Job(Box::new(job)))?;
         Ok(stream)
     }
@@ -317,8 +317,8 @@ impl Engine for LlamaEngine {
             return Err(EngineError::Unsupported { feature: "embeddings: its model gives no vectors".into() });
         };
         crate::embed::check(&request, facts, self.info.n_vocab)?;
-        let (deltas, stream) = mpsc::channel(request.inputs.len() + 1);
-        let job = EmbedJob { inputs: request.inputs.into(), deltas, accepted: Instant::now(), started: None };
+        let (events, stream) = mpsc::channel(request.inputs.len() + 1);
+        let job = EmbedJob { inputs: request.inputs.into(), events, accepted: Instant::now(), started: None };
         self.send(SchedulerMessage::Embed(Box::new(job)))?;
         Ok(ReceiverStream::new(stream).boxed())
     }
@@ -345,15 +345,15 @@ impl Engine for LlamaEngine {
             ephemeral: request.ephemeral,
             ..SequenceRequest::default()
         };
-        let deltas = self.submit(sequence, Some(export), None)?;
+        let events = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
-        Ok(exported(deltas, chunks_rx, wake).boxed())
+        Ok(exported(events, chunks_rx, wake).boxed())
     }
 }
 
 /// The stream of a prefill: its chunks, then the times from the sequence's last event.
 fn exported(
-    mut deltas: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
+    mut events: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
     mut chunks: mpsc::Receiver<Exported>,
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
@@ -373,7 +373,7 @@ fn exported(
             yield KvEvent::Chunk(exported.chunk);
         }
         loop {
-            match deltas.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
+            match events.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
                 SequenceEvent::Started { n_cached: n } => n_cached = n,
                 SequenceEvent::Handoff(_) | SequenceEvent::Token(_) => {}
                 SequenceEvent::Finished { timings, .. } => {

@@ -17,7 +17,7 @@ use super::vocabulary::Vocabulary;
 /// A sequence and its progress. When it is preempted, it goes back to the queue with its tokens.
 pub(super) struct Sequence {
     pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    pub(super) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     /// Prompt and everything generated so far.
     pub(super) tokens: Vec<Token>,
     /// The images among the tokens, in their order.
@@ -61,7 +61,7 @@ impl Sequence {
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         Sequence {
             request,
-            deltas: job.deltas,
+            events: job.events,
             tokens,
             images: job.images,
             _room: job.room,
@@ -123,8 +123,8 @@ impl Sequence {
 
     /// Sends an event, for which `Scheduler::can_step` has checked that there is room. A reader that has left is
     /// noticed in the next turn.
-    pub(super) fn send(&self, delta: Result<SequenceEvent, EngineError>) {
-        if self.deltas.try_send(delta).is_err() {
+    pub(super) fn send(&self, event: Result<SequenceEvent, EngineError>) {
+        if self.events.try_send(event).is_err() {
             tracing::debug!("the reader of a sequence has left");
         }
     }

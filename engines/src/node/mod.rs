@@ -3,6 +3,7 @@
 //! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key. A caller without it learns
 //! nothing, not even which paths exist.
 
+mod cluster_key;
 mod connection;
 mod late;
 mod listen;
@@ -31,13 +32,13 @@ use baton_schemas::{EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use http::{HeaderMap, StatusCode, header};
+use http::{StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+pub use self::cluster_key::ClusterKey;
 pub use self::late::LateEngine;
 pub use self::listen::{ListenAddress, ListenError, Listener};
 pub use self::loads::HEARTBEAT;
@@ -47,33 +48,6 @@ use crate::handoff::MAX_NOISE_BYTES;
 
 /// Largest request body: a million tokens in JSON with room to spare.
 const MAX_BODY_BYTES: usize = 32 << 20;
-
-/// The secret that all nodes and the proxy share. Compared in constant time and never printed.
-#[derive(Clone)]
-pub struct ClusterKey(Arc<str>);
-
-impl ClusterKey {
-    /// Wraps a key.
-    pub fn new(key: &str) -> Self {
-        ClusterKey(key.into())
-    }
-
-    /// The bytes that keys of handoffs are derived from.
-    fn secret(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-
-    fn admits(&self, headers: &HeaderMap) -> bool {
-        let presented = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|v| v.to_str().ok())
-            .and_then(|v| v.strip_prefix("Bearer "))
-            .map(|key| blake3::hash(key.as_bytes()));
-        // All hashes have the same length, so the comparison does not reveal the key's length.
-        let expected = blake3::hash(self.secret());
-        presented.is_some_and(|hash| bool::from(hash.as_bytes().ct_eq(expected.as_bytes())))
-    }
-}
 
 /// The state of a node's handlers.
 #[derive(Clone)]
@@ -168,14 +142,14 @@ async fn embed(State(node): Node, CallBody(request): CallBody<EmbedSequences>) -
 }
 
 /// A stream of events as lines of JSON, with an empty line after every second without an event.
-fn lines<D: Serialize + Send + 'static>(deltas: BoxStream<'static, Result<D, EngineError>>) -> Response {
+fn lines<D: Serialize + Send + 'static>(events: BoxStream<'static, Result<D, EngineError>>) -> Response {
     // Events that are ready at the same time are sent as one chunk, which saves writes when many streams run.
-    let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
+    let mut events = events.ready_chunks(MAX_LINES_PER_CHUNK);
     let lines = async_stream::stream! {
         loop {
-            match tokio::time::timeout(SIGN_OF_LIFE, deltas.next()).await {
+            match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
                 Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
-                Ok(Some(deltas)) => yield Ok(lines_of(deltas)),
+                Ok(Some(events)) => yield Ok(lines_of(events)),
                 Ok(None) => break,
             }
         }
@@ -222,10 +196,10 @@ const MAX_LINES_PER_CHUNK: usize = 16;
 /// prefill, and the reader must be able to distinguish that from a frozen node.
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-fn lines_of<D: Serialize>(deltas: Vec<Result<D, EngineError>>) -> Bytes {
-    let mut chunk = BytesMut::with_capacity(128 * deltas.len());
-    for delta in deltas {
-        put_line(&mut chunk, &StreamLine::from(delta));
+fn lines_of<D: Serialize>(events: Vec<Result<D, EngineError>>) -> Bytes {
+    let mut chunk = BytesMut::with_capacity(128 * events.len());
+    for event in events {
+        put_line(&mut chunk, &StreamLine::from(event));
     }
     chunk.freeze()
 }

@@ -157,12 +157,12 @@ impl Engine for RemoteEngine {
 
     /// Dropping the stream closes the connection, which makes the node cancel the sequence.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        self.stream("generate", &request, |delta| matches!(delta, SequenceEvent::Finished { .. })).await
+        self.stream("generate", &request, |event| matches!(event, SequenceEvent::Finished { .. })).await
     }
 
     /// Like [`RemoteEngine::generate`](Engine::generate).
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        self.stream("embed", &request, |delta| matches!(delta, EmbedEvent::Finished { .. })).await
+        self.stream("embed", &request, |event| matches!(event, EmbedEvent::Finished { .. })).await
     }
 }
 
@@ -177,17 +177,17 @@ impl RemoteEngine {
         // The head comes once the request is queued. The stream has no deadline in all, only one for silence.
         let reply = head_of(self.request(Method::POST, call).json(request), ANSWER_TIMEOUT).await?;
         let mut steps = steps(reply, SILENCE_TIMEOUT);
-        let deltas = async_stream::stream! {
+        let events = async_stream::stream! {
             loop {
-                let delta = steps.next().await.unwrap_or_else(|| Err(EngineError::lost("the stream ended early")));
-                let ends = delta.as_ref().map_or(true, is_last);
-                yield delta;
+                let event = steps.next().await.unwrap_or_else(|| Err(EngineError::lost("the stream ended early")));
+                let ends = event.as_ref().map_or(true, is_last);
+                yield event;
                 if ends {
                     break;
                 }
             }
         };
-        Ok(deltas.boxed())
+        Ok(events.boxed())
     }
 }
 
@@ -213,7 +213,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
             };
             let step = match line.map(|line| serde_json::from_slice::<StreamLine<D>>(&line.unwrap_or_default())) {
                 Ok(Ok(line)) => line.into_step(),
-                Ok(Err(error)) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
+                Ok(Err(error)) => Err(EngineError::lost(format!("unreadable event: {error}"))),
                 Err(error) => Err(error),
             };
             let ends = step.is_err();

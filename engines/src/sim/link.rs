@@ -234,9 +234,9 @@ mod tests {
         let began = Instant::now();
         let mut timings = None;
         let mut first = None;
-        let mut deltas = decode.generate(request).await.unwrap();
-        while let Some(delta) = deltas.next().await {
-            match delta.unwrap() {
+        let mut events = decode.generate(request).await.unwrap();
+        while let Some(event) = events.next().await {
+            match event.unwrap() {
                 SequenceEvent::Handoff(handoff) => timings = Some(handoff),
                 SequenceEvent::Token(_) => {
                     first.get_or_insert(began.elapsed());

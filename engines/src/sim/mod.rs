@@ -205,7 +205,7 @@ impl Engine for SimEngine {
         self.check(&request)?;
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
-        let deltas = async_stream::try_stream! {
+        let events = async_stream::try_stream! {
             let accepted = Instant::now();
             let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
                 Err(EngineError::internal("the simulator has stopped"))?;
@@ -277,7 +277,7 @@ impl Engine for SimEngine {
             yield SequenceEvent::Finished { reason, timings };
         };
         // No task is needed: the reader polls the stream, and dropping it frees slot and queue place.
-        Ok(deltas.boxed())
+        Ok(events.boxed())
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
@@ -285,7 +285,7 @@ impl Engine for SimEngine {
         embed::check(&request, vectors::facts(config.n_ctx), N_VOCAB)?;
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
-        let deltas = async_stream::stream! {
+        let events = async_stream::stream! {
             let _place = place;
             let started = Instant::now();
             for input in &request.inputs {
@@ -295,7 +295,7 @@ impl Engine for SimEngine {
             let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
             yield Ok(EmbedEvent::Finished { timings });
         };
-        Ok(deltas.boxed())
+        Ok(events.boxed())
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

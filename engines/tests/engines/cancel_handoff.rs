@@ -93,19 +93,19 @@ async fn leave_after(
     } else {
         Some(tokio::time::timeout(PATIENCE_AT_MOST, engine.generate(request)).await.expect("the engine answers"))
     };
-    let mut deltas = reply?.unwrap();
+    let mut events = reply?.unwrap();
     let is_there = |last: &Option<SequenceEvent>| match waits {
         Waits::No => true,
         Waits::ForSlot => last.is_some(),
         Waits::ForToken => matches!(last, Some(SequenceEvent::Token(_))),
     };
     while !is_there(&last) {
-        let next = tokio::time::timeout(PATIENCE_AT_MOST, deltas.next()).await.expect("the reply goes on");
+        let next = tokio::time::timeout(PATIENCE_AT_MOST, events.next()).await.expect("the reply goes on");
         last = Some(next.expect("an endless reply").unwrap());
     }
     let read = async {
-        while let Some(delta) = deltas.next().await {
-            last = Some(delta.unwrap());
+        while let Some(event) = events.next().await {
+            last = Some(event.unwrap());
         }
     };
     assert!(tokio::time::timeout(patience, read).await.is_err(), "an endless reply ended");

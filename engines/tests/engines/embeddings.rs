@@ -32,8 +32,8 @@ async fn tokens(engine: &LlamaEngine, text: &str) -> Vec<Token> {
 }
 
 async fn vectors(engine: &LlamaEngine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
-    let deltas = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
-    let vectors = deltas.filter_map(async |delta| match delta.unwrap() {
+    let events = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
+    let vectors = events.filter_map(async |event| match event.unwrap() {
         EmbedEvent::Vector(vector) => Some(vector),
         EmbedEvent::Finished { .. } => None,
     });
@@ -130,8 +130,8 @@ async fn a_reply_is_the_same_while_vectors_are_computed() {
         ..SequenceRequest::default()
     };
     let reply = async || {
-        let deltas = engine.generate(request.clone()).await.unwrap();
-        let ids = deltas.filter_map(async |delta| match delta.unwrap() {
+        let events = engine.generate(request.clone()).await.unwrap();
+        let ids = events.filter_map(async |event| match event.unwrap() {
             SequenceEvent::Token(token) => Some(token.id),
             _ => None,
         });

@@ -40,16 +40,16 @@ async fn sequences_that_do_not_fit_together_all_complete() {
         streams.push(tokio::spawn(async move {
             let mut n_started = 0;
             let mut n_tokens = 0;
-            let mut deltas = engine.generate(request).await.unwrap();
-            while let Some(delta) = deltas.next().await {
-                match delta.unwrap() {
+            let mut events = engine.generate(request).await.unwrap();
+            while let Some(event) = events.next().await {
+                match event.unwrap() {
                     SequenceEvent::Handoff(_) => {}
                     SequenceEvent::Started { .. } => n_started += 1,
                     SequenceEvent::Token(_) => n_tokens += 1,
                     SequenceEvent::Finished { .. } => return (n_started, n_tokens),
                 }
             }
-            panic!("a stream ended without its last delta");
+            panic!("a stream ended without its last event");
         }));
     }
     for stream in streams {

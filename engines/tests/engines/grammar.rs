@@ -38,10 +38,10 @@ impl Rig {
             constraint: rule.map(|rule| Constraint::Grammar { rule: rule.clone(), field: "tools".to_owned() }),
             ..SequenceRequest::default()
         };
-        let mut deltas = self.engine.generate(request).await.unwrap();
+        let mut events = self.engine.generate(request).await.unwrap();
         let mut bytes = Vec::new();
-        while let Some(delta) = deltas.next().await {
-            if let SequenceEvent::Token(token) = delta.unwrap() {
+        while let Some(event) = events.next().await {
+            if let SequenceEvent::Token(token) = event.unwrap() {
                 bytes.extend(token.bytes);
             }
         }
@@ -122,7 +122,7 @@ async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
         SequenceRequest { prompt: rig.prompt.clone(), constraint: Some(constraint), ..SequenceRequest::default() };
     let error = match rig.engine.generate(request).await {
         Err(error) => error,
-        Ok(deltas) => deltas.filter_map(|delta| async move { delta.err() }).boxed().next().await.unwrap(),
+        Ok(events) => events.filter_map(|event| async move { event.err() }).boxed().next().await.unwrap(),
     };
     let EngineError::InvalidRequest { message, field } = error else { panic!("{error:?}") };
     println!("{message}");

@@ -78,11 +78,11 @@ async fn request(engine: &LlamaEngine, images: &[Image], max_tokens: u32) -> Seq
 }
 
 /// The tokens of a stream, and how many tokens of its prompt were cached.
-async fn said(mut deltas: SequenceStream) -> (Vec<Token>, usize) {
+async fn said(mut events: SequenceStream) -> (Vec<Token>, usize) {
     let mut tokens = Vec::new();
     let mut cached = 0;
-    while let Some(delta) = deltas.next().await {
-        match delta.unwrap() {
+    while let Some(event) = events.next().await {
+        match event.unwrap() {
             SequenceEvent::Started { n_cached } => cached = n_cached as usize,
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. } => {}
@@ -99,8 +99,8 @@ async fn answer(engine: &LlamaEngine, images: &[Image]) -> (Vec<Token>, usize) {
 /// The log-probability of the first token.
 async fn sureness(engine: &LlamaEngine, images: &[Image]) -> f32 {
     let request = SequenceRequest { top_logprobs: Some(0), ..request(engine, images, 1).await };
-    let deltas: Vec<_> = engine.generate(request).await.unwrap().collect().await;
-    let token = deltas.into_iter().find_map(|delta| match delta.unwrap() {
+    let events: Vec<_> = engine.generate(request).await.unwrap().collect().await;
+    let token = events.into_iter().find_map(|event| match event.unwrap() {
         SequenceEvent::Token(token) => token.logprobs,
         _ => None,
     });
@@ -256,8 +256,8 @@ async fn invalid_images_are_refused_and_affect_nothing_else() {
     for (image, n) in [(broken, 16), (red(), 17)] {
         let prompt = [&[1][..], &image.placeholders(n), &[2]].concat();
         let wrong = SequenceRequest { prompt, images: of(&ours, image), ..whole.clone() };
-        let deltas: Vec<_> = engine.generate(wrong).await.unwrap().collect().await;
-        assert!(matches!(deltas.last(), Some(Err(EngineError::InvalidRequest { .. }))), "{deltas:?}");
+        let events: Vec<_> = engine.generate(wrong).await.unwrap().collect().await;
+        assert!(matches!(events.last(), Some(Err(EngineError::InvalidRequest { .. }))), "{events:?}");
     }
     is_idle(&engine).await;
     assert_eq!(said(engine.generate(whole).await.unwrap()).await.0.len(), 4);

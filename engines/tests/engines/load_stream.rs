@@ -98,8 +98,8 @@ async fn a_stopping_node_says_so_until_its_requests_have_finished() {
     rig.stop.cancel();
     until(&mut loads, |load| load.phase == Phase::Stopping && load.active_slots == 1).await;
     let mut n_tokens = 0;
-    while let Some(delta) = reply.next().await {
-        n_tokens += u32::from(matches!(delta.unwrap(), baton_schemas::SequenceEvent::Token(_)));
+    while let Some(event) = reply.next().await {
+        n_tokens += u32::from(matches!(event.unwrap(), baton_schemas::SequenceEvent::Token(_)));
     }
     assert_eq!(n_tokens, 100);
     while let Some(load) = loads.next().await {

@@ -14,10 +14,10 @@ const N_TOKENS: u32 = 72;
 
 /// The tokens, and the bits of each token's log-probability.
 async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u32)> {
-    let mut deltas = engine.generate(request).await.unwrap();
+    let mut events = engine.generate(request).await.unwrap();
     let mut reply = Vec::new();
-    while let Some(delta) = deltas.next().await {
-        if let SequenceEvent::Token(token) = delta.unwrap() {
+    while let Some(event) = events.next().await {
+        if let SequenceEvent::Token(token) = event.unwrap() {
             reply.push((token.id, token.logprobs.unwrap().chosen.to_bits()));
         }
     }

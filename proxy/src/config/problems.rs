@@ -8,7 +8,7 @@ use super::engine_args::flag;
 use super::error::ConfigProblem;
 use super::node_address::{is_node_address, node_url};
 use super::raw::RawConfig;
-use super::{keys, own_models, upstream};
+use super::{keys, on_demand_models, upstream};
 use crate::http::access::{allowed_hosts, allowed_origins};
 
 impl RawConfig {
@@ -117,7 +117,7 @@ impl RawConfig {
         found.extend(keys::problems(&self.keys));
         found.extend(upstream::problems(&self.upstream, &transport));
         let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
-        found.extend(own_models::problems(&self.models, &self.loading, &taken));
+        found.extend(on_demand_models::problems(&self.models, &self.loading, &taken));
         found
     }
 }

@@ -1,6 +1,7 @@
 //! The file as it is written, and its conversion into the checked configuration.
 //!
-//! A new key is a field here, with its range and its flag if it has one, and a field of [`ServeConfig`] or of one of its
+//! A new key is a field here, with its range and its flag if it has one (the range is compared with the file; a flag's range
+//! is checked in `problems.rs`), and a field of [`ServeConfig`] or of one of its
 //! parts. Rules between keys and forms of texts are checked in `problems.rs`.
 
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use super::engine_args::EngineArgs;
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
 use super::node_address::node_url;
-use super::own_models::{self, RawLoading, RawOwnModel};
+use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
 use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
@@ -92,9 +93,9 @@ pub struct RawConfig {
     /// The model.
     #[command(flatten)]
     pub model: RawModel,
-    /// Own models that are loaded on demand.
+    /// Models that are loaded on demand.
     #[arg(skip)]
-    pub models: Vec<RawOwnModel>,
+    pub models: Vec<RawOnDemandModel>,
     /// How those are loaded.
     #[arg(skip)]
     pub loading: RawLoading,
@@ -257,7 +258,7 @@ impl RawConfig {
                 calibrate: self.model.calibrate.unwrap_or(true),
             },
             upstreams,
-            models: own_models::checked(self.models),
+            models: on_demand_models::checked(self.models),
             loading: self.loading.typed(),
         })
     }

@@ -6,7 +6,7 @@ use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
 
 use super::engine_args::EngineArgs;
-use super::own_models::{LoadingConfig, OwnModelConfig};
+use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
 use crate::http::AccessConfig;
 use crate::request::admission::AdmissionLimits;
@@ -30,8 +30,8 @@ pub struct ServeConfig {
     pub routing: RoutingConfig,
     /// Other servers that speak text.
     pub upstreams: Vec<UpstreamSettings>,
-    /// Own models that are loaded on demand.
-    pub models: Vec<OwnModelConfig>,
+    /// Models that are loaded on demand.
+    pub models: Vec<OnDemandModelConfig>,
     /// How those are loaded.
     pub loading: LoadingConfig,
 }

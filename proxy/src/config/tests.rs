@@ -258,7 +258,7 @@ fn numbers_that_are_no_times_are_mistakes_like_others() {
     for wrong in ["-1", "1e300", "nan"] {
         let mistakes = mistakes(&format!("max_requests = 0\n[loading]\nmax_wait_seconds = {wrong}\n"));
         assert!(mistakes[0].starts_with("line 1: max_requests") && mistakes[1].starts_with("line 3: "), "{mistakes:?}");
-        let raw: own_models::RawLoading = toml::from_str(&format!("max_wait_seconds = {wrong}")).unwrap();
+        let raw: on_demand_models::RawLoading = toml::from_str(&format!("max_wait_seconds = {wrong}")).unwrap();
         assert_eq!(raw.typed().max_wait, Duration::ZERO, "it is asked for what fits before it is refused");
     }
 }
@@ -408,7 +408,7 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
 }
 
 #[test]
-fn own_models_are_read_with_their_defaults_and_checked_together() {
+fn on_demand_models_are_read_with_their_defaults_and_checked_together() {
     let config = read("[[models]]\nsource = \"a.gguf\"\n[[models]]\nsource = \"b.gguf\"\nkeep_alive = -1\n").unwrap();
     assert!(!config.routing.has_own_engine, "they are loaded when they are asked for");
     let keep_alive: Vec<KeepAlive> = config.models.iter().map(|model| model.keep_alive).collect();

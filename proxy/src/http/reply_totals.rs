@@ -58,7 +58,7 @@ impl ReplyTotals {
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
             // Choices share the prompt, so only one of them fetches it.
-            EventKind::Handoff { timings } => self.handoff = Some(*timings),
+            EventKind::Handoff { report } => self.handoff = Some(*report),
             EventKind::Context { tokens } => self.context.clone_from(tokens),
             EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);

@@ -46,7 +46,7 @@ pub(super) async fn respond<W: StreamWriter>(
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
-    let held = hold(&mut steps, config.head_hold).await?;
+    let held = await_first_result(&mut steps, config.head_hold).await?;
     let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
     let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
     let mut response = body.into_response();
@@ -60,7 +60,7 @@ pub(super) async fn respond<W: StreamWriter>(
 }
 
 /// Collects the steps up to the first result, or those that arrive in time. Errors: the request failed in this time.
-async fn hold(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<RequestStep>, RequestError> {
+async fn await_first_result(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<RequestStep>, RequestError> {
     let deadline = Instant::now() + patience;
     let mut held = Vec::new();
     // A timeout loses nothing: the next step stays in the stream.

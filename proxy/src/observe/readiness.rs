@@ -57,7 +57,7 @@ pub fn warnings(pool: &ModelPool, upstreams: &UpstreamPool) -> Vec<String> {
     pool.unused_nodes().into_iter().map(warning).chain(failed).chain(silent).collect()
 }
 
-/// Own models that could not be loaded, a sentence each. Names models: for operators.
+/// Models that could not be loaded on demand, a sentence each. Names models: for operators.
 pub(super) fn failed_loads(pool: &ModelPool) -> Vec<String> {
     let failed = |model: &Arc<ServedModel>| {
         let why = model.loadable.as_ref()?.report().last_failure?;

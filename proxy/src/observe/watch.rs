@@ -185,7 +185,7 @@ impl RequestWatch {
                     self.n_cached = *n_cached;
                 }
             }
-            EventKind::Handoff { timings } => self.handoff = Some(*timings),
+            EventKind::Handoff { report } => self.handoff = Some(*report),
             EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
             EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;

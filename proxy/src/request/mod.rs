@@ -1,4 +1,4 @@
-//! The life of a request, independent of any dialect: admission, target, prompt, plan, start, stream.
+//! The life of a request, independent of any dialect: target, admission, prompt, plan, start, hold.
 
 pub mod admission;
 pub mod caller;

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
-use super::own_models::{self, OwnModel};
+use super::on_demand_models::{self, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
@@ -82,10 +82,10 @@ impl Endpoint {
         let pool = start_pool(primary, &nodes, &routing);
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
-        let own_models = own_models::start(&config, &[], &taken_names).await?;
+        let on_demand_models = on_demand_models::start(&config, &[], &taken_names).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
-        let service = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
+        let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models)?);
         let shutdown = Shutdown::default();
         let http_config = http::HttpConfig { access: config.access.clone(), ..http::HttpConfig::default() };
         let access = http::access::shared(&http_config.access);
@@ -97,7 +97,7 @@ impl Endpoint {
             config,
             access,
             service: Arc::clone(&service),
-            own_models,
+            on_demand_models,
             taken_names,
             routing,
             known_nodes: nodes.all().map(Arc::clone).collect(),
@@ -210,11 +210,11 @@ fn assemble(
     config: &ServeConfig,
     pool: Arc<ModelPool>,
     upstreams: UpstreamPool,
-    own_models: &[OwnModel],
+    on_demand_models: &[OnDemandModel],
 ) -> Result<RequestService, CommandFailure> {
-    let loadable = own_models.iter().map(|own| Arc::clone(&own.loadable)).collect();
-    let model_loader = ModelLoader::new(own_models::limits_of(config)?, loadable);
-    pool.replace_loadable(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
+    let loadable = on_demand_models.iter().map(|own| Arc::clone(&own.loadable)).collect();
+    let model_loader = ModelLoader::new(on_demand_models::limits_of(config)?, loadable);
+    pool.replace_loadable(on_demand_models.iter().map(|own| Arc::clone(&own.served)).collect());
     let upstreams = ArcSwap::from_pointee(upstreams);
     let admission = Admission::new(config.admission);
     let targets = Targets { pool, model_loader, upstreams };

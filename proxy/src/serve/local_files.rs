@@ -11,7 +11,7 @@ use baton_fetch::{self as models, Located, cache};
 
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
-use super::own_models::{LocalModelRef, limits, size_model};
+use super::on_demand_models::{LocalModelRef, limits, size_model};
 use crate::config::engine_args::EngineArgs;
 use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
 use crate::model_name;

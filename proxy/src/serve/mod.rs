@@ -8,7 +8,7 @@ mod first_start;
 mod local_files;
 pub mod model_files;
 pub mod model_names;
-mod own_models;
+mod on_demand_models;
 mod planning;
 mod primary_model;
 mod reload;

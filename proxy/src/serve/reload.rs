@@ -19,7 +19,7 @@ use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
 use super::model_files;
-use super::own_models::{self, OwnModel};
+use super::on_demand_models::{self, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
@@ -45,7 +45,7 @@ pub(super) struct Reload {
     /// Takes limits, upstreams, nodes and models.
     pub service: Arc<RequestService>,
     /// Own models that are loaded on demand.
-    pub own_models: Vec<OwnModel>,
+    pub on_demand_models: Vec<OnDemandModel>,
     /// Names that own models may not have.
     pub taken_names: Vec<String>,
     /// How requests for nodes' models are planned.
@@ -135,21 +135,21 @@ impl Reload {
         };
         let names = PrimaryNames::of(new)?;
         let taken_names = names.name.iter().chain(&names.aliases).cloned().collect::<Vec<_>>();
-        let missing = own_models::missing(new)?;
-        let own_models = match missing.is_empty() {
-            true => Some(self.prepare_own_models(new, &taken_names).await?),
+        let missing = on_demand_models::missing(new)?;
+        let on_demand_models = match missing.is_empty() {
+            true => Some(self.prepare_on_demand_models(new, &taken_names).await?),
             false => None,
         };
-        Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, own_models })
+        Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, on_demand_models })
     }
 
-    async fn prepare_own_models(
+    async fn prepare_on_demand_models(
         &self,
         new: &ServeConfig,
         taken_names: &[String],
     ) -> Result<PreparedModels, CommandFailure> {
-        let models = own_models::start(new, &self.own_models, taken_names).await?;
-        Ok(PreparedModels { models, limits: own_models::limits_of(new)? })
+        let models = on_demand_models::start(new, &self.on_demand_models, taken_names).await?;
+        Ok(PreparedModels { models, limits: on_demand_models::limits_of(new)? })
     }
 
     async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
@@ -157,8 +157,8 @@ impl Reload {
         self.service.admission.set_limits(new.admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
         self.taken_names = prepared.taken_names;
-        if let Some(own_models) = prepared.own_models {
-            self.apply_own_models(own_models);
+        if let Some(on_demand_models) = prepared.on_demand_models {
+            self.apply_on_demand_models(on_demand_models);
         }
         if let Some(nodes) = prepared.nodes {
             self.apply_nodes(new, nodes).await;
@@ -169,12 +169,12 @@ impl Reload {
     /// Applies the own models of `new`, whose files were fetched.
     async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), CommandFailure>) {
         let prepared = match fetched {
-            Ok(()) => self.prepare_own_models(new, &self.taken_names).await,
+            Ok(()) => self.prepare_on_demand_models(new, &self.taken_names).await,
             Err(error) => Err(error),
         };
         match prepared {
-            Ok(own_models) => {
-                self.apply_own_models(own_models);
+            Ok(on_demand_models) => {
+                self.apply_on_demand_models(on_demand_models);
                 tracing::info!(target: NOTICE, "the models of [[models]] were reloaded");
             }
             Err(CommandFailure(error)) => {
@@ -183,13 +183,13 @@ impl Reload {
         }
     }
 
-    fn apply_own_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
-        models.iter().for_each(OwnModel::apply_settings);
+    fn apply_on_demand_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
+        models.iter().for_each(OnDemandModel::apply_settings);
         // Remove the models from routing before unloading them, so that no new request finds them.
         self.service.targets.pool.replace_loadable(models.iter().map(|own| Arc::clone(&own.served)).collect());
         let loadable: Vec<_> = models.iter().map(|own| Arc::clone(&own.loadable)).collect();
         self.service.targets.model_loader.replace(limits, &loadable);
-        self.own_models = models;
+        self.on_demand_models = models;
     }
 
     /// Gives `[model]` its new name, aliases and sampling.
@@ -246,11 +246,11 @@ struct PreparedReload {
     /// Sources of models whose files are not on this machine.
     missing: Vec<String>,
     /// `None` until nothing is missing.
-    own_models: Option<PreparedModels>,
+    on_demand_models: Option<PreparedModels>,
 }
 
 struct PreparedModels {
-    models: Vec<OwnModel>,
+    models: Vec<OnDemandModel>,
     limits: LoadLimits,
 }
 

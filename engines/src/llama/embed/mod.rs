@@ -155,13 +155,13 @@ impl<'m> Embedder<'m> {
 
     /// Drops the jobs whose readers have left, and frees their queue places.
     fn drop_cancelled(&mut self) {
-        if self.n_done > 0 && self.jobs.front().is_some_and(|job| job.deltas.is_closed()) {
+        if self.n_done > 0 && self.jobs.front().is_some_and(|job| job.events.is_closed()) {
             self.n_done = 0;
             if let Some(context) = &mut self.context {
                 forget(context);
             }
         }
-        self.retain(|job| !job.deltas.is_closed());
+        self.retain(|job| !job.events.is_closed());
     }
 
     fn retain(&mut self, keep: impl FnMut(&EmbedJob) -> bool) {

@@ -25,17 +25,17 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
-use super::budget::{MIN_TOKENS, PrefillBudget, share};
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
 use super::sampler::logprobs;
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
+use super::step_budget::{MIN_TOKENS, PrefillBudget, share};
 use super::vocabulary::{Vocabulary, token};
 
 /// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
-pub(super) const DELTA_WINDOW: usize = 64;
+pub(super) const EVENT_WINDOW: usize = 64;
 
 /// Free places that a step needs in a reader's channel: for a token and the final event, so that sending never waits.
 const MIN_ROOM: usize = 2;
@@ -215,10 +215,10 @@ impl<'m> Scheduler<'m> {
     /// Frees the slots and queue places of readers that have left.
     fn drop_cancelled(&mut self) {
         let n_waiting = self.waiting.len();
-        self.waiting.retain(|sequence| !sequence.deltas.is_closed());
+        self.waiting.retain(|sequence| !sequence.events.is_closed());
         self.shared.n_queued.fetch_sub(n_waiting - self.waiting.len(), Ordering::AcqRel);
         for slot in 0..self.slots.len() {
-            if self.running[slot].as_ref().is_some_and(|s| s.deltas.is_closed()) {
+            if self.running[slot].as_ref().is_some_and(|s| s.events.is_closed()) {
                 self.release(slot);
             }
         }
@@ -244,7 +244,7 @@ impl<'m> Scheduler<'m> {
     /// wait for another node.
     fn can_step(&self, slot: usize) -> bool {
         self.running[slot].as_ref().is_some_and(|s| {
-            s.deltas.is_closed() || (s.deltas.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
+            s.events.is_closed() || (s.events.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
         })
     }
 
@@ -402,10 +402,10 @@ impl<'m> Scheduler<'m> {
         }
         let vocabulary = &self.vocabulary;
         let logprobs = sequence.request.top_logprobs.map(|k| logprobs(logits, id, k as usize, |t| vocabulary.piece(t)));
-        let delta = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
+        let event = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
         sequence.tokens.push(id);
         sequence.n_generated += 1;
-        sequence.send(Ok(SequenceEvent::Token(delta)));
+        sequence.send(Ok(SequenceEvent::Token(event)));
         if sequence.sampler.is_complete() {
             self.finish(slot, FinishReason::Stop);
         } else if sequence.at_limit(self.limits.n_ctx) {

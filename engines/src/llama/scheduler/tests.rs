@@ -9,15 +9,15 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 
-use super::super::budget::PrefillBudget;
 use super::super::embed::Embedder;
 use super::super::jobs::{EngineLoad, Job, SchedulerMessage};
+use super::super::step_budget::PrefillBudget;
 use super::super::vocabulary::Vocabulary;
 use super::super::{LlamaConfig, load};
 use super::{Scheduler, SchedulerLimits, seq_id};
 use crate::gguf::Gguf;
 
-type Deltas = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
+type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 
 const N_CELLS: u32 = 512;
 
@@ -36,22 +36,22 @@ fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'
     Scheduler::new(context, Arc::new(Vocabulary::of(model)), limits, None, embedder)
 }
 
-fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Deltas {
-    let (deltas, receiver) = mpsc::channel(super::DELTA_WINDOW);
+fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Events {
+    let (events, receiver) = mpsc::channel(super::EVENT_WINDOW);
     let mut request = SequenceRequest { prompt, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
     request.sampling.temperature = 0.0;
     let job =
-        Job { request, deltas, accepted: Instant::now(), export: None, matcher: None, images: Vec::new(), room: None };
+        Job { request, events, accepted: Instant::now(), export: None, matcher: None, images: Vec::new(), room: None };
     scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
     scheduler.take(SchedulerMessage::Job(Box::new(job)));
     receiver
 }
 
 /// The tokens that have arrived, and the error that ended the sequence, if there is one.
-fn received(deltas: &mut Deltas) -> (Vec<Token>, Option<EngineError>) {
+fn received(events: &mut Events) -> (Vec<Token>, Option<EngineError>) {
     let mut tokens = Vec::new();
-    while let Ok(delta) = deltas.try_recv() {
-        match delta {
+    while let Ok(event) = events.try_recv() {
+        match event {
             Ok(SequenceEvent::Token(token)) => tokens.push(token.id),
             Ok(_) => {}
             Err(error) => return (tokens, Some(error)),

@@ -52,16 +52,16 @@ impl Reply {
 }
 
 async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
-    let mut deltas = engine.generate(request).await.unwrap();
-    let Some(Ok(SequenceEvent::Started { n_cached })) = deltas.next().await else {
-        panic!("the first delta is Started")
+    let mut events = engine.generate(request).await.unwrap();
+    let Some(Ok(SequenceEvent::Started { n_cached })) = events.next().await else {
+        panic!("the first event is Started")
     };
     let mut tokens = Vec::new();
     loop {
-        match deltas.next().await.expect("a stream ends with Finished").unwrap() {
+        match events.next().await.expect("a stream ends with Finished").unwrap() {
             SequenceEvent::Token(token) => tokens.push(token),
             SequenceEvent::Finished { reason, timings } => {
-                assert!(deltas.next().await.is_none(), "nothing follows Finished");
+                assert!(events.next().await.is_none(), "nothing follows Finished");
                 assert_eq!(timings.predicted_n as usize, tokens.len());
                 return Reply { n_cached, tokens, reason };
             }
@@ -279,13 +279,13 @@ async fn a_dropped_stream_frees_its_slot(engine: &Arc<dyn Engine>) {
 }
 
 async fn vectors(engine: &Arc<dyn Engine>, inputs: Vec<Vec<Token>>) -> Vec<Vec<f32>> {
-    let mut deltas = engine.embed(EmbedSequences { inputs }).await.unwrap();
+    let mut events = engine.embed(EmbedSequences { inputs }).await.unwrap();
     let mut vectors = Vec::new();
     loop {
-        match deltas.next().await.expect("a stream ends with Finished").unwrap() {
+        match events.next().await.expect("a stream ends with Finished").unwrap() {
             EmbedEvent::Vector(vector) => vectors.push(vector),
             EmbedEvent::Finished { .. } => {
-                assert!(deltas.next().await.is_none(), "nothing follows Finished");
+                assert!(events.next().await.is_none(), "nothing follows Finished");
                 return vectors;
             }
         }

@@ -96,11 +96,11 @@ pub(crate) struct Reply {
 
 /// Generates to the end.
 pub(crate) async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
-    let mut deltas = engine.generate(request).await.unwrap();
+    let mut events = engine.generate(request).await.unwrap();
     let mut tokens = Vec::new();
     let mut handoff = None;
-    while let Some(delta) = deltas.next().await {
-        match delta.unwrap() {
+    while let Some(event) = events.next().await {
+        match event.unwrap() {
             SequenceEvent::Started { .. } => {}
             SequenceEvent::Handoff(timings) => handoff = Some(timings),
             SequenceEvent::Token(token) => tokens.push(token.id),

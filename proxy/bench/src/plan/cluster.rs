@@ -172,8 +172,8 @@ impl Cluster {
         let mut request = request(prompt, n_output);
         request.kv_source = route.prefill.and_then(|p| self.model.prefill[p].kv_source());
         let began = Instant::now();
-        let deltas = self.model.decode[route.decode].engine.generate(request).await?;
-        watch_stream(began, deltas).await
+        let events = self.model.decode[route.decode].engine.generate(request).await?;
+        watch_stream(began, events).await
     }
 
     /// Plans a request and runs it, as the endpoint would.
@@ -198,8 +198,8 @@ impl Cluster {
         let route = plan.route;
         let prediction = plan.prediction;
         let began = Instant::now();
-        let deltas = Resilient::begin(plan, request, tracing::Span::none()).await?.into_deltas();
-        Ok(PlannedRequest { route, prediction, times: watch_stream(began, deltas).await? })
+        let events = Resilient::begin(plan, request, tracing::Span::none()).await?.into_events();
+        Ok(PlannedRequest { route, prediction, times: watch_stream(began, events).await? })
     }
 }
 
@@ -221,10 +221,10 @@ fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {
 }
 
 /// Reads a stream to its end.
-async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<StreamTimes, CommandFailure> {
+async fn watch_stream(began: Instant, mut events: SequenceStream) -> Result<StreamTimes, CommandFailure> {
     let mut ttft = None;
     loop {
-        match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
+        match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
             SequenceEvent::Token(_) => {
                 ttft.get_or_insert_with(|| began.elapsed().as_secs_f64());
             }

@@ -97,7 +97,11 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
-    series.one("memory_budget_bytes", "Bytes that own models may take; 0: no limit", state.memory_budget_bytes as f64);
+    series.one(
+        "memory_budget_bytes",
+        "Bytes that the models loaded on demand may take; 0: no limit",
+        state.memory_budget_bytes as f64,
+    );
     let loadable = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
     for (name, help, value) in LOADABLE_GAUGES {
         series.gauges(name, help, loadable().map(|(labels, loading)| (labels, value(loading))));

@@ -40,7 +40,7 @@ pub struct EndpointState {
     /// Other servers, in the order of the configuration.
     #[serde(default)]
     pub upstreams: Vec<UpstreamReport>,
-    /// Bytes that own models may take; 0: no limit.
+    /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(default)]
     pub memory_budget_bytes: u64,
     /// The last routes, the newest first.
@@ -71,7 +71,7 @@ pub struct Observed<'a> {
     pub requests: RequestsState,
     /// The last routes.
     pub journal: &'a Journal,
-    /// Bytes that own models may take; `None`: no limit.
+    /// Bytes that the models loaded on demand may take; `None`: no limit.
     pub memory_budget: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! Admission: how many requests run at once, and which waiting request is next.
 //!
-//! A permit is taken before any work is done for a request and lives to its last token, not to the response head: it
+//! A permit is taken before the prompt is prepared and lives to its last token, not to the response head: it
 //! travels inside the stream and is returned when the stream is dropped. Beyond the limit, requests wait in a bounded
 //! queue with a lane for each key. The highest priority goes first, then the key with the fewest running requests, then
 //! the request that has waited longest. So a key with a thousand requests delays another key by only one of them.

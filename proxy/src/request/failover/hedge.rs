@@ -17,7 +17,7 @@ use crate::request::plan::{self, Plan, PlanRequest};
 pub(super) struct Race {
     pub(super) first: Box<RouteRun>,
     pub(super) second: Box<RouteRun>,
-    /// Deltas of the second route before its first token. The reader gets them if the second route wins.
+    /// Events of the second route before its first token. The reader gets them if the second route wins.
     pub(super) held_back: Vec<SequenceEvent>,
 }
 
@@ -34,16 +34,16 @@ impl Race {
         let due = self.first.deadline.due();
         tokio::select! {
             biased;
-            delta = next_of(&mut self.first.deltas) => RaceEvent::First(delta),
-            delta = next_of(&mut self.second.deltas) => RaceEvent::Second(delta),
+            event = next_of(&mut self.first.events) => RaceEvent::First(event),
+            event = next_of(&mut self.second.events) => RaceEvent::Second(event),
             () = tokio::time::sleep_until(due.at) => RaceEvent::FirstIsStuck,
         }
     }
 
-    /// Cancels the first route. The second route then gives all its deltas from the start.
+    /// Cancels the first route. The second route then gives all its events from the start.
     pub(super) fn into_second(self) -> Box<RouteRun> {
         let mut run = self.second;
-        run.deltas = futures::stream::iter(self.held_back).map(Ok).chain(run.deltas).boxed();
+        run.events = futures::stream::iter(self.held_back).map(Ok).chain(run.events).boxed();
         run
     }
 }
@@ -74,14 +74,14 @@ pub(super) fn start(late: &Plan, request: &SequenceRequest, span: &Span) -> Resu
     request.kv_source = plan.kv_source(&span);
     let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan) };
     // The node is asked when the stream is first polled, so that the first route runs while its answer is awaited.
-    let mut deltas = futures::stream::once(accept(&run.plan, request, &span)).try_flatten();
-    let deltas = async_stream::stream! {
+    let mut events = futures::stream::once(accept(&run.plan, request, &span)).try_flatten();
+    let events = async_stream::stream! {
         // The stream owns the span, so that both end together.
         let _span = span;
-        while let Some(delta) = deltas.next().await {
-            yield delta;
+        while let Some(event) = events.next().await {
+            yield event;
         }
     };
-    run.deltas = deltas.boxed();
+    run.events = events.boxed();
     Ok(run)
 }

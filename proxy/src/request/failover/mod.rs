@@ -1,4 +1,4 @@
-//! The deltas of one choice, despite lost engines, failing engines and late tokens.
+//! The events of one choice, despite lost engines, failing engines and late tokens.
 //!
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
 //! continue it. The reader of the stream sees a pause and then the next token.
@@ -64,14 +64,14 @@ enum SequenceState {
     Hedging(Box<Race>),
     /// No engine generates; the search for one that continues is running.
     TakingUp(Box<LostRoute>),
-    /// The last delta, or an error, was passed on.
+    /// The last event, or an error, was passed on.
     Done,
 }
 
-/// A transition: the state that follows, and the delta that the reader gets, if any.
+/// A transition: the state that follows, and the event that the reader gets, if any.
 struct NextState {
     state: SequenceState,
-    delta: Option<SequenceEvent>,
+    event: Option<SequenceEvent>,
 }
 
 /// The engines that a sequence has lost.
@@ -103,7 +103,7 @@ impl LossKind {
 
 impl From<SequenceState> for NextState {
     fn from(state: SequenceState) -> NextState {
-        NextState { state, delta: None }
+        NextState { state, event: None }
     }
 }
 
@@ -118,7 +118,7 @@ impl Resilient {
         // The wait for the first token begins here.
         let due = run.deadline.due();
         let mut acceptance = accept(&run.plan, request.clone(), &span);
-        run.deltas = tokio::select! {
+        run.events = tokio::select! {
             biased;
             accepted = &mut acceptance => accepted?,
             () = tokio::time::sleep_until(due.at), if run.plan.model.deadlines.hedge => {
@@ -141,18 +141,18 @@ impl Resilient {
         self.followers.subscribe()
     }
 
-    /// The sequence's deltas, as a single engine would give them. Dropping the stream cancels the sequence.
-    pub fn into_deltas(mut self) -> SequenceStream {
-        let deltas = async_stream::try_stream! {
-            while let Some(delta) = self.next_delta().await? {
-                yield delta;
+    /// The sequence's events, as a single engine would give them. Dropping the stream cancels the sequence.
+    pub fn into_events(mut self) -> SequenceStream {
+        let events = async_stream::try_stream! {
+            while let Some(event) = self.next_event().await? {
+                yield event;
             }
         };
-        deltas.boxed()
+        events.boxed()
     }
 
-    /// Moves from state to state until there is a delta for the reader. Returns `None` after the last one.
-    async fn next_delta(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
+    /// Moves from state to state until there is an event for the reader. Returns `None` after the last one.
+    async fn next_event(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
         loop {
             // After an error the state stays `Done`.
             let next = match std::mem::replace(&mut self.state, SequenceState::Done) {
@@ -162,17 +162,17 @@ impl Resilient {
                 SequenceState::Done => return Ok(None),
             };
             self.state = next.state;
-            if next.delta.is_some() {
-                return Ok(next.delta);
+            if next.event.is_some() {
+                return Ok(next.event);
             }
         }
     }
 
-    /// `Streaming` → itself with each delta, `Hedging` when the first token is late, `TakingUp` when the engine is lost,
-    /// `Done` with the last delta.
+    /// `Streaming` → itself with each event, `Hedging` when the first token is late, `TakingUp` when the engine is lost,
+    /// `Done` with the last event.
     async fn stream(&mut self, mut run: Box<RouteRun>) -> Result<NextState, EngineError> {
         match run.next().await {
-            RunEvent::Sequence(Ok(delta)) => Ok(self.stream_on(run, delta)),
+            RunEvent::Sequence(Ok(event)) => Ok(self.stream_on(run, event)),
             RunEvent::Sequence(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
                 self.lose(*run, LossKind::of(&error), error)
             }
@@ -189,10 +189,10 @@ impl Resilient {
     /// `Hedging` → `Streaming` on the route that gives the first token, or on the second one if the first is lost or stuck.
     async fn race(&mut self, mut race: Race) -> Result<NextState, EngineError> {
         match race.next().await {
-            RaceEvent::First(Ok(delta)) if is_decisive(&delta) => Ok(self.stream_on(race.first, delta)),
-            RaceEvent::First(Ok(delta)) => {
-                let delta = self.receive(&mut race.first, delta);
-                Ok(NextState { state: SequenceState::Hedging(Box::new(race)), delta })
+            RaceEvent::First(Ok(event)) if is_decisive(&event) => Ok(self.stream_on(race.first, event)),
+            RaceEvent::First(Ok(event)) => {
+                let event = self.receive(&mut race.first, event);
+                Ok(NextState { state: SequenceState::Hedging(Box::new(race)), event })
             }
             RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
                 if error.is_lost_engine() || is_engine_failure(&error) {
@@ -201,9 +201,9 @@ impl Resilient {
                 Ok(self.switch_to(race.into_second()).into())
             }
             RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
-            RaceEvent::Second(Ok(delta)) => {
-                let is_decisive = is_decisive(&delta);
-                race.held_back.push(delta);
+            RaceEvent::Second(Ok(event)) => {
+                let is_decisive = is_decisive(&event);
+                race.held_back.push(event);
                 if !is_decisive {
                     return Ok(SequenceState::Hedging(Box::new(race)).into());
                 }
@@ -229,20 +229,20 @@ impl Resilient {
         Ok(self.switch_to(Box::new(run)).into())
     }
 
-    fn stream_on(&mut self, mut run: Box<RouteRun>, delta: SequenceEvent) -> NextState {
-        let is_last = matches!(delta, SequenceEvent::Finished { .. });
-        let delta = self.receive(&mut run, delta);
-        NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, delta }
+    fn stream_on(&mut self, mut run: Box<RouteRun>, event: SequenceEvent) -> NextState {
+        let is_last = matches!(event, SequenceEvent::Finished { .. });
+        let event = self.receive(&mut run, event);
+        NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, event }
     }
 
-    /// Learns from a delta. Returns the delta that the reader gets, if any.
-    fn receive(&mut self, run: &mut RouteRun, delta: SequenceEvent) -> Option<SequenceEvent> {
-        match delta {
+    /// Learns from an event. Returns the event that the reader gets, if any.
+    fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
+        match event {
             SequenceEvent::Started { n_cached } => {
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
-                self.progress.start(n_cached).then_some(delta)
+                self.progress.start(n_cached).then_some(event)
             }
             SequenceEvent::Handoff(report) => {
                 // A node of an older version does not report this time.
@@ -302,10 +302,10 @@ impl Resilient {
         self.count_loss(&run.plan, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {
-            // The engine was lost between the last token and the last delta.
+            // The engine was lost between the last token and the last event.
             let timings = self.progress.timings(Timings::default(), &self.request);
-            let delta = SequenceEvent::Finished { reason: FinishReason::Length, timings };
-            return Ok(NextState { state: SequenceState::Done, delta: Some(delta) });
+            let event = SequenceEvent::Finished { reason: FinishReason::Length, timings };
+            return Ok(NextState { state: SequenceState::Done, event: Some(event) });
         }
         if self.losses.n_in_a_row >= MAX_LOSSES {
             return Err(error);
@@ -356,9 +356,9 @@ impl Resilient {
     }
 }
 
-/// Returns true for a delta that decides a race.
-fn is_decisive(delta: &SequenceEvent) -> bool {
-    matches!(delta, SequenceEvent::Token(_) | SequenceEvent::Finished { .. })
+/// Returns true for an event that decides a race.
+fn is_decisive(event: &SequenceEvent) -> bool {
+    matches!(event, SequenceEvent::Token(_) | SequenceEvent::Finished { .. })
 }
 
 #[cfg(test)]

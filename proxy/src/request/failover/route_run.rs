@@ -18,7 +18,7 @@ use crate::targets::nodes::NodeClaim;
 /// A sequence on one route. Dropping it cancels the sequence there and returns its claims.
 pub(super) struct RouteRun {
     pub(super) plan: Plan,
-    pub(super) deltas: SequenceStream,
+    pub(super) events: SequenceStream,
     pub(super) claims: Vec<NodeClaim>,
     /// When the plan was made; after a lost engine, when this engine accepted the rest.
     pub(super) began: Instant,
@@ -49,10 +49,10 @@ pub(super) enum RunEvent {
 }
 
 impl RouteRun {
-    /// Claims the plan's nodes. Asks no engine: `deltas` is empty until the caller sets it.
+    /// Claims the plan's nodes. Asks no engine: `events` is empty until the caller sets it.
     pub(super) fn claim(plan: Plan) -> RouteRun {
         RouteRun {
-            deltas: futures::stream::empty().boxed(),
+            events: futures::stream::empty().boxed(),
             claims: plan.claim(),
             began: Instant::now(),
             n_ctx: plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize),
@@ -64,12 +64,12 @@ impl RouteRun {
         }
     }
 
-    /// Waits for the next delta, or for the next deadline if that is earlier.
+    /// Waits for the next event, or for the next deadline if that is earlier.
     pub(super) async fn next(&mut self) -> RunEvent {
         let due = self.deadline.due();
         tokio::select! {
             biased;
-            delta = next_of(&mut self.deltas) => RunEvent::Sequence(delta),
+            event = next_of(&mut self.events) => RunEvent::Sequence(event),
             () = tokio::time::sleep_until(due.at) => RunEvent::Overdue(due.overdue),
         }
     }
@@ -112,9 +112,9 @@ impl RouteRun {
     }
 }
 
-/// The next delta. A stream that ends without a last delta has lost its engine.
-pub(super) async fn next_of(deltas: &mut SequenceStream) -> Result<SequenceEvent, EngineError> {
-    deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))
+/// The next event. A stream that ends without a last event has lost its engine.
+pub(super) async fn next_of(events: &mut SequenceStream) -> Result<SequenceEvent, EngineError> {
+    events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))
 }
 
 /// Asks a plan's decode node to accept a sequence. Errors: the node's refusal, or that it is lost.

@@ -76,7 +76,7 @@ impl EngineSearch<'_> {
         request.kv_source = plan.kv_source(self.span);
         let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan) };
         let decode = run.plan.decode();
-        run.deltas = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
+        run.events = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
             self.failed.push(run.plan.route.decode);
             if error.is_lost_engine() {
                 decode.failed(Task::Decode, FailureReason::DecodeLost);

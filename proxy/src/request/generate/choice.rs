@@ -13,21 +13,21 @@ use crate::reply_event::{EventKind, ReplyEvent};
 /// Writes the events of one choice. At a stop string the stream ends early, and `stopped` gets the number of tokens.
 pub(super) fn token_events(
     choice: u32,
-    mut deltas: SequenceStream,
+    mut events: SequenceStream,
     mut reply: ChoiceReply,
     mut clock: ChoiceClock,
     stopped: impl Fn(u32) + Send,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
     async_stream::try_stream! {
         loop {
-            match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
+            match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
                 SequenceEvent::Started { n_cached } => {
                     clock.started(n_cached);
                     yield EventKind::Started { n_cached }.of(choice);
                 }
-                SequenceEvent::Handoff(timings) => {
-                    clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
-                    yield EventKind::Handoff { timings }.of(choice);
+                SequenceEvent::Handoff(report) => {
+                    clock.n_computed = clock.n_computed.saturating_sub(report.n_tokens);
+                    yield EventKind::Handoff { report }.of(choice);
                 }
                 SequenceEvent::Token(token) => {
                     clock.token();

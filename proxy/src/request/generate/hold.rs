@@ -71,13 +71,13 @@ fn merged(
     clock: impl Fn() -> ChoiceClock,
 ) -> SelectAll<BoxStream<'static, Result<ReplyEvent, RequestError>>> {
     match choices {
-        StartedChoices::Tokens { form, model, max_tokens, context, deltas } => {
-            let streams = (0..).zip(deltas).map(|(choice, deltas)| {
+        StartedChoices::Tokens { form, model, max_tokens, context, events } => {
+            let streams = (0..).zip(events).map(|(choice, events)| {
                 let model = Arc::clone(&model);
                 // The engine does not report the length of a sequence that was dropped at a stop string.
                 let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
                 let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
-                token_events(choice, deltas, reply, clock(), stopped).boxed()
+                token_events(choice, events, reply, clock(), stopped).boxed()
             });
             streams.collect()
         }
@@ -104,7 +104,7 @@ fn rerouted(
     }
     match event {
         Ok(ReplyEvent {
-            kind: EventKind::Handoff { timings: HandoffReport { failure: Some(failure), .. } }, ..
+            kind: EventKind::Handoff { report: HandoffReport { failure: Some(failure), .. } }, ..
         }) => Some(route_words::after_failed_handoff(&now, *failure)),
         _ => has_changed.then(|| now.to_string()),
     }

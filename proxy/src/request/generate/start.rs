@@ -52,7 +52,7 @@ pub(super) enum StartedChoices {
         max_tokens: Option<u32>,
         /// The prompt, if the client wants the tokens of prompt and reply.
         context: Option<Vec<Token>>,
-        deltas: Vec<SequenceStream>,
+        events: Vec<SequenceStream>,
     },
     /// Text, from an upstream.
     Text(Vec<StartedChoice>),
@@ -112,7 +112,7 @@ async fn try_start(
     watch.planned(plan.summary(n_prompt));
 
     let sequence = sequence(request, &prompt, caller);
-    let mut deltas = Vec::with_capacity(request.n as usize);
+    let mut events = Vec::with_capacity(request.n as usize);
     let mut followed = None;
     for choice in 0..request.n {
         let mut sequence = sequence.clone();
@@ -124,12 +124,12 @@ async fn try_start(
         retry.note(model, node, &accepted);
         let accepted = accepted.map_err(|error| refused(error, request))?;
         followed.get_or_insert_with(|| accepted.follow());
-        deltas.push(accepted.into_deltas());
+        events.push(accepted.into_events());
     }
     let PreparedPrompt { tokens, form, max_tokens, .. } = prompt;
     let context = request.context.is_some().then_some(tokens);
     let choices =
-        StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, deltas };
+        StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, events };
     Ok(StartedRequest { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
 }
 

@@ -1,4 +1,4 @@
-//! Retries requests whose node is lost before the first result.
+//! Retries requests whose node is lost before every choice was accepted.
 //!
 //! Until then a lost node costs only time: another node, or the restarted one, renders the prompt, accepts the sequence
 //! or starts the vectors.
@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::nodes::{FallbackReason, Node, Task};
 
-/// How long a request that lost an engine before its first answer looks for another one.
+/// How long a request that lost an engine before it was accepted looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The pause between two retries.

@@ -56,7 +56,7 @@ impl EngineWrapper for Late {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let mut deltas = self.sim.generate(request).await?;
+        let mut events = self.sim.generate(request).await?;
         self.n_running.fetch_add(1, Ordering::AcqRel);
         let (running, mut by) = (Running(Arc::clone(&self.n_running)), self.by);
         if self.from_the_start {
@@ -65,11 +65,11 @@ impl EngineWrapper for Late {
         let stream = async_stream::stream! {
             let _running = running;
             let mut is_late = false;
-            while let Some(delta) = deltas.next().await {
-                if matches!(delta, Ok(SequenceEvent::Token(_))) && !std::mem::replace(&mut is_late, true) {
+            while let Some(event) = events.next().await {
+                if matches!(event, Ok(SequenceEvent::Token(_))) && !std::mem::replace(&mut is_late, true) {
                     tokio::time::sleep(by).await;
                 }
-                yield delta;
+                yield event;
             }
         };
         Ok(stream.boxed())
@@ -83,19 +83,19 @@ impl EngineWrapper for Mortal {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let mut deltas = self.sim.generate(request).await?;
+        let mut events = self.sim.generate(request).await?;
         let dies = self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
         let (dies_after, of) = (self.dies_after, self.of.clone());
         let stream = async_stream::stream! {
             let mut n_tokens = 0;
-            while let Some(delta) = deltas.next().await {
-                let is_token = matches!(delta, Ok(SequenceEvent::Token(_)));
-                if dies && n_tokens == dies_after && !matches!(delta, Ok(SequenceEvent::Started { .. })) {
+            while let Some(event) = events.next().await {
+                let is_token = matches!(event, Ok(SequenceEvent::Token(_)));
+                if dies && n_tokens == dies_after && !matches!(event, Ok(SequenceEvent::Started { .. })) {
                     yield Err(of);
                     return;
                 }
                 n_tokens += u32::from(is_token);
-                yield delta;
+                yield event;
             }
         };
         Ok(stream.boxed())
@@ -172,10 +172,10 @@ async fn run_of(
         exclude_prefill: &[],
     };
     let plan = plan(model, &ask).unwrap();
-    let mut deltas = Resilient::begin(plan, request, span).await?.into_deltas();
+    let mut events = Resilient::begin(plan, request, span).await?.into_events();
     let (mut tokens, mut n_started) = (Vec::new(), 0);
-    while let Some(delta) = deltas.next().await {
-        match delta? {
+    while let Some(event) = events.next().await {
+        match event? {
             SequenceEvent::Started { .. } => n_started += 1,
             SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token.id),
@@ -432,9 +432,9 @@ impl EngineWrapper for Breaks {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let deltas = self.0.generate(request).await?;
+        let events = self.0.generate(request).await?;
         let after = self.1;
         let lost = futures::stream::once(async { Err(EngineError::lost("killed")) });
-        Ok(deltas.take_until(tokio::time::sleep(after)).chain(lost).boxed())
+        Ok(events.take_until(tokio::time::sleep(after)).chain(lost).boxed())
     }
 }

@@ -15,24 +15,24 @@ use super::model_files;
 use super::model_names::ModelNames;
 use super::supervisor::{self, ChildSpec, Supervised};
 use crate::config::engine_args::EngineArgs;
-use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig, StartupConfig};
+use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConfig};
 use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::Node;
 
-/// An own model that is served.
+/// A model that is loaded on demand, as served.
 #[derive(Clone)]
-pub(super) struct OwnModel {
-    config: OwnModelConfig,
+pub(super) struct OnDemandModel {
+    config: OnDemandModelConfig,
     /// What its process is started with. The process is kept over a reload that does not change these.
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
     pub(super) loadable: Arc<LoadableModel>,
 }
 
-impl OwnModel {
+impl OnDemandModel {
     /// Applies the settings that a kept process takes over while it runs.
     pub(super) fn apply_settings(&self) {
         self.loadable.reconfigure(self.config.keep_alive);
@@ -41,7 +41,7 @@ impl OwnModel {
 
 /// Sources of models whose files are not on this machine.
 pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailure> {
-    let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default().needs_file();
+    let is_file = |model: &&OnDemandModelConfig| model.engine.engine.unwrap_or_default().needs_file();
     let mut missing = Vec::new();
     for model in config.models.iter().filter(is_file) {
         if model_files::find(&model.source)?.is_none() {
@@ -119,9 +119,9 @@ pub(super) fn size_model(
 /// keeps its process if the process's arguments are unchanged. Errors: a name is used twice, here or in `taken_names`.
 pub(super) async fn start(
     config: &ServeConfig,
-    before: &[OwnModel],
+    before: &[OnDemandModel],
     taken_names: &[String],
-) -> Result<Vec<OwnModel>, CommandFailure> {
+) -> Result<Vec<OnDemandModel>, CommandFailure> {
     let limits = limits_of(config)?;
     let mut taken = taken_names.to_vec();
     let mut own = Vec::with_capacity(config.models.len());
@@ -148,7 +148,7 @@ struct ProcessPlan {
 }
 
 async fn plan_process(
-    model: &OwnModelConfig,
+    model: &OnDemandModelConfig,
     config: &ServeConfig,
     limits: &LoadLimits,
 ) -> Result<ProcessPlan, CommandFailure> {
@@ -185,11 +185,11 @@ async fn plan_process(
 }
 
 fn keep_or_start(
-    model: &OwnModelConfig,
+    model: &OnDemandModelConfig,
     config: &ServeConfig,
-    before: &[OwnModel],
+    before: &[OnDemandModel],
     plan: ProcessPlan,
-) -> Result<OwnModel, CommandFailure> {
+) -> Result<OnDemandModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, loadable) = match known {
         Some(known) if known.config == *model && known.served.deadlines == config.routing.deadlines => {
@@ -203,12 +203,12 @@ fn keep_or_start(
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
     served.loadable = Some(Arc::clone(&loadable));
-    Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), loadable })
+    Ok(OnDemandModel { config: model.clone(), args: plan.args, served: Arc::new(served), loadable })
 }
 
 /// Supervises a process that is started when a request first needs it.
 fn supervise(
-    model: &OwnModelConfig,
+    model: &OnDemandModelConfig,
     config: &ServeConfig,
     plan: &ProcessPlan,
 ) -> Result<(Arc<Node>, Arc<LoadableModel>), CommandFailure> {

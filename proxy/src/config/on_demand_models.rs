@@ -1,4 +1,4 @@
-//! `[[models]]` and `[loading]`: own models that are loaded on demand.
+//! `[[models]]` and `[loading]`: models that are loaded on demand.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ const DEFAULT_BUDGET: f64 = 0.85;
 /// One of `[[models]]` as written.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct RawOwnModel {
+pub struct RawOnDemandModel {
     /// A path, a catalogue name, or `owner/repo[:file]`.
     pub source: String,
     /// The public name.
@@ -70,7 +70,7 @@ impl RawKeepAlive {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLoading {
-    /// What own models may take together: a number of bytes, or one like `24GiB`.
+    /// What the loaded models may take together: a number of bytes, or one like `24GiB`.
     pub memory_budget: Option<RawBytes>,
     /// Requests that may wait for one model.
     #[schemars(range(min = 1, max = MAX_MAX_WAITING))]
@@ -115,9 +115,9 @@ impl RawBytes {
     }
 }
 
-/// A checked own model.
+/// A checked `[[models]]` table.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OwnModelConfig {
+pub struct OnDemandModelConfig {
     /// A path, a catalogue name, or `owner/repo[:file]`.
     pub source: String,
     /// The public name, if it is not to follow from the source.
@@ -132,10 +132,10 @@ pub struct OwnModelConfig {
     pub engine: EngineArgs,
 }
 
-/// How own models are loaded.
+/// How they are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadingConfig {
-    /// Bytes that own models may take; by default most of the machine's.
+    /// Bytes that the loaded models may take; by default most of the machine's.
     pub memory_budget: Option<u64>,
     /// Requests that may wait for one model.
     pub max_waiting: usize,
@@ -144,7 +144,7 @@ pub struct LoadingConfig {
 }
 
 impl LoadingConfig {
-    /// Bytes that own models may take.
+    /// Bytes that the loaded models may take.
     pub fn budget(&self) -> u64 {
         let most = |bytes: u64| (bytes as f64 * DEFAULT_BUDGET) as u64;
         self.memory_budget.or_else(|| crate::targets::model_loading::total_memory().map(most)).unwrap_or(u64::MAX)
@@ -152,7 +152,7 @@ impl LoadingConfig {
 }
 
 /// Everything that is wrong with `models` and `loading`. `taken` are the names of `[model]`.
-pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&String]) -> Vec<ConfigProblem> {
+pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken: &[&String]) -> Vec<ConfigProblem> {
     let mut found = Vec::new();
     let mut problem = |key: String, message: String| found.push(ConfigProblem { flag: key.clone(), key, message });
     let mut taken: Vec<&String> = taken.to_vec();
@@ -194,8 +194,8 @@ pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&S
 }
 
 /// The models, checked.
-pub(super) fn checked(models: Vec<RawOwnModel>) -> Vec<OwnModelConfig> {
-    let model = |raw: RawOwnModel| OwnModelConfig {
+pub(super) fn checked(models: Vec<RawOnDemandModel>) -> Vec<OnDemandModelConfig> {
+    let model = |raw: RawOnDemandModel| OnDemandModelConfig {
         keep_alive: raw.keep_alive.and_then(|keep_alive| keep_alive.typed()).unwrap_or(DEFAULT_KEEP_ALIVE),
         source: raw.source,
         name: raw.name,
