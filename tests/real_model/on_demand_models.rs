@@ -68,7 +68,7 @@ async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle(
     assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.0);
     let (_, shown) = server.post("/api/show", &json!({ "model": "small" })).await;
     assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"), "{shown}");
-    assert!(server.children().is_empty(), "to be asked about is no use");
+    assert!(server.children().is_empty(), "a query does not load the model");
 
     let body = json!({ "model": "small", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 8 });
     let replies = join_all((0..6).map(|_| server.post("/v1/chat/completions", &body))).await;
@@ -100,7 +100,7 @@ async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle(
     let (_, loaded) = server.post("/api/generate", &ask(json!("1500ms"))).await;
     assert_eq!((&loaded["done_reason"], server.children().len()), (&json!("load"), 1));
     eventually_async("its end", || async { server.children().is_empty() }).await;
-    eventually_async("an account of it", || async { is_in_state(&server, "smol", "unloaded").await }).await;
+    eventually_async("the unload to be reported", || async { is_in_state(&server, "smol", "unloaded").await }).await;
     let resident = residency(&server, "smol").await;
     assert_eq!((&resident["loads"], &resident["unloads"]), (&json!(2), &json!({ "asked": 1, "idle": 1 })));
     let (status, bad) = server.post("/api/generate", &ask(json!("soon"))).await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Positions per second below which a pull is given up. An engine computes a prompt faster than that itself, and a peer
-/// that only sends signs of life must not hold up a request for ever.
+/// that only sends signs of life must not hold up a request forever.
 const SLOWEST_PULL: f64 = 20.0;
 
 /// The longest allowance, whatever a plan predicts.

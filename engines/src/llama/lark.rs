@@ -112,7 +112,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// The schema with Baton's settings: one space after commas and colons, and no other white space, since a small model
-/// that may write white space can write it for ever.
+/// that may write white space can write it forever.
 pub(super) fn with_settings(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });

@@ -107,7 +107,7 @@ fn builder() -> Builder<TokioExecutor> {
 }
 
 /// Accepts the next connection. Most errors concern a single connection or are temporary. If the socket no longer
-/// listens, this fails: a node that retried for ever would look alive and never answer.
+/// listens, this fails: a node that retried forever would look alive and never answer.
 async fn accept(listener: &Listener) -> io::Result<AcceptedConnection> {
     loop {
         match listener.accept().await {

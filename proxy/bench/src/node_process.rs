@@ -33,7 +33,7 @@ impl NodeProcess {
         // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
         let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
         let address =
-            ready(&mut child).await?.ok_or_else(|| CommandFailure("the node does not tell its address".into()))?;
+            ready(&mut child).await?.ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
         let url = format!("http://{address}");
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
         Ok(NodeProcess { url, engine, child })

@@ -37,7 +37,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 #[command(name = "baton", version, about, after_help = EXAMPLE)]
 #[command(propagate_version = true, arg_required_else_help = true)]
 struct Cli {
-    /// How the log on standard error is written; RUST_LOG chooses what is in it
+    /// Format of the log on standard error; RUST_LOG sets its level
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
     #[command(subcommand)]
@@ -74,7 +74,7 @@ enum Command {
     Key(key::KeyArgs),
     /// Check a configuration file, and print every mistake with its line.
     CheckConfig(check_config::CheckConfigArgs),
-    /// Print the script by which a shell completes commands and options.
+    /// Print a shell completion script.
     Completions(completions::CompletionsArgs),
     /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]

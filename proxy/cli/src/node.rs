@@ -192,7 +192,7 @@ async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> 
 fn renew(tls: &ServerTls) {
     match tls.reload() {
         Ok(()) => terminal::note("baton node: the certificate was read again"),
-        Err(error) => tracing::error!(%error, "the certificate stays what it was"),
+        Err(error) => tracing::error!(%error, "reloading the certificate failed; the old one stays in use"),
     }
 }
 
@@ -267,7 +267,7 @@ fn tie_to_parent(listen: &ListenAddress) {
         }
     };
     if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
-        tracing::warn!("no thread for the lifeline: this node may outlive its parent");
+        tracing::warn!("the thread that watches the parent cannot start; this node may outlive its parent");
     }
 }
 

@@ -144,7 +144,7 @@ impl Check {
         let path = self.path.iter().map(with_index).collect::<Vec<_>>().join(".");
         let is_secret = self.path.last().is_some_and(|step| step.is_secret);
         let message = match wrong {
-            Wrong::Type { expected } => format!("{path} must be {expected}, and is {}", found(value, is_secret)),
+            Wrong::Type { expected } => format!("{path} must be {expected} but is {}", found(value, is_secret)),
             Wrong::Range { least, most } if *most == f64::INFINITY => format!("{path} must be at least {least}"),
             Wrong::Range { least, most } => format!("{path} must be between {least} and {most}"),
         };
@@ -184,7 +184,7 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
 
 fn found<'a>(value: &'a DeValue<'_>, is_secret: bool) -> &'a str {
     match value {
-        DeValue::String(_) => "a text",
+        DeValue::String(_) => "a string",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
         DeValue::Integer(_) | DeValue::Float(_) if is_secret => "a number",

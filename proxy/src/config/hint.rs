@@ -30,7 +30,7 @@ fn add_tables(tables: &mut Vec<Table>, place: SchemaPlace, path: &[&'static str]
         return;
     }
     let heading = match (path.is_empty(), is_list) {
-        (true, _) => "the top of the file".to_owned(),
+        (true, _) => "the top-level table".to_owned(),
         (false, false) => format!("[{}]", path.join(".")),
         (false, true) => format!("[[{}]]", path.join(".")),
     };
@@ -105,7 +105,7 @@ pub(super) fn unknown_key(path: &[&str], is_table: bool) -> String {
             let inner = inner.map(|table| table.heading.as_str()).collect::<Vec<_>>().join(" or ");
             match (is_table, guess.key == name) {
                 (true, _) => format!("unknown table {name:?} here; did you mean {inner}?"),
-                (false, true) => format!("unknown key {name:?} here; it belongs into {headings}"),
+                (false, true) => format!("unknown key {name:?} here; it belongs in {headings}"),
                 (false, false) => format!("unknown key {name:?}; did you mean {:?} of {headings}?", guess.key),
             }
         }
@@ -146,13 +146,13 @@ mod tests {
     #[test]
     fn a_key_in_the_wrong_table_is_reported_with_the_right_one() {
         let engines = "[model.engine] or [models.engine]";
-        check("max_queued", false, &format!("unknown key \"max_queued\" here; it belongs into {engines}"));
+        check("max_queued", false, &format!("unknown key \"max_queued\" here; it belongs in {engines}"));
         check("max_quued", false, &format!("unknown key \"max_quued\"; did you mean \"max_queued\" of {engines}?"));
-        check("model.slots", false, &format!("unknown key \"slots\" here; it belongs into {engines}"));
+        check("model.slots", false, &format!("unknown key \"slots\" here; it belongs in {engines}"));
         check("engine", true, &format!("unknown table \"engine\" here; did you mean {engines}?"));
         check("sampling", true, "unknown table \"sampling\" here; did you mean [model.sampling] or [models.sampling]?");
-        check("model.requests_per_minute", false, "unknown key \"requests_per_minute\" here; it belongs into [[keys]]");
-        check("model.listen", false, "unknown key \"listen\" here; it belongs into the top of the file");
+        check("model.requests_per_minute", false, "unknown key \"requests_per_minute\" here; it belongs in [[keys]]");
+        check("model.listen", false, "unknown key \"listen\" here; it belongs in the top-level table");
     }
 
     #[test]

@@ -20,7 +20,7 @@ const MAX_PRIORITY: u8 = 9;
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawKey {
-    /// Whose it is; shown in logs.
+    /// The key's owner; shown in logs.
     pub name: String,
     /// As `baton key new` printed it.
     #[schemars(extend("x-secret" = true))]

@@ -38,9 +38,9 @@ pub struct RawOnDemandModel {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
-    /// How long it stays without a request: a duration like `5m`, or a number of seconds; negative: for ever.
+    /// Idle time before the model is unloaded: a duration like `5m`, or a number of seconds; negative: never.
     pub keep_alive: Option<RawKeepAlive>,
-    /// How tokens are drawn where a client does not say.
+    /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// How the engine runs it.
     pub engine: EngineArgs,
@@ -75,7 +75,7 @@ pub struct RawLoading {
     /// Requests that may wait for one model.
     #[schemars(range(min = 1, max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
-    /// How long they wait.
+    /// Maximum wait for a model, in seconds.
     #[schemars(range(min = 1, max = MAX_MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
 }
@@ -126,7 +126,7 @@ pub struct OnDemandModelConfig {
     pub aliases: Vec<String>,
     /// How long it stays without a request.
     pub keep_alive: KeepAlive,
-    /// How tokens are drawn where a client does not say.
+    /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// How the engine runs it.
     pub engine: EngineArgs,
@@ -139,7 +139,7 @@ pub struct LoadingConfig {
     pub memory_budget: Option<u64>,
     /// Requests that may wait for one model.
     pub max_waiting: usize,
-    /// How long they wait.
+    /// Maximum wait for a model.
     pub max_wait: Duration,
 }
 

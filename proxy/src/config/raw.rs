@@ -56,11 +56,11 @@ pub struct RawConfig {
     #[arg(skip)]
     #[schemars(range(min = 1, max = MAX_MAX_REQUESTS))]
     pub max_requests: Option<usize>,
-    /// Requests that wait to be served.
+    /// Requests in the queue at once.
     #[arg(skip)]
     #[schemars(range(max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
-    /// How long they wait.
+    /// Maximum wait in the queue, in seconds.
     #[arg(skip)]
     #[schemars(range(min = 0, max = MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
@@ -84,7 +84,7 @@ pub struct RawConfig {
     /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Let the cluster key, prompts and KV travel readable between machines: only on a network you trust
+    /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub allow_plain_http: Option<bool>,
     /// Deadlines of steps with a predicted time.
@@ -96,13 +96,13 @@ pub struct RawConfig {
     /// Models that are loaded on demand.
     #[arg(skip)]
     pub models: Vec<RawOnDemandModel>,
-    /// How those are loaded.
+    /// Limits for loading models on demand.
     #[arg(skip)]
     pub loading: RawLoading,
-    /// Other servers that speak text.
+    /// Upstreams.
     #[arg(skip)]
     pub upstream: Vec<RawUpstream>,
-    /// Where traces go.
+    /// Trace export.
     #[arg(skip)]
     pub tracing: RawTracing,
 }
@@ -172,7 +172,7 @@ pub struct RawModel {
     /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
-    /// How tokens are drawn where a client does not say.
+    /// Sampling defaults for requests that set none.
     #[arg(skip)]
     pub sampling: SamplingFields,
     /// How the engine runs it.

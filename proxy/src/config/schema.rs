@@ -97,7 +97,7 @@ impl SchemaPlace {
         match self.takes() {
             Takes::Table => "a table".to_owned(),
             Takes::List(_) => "a list".to_owned(),
-            Takes::Text => "a text".to_owned(),
+            Takes::Text => "a string".to_owned(),
             Takes::OneOf(words) => format!("one of {}", words.join(", ")),
             Takes::Number => "a number".to_owned(),
             Takes::Boolean => "true or false".to_owned(),

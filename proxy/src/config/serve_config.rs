@@ -24,15 +24,15 @@ pub struct ServeConfig {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
-    /// How tokens are drawn where a client does not say.
+    /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// The engines of `[model]`, and how requests are routed to them.
     pub routing: RoutingConfig,
-    /// Other servers that speak text.
+    /// Upstreams.
     pub upstreams: Vec<UpstreamSettings>,
     /// Models that are loaded on demand.
     pub models: Vec<OnDemandModelConfig>,
-    /// How those are loaded.
+    /// Limits for loading models on demand.
     pub loading: LoadingConfig,
 }
 

@@ -51,7 +51,7 @@ fn mistakes_are_named_with_their_line_and_key() {
     check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
     check("allowed_hosts = [\n\"https://x\"]", 1, "allowed_hosts");
     check("[model]\nsource = \"\"", 2, "model.source");
-    check("[model]\nsource = 3", 2, "model.source must be a text, and is 3");
+    check("[model]\nsource = 3", 2, "model.source must be a string but is 3");
     check("calibrate = 1\n[loading]\nmemory_budget = -4", 3, "loading.memory_budget must be a number of bytes");
     check("[model]\n\nsauce = \"x\"", 3, "sauce");
     check("[model]\nname = \" \"", 2, "model.name");
@@ -110,7 +110,7 @@ fn every_mistake_is_reported_at_once_with_the_nearest_key() {
     let mistakes = mistakes(text);
     let expected = [
         "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
-        "line 2: max_requests must be a whole number from 1 to 1000000, and is a text",
+        "line 2: max_requests must be a whole number from 1 to 1000000 but is a string",
         "line 3: unknown key \"whatever\"; there are listen,",
         "line 6: unknown key \"sauce\"; did you mean \"source\"?",
         "line 7: model.name must not be empty",
@@ -137,7 +137,7 @@ fn unusable_values_are_reported_together_with_wrong_ones() {
         "line 4: model.prefill is refused: http://b.local:9 is plain HTTP",
         "line 8: upstream[0].url is refused: http://10.0.0.1:1 is plain HTTP",
         "line 9: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE, which is not set",
-        "line 10: upstream[0].max_concurrent must be a whole number from 1 to 10000, and is a text",
+        "line 10: upstream[0].max_concurrent must be a whole number from 1 to 10000 but is a string",
         "line 11: unknown table \"engine\" here; did you mean [model.engine]",
     ];
     let mistakes = mistakes(text);
@@ -152,7 +152,7 @@ fn unusable_values_are_reported_together_with_wrong_ones() {
 fn a_value_of_the_wrong_type_is_one_mistake() {
     let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
-    assert!(mistakes[0].starts_with("line 4: upstream[0].url must be a text, and is 3"), "{mistakes:#?}");
+    assert!(mistakes[0].starts_with("line 4: upstream[0].url must be a string but is 3"), "{mistakes:#?}");
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn passwords_and_keys_in_the_wrong_place_are_not_repeated() {
         ("[model]\nprefill = [\"http://u:s3cret@10.0.0.1:9000\"]\n", "line 2: model.prefill must be HOST:PORT"),
         (
             "[model]\nprefill = \"http://u:s3cret@10.0.0.1:9000\"\n",
-            "line 2: model.prefill must be a list, and is a text",
+            "line 2: model.prefill must be a list but is a string",
         ),
         (
             "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nkey_env = \"sk-s3cret\"\n",
@@ -243,9 +243,9 @@ fn passwords_and_keys_in_the_wrong_place_are_not_repeated() {
         ),
         (
             "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nheaders = { x = 53 }\n",
-            "line 5: upstream[0].headers.x must be a text, and is a number",
+            "line 5: upstream[0].headers.x must be a string but is a number",
         ),
-        ("api_keys = [\"a\", 53]\n", "line 1: api_keys[1] must be a text, and is a number"),
+        ("api_keys = [\"a\", 53]\n", "line 1: api_keys[1] must be a string but is a number"),
     ] {
         let mistakes = mistakes(text);
         assert!(mistakes[0].starts_with(line), "{mistakes:?}");

@@ -12,7 +12,7 @@ pub struct TransportArgs {
     /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Let the cluster key, prompts and KV travel readable between machines: only on a network you trust
+    /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
     #[arg(long)]
     pub allow_plain_http: bool,
 }

@@ -74,9 +74,9 @@ struct LocalModel<'a> {
     /// The configured name.
     name: Option<&'a String>,
     aliases: &'a [String],
-    /// Decode nodes serve without an engine here that does not start, so an unusable file is no mistake.
+    /// Decode nodes can serve if the local engine fails, so an unusable file is not a mistake.
     has_decode_nodes: bool,
-    /// Its file, if that is here.
+    /// The model's file, if it is on this machine.
     path: Option<PathBuf>,
     problems: Vec<ConfigProblem>,
 }

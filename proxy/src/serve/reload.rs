@@ -267,7 +267,7 @@ async fn fetch(missing: Vec<String>) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-/// The end of a fetch and its configuration, once; pending for ever if nothing is fetched. Cancel-safe.
+/// Returns a finished fetch's configuration and result, once. Never returns if nothing is fetched. Cancel-safe.
 async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), CommandFailure>) {
     let Some(Fetching { fetch, .. }) = fetching else { return std::future::pending().await };
     let outcome = fetch.await.unwrap_or_else(|panic| Err(panic.into()));

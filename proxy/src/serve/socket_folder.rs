@@ -30,7 +30,7 @@ pub(super) enum SocketFolderError {
         parent.display()
     )]
     NotWritable {
-        /// Where it was to be.
+        /// The folder for temporary files.
         parent: PathBuf,
         /// The system's reason.
         source: io::Error,
@@ -38,7 +38,7 @@ pub(super) enum SocketFolderError {
     /// A socket's address has little room.
     #[error("the path of TMPDIR ({}) is too long for a socket in it: set TMPDIR to a shorter one", parent.display())]
     PathTooLong {
-        /// Where it was to be.
+        /// The folder for temporary files.
         parent: PathBuf,
     },
 }

@@ -14,7 +14,7 @@
 //!
 //! From each state it becomes Unloaded when it is no longer wanted, and Starting when it is wanted again.
 //!
-//! A frozen child (stopped, stuck in a driver) would block its streams for ever. So the supervisor probes it, and kills
+//! A frozen child (stopped, stuck in a driver) would block its streams forever. So the supervisor probes it, and kills
 //! it when it no longer answers: its streams end with an error, and a new child is started.
 
 use std::ffi::OsString;
@@ -81,7 +81,7 @@ pub(super) enum StartError {
     /// The child is silent.
     #[error("the engine's process did not become ready within {} s", START_DEADLINE.as_secs())]
     TimedOut,
-    /// There is no place for its socket.
+    /// The socket's folder cannot be created.
     #[error(transparent)]
     Folder(#[from] SocketFolderError),
     /// The process could not be started, or its socket does not answer.
@@ -236,7 +236,7 @@ impl Keeper {
                     self.failures += 1;
                     // The first failure goes to the caller that waits for the first start; later ones go to the log.
                     if !report(Err(error)) {
-                        tracing::error!(error = message, "the engine did not start");
+                        tracing::error!(error = message, "the engine did not start; retrying");
                     }
                     if self.back_off(summary, &stop).await {
                         return;

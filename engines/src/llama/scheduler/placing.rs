@@ -37,7 +37,7 @@ impl Scheduler<'_> {
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
-                // The whole queue waits for room, since later sequences must not overtake this one for ever.
+                // The whole queue waits for room, since later sequences must not overtake this one forever.
                 return;
             }
             match assignment {

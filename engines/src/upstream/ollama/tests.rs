@@ -42,7 +42,7 @@ fn a_chat_has_its_options_and_its_context() {
     assert_eq!(body["messages"][0], json!({ "role": "user", "content": "hi" }));
     assert_eq!((&body["truncate"], &body["shift"]), (&json!(false), &json!(false)), "nothing is cut in silence");
     let within = |num_ctx| call(|request| request.num_ctx = Some(num_ctx)).unwrap()["options"]["num_ctx"].clone();
-    assert_eq!((within(4096), within(16_384)), (json!(8192), json!(8192)), "another size would load the model anew");
+    assert_eq!((within(4096), within(16_384)), (json!(8192), json!(8192)), "another size would load the model again");
     assert_eq!(body.get("keep_alive"), None);
     let none = call(|request| request.max_tokens = Some(0)).unwrap();
     assert_eq!(none["options"]["num_predict"], 1, "0 is no limit to it");

@@ -167,7 +167,7 @@ fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> 
 
 fn headers(status: u16, operation: &Operation) -> Value {
     let text = |description: &str| json!({ "description": description, "schema": { "type": "string" } });
-    let mut headers = json!({ "x-request-id": text("By which the server's log knows the request.") });
+    let mut headers = json!({ "x-request-id": text("The request's id in the server's log.") });
     match status {
         200 if operation.is_planned => headers["x-baton-route"] = text("Which nodes serve the request, and why."),
         429 | 503 => {

@@ -94,7 +94,7 @@ async fn overlong_bodies_are_413_before_and_after_decompression() {
     let chunks = futures::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(vec![b' '; 4096])));
     let post = server.post().body(reqwest::Body::wrap_stream(chunks));
     Reply::of(post.send().await.unwrap()).await.failed(413, "invalid_request_error", None);
-    // A client that asks first is told at once, and sends nothing.
+    // A client that sends `Expect: 100-continue` gets the error before it sends a body.
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         LIMIT + 1

@@ -85,7 +85,7 @@ struct Fake {
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
     replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
-    /// Requests that hang for ever.
+    /// Requests that hang forever.
     n_hanging: Arc<AtomicUsize>,
 }
 

@@ -84,7 +84,7 @@ pub struct RequestSummary<'a> {
     pub error: Option<RequestErrorKind>,
     /// Its wait to be admitted.
     pub admission: AdmissionWait,
-    /// Its route, if it got as far as that.
+    /// Its route, if one was chosen.
     pub route: Option<RouteSummary>,
     /// From arrival to the end.
     pub e2e: f64,
@@ -144,7 +144,7 @@ pub struct RouteSummary {
     pub reason: RouteReason,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// Those of them that were cached.
+    /// Of these, cached tokens.
     pub n_cached: u32,
     /// Tokens generated.
     pub n_completion: u32,

@@ -1,4 +1,4 @@
-//! Gauges and counters from a snapshot. They are made anew for each scrape, so a node that is gone leaves no series.
+//! Gauges and counters from a snapshot. They are built for each scrape, so a node that is gone leaves no series.
 //!
 //! To add one: its value in the [`snapshot`](crate::observe::snapshot), if it is not there yet, and its line here.
 

@@ -91,7 +91,7 @@ async fn a_key_with_many_requests_delays_another_by_one() {
     let permit = late.await.unwrap();
     assert_eq!((place.get(), permit.account.name.as_str()), (None, "modest"));
     drop((other, permit, waiting));
-    assert_eq!((door.n_admitted(), door.n_waiting()), (0, 0), "whoever leaves leaves nothing behind");
+    assert_eq!((door.n_admitted(), door.n_waiting()), (0, 0), "a client that leaves frees its place");
 }
 
 #[tokio::test(start_paused = true)]

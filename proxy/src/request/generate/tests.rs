@@ -14,7 +14,7 @@ use crate::serve::request_service::RequestService;
 /// Longer than any reply here.
 const LONG: u32 = 1_000_000;
 
-/// A chat of one message, of whose reply all tokens are told.
+/// A chat of one message; every token of its reply is reported.
 fn chat(text: &str, context: &[Token]) -> GenerateRequest {
     let message = Message::new(MessageRole::User, text.into());
     let conversation = Conversation { messages: vec![message], ..Conversation::default() };

@@ -101,7 +101,7 @@ async fn a_node_under_suspicion_is_better_than_one_that_has_just_failed_this_req
     assert_eq!(barred(&model, 20, Some(1), &[0, 1]), [None, None], "any is better than none");
 }
 
-/// A model of which one node is in both lists.
+/// A model with one node in both lists.
 async fn both(n_decode: usize) -> ServedModel {
     let decode = model(&vec![1_000; n_decode]).await.decode.clone();
     ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode.clone(), decode)
@@ -153,7 +153,7 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_that_was_merely_late_keeps_nobody_away_from_its_node() {
+async fn a_late_pull_does_not_open_the_breaker() {
     let model = both(1).await;
     let fails = |failure| {
         hands_over(&model, 0, Some(failure));

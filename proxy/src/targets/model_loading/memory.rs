@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays_and_what_leaves_is_waited_for() {
+    fn used_models_stay_and_leaving_ones_are_awaited() {
         check(5, &[(6, Used, 0)], MemoryFit::Later);
         check(5, &[(4, Used, 0), (4, Idle, 1)], MemoryFit::AfterUnloading(vec![1]));
         check(7, &[(4, Used, 0), (4, Idle, 1)], MemoryFit::Later);

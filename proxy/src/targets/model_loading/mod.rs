@@ -4,7 +4,7 @@
 //! A request holds a [`ModelLease`] to its last token; a leased model is never unloaded. Requests for a model that is not in
 //! memory start its process once and wait together. Memory goes to the model whose requests have waited longest; idle
 //! models are unloaded for it in the order of their last use. Once it has waited for `YIELD_AFTER`, requests for other
-//! models wait after it, so that a busy model cannot keep it out for ever.
+//! models wait after it, so that a busy model cannot keep it out forever.
 //!
 //! A model's memory is estimated from its file (weights, KV cache, compute buffers). If its process is measured to use
 //! more, that value counts. `[model]` is always loaded, and its memory is reserved.

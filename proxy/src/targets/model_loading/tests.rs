@@ -98,7 +98,7 @@ async fn a_model_goes_when_its_time_is_over_and_not_while_it_is_used() {
     assert_eq!(state(&a), LoadState::Unloaded);
     let counts = a.report().history.unloads;
     assert_eq!((counts[&UnloadReason::Idle], counts[&UnloadReason::Asked]), (1, 1));
-    // Loaded anew it is kept as configured.
+    // Loaded again, it is kept as configured.
     drop(loader.lease(&a, None).await.unwrap());
     after(12.0).await;
     assert_eq!(state(&a), LoadState::Unloaded);
@@ -152,7 +152,7 @@ async fn a_busy_model_cannot_keep_another_out_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_loaded_says_so_and_takes_nothing() {
+async fn a_model_that_cannot_be_loaded_fails_and_takes_no_memory() {
     let (broken, large) = (model("broken", 6, KeepAlive::Forever, true).await, lasting("large", 11).await);
     let other = lasting("other", 6).await;
     let loader = loader(10, &[&broken, &large, &other]);

@@ -245,7 +245,7 @@ mod tests {
         breaker.answered(Instant::now());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());
-        // A trial without an outcome does not keep requests away for ever.
+        // A trial without an outcome does not keep requests away forever.
         tokio::time::advance(TRIAL_TIME).await;
         assert!(breaker.try_pass());
     }

@@ -60,7 +60,7 @@ impl Breakers {
         }) != [false; 2]
     }
 
-    /// Returns true if one of them keeps requests away.
+    /// Returns true if any breaker is open.
     pub fn is_any_open(&self) -> bool {
         self.both().iter().any(|breaker| breaker.is_open())
     }

@@ -78,7 +78,7 @@ mod tests {
         prefixes.remember(CacheScope::SHARED, &tokens[..100]);
         assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 96);
         assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens[..70]), 64);
-        assert_eq!(prefixes.cached(CacheScope(1), &tokens), 0, "another caller's prompt is no business of this one");
+        assert_eq!(prefixes.cached(CacheScope(1), &tokens), 0, "prefixes are not shared between callers");
         let mut other = tokens.clone();
         other[40] = 999;
         assert_eq!(prefixes.cached(CacheScope::SHARED, &other), 40);

@@ -106,7 +106,7 @@ impl UpstreamPool {
         names.find(|name| !is_local(name) && !self.servers.iter().any(|server| can(server, name)))
     }
 
-    /// The number of choices that all of them together generate at once.
+    /// Total choices that the upstreams may generate at once.
     pub fn capacity(&self) -> usize {
         self.servers.iter().map(|server| server.client.settings().max_concurrent).sum()
     }

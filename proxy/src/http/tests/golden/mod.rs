@@ -1,5 +1,5 @@
 //! The bytes of each dialect's stream of a reply that thinks and calls a tool, but for ids and times. A change of these
-//! files is a change that clients see. `BATON_WRITE_GOLDEN=1` writes them anew.
+//! files is a change that clients see. `BATON_WRITE_GOLDEN=1` writes them again.
 
 use super::*;
 

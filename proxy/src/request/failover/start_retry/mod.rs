@@ -58,7 +58,7 @@ impl StartRetry {
         self.image_need
     }
 
-    /// A node answered: the deadline starts anew with the next loss.
+    /// A node answered: the deadline starts again with the next loss.
     pub fn progressed(&mut self) {
         self.deadline = None;
     }
@@ -101,8 +101,8 @@ impl StartRetry {
         outcome
     }
 
-    /// Returns if another attempt should follow this failure, after a pause where one helps. Errors: there is no further
-    /// attempt, and the client gets this error.
+    /// Decides about a retry after this failure. Returns, after a pause if that helps, if the request should be retried.
+    /// Errors: there is no further attempt, and the client gets this error.
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
         let has_next = match &error {
             RequestError::Engine(error) => self.may_retry_after(model, error).await,

@@ -127,14 +127,14 @@ fn chat() -> ChatPrompt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn vectors_come_whatever_their_node_stops_at() {
+async fn embeddings_survive_the_loss_of_their_node_at_any_call() {
     let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
     let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None };
     check(async |app| Ok(app.embed(request.clone(), &caller()).await?.vectors)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn brief_questions_are_answered_whatever_their_node_stops_at() {
+async fn short_calls_survive_the_loss_of_their_node_at_any_call() {
     let text = || TokenizeRequest { text: "some text".into(), add_special: false, parse_special: false };
     check(async |app| app.tokenize(Some("m"), text(), &caller()).await).await;
     check(async |app| app.detokenize(None, vec![65, 66, 67], &caller()).await).await;
@@ -144,7 +144,7 @@ async fn brief_questions_are_answered_whatever_their_node_stops_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_comes_whatever_its_node_stops_at() {
+async fn a_reply_survives_the_loss_of_its_node_at_any_call() {
     check(async |app| {
         let mut events = app.generate(request("m"), caller()).await?.events;
         let mut reply = String::new();

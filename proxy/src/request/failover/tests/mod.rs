@@ -419,7 +419,7 @@ async fn a_hedge_takes_over_when_the_first_route_dies() {
     use FallbackReason::{DecodeLost, HedgeWon, Hedged};
     let counts = [Hedged, HedgeWon, DecodeLost].map(|reason| count(&served, reason));
     assert_eq!(counts, [1, 0, 1]);
-    assert!(began.elapsed() < Duration::from_millis(11_200), "it did not begin anew: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_millis(11_200), "it did not begin again: {:?}", began.elapsed());
 }
 
 /// An engine whose streams break after so long.
