@@ -2,9 +2,26 @@
 
 use serde::Serialize;
 
-/// Writes an event whose JSON begins with its `type`, which is where serde writes the tag of an enum.
-pub(crate) fn typed_event(event: &impl Serialize) -> String {
+/// An event whose JSON has a `type`.
+pub(crate) trait TypedEvent: Serialize {
+    /// Returns the `type` of the event's JSON.
+    fn name(&self) -> &'static str;
+}
+
+/// Writes an event with its name.
+pub(crate) fn typed_event(event: &impl TypedEvent) -> String {
     let json = serde_json::to_string(event).expect("plain structs with string keys always serialize");
-    let name = json.strip_prefix(r#"{"type":""#).and_then(|rest| rest.split('"').next()).unwrap_or_default();
-    format!("event: {name}\ndata: {json}\n\n")
+    format!("event: {}\ndata: {json}\n\n", event.name())
+}
+
+/// Returns the names of the events in a transcript, after checking that each is the `type` of its event's JSON.
+#[cfg(test)]
+pub(crate) fn checked_names(transcript: &str) -> std::collections::BTreeSet<String> {
+    let events = transcript.split_terminator("\n\n").map(|event| {
+        let (name, json) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        assert_eq!(json["type"], name, "{event}");
+        name.to_owned()
+    });
+    events.collect()
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::error_code::ErrorCode;
 use crate::openai::{ErrorBody, ErrorKind};
-use crate::server_sent_event::typed_event;
+use crate::server_sent_event::{TypedEvent, typed_event};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -23,6 +23,12 @@ struct Detail {
     #[serde(rename = "type")]
     kind: &'static str,
     message: String,
+}
+
+impl TypedEvent for AnthropicErrorReply {
+    fn name(&self) -> &'static str {
+        self.kind
+    }
 }
 
 impl AnthropicErrorReply {

@@ -4,7 +4,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::reply::{Block, Counts, MessageReply, MessageUsage, SIGNATURE, Stop};
-use crate::server_sent_event::typed_event;
+use crate::server_sent_event::{TypedEvent, typed_event};
 use crate::tools::ToolCallDelta;
 
 /// Writes the events of one message. Each method returns server-sent events.
@@ -35,6 +35,20 @@ enum MessageEvent<'a> {
     ContentBlockStop { index: u32 },
     MessageDelta { delta: MessageEnd<'a>, usage: &'a Counts },
     MessageStop,
+}
+
+impl TypedEvent for MessageEvent<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            MessageEvent::MessageStart { .. } => "message_start",
+            MessageEvent::ContentBlockStart { .. } => "content_block_start",
+            MessageEvent::Ping => "ping",
+            MessageEvent::ContentBlockDelta { .. } => "content_block_delta",
+            MessageEvent::ContentBlockStop { .. } => "content_block_stop",
+            MessageEvent::MessageDelta { .. } => "message_delta",
+            MessageEvent::MessageStop => "message_stop",
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -143,8 +157,11 @@ impl MessageEventWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::anthropic::AnthropicErrorReply;
     use crate::anthropic::reply::MessageContent;
+    use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::FinishReason;
+    use crate::server_sent_event::checked_names;
 
     fn begun(n_completion: u32) -> MessageReply {
         MessageReply::begun("msg_1".into(), "m".into(), MessageUsage::new(9, 4, n_completion, 0))
@@ -184,6 +201,24 @@ mod tests {
         let stop = Stop { reason: FinishReason::ToolCalls, sequence: None };
         transcript += &writer.ended(&stop, MessageUsage::new(9, 4, 20, 2));
         assert_eq!(transcript, include_str!("golden/calls.sse"));
+    }
+
+    #[test]
+    fn every_event_is_named_after_its_type() {
+        let error = ErrorBody::new(ErrorKind::Server, "Oh.");
+        let transcript = include_str!("golden/events.sse").to_owned() + &AnthropicErrorReply::new(500, error).to_sse();
+        let names = checked_names(&transcript);
+        let expected = [
+            "content_block_delta",
+            "content_block_start",
+            "content_block_stop",
+            "error",
+            "message_delta",
+            "message_start",
+            "message_stop",
+            "ping",
+        ];
+        assert!(names.iter().eq(expected), "{names:?}");
     }
 
     #[test]

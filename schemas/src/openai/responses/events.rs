@@ -8,7 +8,7 @@ use super::response::{Response, ResponseEnd, ResponseFailure, ResponseHead, Resp
 use crate::openai::logprobs::TokenLogprob;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
-use crate::server_sent_event::typed_event;
+use crate::server_sent_event::{TypedEvent, typed_event};
 use crate::tools::ToolCallDelta;
 
 /// Writes the events of one response. Each method returns server-sent events.
@@ -74,6 +74,28 @@ struct Numbered<'a> {
     #[serde(flatten)]
     event: &'a ResponseEvent<'a>,
     sequence_number: u64,
+}
+
+impl TypedEvent for Numbered<'_> {
+    fn name(&self) -> &'static str {
+        match self.event {
+            ResponseEvent::Created { .. } => "response.created",
+            ResponseEvent::InProgress { .. } => "response.in_progress",
+            ResponseEvent::ItemAdded { .. } => "response.output_item.added",
+            ResponseEvent::PartAdded { .. } => "response.content_part.added",
+            ResponseEvent::TextDelta { .. } => "response.output_text.delta",
+            ResponseEvent::TextDone { .. } => "response.output_text.done",
+            ResponseEvent::ReasoningDelta { .. } => "response.reasoning_text.delta",
+            ResponseEvent::ReasoningDone { .. } => "response.reasoning_text.done",
+            ResponseEvent::PartDone { .. } => "response.content_part.done",
+            ResponseEvent::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            ResponseEvent::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            ResponseEvent::ItemDone { .. } => "response.output_item.done",
+            ResponseEvent::Completed { .. } => "response.completed",
+            ResponseEvent::Incomplete { .. } => "response.incomplete",
+            ResponseEvent::Failed { .. } => "response.failed",
+        }
+    }
 }
 
 impl ResponseEventWriter {
@@ -236,6 +258,7 @@ mod tests {
     use super::*;
     use crate::openai::responses::Echo;
     use crate::sequence::Logprobs;
+    use crate::server_sent_event::checked_names;
 
     fn head() -> ResponseHead {
         let echo = Echo {
@@ -295,6 +318,31 @@ mod tests {
         transcript +=
             &writer.finished(ResponseEnd { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
         assert_eq!(transcript, include_str!("../golden/response_calls.sse"));
+    }
+
+    #[test]
+    fn every_event_is_named_after_its_type() {
+        let transcripts =
+            concat!(include_str!("../golden/response_events.sse"), include_str!("../golden/response_calls.sse"));
+        let names = checked_names(transcripts);
+        let expected = [
+            "response.completed",
+            "response.content_part.added",
+            "response.content_part.done",
+            "response.created",
+            "response.failed",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.in_progress",
+            "response.incomplete",
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.reasoning_text.delta",
+            "response.reasoning_text.done",
+        ];
+        assert!(names.iter().eq(expected), "{names:?}");
     }
 
     #[test]
