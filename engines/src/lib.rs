@@ -5,6 +5,17 @@
 //! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
 //! sent unencrypted. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is not an
 //! engine but a client of servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
+//!
+//! ```
+//! use baton_engines::Engine;
+//! use baton_engines::sim::{SimConfig, SimEngine};
+//!
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! let engine = SimEngine::new(SimConfig { n_slots: 2, ..SimConfig::default() });
+//! let info = engine.info().await.unwrap();
+//! assert_eq!(info.n_slots, 2);
+//! # });
+//! ```
 
 pub mod embed;
 pub mod engine;

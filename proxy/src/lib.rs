@@ -3,6 +3,21 @@
 //! Read [`request::generate::generate`] first: it is the life of a request. Everything else here is one of its stages,
 //! or the life of the process around it. No model code runs in this crate: an engine is another process, reached as a
 //! node.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use baton_proxy::config::ConfigFile;
+//! use baton_proxy::serve::{CommandFailure, ConfigSource, Endpoint};
+//!
+//! # async fn serve() -> Result<(), CommandFailure> {
+//! let read = || ConfigFile::read(Path::new("baton.toml"))?.check(vec![]);
+//! let config = read().map_err(|error| CommandFailure(error.to_string()))?;
+//! let endpoint = Endpoint::start(config, ConfigSource { path: None, read: Arc::new(read) }).await?;
+//! endpoint.finished().await
+//! # }
+//! ```
 
 pub mod account;
 mod choice_clock;

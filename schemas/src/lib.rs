@@ -3,6 +3,15 @@
 //! Nothing here runs anything: no tokio, no I/O, no model code. Read in this order: a dialect parses a client's JSON
 //! into one [`generate::GenerateRequest`]; the proxy turns that into [`sequence::SequenceRequest`]s for an engine; the
 //! engine answers with [`sequence::SequenceEvent`]s; [`node`] is the protocol that carries both between processes.
+//!
+//! ```
+//! use baton_schemas::openai::ChatRequest;
+//!
+//! let body = br#"{"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}"#;
+//! let drawn_seed = 7;
+//! let chat = ChatRequest::parse(body, drawn_seed).unwrap();
+//! assert_eq!(chat.generate.max_tokens, Some(8));
+//! ```
 
 pub mod anthropic;
 mod cache_scope;

@@ -2,6 +2,11 @@
 //! whole clusters of nodes, real ones on loopback or simulated ones, through the proxy's public parts.
 //!
 //! The entry points are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
+//!
+//! ```text
+//! baton bench handoff --help
+//! baton demo
+//! ```
 
 pub mod capture;
 pub mod demo;

