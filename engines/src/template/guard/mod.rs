@@ -182,5 +182,4 @@ fn map_strings(value: &Value, change: &impl Fn(&String) -> String) -> Value {
 }
 
 #[cfg(test)]
-#[path = "guard_tests.rs"]
 mod tests;
