@@ -14,7 +14,6 @@ pub const CONTEXT: RangeInclusive<u32> = 64..=2_000_000_000;
 /// Tokens of one physical compute batch.
 pub const UBATCH: RangeInclusive<u32> = 1..=16_384;
 
-/// Compute threads.
 pub const THREADS: RangeInclusive<u32> = 1..=512;
 
 /// Sequences that may wait for a slot.

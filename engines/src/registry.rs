@@ -25,7 +25,6 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
-    /// Every engine.
     pub const ALL: [EngineKind; 2] = [EngineKind::Llama, EngineKind::Sim];
 
     /// The engine's name in options and configuration files.
@@ -55,11 +54,9 @@ impl EngineKind {
 /// Options of an engine. `None` stands for the engine's own default. An engine ignores options that it does not have.
 #[derive(Debug, Clone, Default)]
 pub struct EngineOptions {
-    /// Which engine.
     pub kind: EngineKind,
     /// The model's file, if the engine needs one.
     pub model: Option<PathBuf>,
-    /// The model's name.
     pub name: Option<String>,
     /// Sequences decoded together.
     pub n_slots: Option<u32>,
@@ -69,9 +66,7 @@ pub struct EngineOptions {
     pub n_cells: Option<u32>,
     /// Tokens of one physical compute batch.
     pub n_ubatch: Option<u32>,
-    /// Compute threads.
     pub n_threads: Option<u32>,
-    /// Layers on the GPU.
     pub n_gpu_layers: Option<u32>,
     /// The one device that computes.
     pub device: Option<String>,

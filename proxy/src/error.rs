@@ -98,7 +98,6 @@ pub enum RequestError {
 /// What a rate counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateUnit {
-    /// Requests.
     Requests,
     /// Tokens of prompts and replies.
     Tokens,
@@ -178,7 +177,6 @@ impl RequestError {
 pub enum RequestErrorKind {
     /// No engine serves a model of this name.
     ModelNotFound,
-    /// The request is invalid.
     InvalidRequest,
     /// The key may not use the model.
     ModelNotAllowed,

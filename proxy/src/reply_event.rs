@@ -11,9 +11,7 @@ use baton_schemas::{FinishReason, Token};
 /// An event in one choice of a reply.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplyEvent {
-    /// The index of the choice.
     pub choice: u32,
-    /// The event.
     pub kind: EventKind,
 }
 
@@ -46,7 +44,6 @@ pub enum EventKind {
     },
     /// More text. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
     Text {
-        /// The text.
         text: String,
         /// The tokens whose text became final with this event; empty unless log-probabilities were requested.
         tokens: Vec<TokenLogprobs>,
@@ -68,7 +65,6 @@ pub enum EventKind {
     },
     /// The choice is complete. Always its last event.
     Finished {
-        /// The finish reason.
         reason: FinishReason,
         /// The stop string that ended the choice, if any.
         stop: Option<String>,

@@ -13,6 +13,8 @@
 //! assert_eq!(chat.generate.max_tokens, Some(8));
 //! ```
 
+#![warn(missing_docs)]
+
 pub mod anthropic;
 mod cache_scope;
 pub mod constraint;

@@ -53,7 +53,6 @@ async fn node(n_slots: u32) -> String {
     url
 }
 
-/// Asks for a stream.
 async fn ask(stream: &mut TcpStream, more: Value) {
     let mut body = harness::chat("hello", json!({ "model": "sim", "stream": true, "ignore_eos": true }));
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

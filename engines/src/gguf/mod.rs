@@ -60,7 +60,6 @@ pub enum GgufError {
     NotProjector {
         /// As it was given.
         path: PathBuf,
-        /// The file's architecture.
         architecture: String,
     },
     /// The header contradicts itself or the format.

@@ -46,7 +46,6 @@ pub enum SizeError {
         n_cells: u32,
         /// Estimated bytes of weights, KV cache and compute buffers.
         needed_bytes: u64,
-        /// Bytes that are available.
         available_bytes: u64,
     },
 }

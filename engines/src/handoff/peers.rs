@@ -36,7 +36,6 @@ impl Peers {
         (finding.at.elapsed() < lasts).then_some(finding.outcome)
     }
 
-    /// Remembers the outcome for a peer.
     pub(super) fn remember(&self, url: &str, outcome: Result<Fingerprint, HandoffFailure>) {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.len() >= MAX_PEERS && !peers.contains_key(url) {

@@ -13,7 +13,6 @@ const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 /// The lossless codecs, which are allowed unless the operator names others.
 const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
 
-/// The rules of pulls.
 #[derive(Debug, Clone)]
 pub struct PullPolicy {
     /// KV from other weights of the same base model is accepted up to this canary distance (relative L2). `None`: only

@@ -72,7 +72,6 @@ impl LlamaConfig {
         params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))
     }
 
-    /// Compute threads.
     pub(super) fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         self.n_threads.map_or_else(cores, |n| n as usize)

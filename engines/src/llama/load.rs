@@ -41,7 +41,6 @@ pub(super) fn available_memory() -> u64 {
     if available == 0 { u64::MAX } else { available.min(in_cgroup) }
 }
 
-/// Loads the weights.
 pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
     let params = config.model_params()?;
     LlamaModel::load_from_file(backend()?, &config.model, &params).map_err(|_| LoadError::Refused {

@@ -58,7 +58,6 @@ pub enum LoadError {
     Projector {
         /// The projector's file.
         path: PathBuf,
-        /// The reason.
         why: String,
     },
     /// llama.cpp's backend cannot be initialised.

@@ -64,7 +64,6 @@ impl LlamaEngine {
         }
     }
 
-    /// Tokenizes a text.
     pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         if request.text.len() > self.max_bytes() {
             return Err(self.overflow(request.text.len()));

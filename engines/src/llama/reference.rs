@@ -47,7 +47,6 @@ impl Reference {
         Ok(Reference { model, config })
     }
 
-    /// The model.
     pub fn model(&self) -> &LlamaModel {
         &self.model
     }

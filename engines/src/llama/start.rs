@@ -62,7 +62,6 @@ pub(super) struct Start {
     pub(super) kv_bytes: u64,
 }
 
-/// A running scheduler.
 pub(super) struct StartedScheduler {
     pub(super) thread: JoinHandle<()>,
     /// `None` if the model's KV cannot be handed over.

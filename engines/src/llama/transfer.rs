@@ -30,12 +30,7 @@ pub enum TransferError {
     Blob(#[from] BlobError),
     /// There is no such slot.
     #[error("there is no slot {slot}: there are {n_slots}")]
-    NoSuchSlot {
-        /// The requested slot.
-        slot: u32,
-        /// The number of slots.
-        n_slots: u32,
-    },
+    NoSuchSlot { slot: u32, n_slots: u32 },
     /// The chunk was exported too late: the sliding-window cache has dropped rows that the position after it attends
     /// to.
     #[error("the sliding-window cache has forgotten the positions before {start}, of those up to {p1}")]

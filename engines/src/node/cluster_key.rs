@@ -10,7 +10,6 @@ use subtle::ConstantTimeEq;
 pub struct ClusterKey(Arc<str>);
 
 impl ClusterKey {
-    /// Wraps a key.
     pub fn new(key: &str) -> Self {
         ClusterKey(key.into())
     }

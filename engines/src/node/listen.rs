@@ -13,7 +13,6 @@ use super::tls::ServerTls;
 /// `unix:/path/to.sock` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// A Unix socket.
     Unix(PathBuf),
     /// A TCP address; the host may be a name.
     Tcp(String),
@@ -138,7 +137,6 @@ async fn remove_stale(path: &Path) {
 pub struct SocketFile(PathBuf);
 
 impl SocketFile {
-    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -47,7 +47,6 @@ const MAX_IDLE_CONNECTIONS: usize = 32;
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
-/// The address of a node.
 #[derive(Debug, Clone)]
 pub enum NodeAddress {
     /// The Unix socket of a child on this machine.

@@ -23,7 +23,6 @@ use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrd
 /// Bytes of a measurement.
 const PROBE_BYTES: u32 = 8 << 20;
 
-/// The speed of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkSpeed {
     /// Payload bytes per second. A rate that is not positive takes no time.
@@ -49,9 +48,7 @@ struct SimPeer {
 pub struct LinkEnd {
     /// The address that [`KvSource`]s name it by.
     pub url: String,
-    /// The engine.
     pub engine: Arc<SimEngine>,
-    /// The link's speed.
     pub speed: LinkSpeed,
 }
 

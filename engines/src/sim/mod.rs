@@ -38,7 +38,6 @@ use crate::handoff::{self, KvPuller};
 /// Speeds and sizes of a simulated machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimConfig {
-    /// The model's name.
     pub model: String,
     /// Sequences decoded together.
     pub n_slots: u32,
@@ -81,7 +80,6 @@ impl Default for SimConfig {
     }
 }
 
-/// A simulated engine.
 pub struct SimEngine {
     state: Arc<SimState>,
 }

@@ -12,7 +12,6 @@ use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 /// An engine around another one. Methods that an implementation leaves out call [`EngineWrapper::inner`].
 #[async_trait]
 pub trait EngineWrapper: Send + Sync + 'static {
-    /// The wrapped engine.
     fn inner(&self) -> &dyn Engine;
 
     /// See [`Engine::info`].

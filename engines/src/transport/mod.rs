@@ -24,7 +24,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Why the cluster key must not be sent to an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Plain HTTP to another machine.
     #[error(
         "{0} is plain HTTP to another machine: keys and prompts could be read on the way. \
          Use https:// (a node takes --tls-cert and --tls-key), or allow it: --allow-plain-http, or in a configuration \

@@ -13,19 +13,13 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 pub enum TlsError {
     /// The file cannot be read.
     #[error("TLS: cannot read {}: {error}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+    Unreadable { path: PathBuf, error: std::io::Error },
     /// The file is too long to be a PEM file.
     #[error("TLS: {} is too long to be a file of certificates or keys", _0.display())]
     TooLong(PathBuf),
     /// The file is not PEM, or has no certificate or key.
     #[error("TLS: {} holds no {wanted} in PEM format", path.display())]
     Missing {
-        /// The file.
         path: PathBuf,
         /// `certificate` or `private key`.
         wanted: &'static str,
@@ -33,7 +27,6 @@ pub enum TlsError {
     /// The certificate or key is damaged, or of a kind that is not supported.
     #[error("TLS: the {wanted} in {} cannot be used: {reason}", path.display())]
     Unusable {
-        /// The file.
         path: PathBuf,
         /// `certificate` or `private key`.
         wanted: &'static str,
@@ -45,7 +38,6 @@ pub enum TlsError {
     KeyMismatch {
         /// The certificate's file.
         cert: PathBuf,
-        /// The key's file.
         key: PathBuf,
     },
 }

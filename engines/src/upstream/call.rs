@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 /// The request for one choice of a reply.
 #[derive(Debug, Clone, Copy)]
 pub struct ChoiceRequest<'a> {
-    /// The client's request.
     pub request: &'a GenerateRequest,
     /// The choice's index, from 0. Each choice draws with its own seed.
     pub choice: u32,
@@ -25,7 +24,6 @@ pub(super) enum ApiPath {
     Root(&'static str),
 }
 
-/// A POST request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ApiCall {
     pub(super) path: ApiPath,
@@ -45,6 +43,5 @@ pub(super) enum ModelInfoCall<'a> {
     Get(ApiPath),
     /// A GET request with the model's name as the parameter `model`.
     GetModel(ApiPath, &'a str),
-    /// A POST request.
     Post(ApiCall),
 }

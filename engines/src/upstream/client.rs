@@ -56,7 +56,6 @@ pub struct Upstream {
 
 /// A reply whose head has come.
 pub struct UpstreamReply {
-    /// The reply's deltas.
     pub deltas: TextStream,
     /// `Ok` if a prefill server computed the prompt. `None`: no prefill server is configured.
     pub prefill: Option<Result<(), PrefillFailure>>,

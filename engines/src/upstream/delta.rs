@@ -31,7 +31,6 @@ pub enum TextDelta {
 /// A token of an upstream's reply: its text without an id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextToken {
-    /// The token's bytes.
     pub bytes: Vec<u8>,
     /// Its log-probability and the alternatives, whose ids are 0.
     pub logprobs: Logprobs,
@@ -40,7 +39,6 @@ pub struct TextToken {
 /// How a reply ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextEnd {
-    /// Why it ended.
     pub reason: FinishReason,
     /// The upstream's token counts.
     pub usage: TextUsage,

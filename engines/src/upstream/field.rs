@@ -2,7 +2,6 @@
 
 /// A field of a request that is sent only to upstreams that take it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "each variant is the field of its name in the upstream's API")]
 pub enum UpstreamField {
     Temperature,
     TopP,

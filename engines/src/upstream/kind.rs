@@ -7,14 +7,11 @@ pub enum UpstreamKind {
     Ollama,
     /// Any server that speaks OpenAI's dialect.
     OpenAi,
-    /// llama.cpp's server.
     LlamaServer,
-    /// vLLM.
     Vllm,
 }
 
 impl UpstreamKind {
-    /// All kinds.
     pub const ALL: [UpstreamKind; 4] =
         [UpstreamKind::Ollama, UpstreamKind::OpenAi, UpstreamKind::LlamaServer, UpstreamKind::Vllm];
 
@@ -28,7 +25,6 @@ impl UpstreamKind {
         }
     }
 
-    /// The kind with this name.
     pub fn parse(name: &str) -> Option<UpstreamKind> {
         UpstreamKind::ALL.into_iter().find(|kind| kind.as_str() == name)
     }

@@ -10,7 +10,6 @@ use super::{
     ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
 };
 
-/// llama.cpp's server.
 #[derive(Debug)]
 pub(super) struct LlamaServer;
 

@@ -64,7 +64,6 @@ pub(super) trait Protocol: Send + Sync + Debug {
         ApiPath::Api("models")
     }
 
-    /// The names in that list.
     fn model_names(&self, list: &Value) -> Vec<String> {
         dialect::model_names(list)
     }

@@ -22,7 +22,6 @@ pub enum TokenQuestion<'a> {
     TokenizeChat(&'a ChatPrompt),
 }
 
-/// The answer to a [`TokenQuestion`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenAnswer {
     /// To [`TokenQuestion::Tokenize`] and [`TokenQuestion::TokenizeChat`].
@@ -56,7 +55,6 @@ pub(super) fn chat_prompt(path: ApiPath, model: &str, chat: &ChatPrompt) -> ApiC
     call
 }
 
-/// Reads the reply to a question.
 pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAnswer, UpstreamError> {
     let answer = match question {
         TokenQuestion::Tokenize(_) | TokenQuestion::TokenizeChat(_) => {

@@ -15,7 +15,6 @@ use super::{
     ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
 };
 
-/// vLLM.
 #[derive(Debug)]
 pub(super) struct Vllm;
 

@@ -40,9 +40,7 @@ pub struct CaptureSource<'a> {
     pub url: &'a str,
     /// The node's client.
     pub engine: &'a RemoteEngine,
-    /// The cluster's key.
     pub key: &'a str,
-    /// The transport to the node.
     pub transport: &'a Transport,
     /// If true, the node does not keep the prompt in its cache.
     pub ephemeral: bool,

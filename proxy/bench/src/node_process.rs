@@ -22,7 +22,6 @@ const MAX_EVENT_BYTES: u64 = 64 << 10;
 pub struct NodeProcess {
     /// `http://127.0.0.1:PORT`
     pub url: String,
-    /// Its client.
     pub engine: Arc<RemoteEngine>,
     child: Child,
 }

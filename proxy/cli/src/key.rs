@@ -31,7 +31,6 @@ fn name(text: &str) -> Result<String, String> {
     is_fine.then(|| text.to_owned()).ok_or_else(|| "must be letters, digits, spaces and . _ @ -".into())
 }
 
-/// Runs the command.
 pub(super) fn run(args: KeyArgs) -> Result<(), CommandFailure> {
     let KeyCommand::New { name } = args.command;
     // 256 random bits cannot be guessed, so a fast hash is enough.

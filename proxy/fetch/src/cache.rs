@@ -43,7 +43,6 @@ pub(super) fn check_writable(folder: &Path) -> Result<(), ModelError> {
     tempfile::tempfile_in(existing).map(drop).map_err(not_writable)
 }
 
-/// Creates a folder of the cache.
 pub(super) fn create(folder: &Path) -> Result<(), ModelError> {
     fs::create_dir_all(folder).map_err(|source| ModelError::CacheNotWritable { folder: folder.to_owned(), source })
 }

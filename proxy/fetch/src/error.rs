@@ -15,7 +15,6 @@ pub enum ModelError {
         /// The catalogue name that differs least.
         nearest: &'static str,
     },
-    /// The name is empty.
     #[error("no model was named {SPELLINGS}")]
     NoName,
     /// A URL instead of a name.
@@ -51,7 +50,6 @@ pub enum ModelError {
     /// The cache folder cannot be created or written.
     #[error("cannot write the model cache folder {}: {source}; set BATON_CACHE to another folder", folder.display())]
     CacheNotWritable {
-        /// The folder.
         folder: PathBuf,
         /// The system's reason.
         source: io::Error,
@@ -78,7 +76,6 @@ pub enum ModelError {
     /// Reading or writing a cached file failed for another reason.
     #[error("cannot read or write {}: {source}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
@@ -86,7 +83,6 @@ pub enum ModelError {
     /// `python3` cannot be started.
     #[error("cannot run {program} to ask pip for {package}: {source}; install Python 3 with pip, or pass a .gguf file")]
     NoPython {
-        /// The interpreter.
         program: String,
         /// The package that pip should have looked up.
         package: String,
@@ -112,19 +108,13 @@ pub enum ModelError {
     /// pip's report cannot be used.
     #[error("pip's report on {package} is not usable: {what} (pip 22.2 or later is needed)")]
     PipReport {
-        /// The package.
         package: String,
         /// The problem with the report.
         what: String,
     },
     /// The file that `PIP_CERT` names is not a certificate bundle.
     #[error("cannot use the certificates in {}: {reason}", path.display())]
-    Certificates {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        reason: String,
-    },
+    Certificates { path: PathBuf, reason: String },
     /// Connecting or reading failed repeatedly. The received bytes are kept for the next pull.
     #[error("could not download {name}: {reason} ({n_attempts} attempts); pull again to continue where it stopped")]
     Network {
@@ -132,7 +122,6 @@ pub enum ModelError {
         name: String,
         /// The cause of the last failure; names the host but no credentials.
         reason: String,
-        /// The number of attempts.
         n_attempts: u32,
     },
     /// The hub's host does not exist or does not answer. Usually this machine is offline.
@@ -168,13 +157,11 @@ pub enum ModelError {
     HttpStatus {
         /// The file or repository.
         name: String,
-        /// The status.
         status: u16,
     },
     /// The server's file is not the requested file.
     #[error("{name} has the wrong size: {found_bytes} bytes instead of {expected_bytes}")]
     SizeMismatch {
-        /// The file.
         name: String,
         /// The size from the catalogue, pip or the hub.
         expected_bytes: u64,
@@ -184,7 +171,6 @@ pub enum ModelError {
     /// The received bytes have another checksum. They were deleted.
     #[error("{name} is corrupt: its sha256 is {found} instead of {expected}")]
     ChecksumMismatch {
-        /// The file.
         name: String,
         /// The checksum from the catalogue, pip or the hub.
         expected: String,
@@ -194,7 +180,6 @@ pub enum ModelError {
     /// The package does not hold the expected model.
     #[error("the package file {} is not usable: {what}", path.display())]
     BadWheel {
-        /// The wheel.
         path: PathBuf,
         /// The problem with it.
         what: String,

@@ -34,7 +34,6 @@ pub fn to_stderr() -> Box<dyn DownloadProgress> {
     if stderr().is_terminal() { Box::new(TerminalBar::new()) } else { Box::new(LogLines::new(stderr())) }
 }
 
-/// A progress bar.
 struct TerminalBar(ProgressBar);
 
 impl TerminalBar {

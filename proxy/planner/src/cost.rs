@@ -22,7 +22,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// The kind of the route.
     pub fn kind(self) -> RouteKind {
         if self.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
     }
@@ -54,10 +53,8 @@ impl Prediction {
     }
 }
 
-/// A route with its prediction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// The route.
     pub route: Route,
     /// The predicted times; `None` if the route is barred or its rates are unknown.
     pub prediction: Option<Prediction>,
@@ -174,7 +171,6 @@ fn replay(request: &RequestSize, node: &NodeView) -> f64 {
     f64::from((request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached)).min(request.n_replayed))
 }
 
-/// Seconds of a prefill.
 struct PrefillSeconds {
     /// The computation of the prompt itself.
     own: f64,

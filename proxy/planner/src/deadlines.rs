@@ -12,7 +12,6 @@ use super::cost::Prediction;
 /// The configured limits of deadlines.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Deadlines {
-    /// The shortest deadline.
     pub floor: Duration,
     /// Deadline ÷ prediction.
     pub factor: f64,

@@ -95,7 +95,6 @@ impl From<FailureReason> for BarReason {
     }
 }
 
-/// The kind of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteKind {
     /// One node computes the prompt and generates.

@@ -3,7 +3,6 @@
 use crate::rates::{NodeRates, TransferRates};
 use crate::reason::BarReason;
 
-/// The size of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RequestSize {
     /// Tokens of the prompt, at least 1. All but the last are prefilled or replayed.
@@ -38,7 +37,6 @@ pub struct NodeView {
     pub n_backlog: u32,
     /// Tokens at the start of this prompt whose KV it probably holds.
     pub n_cached: u32,
-    /// Its measured rates.
     pub rates: NodeRates,
     /// Bytes of one token's KV; `None` for a model that cannot be handed over.
     pub kv_bytes_per_token: Option<u32>,
@@ -47,7 +45,6 @@ pub struct NodeView {
 /// The request and all nodes at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// The request's size.
     pub request: RequestSize,
     /// Nodes that can generate.
     pub decode: Vec<NodeView>,

@@ -9,7 +9,6 @@ use crate::tools::{PartContent, ReplyForm, ReplyReader};
 /// The parts that one token, or one incoming part, released.
 #[derive(Debug, Default)]
 pub struct ReplyStep {
-    /// The parts, in order.
     pub parts: Vec<ReplyPart>,
     /// The choice is complete, and its sequence can be dropped.
     pub stopped: bool,

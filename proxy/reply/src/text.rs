@@ -10,7 +10,6 @@ use crate::utf8::Utf8Pieces;
 /// A token with its log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token's bytes.
     pub bytes: Vec<u8>,
     /// Its log-probability and the alternatives.
     pub logprobs: Logprobs,

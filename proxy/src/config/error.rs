@@ -17,12 +17,7 @@ pub struct ConfigProblem {
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {}: {error}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+    Unreadable { path: PathBuf, error: std::io::Error },
     /// There are mistakes in the file or the flags.
     #[error("{}", .0.lines().join("; "))]
     Mistakes(Mistakes),
@@ -34,7 +29,6 @@ pub enum ConfigError {
 /// All mistakes in the file and the flags.
 #[derive(Debug)]
 pub struct Mistakes {
-    /// The file.
     pub path: Option<PathBuf>,
     /// Mistakes in the file, each with its line: syntax errors, unknown keys, values of a wrong type, out of range or not
     /// usable on this machine.

@@ -78,7 +78,6 @@ pub(super) fn problems(keys: &[RawKey]) -> Vec<ConfigProblem> {
     found
 }
 
-/// The keys, checked.
 pub(super) fn checked(keys: Vec<RawKey>) -> Vec<ConfiguredKey> {
     let checked = |key: RawKey| {
         let limits = KeyLimits {

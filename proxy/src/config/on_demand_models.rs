@@ -193,7 +193,6 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
     found
 }
 
-/// The models, checked.
 pub(super) fn checked(models: Vec<RawOnDemandModel>) -> Vec<OnDemandModelConfig> {
     let model = |raw: RawOnDemandModel| OnDemandModelConfig {
         keep_alive: raw.keep_alive.and_then(|keep_alive| keep_alive.typed()).unwrap_or(DEFAULT_KEEP_ALIVE),

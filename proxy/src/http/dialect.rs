@@ -15,9 +15,7 @@ use schemars::{Schema, SchemaGenerator};
 pub enum Dialect {
     /// OpenAI's API, and llama-server's, which has the same errors.
     OpenAi,
-    /// Ollama's API.
     Ollama,
-    /// Anthropic's API.
     Anthropic,
 }
 
@@ -42,7 +40,6 @@ impl Dialect {
         }
     }
 
-    /// The schema of [`Dialect::envelope`].
     pub(super) fn envelope_schema(self, generator: &mut SchemaGenerator) -> Schema {
         match self {
             Dialect::OpenAi => generator.subschema_for::<ErrorEnvelope>(),

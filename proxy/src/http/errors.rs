@@ -21,7 +21,6 @@ const SOON: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// An error reply.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HttpFailure {
     /// The HTTP status. It has no effect once a stream's head was sent.

@@ -34,7 +34,6 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// Explains the route that a request would take now, without generating.
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
 
-    /// Tokenizes a text.
     async fn tokenize(
         &self,
         model: Option<&str>,

@@ -35,7 +35,6 @@ impl ReplyTotals {
         ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
     }
 
-    /// Adds a step.
     pub(super) fn record(&mut self, step: &RequestStep) {
         if let Some(route) = step.route() {
             route.clone_into(&mut self.route);

@@ -48,7 +48,6 @@ fn is_sane(id: &HeaderValue) -> bool {
     !id.is_empty() && id.len() <= MAX_LEN && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// Creates an id.
 pub(super) fn drawn() -> HeaderValue {
     let id = format!("req_{}", uuid::Uuid::new_v4().simple());
     HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")

@@ -39,10 +39,8 @@ pub enum RequestStep {
         n_prompt: u32,
         /// The value of `x-baton-route`.
         route: String,
-        /// The sampling parameters.
         sampling: Sampling,
     },
-    /// An event of the reply.
     Event(ReplyEvent),
 }
 

@@ -2,7 +2,6 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header's name.
 pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
 
 /// Adds the route of a request to the headers. A route that is not a valid header value is left out: the reply matters

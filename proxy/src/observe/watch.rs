@@ -44,11 +44,8 @@ pub struct RequestWatch {
 
 /// A route as it was planned.
 pub struct PlannedRoute {
-    /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// The kind of route.
     pub kind: RouteKind,
-    /// The reason for it.
     pub reason: RouteReason,
     /// The policy that decided; `None` for an upstream.
     pub policy: Option<PolicyName>,

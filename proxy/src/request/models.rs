@@ -70,7 +70,6 @@ pub struct ModelDescription {
     pub since: SystemTime,
     /// The engine's own description.
     pub info: Arc<NodeInfo>,
-    /// The engine's load.
     pub load: NodeLoad,
     /// Sampling defaults of this endpoint.
     pub sampling: SamplingFields,

@@ -71,7 +71,6 @@ struct LocalModel<'a> {
     table: ModelTable,
     source: &'a str,
     engine: &'a EngineArgs,
-    /// The configured name.
     name: Option<&'a String>,
     aliases: &'a [String],
     /// Decode nodes can serve if the local engine fails, so an unusable file is not a mistake.

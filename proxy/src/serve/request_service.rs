@@ -36,7 +36,6 @@ pub struct RequestService {
     pub admission: Admission,
     /// Models, nodes and upstreams.
     pub targets: Targets,
-    /// Records requests.
     pub observer: Arc<Observer>,
 }
 

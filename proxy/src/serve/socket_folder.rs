@@ -62,7 +62,6 @@ impl SocketFolder {
         Ok(made)
     }
 
-    /// The socket's path.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("engine.sock")
     }

@@ -105,11 +105,8 @@ pub(super) fn always() -> watch::Receiver<bool> {
     watch::channel(true).1
 }
 
-/// A supervised engine.
 pub(super) struct Supervised {
-    /// Its client.
     pub(super) engine: Arc<RemoteEngine>,
-    /// Its state.
     pub(super) health: Arc<Health>,
     /// Its process's id; 0 while there is none.
     pub(super) pid: Arc<AtomicU32>,
@@ -119,12 +116,10 @@ pub(super) struct Supervised {
     pub(super) tracker: TaskTracker,
 }
 
-/// The result of the first start.
 pub(super) type FirstStartResult = Result<Arc<NodeInfo>, StartError>;
 
 /// What to run in a child process.
 pub(super) struct ChildSpec {
-    /// The name in the log.
     pub(super) log_name: String,
     /// Arguments after `node --child --listen unix:…`.
     pub(super) args: Vec<OsString>,

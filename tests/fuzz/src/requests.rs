@@ -17,7 +17,6 @@ pub fn openai(input: &[u8]) -> bool {
     }
 }
 
-/// Anthropic's.
 pub fn anthropic(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 2 {
@@ -26,7 +25,6 @@ pub fn anthropic(input: &[u8]) -> bool {
     }
 }
 
-/// Ollama's.
 pub fn ollama(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 4 {
@@ -37,7 +35,6 @@ pub fn ollama(input: &[u8]) -> bool {
     }
 }
 
-/// llama-server's.
 pub fn llama_server(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 3 {

@@ -95,7 +95,6 @@ pub fn sealed(kind: record::RecordKind, index: u32, payload: &[u8]) -> Vec<u8> {
     key.seal(kind, index, vec![Bytes::copy_from_slice(payload)]).concat()
 }
 
-/// The payload of a record.
 pub fn payload(record: &[u8]) -> &[u8] {
     &record[record::HEADER_BYTES..record.len() - record::MAC_BYTES]
 }

@@ -20,7 +20,6 @@ impl ConfigFile {
         file
     }
 
-    /// Its path.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("baton.toml")
     }

@@ -9,7 +9,6 @@ use crate::{ConfigFile, Server};
 
 /// A running endpoint with a configuration file that can be changed.
 pub struct Front {
-    /// The endpoint.
     pub server: Server,
     /// Its configuration file.
     pub config: PathBuf,
@@ -58,13 +57,11 @@ impl Front {
 /// A reply of any kind.
 #[derive(Debug)]
 pub struct Answer {
-    /// The HTTP status.
     pub status: u16,
     /// `x-baton-route`; empty without one.
     pub route: String,
     /// `retry-after`.
     pub retry_after: Option<String>,
-    /// The body.
     pub text: String,
 }
 

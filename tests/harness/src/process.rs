@@ -13,7 +13,6 @@ use crate::{BATON, CLUSTER_KEY, eventually, model};
 pub struct Process(pub Child);
 
 impl Process {
-    /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
@@ -103,7 +102,6 @@ impl Server {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
-    /// The process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -124,7 +122,6 @@ impl Server {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// The text at a path.
     pub async fn get_text(&self, path: &str) -> String {
         reqwest::get(format!("{}{path}", self.base)).await.unwrap().text().await.unwrap()
     }

@@ -14,7 +14,6 @@ use tokio::task::JoinHandle;
 /// What a link does to bytes from its node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// Nothing.
     None,
     /// Limits each connection to this many bytes a second.
     Slow(f64),

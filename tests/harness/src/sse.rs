@@ -58,7 +58,6 @@ impl SseReply {
 /// The content of a whole streamed reply.
 #[derive(Debug, PartialEq)]
 pub struct ChatText {
-    /// The text.
     pub content: String,
     /// `completion_tokens`.
     pub n_completion: u64,

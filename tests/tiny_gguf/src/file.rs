@@ -15,7 +15,6 @@ const BLOCK: usize = 32;
 
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "the variants are GGUF's types")]
 pub enum Value {
     U32(u32),
     I32(i32),
@@ -28,7 +27,6 @@ pub enum Value {
 
 /// How a tensor is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the variants are ggml's types")]
 pub enum Precision {
     F32,
     F16,
@@ -45,7 +43,6 @@ pub struct Tensor {
     pub precision: Precision,
 }
 
-/// A whole file.
 #[derive(Debug, Default)]
 pub struct Gguf {
     /// In order.
@@ -55,7 +52,6 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Writes the file.
     pub fn write(&self, path: &Path) {
         let mut head = Vec::new();
         head.extend(MAGIC);
@@ -89,7 +85,6 @@ impl Gguf {
         std::fs::write(path, head).unwrap();
     }
 
-    /// Reads a file.
     pub fn read(path: &Path) -> Gguf {
         let bytes = std::fs::read(path).unwrap();
         let mut input = Input { bytes: &bytes, at: 0 };

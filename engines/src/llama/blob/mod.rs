@@ -57,7 +57,6 @@ pub enum BlobError {
     /// The tensors or rows do not fit the layout.
     #[error("the state does not fit the layout: {0}")]
     Shape(String),
-    /// The layout is impossible.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A chunk does not fit its layout.
@@ -71,7 +70,6 @@ pub enum BlobError {
     },
 }
 
-/// A blob's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedBlob {
     /// One section, or two for a model with a sliding window.
@@ -90,7 +88,6 @@ pub struct ParsedSection {
 /// One layer's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedLayer {
-    /// Keys.
     pub k: ParsedTensor,
     /// Values, if the model stores any.
     pub v: Option<ParsedTensor>,

@@ -32,7 +32,6 @@ pub(crate) struct Handoffs {
     pub(crate) placement: Arc<PlaceRows>,
     /// Fetches KV from prefill nodes. `None` for an engine that never pulls.
     pub(crate) puller: Option<Arc<dyn KvPuller>>,
-    /// Wakes the scheduler.
     pub(crate) wake: Arc<dyn Fn() + Send + Sync>,
 }
 

@@ -49,7 +49,6 @@ const GROUP_WAIT: Duration = Duration::from_secs(1);
 /// Weight of the newest measurement in a moving average.
 const RATE_WEIGHT: f64 = 0.2;
 
-/// The limits of a scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct SchedulerLimits {
     pub(super) n_slots: usize,

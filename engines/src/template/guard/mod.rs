@@ -19,7 +19,6 @@ use super::error::TemplateError;
 /// A part of a rendered prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplatePiece {
-    /// Its text.
     pub text: String,
     /// True if spellings of control tokens in the text stand for these tokens.
     pub has_control: bool,

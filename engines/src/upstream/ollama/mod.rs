@@ -25,7 +25,6 @@ use super::{
 /// The field that says how long a model stays in memory.
 const KEEP_ALIVE: &str = "keep_alive";
 
-/// Ollama.
 #[derive(Debug)]
 pub(super) struct Ollama;
 

@@ -11,7 +11,6 @@ use super::overlap::{Link, Overlap, OverlapRow};
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (720, 420);
 
-/// A line chart.
 struct LineChart<'a> {
     title: &'a str,
     x_name: &'a str,
@@ -21,7 +20,6 @@ struct LineChart<'a> {
     lines: &'a [ChartLine],
 }
 
-/// A named line.
 struct ChartLine {
     name: String,
     points: Vec<(f64, f64)>,

@@ -16,7 +16,6 @@ use crate::node_process::NodeProcess;
 use crate::relay::Relay;
 use crate::stats::median;
 
-/// A kind of link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Link {

@@ -28,7 +28,6 @@ pub(super) struct HandoffBench {
     pub(super) sizes: Sizes,
     /// A long prompt that several measurements share, so that it is computed once.
     pub(super) long: Vec<Token>,
-    /// The cluster's key.
     pub(super) key: String,
     node_args: Vec<OsString>,
     transport: Transport,

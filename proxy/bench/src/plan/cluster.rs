@@ -72,10 +72,8 @@ pub(super) fn link(gbps: f64) -> LinkSpeed {
     LinkSpeed { bytes_per_second: gbps * 1e9 / 8.0, round_trip: Duration::from_micros(300) }
 }
 
-/// A running cluster.
 pub(super) struct Cluster {
     pub model: Arc<ServedModel>,
-    /// The simulated engines.
     pub engines: Vec<Arc<SimEngine>>,
     prompts: std::sync::Mutex<StdRng>,
 }
@@ -96,7 +94,6 @@ pub(super) struct PlannedRequest {
 }
 
 impl Cluster {
-    /// A calibrated cluster.
     pub(super) async fn calibrated(spec: &ClusterSpec) -> Result<Cluster, CommandFailure> {
         let config = |machine: &MachineSpec| SimConfig {
             n_slots: spec.n_slots,

@@ -26,7 +26,6 @@ pub(super) const LINKS: [f64; 6] = [0.1, 1.0, 2.5, 10.0, 25.0, 100.0];
 /// The number of requests before measurements count.
 const WARM_UP: usize = 24;
 
-/// A pair of machines.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     pub name: &'static str,
@@ -58,7 +57,6 @@ pub(super) struct ClusterLabel {
     pub gbps: f64,
 }
 
-/// A request of the grid.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GridRequest {
     pub n_prompt: u32,

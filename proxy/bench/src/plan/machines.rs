@@ -14,7 +14,6 @@ pub(super) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
 /// DGX Spark.
 const USABLE: f64 = 0.8;
 
-/// A machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MachineSpec {
     /// The name in tables.

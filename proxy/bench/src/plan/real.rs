@@ -39,7 +39,6 @@ const RUNS: usize = 3;
 /// The longest calibration; it usually takes some seconds.
 const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct RealReport {
     note: &'static str,
@@ -140,7 +139,6 @@ async fn calibrate(model: &Arc<ServedModel>) -> Result<(), CommandFailure> {
 }
 
 impl RealReport {
-    /// Prints Markdown.
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
         println!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs.");

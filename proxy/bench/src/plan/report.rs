@@ -23,7 +23,6 @@ pub(super) struct PlanBenchReport {
 }
 
 impl PlanBenchReport {
-    /// Prints Markdown.
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
         println!("All figures come from a simulation: real planning and learning, simulated machines and links.\n");

@@ -12,7 +12,6 @@ const BUILT_WITH: [(&str, bool); 3] = [
     ("vulkan", cfg!(feature = "vulkan")),
 ];
 
-/// The whole report.
 #[derive(Debug, Serialize)]
 pub(super) struct DoctorReport {
     version: &'static str,

@@ -34,7 +34,6 @@ pub(super) struct DownloadSource {
     pub denied_hint: &'static str,
 }
 
-/// Fetches files.
 pub(super) struct Fetcher<'a> {
     pub client: &'a Client,
     pub patience: &'a DownloadPatience,

@@ -55,7 +55,6 @@ impl PolicyName {
         PolicyName::ALL.into_iter().find(|name| name.as_str() == word)
     }
 
-    /// The policy of this name.
     pub fn policy(self) -> &'static dyn Policy {
         match self {
             PolicyName::Fastest => &fastest::Fastest,
@@ -73,18 +72,15 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// The choice of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteChoice {
     /// Index into the candidates.
     pub candidate: usize,
-    /// The reason for it.
     pub reason: RouteReason,
 }
 
 /// Chooses routes. Called for each request, so it must be quick. It keeps no state.
 pub trait Policy: Send + Sync + std::fmt::Debug {
-    /// The policy's name.
     fn name(&self) -> PolicyName;
 
     /// Chooses among the candidates that are not barred; `None` if all are barred.

@@ -116,7 +116,6 @@ enum MistralState {
     Name(String),
     /// Between the name, or an id, and the arguments.
     BeforeArguments,
-    /// In the arguments.
     Arguments(Extent),
 }
 

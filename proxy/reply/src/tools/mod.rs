@@ -109,7 +109,6 @@ pub trait CallParser: Send {
     }
 }
 
-/// A piece of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedPiece {
     /// Text for the user.
@@ -129,7 +128,6 @@ pub enum ParsedPiece {
 pub struct ParsedPieces(Vec<ParsedPiece>);
 
 impl ParsedPieces {
-    /// Adds text.
     pub fn text(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
@@ -147,7 +145,6 @@ impl ParsedPieces {
         }
     }
 
-    /// Adds arguments.
     pub fn arguments(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}

@@ -11,7 +11,6 @@ pub(super) enum Front {
     Tag(usize),
     /// No text, or the beginning of a tag.
     Unknown,
-    /// Other text.
     Other,
 }
 

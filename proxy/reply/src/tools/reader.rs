@@ -12,9 +12,7 @@ use crate::part_filter::PartFilter;
 pub enum PartContent {
     /// Text for the user.
     Text(String),
-    /// Reasoning.
     Reasoning(String),
-    /// A step of a call.
     Call(ToolCallDelta),
 }
 

@@ -21,7 +21,6 @@ use self::keys::Keys;
 
 /// The checks that apply to each request.
 pub struct Access {
-    /// API keys.
     pub keys: Keys,
     /// Names allowed in `Host`, for listeners that check it.
     pub hosts: AllowedHosts,

@@ -10,7 +10,6 @@ mod whole;
 use super::dialect::Dialect;
 use super::openapi::Routes;
 
-/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     Routes::of("Anthropic", Dialect::Anthropic)
         .post("/v1/messages", messages::create, messages::create_operation())

@@ -19,7 +19,6 @@ pub(super) fn operation() -> Operation {
     Operation::new("Metrics, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
 }
 
-/// Answers a scrape.
 pub(super) async fn scrape(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,

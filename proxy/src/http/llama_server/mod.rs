@@ -11,7 +11,6 @@ use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, Sl
 use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 
-/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     let tokenize = Operation::new("Tokenize a text").takes::<TokenizeBody>().replies::<TokenizeReply>();
     let detokenize = Operation::new("Convert tokens to text").takes::<DetokenizeBody>().replies::<DetokenizeReply>();

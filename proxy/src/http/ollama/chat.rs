@@ -15,7 +15,6 @@ use crate::http::request_steps::DrainDeadline;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// Continues a chat.
 pub(super) async fn chat(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,

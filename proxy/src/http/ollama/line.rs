@@ -13,13 +13,10 @@ use crate::http::reply_totals::ReplyTotals;
 /// The route whose format a reply uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OllamaRoute {
-    /// `/api/chat`.
     Chat,
-    /// `/api/generate`.
     Generate,
 }
 
-/// The content of a line.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LineContent {
     pub(super) text: String,

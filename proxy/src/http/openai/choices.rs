@@ -24,7 +24,6 @@ pub(super) trait Choices: Send + 'static {
     /// Appends a step of a tool call. Does nothing for dialects without them.
     fn append_call(&mut self, _whole: &mut Self::Whole, _call: &ToolCallDelta) {}
 
-    /// Ends a choice with a finish reason.
     fn end(&self, whole: &mut Self::Whole, reason: FinishReason);
 
     /// The first chunk of a choice's stream, if it has one.

@@ -30,7 +30,6 @@ use super::streamed;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
-/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     Routes::of("OpenAI", Dialect::OpenAi)
         .post("/v1/chat/completions", chat::complete, chat::operation())

@@ -19,7 +19,6 @@ pub(super) use self::document::shared_names;
 pub(super) use self::operation::Operation;
 pub(super) use self::routes::Routes;
 
-/// The path of the document.
 pub(super) const PATH: &str = "/openapi.json";
 
 /// The document's own entry in it.
@@ -27,7 +26,6 @@ pub(super) fn operation() -> Operation {
     Operation::new("This document").replies::<Value>()
 }
 
-/// Answers with the document.
 pub(super) async fn show(document: Bytes) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document)
 }

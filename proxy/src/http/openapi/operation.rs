@@ -34,10 +34,12 @@ pub(super) enum ReplyContent {
     /// One JSON value.
     Json(SchemaFn),
     /// Server-sent events with JSON values as data. `ends_marked`: the last event's data is `[DONE]`.
-    Events { item: SchemaFn, ends_marked: bool },
+    Events {
+        item: SchemaFn,
+        ends_marked: bool,
+    },
     /// Lines that are JSON values.
     Lines(SchemaFn),
-    /// Text.
     Text,
 }
 
@@ -97,7 +99,6 @@ impl Operation {
         self.content("application/x-ndjson", ReplyContent::Lines(|generator| generator.subschema_for::<T>()))
     }
 
-    /// Replies with text of this media type.
     pub(in crate::http) fn replies_text(self, media_type: &'static str) -> Self {
         self.content(media_type, ReplyContent::Text)
     }

@@ -21,7 +21,6 @@ pub(in crate::http) struct Routes {
     pub(in crate::http) documented: Vec<DocumentedRoute>,
 }
 
-/// A route and its documentation.
 pub(in crate::http) struct DocumentedRoute {
     pub(in crate::http) method: Method,
     /// As in the router.

@@ -15,7 +15,6 @@ use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use self::requests::RequestMetrics;
 use crate::observe::snapshot::EndpointState;
 
-/// The content type of [`text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics, as text.

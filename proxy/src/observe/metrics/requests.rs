@@ -101,7 +101,6 @@ pub struct AdmissionWait {
 /// How a request's wait to be admitted ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdmissionOutcome {
-    /// It was admitted.
     Admitted,
     /// It was refused, for its own fault or for lack of room.
     Refused,
@@ -138,9 +137,7 @@ pub struct EmbedSummary<'a> {
 
 /// A request's route at its end. Times in seconds.
 pub struct RouteSummary {
-    /// Its kind.
     pub kind: RouteKind,
-    /// Why this route.
     pub reason: RouteReason,
     /// Tokens of the prompt.
     pub n_prompt: u32,

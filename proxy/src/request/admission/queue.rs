@@ -21,7 +21,6 @@ struct Lane<P> {
     waiting: VecDeque<Waiter<P>>,
 }
 
-/// A waiting request.
 pub(super) struct Waiter<P> {
     ticket: u64,
     pub(super) account: Arc<Account>,

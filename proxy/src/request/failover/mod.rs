@@ -56,7 +56,6 @@ pub struct Resilient {
     span: Span,
 }
 
-/// The state of a sequence.
 enum SequenceState {
     /// One engine generates.
     Streaming(Box<RouteRun>),

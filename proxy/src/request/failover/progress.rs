@@ -35,7 +35,6 @@ impl StreamProgress {
         is_first
     }
 
-    /// A token came.
     pub(super) fn token(&mut self) {
         self.first_token.get_or_insert_with(Instant::now);
     }

@@ -29,13 +29,11 @@ use crate::targets::nodes::{Node, NodeClaim, Task};
 /// The chosen route of a request, with its reason.
 #[derive(Clone)]
 pub struct Plan {
-    /// The model's nodes.
     pub model: Arc<ServedModel>,
     /// Indices of the chosen nodes.
     pub route: Route,
     /// The predicted times; `None` if no rates were known.
     pub prediction: Option<Prediction>,
-    /// The reason for this route.
     pub reason: RouteReason,
     /// The policy that decided.
     pub policy: PolicyName,
@@ -91,7 +89,6 @@ pub struct Explained {
     pub snapshot: Snapshot,
     /// Every route with its prediction.
     pub candidates: Vec<Candidate>,
-    /// The policy's name.
     pub policy: PolicyName,
     /// The policy's choice: the index of the candidate, and the reason.
     pub choice: Option<baton_planner::policy::RouteChoice>,
