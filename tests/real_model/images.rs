@@ -214,5 +214,5 @@ fn a_projector_that_does_not_fit_ends_the_start_with_one_line() {
     };
     check("node", &of_another, "the projector of another model");
     check("serve", &of_another, "the projector of another model");
-    check("node", &model, "is no projector");
+    check("node", &model, "is not a projector");
 }

@@ -30,13 +30,13 @@ pub enum GgufError {
     /// There is no file of this name.
     #[error("there is no model file at {}", path.display())]
     NotFound {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
     },
     /// The file, or a part of it, cannot be read.
     #[error("cannot read the model file {}: {source}", path.display())]
     Unreadable {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
@@ -44,28 +44,28 @@ pub enum GgufError {
     /// The file does not begin with the four bytes `GGUF`.
     #[error("{} is not a GGUF file", path.display())]
     NotGguf {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
     },
     /// A GGUF of a version, or a byte order, that Baton does not read.
     #[error("{} is a GGUF file of version {version}, but Baton reads little-endian versions 2 and 3", path.display())]
     UnsupportedVersion {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
         /// The file's version; a big-endian file shows a huge number.
         version: u32,
     },
     /// A GGUF file, but not a projector (mmproj).
-    #[error("{} is no projector: it is a model of the architecture {architecture:?}", path.display())]
+    #[error("{} is not a projector but a model with architecture {architecture:?}", path.display())]
     NotProjector {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
         architecture: String,
     },
     /// The header contradicts itself or the format.
     #[error("the GGUF file {} is damaged: {what}", path.display())]
     Malformed {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
         /// What is wrong with it.
         what: String,
@@ -76,7 +76,7 @@ pub enum GgufError {
         path.display()
     )]
     Truncated {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
         /// The end of the last tensor, or of the header if the file ends in it.
         expected_bytes: u64,

@@ -140,7 +140,7 @@ impl PullerState {
         let address = NodeAddress::Url(url.to_owned());
         let node = RemoteEngine::with_transport(&address, &self.client.cluster_key, &policy.transport);
         let node = node.map_err(|error| {
-            tracing::warn!(url, %error, "no KV is pulled from this prefill node: no connection may be made");
+            tracing::warn!(url, %error, "no KV is pulled: the transport settings forbid this address");
             match error {
                 ClientError::Address(_) => HandoffFailure::AddressRefused,
                 ClientError::Setup(_) => HandoffFailure::PrefillDown,

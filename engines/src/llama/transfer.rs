@@ -29,7 +29,7 @@ pub enum TransferError {
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// There is no such slot.
-    #[error("there is no slot {slot}: there are {n_slots}")]
+    #[error("slot {slot} does not exist; the engine has {n_slots} slots")]
     NoSuchSlot { slot: u32, n_slots: u32 },
     /// The chunk was exported too late: the sliding-window cache has dropped rows that the position after it attends
     /// to.

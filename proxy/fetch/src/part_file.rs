@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::ModelError;
-use super::cache::{PullLock, beside};
+use super::cache::{PullLock, with_suffix};
 
 /// Chunks on their way to the disk: enough to keep network and disk busy, with little memory.
 const CHUNKS_IN_FLIGHT: usize = 16;
@@ -43,7 +43,11 @@ pub(super) struct PartFile {
 impl PartFile {
     /// The part of `final_path`, which `lock` protects.
     pub(super) fn of(final_path: &Path, lock: &PullLock) -> Self {
-        PartFile { part: beside(final_path, ".part"), identity: beside(final_path, ".part.json"), lock: lock.clone() }
+        PartFile {
+            part: with_suffix(final_path, ".part"),
+            identity: with_suffix(final_path, ".part.json"),
+            lock: lock.clone(),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -44,7 +44,7 @@ pub(super) fn check_magic(path: &Path) -> Result<(), ModelError> {
 
 /// The file that keeps the checksum of a hub's file, for a later check without the network.
 fn checksum_path(path: &Path) -> PathBuf {
-    super::cache::beside(path, ".sha256")
+    super::cache::with_suffix(path, ".sha256")
 }
 
 /// Keeps the checksum of a file that was just verified.

@@ -10,7 +10,7 @@ use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
 use super::fake_python::FakePython;
-use super::fake_server::{FakeServer, Fault, impatient, noise, sha256, start};
+use super::fake_server::{FakeServer, Fault, noise, sha256, short_limits, start};
 use super::progress::Silent;
 use super::*;
 
@@ -21,7 +21,7 @@ fn options(cache: &TempDir) -> PullOptions {
         hub: HubAccess::default(),
         python: "/nowhere/python3".into(),
         extra_roots: None,
-        patience: impatient(),
+        limits: short_limits(),
     }
 }
 

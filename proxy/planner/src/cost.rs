@@ -280,7 +280,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_replayed_costs_a_step_for_each_token() {
+    fn replayed_tokens_cost_a_step_each() {
         let (whole, _) = predictions(&spark_and_mac(8_192, 32.0));
         let mut taken_up = spark_and_mac(8_392, 32.0);
         taken_up.request.n_replayed = 200;
@@ -302,8 +302,8 @@ pub(super) mod tests {
         let ((direct, handoff), (busy_direct, busy_handoff)) = (predictions(&idle), predictions(&busy));
         assert!(busy_direct.queue_ms > 500.0 && direct.queue_ms == 0.0);
         // A long prompt delays a short one by no more than the short one's own length.
-        let beside = busy_handoff.queue_ms - busy_direct.queue_ms;
-        assert!((beside - handoff.prefill_ms).abs() < 1.0, "{beside} {handoff:?}");
+        let delay_ms = busy_handoff.queue_ms - busy_direct.queue_ms;
+        assert!((delay_ms - handoff.prefill_ms).abs() < 1.0, "{delay_ms} {handoff:?}");
         // Three long prompts delay it by three times that.
         busy.prefill[0].n_active = 3;
         let (direct, three) = predictions(&busy);
@@ -315,7 +315,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_is_no_error_of_a_route() {
+    fn corrections_scale_own_time_but_not_the_queue() {
         let mut snapshot = spark_and_mac(1_000, 100.0);
         (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (1, 8_000);
         let (_, before) = predictions(&snapshot);
@@ -326,7 +326,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_barred_or_unknown_is_not_predicted() {
+    fn barred_routes_and_unknown_links_have_no_prediction() {
         let mut snapshot = spark_and_mac(1_000, 100.0);
         snapshot.prefill[0].barred = Some(BarReason::PREFILL_DOWN);
         let all = candidates(&snapshot);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rightly_predicted_to_take_long_is_waited_for() {
+    fn a_long_prediction_extends_the_time_until_an_engine_counts_as_stuck() {
         let deadlines = Deadlines::default();
         let after = |ttft_ms| {
             let prediction = Prediction { ttft_ms, ..Prediction::default() };

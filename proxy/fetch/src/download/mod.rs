@@ -11,7 +11,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 
 use super::ModelError;
 use super::cache::{PullLock, check_space};
-use super::client::{DownloadPatience, host, root_cause};
+use super::client::{DownloadLimits, host, root_cause};
 use super::part_file::{PartFile, PartIdentity};
 use super::progress::DownloadProgress;
 
@@ -36,7 +36,7 @@ pub(super) struct DownloadSource {
 
 pub(super) struct Fetcher<'a> {
     pub client: &'a Client,
-    pub patience: &'a DownloadPatience,
+    pub limits: &'a DownloadLimits,
     pub progress: &'a dyn DownloadProgress,
 }
 
@@ -85,12 +85,12 @@ impl Fetcher<'_> {
             };
             let gained = usable_bytes(source, part).saturating_sub(before);
             n_failed = if gained >= WORTHWHILE_BYTES { 1 } else { n_failed + 1 };
-            if n_failed >= self.patience.max_attempts {
+            if n_failed >= self.limits.max_attempts {
                 let reason = format!("{}: {failure}", host(&source.url));
                 return Err(ModelError::Network { name: source.name.clone(), reason, n_attempts: n_failed });
             }
             self.progress.notice(&format!("{}: {failure}; trying again", source.name));
-            tokio::time::sleep(self.patience.pause(n_failed)).await;
+            tokio::time::sleep(self.limits.pause(n_failed)).await;
         }
     }
 

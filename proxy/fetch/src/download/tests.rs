@@ -7,9 +7,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
-use crate::cache::beside;
+use crate::cache::with_suffix;
 use crate::client;
-use crate::fake_server::{FakeServer, Fault, Seen, impatient, noise, sha256};
+use crate::fake_server::{FakeServer, Fault, Seen, noise, sha256, short_limits};
 use crate::progress::Silent;
 
 const SIZE: usize = 200_000;
@@ -41,14 +41,14 @@ impl Scene {
     }
 
     fn part(&self) -> PathBuf {
-        beside(&self.path(), ".part")
+        with_suffix(&self.path(), ".part")
     }
 
     async fn fetch(&self) -> Result<(), ModelError> {
-        let patience = impatient();
-        let client = client::build(&patience, None).unwrap();
+        let limits = short_limits();
+        let client = client::build(&limits, None).unwrap();
         let lock = PullLock::acquire(&self.path(), &Silent).await.unwrap();
-        let fetcher = Fetcher { client: &client, patience: &patience, progress: &Silent };
+        let fetcher = Fetcher { client: &client, limits: &limits, progress: &Silent };
         fetcher.fetch(&self.source, &self.path(), &lock).await
     }
 
@@ -56,13 +56,13 @@ impl Scene {
     fn leave_part(&self, bytes: &[u8], etag: Option<&str>) {
         fs::write(self.part(), bytes).unwrap();
         let identity = PartIdentity { etag: etag.map(str::to_owned), sha256: self.source.sha256.clone() };
-        fs::write(beside(&self.path(), ".part.json"), serde_json::to_vec(&identity).unwrap()).unwrap();
+        fs::write(with_suffix(&self.path(), ".part.json"), serde_json::to_vec(&identity).unwrap()).unwrap();
     }
 
     #[track_caller]
     fn assert_complete(&self) {
         assert!(fs::read(self.path()).unwrap() == noise(SIZE), "the file differs");
-        assert!(!self.part().exists() && !beside(&self.path(), ".part.json").exists());
+        assert!(!self.part().exists() && !with_suffix(&self.path(), ".part.json").exists());
     }
 
     #[track_caller]

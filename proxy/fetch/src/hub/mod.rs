@@ -15,7 +15,7 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::ModelError;
-use super::client::{self, DownloadPatience, one_line, root_cause};
+use super::client::{self, DownloadLimits, one_line, root_cause};
 use super::download::DownloadSource;
 use super::progress::DownloadProgress;
 use super::spec::{HubModel, ends_in_gguf, is_relative_path};
@@ -69,14 +69,14 @@ pub(super) struct HubFile {
 pub(super) async fn find(
     model: &HubModel,
     access: &HubAccess,
-    patience: &DownloadPatience,
+    limits: &DownloadLimits,
     progress: &dyn DownloadProgress,
 ) -> Result<HubFile, ModelError> {
     let repo_id = model.repo_id();
     let api = connect(access, &repo_id)?;
     let main = api.model(repo_id.clone());
     let host = Url::parse(&main.url("")).map_or_else(|_| "an invalid address".to_owned(), |url| client::host(&url));
-    let listing = insist(patience, progress, HubQuestion { repo: &repo_id, host: &host }, || async {
+    let listing = ask_with_retries(limits, progress, HubQuestion { repo: &repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
         Ok(response.json::<HubListing>().await?)
     });
@@ -90,7 +90,7 @@ pub(super) async fn find(
         .ok_or_else(|| ModelError::HubReply { repo: repo_id.clone(), what: "the endpoint is not a URL".to_owned() })?;
     let (size_bytes, sha256) = match (file.size, &file.lfs) {
         (Some(size), Some(lfs)) => (Some(size), sha256_like(&lfs.sha256)),
-        _ => ask_for_metadata(&api, &url, patience).await,
+        _ => ask_for_metadata(&api, &url, limits).await,
     };
     let source = DownloadSource {
         name: format!("{repo_id}:{}", file.rfilename),
@@ -135,8 +135,8 @@ fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
 }
 
 /// Asks until an answer comes, a failure is final, or the attempts are used up. Sets the deadlines that hf-hub lacks.
-async fn insist<T, F>(
-    patience: &DownloadPatience,
+async fn ask_with_retries<T, F>(
+    limits: &DownloadLimits,
     progress: &dyn DownloadProgress,
     asked: HubQuestion<'_>,
     ask: impl Fn() -> F,
@@ -146,17 +146,17 @@ where
 {
     let mut n_failed = 0;
     loop {
-        let reason = match within(patience.idle, ask()).await {
+        let reason = match within(limits.idle, ask()).await {
             Ok(answer) => return Ok(answer),
             Err(HubTrouble::Final(error)) => return Err(error.about(asked)),
             Err(HubTrouble::Passing(reason)) => reason,
         };
         n_failed += 1;
-        if n_failed >= patience.max_attempts {
+        if n_failed >= limits.max_attempts {
             return Err(ModelError::Network { name: asked.repo.to_owned(), reason, n_attempts: n_failed });
         }
         progress.notice(&format!("{}: {reason}; trying again", asked.repo));
-        tokio::time::sleep(patience.pause(n_failed)).await;
+        tokio::time::sleep(limits.pause(n_failed)).await;
     }
 }
 
@@ -216,8 +216,8 @@ async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiEr
 
 /// Reads size and sha256 from the file's own headers. A mirror that reports neither can still serve the file; then only the
 /// length that the server announces is checked.
-async fn ask_for_metadata(api: &Api, url: &Url, patience: &DownloadPatience) -> (Option<u64>, Option<String>) {
-    match within(patience.idle, api.metadata(url.as_str())).await {
+async fn ask_for_metadata(api: &Api, url: &Url, limits: &DownloadLimits) -> (Option<u64>, Option<String>) {
+    match within(limits.idle, api.metadata(url.as_str())).await {
         Ok(metadata) => (u64::try_from(metadata.size()).ok(), sha256_like(metadata.etag())),
         Err(_) => (None, None),
     }

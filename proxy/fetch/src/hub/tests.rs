@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fake_server::{impatient, start};
+use crate::fake_server::{short_limits, start};
 use crate::progress::Silent;
 
 fn model(selector: Option<&str>) -> HubModel {
@@ -96,7 +96,7 @@ async fn hub_answering(listing: Value) -> HubAccess {
 
 async fn find_in(repo: &str, access: &HubAccess) -> Result<HubFile, ModelError> {
     let model = HubModel { repo: repo.into(), ..model(None) };
-    find(&model, access, &impatient(), &Silent).await
+    find(&model, access, &short_limits(), &Silent).await
 }
 
 #[tokio::test]

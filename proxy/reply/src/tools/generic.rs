@@ -143,14 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn the_system_message_tells_of_the_tools() {
-        let told = presented(vec![message("system", "Be brief."), message("user", "hi")], &one_tool(), "");
-        assert!(told[0].1.starts_with("Be brief.\n\nYou can call these functions:\n{\"name\":\"f\""), "{}", told[0].1);
-        let told = presented(vec![message("user", "hi")], &one_tool(), "");
-        assert_eq!((told[0].0, told[1].1.as_str()), ("system", "hi"));
+    fn the_system_message_lists_the_tools() {
+        let messages = presented(vec![message("system", "Be brief."), message("user", "hi")], &one_tool(), "");
+        assert!(
+            messages[0].1.starts_with("Be brief.\n\nYou can call these functions:\n{\"name\":\"f\""),
+            "{}",
+            messages[0].1
+        );
+        let messages = presented(vec![message("user", "hi")], &one_tool(), "");
+        assert_eq!((messages[0].0, messages[1].1.as_str()), ("system", "hi"));
         let refusing = "raise_exception('System role not supported')";
-        let told = presented(vec![message("user", "hi")], &one_tool(), refusing);
-        assert!(told.len() == 1 && told[0].1.ends_with("\n\nhi"), "{told:?}");
+        let messages = presented(vec![message("user", "hi")], &one_tool(), refusing);
+        assert!(messages.len() == 1 && messages[0].1.ends_with("\n\nhi"), "{messages:?}");
     }
 
     #[test]
@@ -166,13 +170,13 @@ mod tests {
                 message("user", "so?"),
             ]
         };
-        let told = presented(history(), &ToolUse::default(), "{{ messages }}");
+        let messages = presented(history(), &ToolUse::default(), "{{ messages }}");
         let expected = [
             ("user", "hi"),
             ("assistant", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>"),
             ("user", "<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response>\nso?"),
         ];
-        assert_eq!(told, expected.map(|(role, content)| (role, content.to_owned())));
+        assert_eq!(messages, expected.map(|(role, content)| (role, content.to_owned())));
         // A template that knows calls keeps them.
         assert_eq!(presented(history(), &ToolUse::default(), "message.tool_calls")[2].0, "tool");
     }

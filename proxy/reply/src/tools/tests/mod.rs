@@ -263,7 +263,7 @@ fn templates_tell_their_format() {
     assert_eq!(format_of("<tool_call>{{ arguments }}<arg_key>").name(), "generic");
 }
 
-/// Bits of which replies are made, sound and unsound.
+/// Fragments of valid and invalid replies.
 const BITS: [&str; 34] = [
     "<tool_call>",
     "</tool_call>",
