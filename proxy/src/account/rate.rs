@@ -11,6 +11,9 @@ use governor::clock::{Clock, DefaultClock, Reference};
 use governor::middleware::StateInformationMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 
+/// The longest wait that an error names: OpenAI's SDKs ignore longer advice.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
 type Limiter<C> = governor::RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>;
 
 /// A limit per minute and its current use. Tests choose the clock.
@@ -78,10 +81,11 @@ impl<C: Clock + Clone> Rate<C> {
         f64::from(self.limit.get()) / 60.0
     }
 
-    /// Takes one unit. Errors: the time until one is available.
+    /// Takes one unit. Errors: the time until one is available, a minute at most.
     pub(super) fn take(&self) -> Result<(), Duration> {
         let mut balance = self.lock();
-        self.pay_debt(&mut balance)?;
+        let one_unit = Duration::from_secs_f64(1.0 / self.per_second());
+        self.pay_debt(&mut balance).map_err(|until_paid| (until_paid + one_unit).min(MAX_WAIT))?;
         self.pay(&mut balance, NonZeroU32::MIN)
     }
 
@@ -119,15 +123,14 @@ impl<C: Clock + Clone> Rate<C> {
         }
     }
 
-    /// Pays the debt with what was refilled since it was made. Errors: the time until that is enough, a minute at most,
-    /// because OpenAI's SDKs ignore longer advice.
+    /// Pays the debt with what was refilled since it was made. Errors: the time until that is enough, a minute at most.
     fn pay_debt(&self, balance: &mut Balance<C::Instant>) -> Result<(), Duration> {
         if balance.debt == 0 {
             return Ok(());
         }
         let owned = self.owned(balance);
         if owned < 0.0 {
-            return Err(Duration::from_secs_f64((-owned / self.per_second()).min(60.0)));
+            return Err(Duration::from_secs_f64((-owned / self.per_second()).min(MAX_WAIT.as_secs_f64())));
         }
         // The limiter refilled meanwhile, so it gives up what the debt has used of that.
         let in_limiter = self.refilled(balance).min(f64::from(self.limit.get())) as u32;
@@ -148,7 +151,7 @@ impl<C: Clock + Clone> Rate<C> {
             }
             Ok(Err(not_until)) => Err(not_until.wait_time_from(self.clock.now())),
             // Unreachable while `n` is within the limit. A minute refills the whole reserve.
-            Err(_) => Err(Duration::from_secs(60)),
+            Err(_) => Err(MAX_WAIT),
         }
     }
 
@@ -206,6 +209,18 @@ mod tests {
         assert_eq!((rate.quota().remaining, rate.take()), (0, Err(seconds(1))));
         rate.charge(u64::MAX);
         assert_eq!(rate.quota().reset, seconds(86_400));
+    }
+
+    #[test]
+    fn during_a_debt_a_unit_is_available_after_the_debt_is_paid() {
+        let (rate, clock) = rate(60);
+        rate.charge(70);
+        let wait = rate.take().unwrap_err();
+        assert_eq!((wait, rate.settle()), (seconds(11), Err(seconds(10))));
+        clock.advance(wait);
+        rate.take().unwrap();
+        rate.charge(180);
+        assert_eq!(rate.take(), Err(seconds(60)), "longer advice is ignored");
     }
 
     #[test]
