@@ -239,7 +239,7 @@ fn engine_options(args: EngineArgs, model: NodeModel) -> Result<EngineOptions, N
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
     });
     let chat_template = template.transpose()?;
-    Ok(EngineOptions { model: model.path, name: model.name, chat_template, ..args.into() })
+    Ok(args.into_options(model.path, model.name, chat_template))
 }
 
 /// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's

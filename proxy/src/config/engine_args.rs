@@ -153,27 +153,53 @@ impl EngineArgs {
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
     }
-}
 
-/// The engine's options, without the model, its name and its chat template: those are files that the caller finds.
-impl From<EngineArgs> for EngineOptions {
-    fn from(args: EngineArgs) -> EngineOptions {
+    /// The engine's options. The caller finds the model's file and reads the chat template.
+    pub fn into_options(
+        self,
+        model: Option<PathBuf>,
+        name: Option<String>,
+        chat_template: Option<String>,
+    ) -> EngineOptions {
+        let EngineArgs {
+            engine,
+            slots,
+            ctx_size,
+            kv_cells,
+            ubatch,
+            threads,
+            gpu_layers,
+            device,
+            mmap,
+            prefill_budget,
+            max_queued,
+            // For the client that fetches KV.
+            max_canary_distance: _,
+            kv_codecs: _,
+            // `chat_template` is its text.
+            chat_template_file: _,
+            mmproj,
+            sim_prefill_tps,
+            sim_decode_tps,
+        } = self;
         EngineOptions {
-            kind: args.engine.unwrap_or_default(),
-            n_slots: args.slots,
-            n_ctx: args.ctx_size,
-            n_cells: args.kv_cells,
-            n_ubatch: args.ubatch,
-            n_threads: args.threads,
-            n_gpu_layers: args.gpu_layers,
-            device: args.device,
-            mmap: args.mmap,
-            prefill_budget: args.prefill_budget,
-            max_queued: args.max_queued,
-            projector: args.mmproj,
-            sim_prefill_tps: args.sim_prefill_tps,
-            sim_decode_tps: args.sim_decode_tps,
-            ..EngineOptions::default()
+            kind: engine.unwrap_or_default(),
+            model,
+            name,
+            n_slots: slots,
+            n_ctx: ctx_size,
+            n_cells: kv_cells,
+            n_ubatch: ubatch,
+            n_threads: threads,
+            n_gpu_layers: gpu_layers,
+            device,
+            mmap,
+            prefill_budget,
+            max_queued,
+            chat_template,
+            projector: mmproj,
+            sim_prefill_tps,
+            sim_decode_tps,
         }
     }
 }
