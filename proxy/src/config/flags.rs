@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 use super::raw::RawConfig;
 
 /// The flags as given, with the environment variables that stand for some of them.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ConfigFlags(ArgMatches);
 
 impl ConfigFlags {
@@ -24,6 +24,13 @@ impl ConfigFlags {
         let command = RawConfig::augment_args(Command::new(""));
         let given = command.get_arguments().filter(|arg| is_given(arg.get_id().as_str()));
         given.filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect()
+    }
+}
+
+/// Shows the names of the given flags. Their values may be secret.
+impl std::fmt::Debug for ConfigFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ConfigFlags").field(&self.given()).finish()
     }
 }
 

@@ -5,6 +5,7 @@ use baton_engines::registry::EngineKind;
 use baton_schemas::keep_alive::KeepAlive;
 use clap::Parser;
 
+use super::schema::{SchemaPlace, Takes};
 use super::*;
 
 fn read(text: &str) -> Result<ServeConfig, String> {
@@ -201,6 +202,36 @@ fn only_given_flags_win_over_the_file() {
     assert_eq!(config.routing.prefill, ["http://p:1"]);
     assert_eq!((config.startup.engine.slots, config.startup.engine.engine), (Some(3), Some(EngineKind::Sim)));
     assert_eq!(config.access.api_keys, ["b"]);
+}
+
+#[test]
+fn the_debug_form_of_flags_has_no_values() {
+    let debug = format!("{:?}", flags(&["--api-key", "s3cret", "--name", "n"]));
+    assert_eq!(debug, "ConfigFlags({\"--api-key\", \"--name\"})");
+}
+
+#[test]
+fn every_key_that_sounds_secret_is_marked_as_secret() {
+    fn search(place: SchemaPlace, path: &str, unmarked: &mut Vec<String>) {
+        match place.takes() {
+            Takes::List(item) => search(item, path, unmarked),
+            Takes::AnyOf(forms) => forms.into_iter().for_each(|form| search(form, path, unmarked)),
+            _ => {}
+        }
+        for (key, value) in place.keys() {
+            let path = format!("{path}.{key}");
+            let sounds_secret =
+                ["key", "hash", "token", "secret", "password", "headers"].iter().any(|word| key.contains(word));
+            if sounds_secret && !value.is_secret() {
+                unmarked.push(path.clone());
+            }
+            search(value, &path, unmarked);
+        }
+    }
+    let mut unmarked = Vec::new();
+    search(SchemaPlace::root(), "", &mut unmarked);
+    // Numbers of tokens.
+    assert_eq!(unmarked, [".keys.tokens_per_minute", ".upstream.default_max_tokens"]);
 }
 
 #[test]
