@@ -4,10 +4,11 @@
 //! would look like a crash. A client on a keep-alive connection gets an answer instead of a reset.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, HttpBody};
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
@@ -19,18 +20,16 @@ use super::dialect::Dialect;
 use super::errors::HttpFailure;
 use super::request_steps::{Stopping, is_stopping};
 
-/// Paths that are answered during the shutdown: they report health and state.
-const STILL_ANSWERED: [&str; 4] = ["/health", "/v1/health", "/metrics", "/baton/state"];
-
-/// Refuses requests that arrive after the shutdown began. From then on every reply closes its connection.
-pub(super) async fn refuse(request: Request, next: Next) -> Response {
+/// Refuses requests that arrive after the shutdown began, except those for the paths in `answered`. From then on every
+/// reply closes its connection.
+pub(super) async fn refuse(State(answered): State<Arc<[&'static str]>>, request: Request, next: Next) -> Response {
     if !request.extensions().get::<Stopping>().is_some_and(|stopping| stopping.0.is_cancelled()) {
         return next.run(request).await;
     }
     // On HTTP/2, hyper sends GOAWAY instead.
     let closes = request.version() < Version::HTTP_2;
     let path = request.uri().path();
-    let mut response = match STILL_ANSWERED.contains(&path) {
+    let mut response = match answered.contains(&path) {
         true => next.run(request).await,
         false => HttpFailure::from(&is_stopping()).respond(Dialect::of(path)),
     };

@@ -68,6 +68,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
     let routes = routes();
+    let while_stopping = routes.paths_while_stopping();
     let keys = KeyCheck { access: access.clone(), public_paths: routes.public_paths() };
     let watchers = http_state::Watchers::default();
     let state = HttpState { backend, config: Arc::new(config), watchers, routes: routes.listed().into() };
@@ -81,7 +82,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
 
     // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
     // the Host and Origin checks because a refused page must not pass a preflight either.
-    let router = router.layer(from_fn(draining::refuse));
+    let router = router.layer(from_fn_with_state(while_stopping, draining::refuse));
     let router = router.layer(from_fn_with_state(keys, key_check::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
 }

@@ -7,12 +7,12 @@ mod messages;
 mod stream;
 mod whole;
 
-use super::dialect::Dialect;
 use super::openapi::Routes;
 
 pub(super) fn routes() -> Routes {
-    Routes::of("Anthropic", Dialect::Anthropic)
-        .post("/v1/messages", messages::create, messages::create_operation())
-        .post("/v1/messages/count_tokens", messages::count_tokens, messages::count_operation())
-        .answers_panics()
+    Routes::of("Anthropic").post("/v1/messages", messages::create, messages::create_operation()).post(
+        "/v1/messages/count_tokens",
+        messages::count_tokens,
+        messages::count_operation(),
+    )
 }

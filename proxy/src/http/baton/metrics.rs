@@ -16,7 +16,7 @@ use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 
 pub(super) fn operation() -> Operation {
-    Operation::new("Metrics, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
+    Operation::new("Metrics, in OpenMetrics' text format").replies_text(CONTENT_TYPE).answered_while_stopping()
 }
 
 pub(super) async fn scrape(

@@ -5,12 +5,11 @@ mod plan;
 mod state;
 mod welcome;
 
-use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 
 /// The routes, except `/openapi.json`.
 pub(super) fn routes() -> Routes {
-    Routes::of("Baton", Dialect::OpenAi)
+    Routes::of("Baton")
         .post("/baton/plan", plan::explain, plan::operation())
         .get("/baton/state", state::show, state::operation())
         .get("/metrics", metrics::scrape, metrics::operation())

@@ -35,6 +35,7 @@ pub(super) fn operation() -> Operation {
         .replies::<EndpointState>()
         .streams(|generator| generator.subschema_for::<EndpointState>())
         .fails(&[503])
+        .answered_while_stopping()
 }
 
 /// Answers with one state, or with a stream of states if the query has `stream=1` or `Accept` names event streams.

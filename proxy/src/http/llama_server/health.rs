@@ -35,12 +35,13 @@ struct HealthReport {
 }
 
 fn all_ready(nodes: &BTreeMap<NodeState, usize>) -> bool {
-    nodes.keys().all(|life| *life == NodeState::Ready)
+    nodes.keys().all(|state| *state == NodeState::Ready)
 }
 
 pub(super) fn operation() -> Operation {
     Operation::new("Check whether requests can be answered now")
         .public()
+        .answered_while_stopping()
         .replies::<HealthReport>()
         .unavailable::<HealthReport>()
 }

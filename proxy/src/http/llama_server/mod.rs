@@ -8,7 +8,6 @@ mod tokenize;
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply};
 
-use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 
 pub(super) fn routes() -> Routes {
@@ -21,8 +20,7 @@ pub(super) fn routes() -> Routes {
     let slots = of_model(Operation::new("List the slots and their state"))
         .asks("fail_on_no_slot", "Any value: answer 503 if no slot is free")
         .replies::<Vec<SlotInfo>>();
-    // Its errors are OpenAI's.
-    Routes::of("llama-server", Dialect::OpenAi)
+    Routes::of("llama-server")
         .post("/tokenize", tokenize::tokenize, tokenize.of_model())
         .post("/detokenize", tokenize::detokenize, detokenize.of_model())
         .post("/apply-template", apply_template::apply_template, template.of_model())

@@ -19,7 +19,6 @@ use baton_schemas::ollama::reply::OllamaReplyLine;
 use baton_schemas::ollama::{ModelBody, OlderEmbedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody};
 use baton_schemas::ollama::{OllamaPullProgress, Version};
 
-use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 
 /// All routes under `/api`.
@@ -37,7 +36,7 @@ pub(super) fn routes() -> Routes {
         Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
     let version = Operation::new("The version of Ollama's API that is served").replies::<Version>();
     let refused = || Operation::new("Refused: the operator chooses the models").unlisted();
-    Routes::of("Ollama", Dialect::Ollama)
+    Routes::of("Ollama")
         .post("/api/chat", chat::chat, generates("Continue a chat").takes::<OllamaChatBody>())
         .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<OllamaGenerateBody>())
         .post("/api/embed", embed::embed, embed.of_model())
@@ -53,5 +52,4 @@ pub(super) fn routes() -> Routes {
         .delete("/api/delete", unsupported::change, refused())
         .head("/api/blobs/{digest}", unsupported::change, refused())
         .post("/api/blobs/{digest}", unsupported::change, refused())
-        .answers_panics()
 }

@@ -22,7 +22,6 @@ use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
-use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 use super::reply_totals::ReplyTotals;
 use super::request_steps::RequestSteps;
@@ -31,7 +30,7 @@ use crate::error::RequestError;
 use crate::request::caller::Caller;
 
 pub(super) fn routes() -> Routes {
-    Routes::of("OpenAI", Dialect::OpenAi)
+    Routes::of("OpenAI")
         .post("/v1/chat/completions", chat::complete, chat::operation())
         .post("/v1/completions", completions::complete, completions::operation())
         .post("/v1/responses", responses::create, responses::operation())

@@ -79,14 +79,14 @@ impl Schemas {
 }
 
 fn operation(route: &DocumentedRoute, schemas: &mut Schemas) -> Value {
-    let DocumentedRoute { method, path, tag, dialect, operation } = route;
+    let DocumentedRoute { method, path, tag, operation } = route;
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let id = [method.as_str().to_ascii_lowercase()].into_iter().chain(words.map(str::to_owned)).collect::<Vec<_>>();
     let mut written = json!({
         "operationId": id.join("_"),
         "summary": operation.summary,
         "tags": [tag],
-        "responses": responses(operation, *dialect, schemas),
+        "responses": responses(operation, Dialect::of(path), schemas),
     });
     let parameters = parameters(path, operation);
     if !parameters.is_empty() {

@@ -22,6 +22,8 @@ pub(in crate::http) struct Operation {
     pub(super) unavailable: Option<SchemaFn>,
     /// No key is required.
     pub(super) is_public: bool,
+    /// It is answered during the shutdown.
+    pub(super) is_answered_while_stopping: bool,
     /// The client may choose a policy, and the reply names the route.
     pub(super) is_planned: bool,
     /// Lists of routes for people leave it out.
@@ -61,6 +63,7 @@ impl Operation {
             failures: Vec::new(),
             unavailable: None,
             is_public: false,
+            is_answered_while_stopping: false,
             is_planned: false,
             is_unlisted: false,
         }
@@ -137,6 +140,12 @@ impl Operation {
     /// Requires no key, for any method of its path.
     pub(in crate::http) fn public(mut self) -> Self {
         self.is_public = true;
+        self
+    }
+
+    /// Answers during the shutdown, too, for any method of its path: it reports health or state.
+    pub(in crate::http) fn answered_while_stopping(mut self) -> Self {
+        self.is_answered_while_stopping = true;
         self
     }
 

@@ -15,7 +15,6 @@ use crate::http::{HttpState, errors};
 /// The routes of one API, with their documentation.
 pub(in crate::http) struct Routes {
     tag: &'static str,
-    dialect: Dialect,
     pub(in crate::http) router: Router<HttpState>,
     /// In the order in which they were added.
     pub(in crate::http) documented: Vec<DocumentedRoute>,
@@ -27,15 +26,13 @@ pub(in crate::http) struct DocumentedRoute {
     pub(in crate::http) path: &'static str,
     /// The API that it belongs to, by which `/openapi.json` groups routes.
     pub(super) tag: &'static str,
-    /// Writes its errors.
-    pub(super) dialect: Dialect,
     pub(super) operation: Operation,
 }
 
 impl Routes {
-    /// Starts the routes of an API, whose errors this dialect writes.
-    pub(in crate::http) fn of(tag: &'static str, dialect: Dialect) -> Self {
-        Routes { tag, dialect, router: Router::new(), documented: Vec::new() }
+    /// Starts the routes of an API.
+    pub(in crate::http) fn of(tag: &'static str) -> Self {
+        Routes { tag, router: Router::new(), documented: Vec::new() }
     }
 
     /// Adds a route for GET, which also answers HEAD.
@@ -81,14 +78,14 @@ impl Routes {
         handler: MethodRouter<HttpState>,
         operation: Operation,
     ) -> Self {
-        self.router = self.router.route(path, handler);
+        let panicked = move |panic| errors::panicked(panic, Dialect::of(path));
+        self.router = self.router.route(path, handler.layer(CatchPanicLayer::custom(panicked)));
         self.describe(method, path, operation)
     }
 
     /// Documents a route whose handler is added elsewhere.
     pub(in crate::http) fn describe(mut self, method: Method, path: &'static str, operation: Operation) -> Self {
-        let Routes { tag, dialect, .. } = self;
-        self.documented.push(DocumentedRoute { method, path, tag, dialect, operation });
+        self.documented.push(DocumentedRoute { method, path, tag: self.tag, operation });
         self
     }
 
@@ -99,16 +96,18 @@ impl Routes {
         self
     }
 
-    /// Answers panics of the handlers so far in the dialect's envelope.
-    pub(in crate::http) fn answers_panics(mut self) -> Self {
-        let dialect = self.dialect;
-        self.router = self.router.layer(CatchPanicLayer::custom(move |panic| errors::panicked(panic, dialect)));
-        self
-    }
-
     /// The paths that need no key.
     pub(in crate::http) fn public_paths(&self) -> Arc<[&'static str]> {
-        self.documented.iter().filter(|route| route.operation.is_public).map(|route| route.path).collect()
+        self.paths(|operation| operation.is_public)
+    }
+
+    /// The paths that are answered during the shutdown, too.
+    pub(in crate::http) fn paths_while_stopping(&self) -> Arc<[&'static str]> {
+        self.paths(|operation| operation.is_answered_while_stopping)
+    }
+
+    fn paths(&self, is_wanted: fn(&Operation) -> bool) -> Arc<[&'static str]> {
+        self.documented.iter().filter(|route| is_wanted(&route.operation)).map(|route| route.path).collect()
     }
 
     /// `METHOD PATH` of each route that people should know.

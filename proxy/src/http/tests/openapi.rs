@@ -41,6 +41,46 @@ async fn every_route_is_in_the_document_and_the_reverse() {
     }
 }
 
+#[test]
+fn the_list_of_routes_for_people_is_complete() {
+    let expected = [
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "POST /v1/responses",
+        "POST /v1/embeddings",
+        "GET /v1/models",
+        "GET /v1/models/{id}",
+        "POST /v1/messages",
+        "POST /v1/messages/count_tokens",
+        "POST /api/chat",
+        "POST /api/generate",
+        "POST /api/embed",
+        "POST /api/embeddings",
+        "GET /api/tags",
+        "GET /api/ps",
+        "POST /api/show",
+        "POST /api/pull",
+        "GET /api/version",
+        "POST /tokenize",
+        "POST /detokenize",
+        "POST /apply-template",
+        "GET /props",
+        "GET /slots",
+        "GET /health",
+        "POST /baton/plan",
+        "GET /baton/state",
+        "GET /metrics",
+        "GET /",
+        "GET /openapi.json",
+    ];
+    assert_eq!(routes().listed(), expected);
+}
+
+#[test]
+fn health_and_state_are_answered_during_the_shutdown() {
+    assert_eq!(*routes().paths_while_stopping(), ["/health", "/v1/health", "/baton/state", "/metrics"]);
+}
+
 #[tokio::test]
 async fn the_document_holds_together() {
     let server = start(hello()).await;
