@@ -153,8 +153,25 @@ impl Reload {
     }
 
     async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
-        access::renew(&self.access, &new.access);
-        self.service.admission.set_limits(new.admission);
+        // Names every field, so that a new one is either applied or kept as it was.
+        let ServeConfig {
+            // `keep_what_waits` has put the old value here.
+            startup: _,
+            access,
+            admission,
+            // `apply_names`
+            name: _,
+            aliases: _,
+            sampling: _,
+            // `apply_nodes`
+            routing: _,
+            // In `prepared`.
+            upstreams: _,
+            models: _,
+            loading: _,
+        } = new;
+        access::renew(&self.access, access);
+        self.service.admission.set_limits(*admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
         self.taken_names = prepared.taken_names;
         if let Some(on_demand_models) = prepared.on_demand_models {
