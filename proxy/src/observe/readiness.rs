@@ -102,7 +102,7 @@ fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadine
     }
     // A model that is loaded on demand counts as one that answers; a failed load is a warning of its own. While the
     // endpoint starts, it counts only if it was loaded before, because the permanent models are still expected.
-    let could_answer = |resident: &LoadableModel| !is_starting || resident.health.last_info().is_some();
+    let could_answer = |model: &LoadableModel| !is_starting || model.health.last_info().is_some();
     any_answers |= models.iter().filter_map(|model| model.loadable.as_deref()).any(could_answer);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| model_name::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     /// `[model]`, which is starting, and one of `[[models]]`.
-    fn starting_beside_unloaded() -> (ModelPool, [Arc<Health>; 2]) {
+    fn starting_model_and_unloaded_model() -> (ModelPool, [Arc<Health>; 2]) {
         let health = Health::supervised("m");
         let (other, other_health) = unloaded("n");
         (ModelPool::of(vec![Arc::new(served("m", &health)), other]), [health, other_health])
@@ -207,7 +207,7 @@ mod tests {
 
     #[tokio::test]
     async fn before_the_default_model_has_started_only_a_model_that_was_loaded_answers() {
-        let (pool, [_, other]) = starting_beside_unloaded();
+        let (pool, [_, other]) = starting_model_and_unloaded_model();
         assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
         other.note_answer(info().await);
         assert_eq!(readiness_of(&pool), Readiness::Ok);
@@ -217,7 +217,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_default_model_that_restarts_is_a_warning_if_another_can_be_loaded() {
-        let (pool, [health, _]) = starting_beside_unloaded();
+        let (pool, [health, _]) = starting_model_and_unloaded_model();
         health.note_answer(info().await);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
         health.note_loading(StateReason::Ended);
@@ -230,7 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_default_model_that_does_not_start_is_a_warning_if_another_can_be_loaded() {
-        let (pool, [health, _]) = starting_beside_unloaded();
+        let (pool, [health, _]) = starting_model_and_unloaded_model();
         health.note_failure(&StateChange::new(StateReason::StartFailed, "broken"), Duration::from_secs(1));
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1));
         health.note_loading(StateReason::Starts);

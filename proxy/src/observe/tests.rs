@@ -97,7 +97,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert_eq!(app.state(false).routes[0].outcome, RequestOutcome::Refused);
 
     let node = &state.models[0].nodes[0];
-    assert_eq!((node.life, node.slots, node.engine.as_str()), (NodeState::Ready, 4, "sim"));
+    assert_eq!((node.state, node.slots, node.engine.as_str()), (NodeState::Ready, 4, "sim"));
     assert!(!node.decode_rates.is_empty(), "learned from the request");
 }
 

@@ -118,8 +118,8 @@ impl OllamaEnd {
     }
 
     /// The end of a reply to a request that only loads or unloads the model.
-    pub fn loaded(wish: LoadOnly) -> Self {
-        OllamaEnd { done_reason: wish.done_reason(), context: Vec::new(), metrics: None }
+    pub fn loaded(load_only: LoadOnly) -> Self {
+        OllamaEnd { done_reason: load_only.done_reason(), context: Vec::new(), metrics: None }
     }
 }
 

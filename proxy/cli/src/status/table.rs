@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use baton_proxy::observe::snapshot::{
-    BreakerReport, EndpointState, LinkState, ModelState, NodeReport, RatePoint, ResidencyState, UpstreamReport,
+    BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
 use baton_proxy::targets::nodes::NodeState;
 
@@ -30,8 +30,8 @@ pub(super) fn render(state: &EndpointState) -> String {
         if model.prediction_error > 0.0 {
             let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
         }
-        if let Some(loading) = &model.residency {
-            out += &residency(loading, state.at_ms);
+        if let Some(loading) = &model.load_state {
+            out += &load_state(loading, state.at_ms);
         }
         out.push('\n');
         out += &nodes(model);
@@ -54,9 +54,9 @@ pub(super) fn render(state: &EndpointState) -> String {
 }
 
 /// A model's state, its memory, and when it is unloaded.
-fn residency(loading: &ResidencyState, now_ms: u64) -> String {
+fn load_state(loading: &LoadStateReport, now_ms: u64) -> String {
     let mib = |bytes: u64| bytes >> 20;
-    let mut text = format!("  {} ({} MiB", loading.life.as_str(), mib(loading.bytes));
+    let mut text = format!("  {} ({} MiB", loading.state.as_str(), mib(loading.bytes));
     if loading.measured_bytes > 0 {
         let _ = write!(text, ", holds {}", mib(loading.measured_bytes));
     }
@@ -73,15 +73,15 @@ fn residency(loading: &ResidencyState, now_ms: u64) -> String {
 fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
     let row = |node: &NodeReport| {
-        let life = match &node.barred {
-            Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.life.as_str()),
-            _ => life(node.life, node.reason.as_deref()),
+        let words = match &node.barred {
+            Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.state.as_str()),
+            _ => state_words(node.state, node.reason.as_deref()),
         };
         let breaker = breaker(&node.breaker);
         vec![
             node.name.clone(),
             node.task.as_str().to_owned(),
-            life,
+            words,
             known(node, format!("{}/{}", node.active_slots, node.slots)),
             known(node, node.queued.to_string()),
             rate(node.prefill_rates.last()),
@@ -106,16 +106,16 @@ fn breaker(breaker: &BreakerReport) -> String {
     }
 }
 
-fn life(life: NodeState, reason: Option<&str>) -> String {
-    reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
+fn state_words(state: NodeState, reason: Option<&str>) -> String {
+    reason.map_or_else(|| state.as_str().to_owned(), |reason| format!("{}: {reason}", state.as_str()))
 }
 
 /// An upstream's state, and the longest time for which one of its models still gets no requests.
 fn busy(upstream: &UpstreamReport) -> String {
-    let life = life(upstream.life, upstream.reason.as_deref());
+    let words = state_words(upstream.state, upstream.reason.as_deref());
     match upstream.busy_ms {
-        0 => life,
-        ms => format!("{life}, busy {} s", ms.div_ceil(1_000)),
+        0 => words,
+        ms => format!("{words}, busy {} s", ms.div_ceil(1_000)),
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
         let node = |name: &str, task| NodeReport {
             name: name.into(),
             task,
-            life: NodeState::Ready,
+            state: NodeState::Ready,
             barred: (task == Task::Prefill).then(|| "fingerprint_mismatch".into()),
             active_slots: 1,
             slots: 4,
@@ -251,7 +251,7 @@ mod tests {
             },
             ..node("prefill-1", Task::Prefill)
         };
-        let gone = NodeReport { name: "gone-1".into(), life: NodeState::Down, ..NodeReport::default() };
+        let gone = NodeReport { name: "gone-1".into(), state: NodeState::Down, ..NodeReport::default() };
         let model = ModelState {
             name: "m\x1b[2J".into(),
             policy: "fastest".into(),
@@ -259,12 +259,12 @@ mod tests {
             links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
-            residency: Some(ResidencyState {
-                life: LoadState::Loaded,
+            load_state: Some(LoadStateReport {
+                state: LoadState::Loaded,
                 bytes: 300 << 20,
                 measured_bytes: 200 << 20,
                 expires_at_ms: Some(190_000),
-                ..ResidencyState::default()
+                ..LoadStateReport::default()
             }),
             ..ModelState::default()
         };
@@ -297,7 +297,7 @@ mod tests {
                 UpstreamReport {
                     name: "ollama".into(),
                     kind: "ollama".into(),
-                    life: NodeState::Down,
+                    state: NodeState::Down,
                     reason: Some("unreachable".into()),
                     models: ["a", "b", "c", "d"].map(str::to_owned).into(),
                     running: 2,
@@ -307,7 +307,7 @@ mod tests {
                 UpstreamReport {
                     name: "hosted".into(),
                     kind: "openai".into(),
-                    life: NodeState::Ready,
+                    state: NodeState::Ready,
                     busy_ms: 527_400,
                     ..UpstreamReport::default()
                 },

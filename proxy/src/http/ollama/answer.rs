@@ -33,7 +33,7 @@ pub(super) async fn answer(
     job: OllamaJob,
 ) -> Result<Response, OllamaFailure> {
     let response = match job.load_only {
-        Some(wish) => load_or_unload(&state, caller, drain, &job, wish).await,
+        Some(load_only) => load_or_unload(&state, caller, drain, &job, load_only).await,
         None => reply(state, caller, drain, job).await,
     };
     response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
@@ -59,13 +59,13 @@ async fn load_or_unload(
     caller: &Caller,
     drain: &DrainDeadline,
     job: &OllamaJob,
-    wish: LoadOnly,
+    load_only: LoadOnly,
 ) -> Result<Response, RequestError> {
     let model = &job.shape.model;
-    let outcome = match wish {
+    let outcome = match load_only {
         LoadOnly::Load => or_drained(drain, state.backend.load(model, job.generate.keep_alive, caller)).await?,
         LoadOnly::Unload => or_drained(drain, state.backend.unload(model, caller)).await?,
     };
     outcome?;
-    Ok(Json(job.shape.last(LineContent::default(), &[], OllamaEnd::loaded(wish))).into_response())
+    Ok(Json(job.shape.last(LineContent::default(), &[], OllamaEnd::loaded(load_only))).into_response())
 }

@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::requests::Labels;
 use crate::observe::snapshot::{
-    EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamReport,
+    EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -39,9 +39,9 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "node_state",
         "1 for the state that the node is in, 0 for the others",
         nodes().flat_map(|(labels, node)| {
-            NodeState::ALL.map(|life| {
-                let state = ("state", life.as_str().to_owned());
-                ([&labels[..], &[state]].concat(), f64::from(u8::from(node.life == life)))
+            NodeState::ALL.map(|state| {
+                let label = ("state", state.as_str().to_owned());
+                ([&labels[..], &[label]].concat(), f64::from(u8::from(node.state == state)))
             })
         }),
     );
@@ -102,7 +102,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "Bytes that the models loaded on demand may take; 0: no limit",
         state.memory_budget_bytes as f64,
     );
-    let loadable = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
+    let loadable = || models().filter_map(|model| Some((of_model(model), model.load_state.as_ref()?)));
     for (name, help, value) in LOADABLE_GAUGES {
         series.gauges(name, help, loadable().map(|(labels, loading)| (labels, value(loading))));
     }
@@ -148,10 +148,10 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
 }
 
 /// A gauge of every model that is loaded on demand: its name, its help and its value.
-type LoadableGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
+type LoadableGauge = (&'static str, &'static str, fn(&LoadStateReport) -> f64);
 
 const LOADABLE_GAUGES: [LoadableGauge; 4] = [
-    ("model_loaded", "1 if the model is in memory", |loading| f64::from(u8::from(loading.life == LoadState::Loaded))),
+    ("model_loaded", "1 if the model is in memory", |loading| f64::from(u8::from(loading.state == LoadState::Loaded))),
     ("model_memory_bytes", "Bytes that the model's process holds", |loading| loading.measured_bytes as f64),
     ("model_requests_active", "Requests that use the model", |loading| f64::from(loading.active)),
     ("model_requests_waiting", "Requests that wait for the model to be loaded", |loading| f64::from(loading.waiting)),
@@ -161,7 +161,7 @@ const LOADABLE_GAUGES: [LoadableGauge; 4] = [
 type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamReport) -> f64);
 
 const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
-    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == NodeState::Ready))),
+    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.state == NodeState::Ready))),
     (
         "upstream_busy_seconds",
         "Longest time for which a model of the upstream still gets no requests because it was busy",
@@ -180,7 +180,7 @@ type NodeGauge = (&'static str, &'static str, fn(&NodeReport) -> f64);
 
 const NODE_GAUGES: [NodeGauge; 10] = [
     ("node_up", "1 if the node can be sent requests", |node| {
-        f64::from(u8::from(matches!(node.life, NodeState::Ready | NodeState::Suspect)))
+        f64::from(u8::from(matches!(node.state, NodeState::Ready | NodeState::Suspect)))
     }),
     ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
     ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),

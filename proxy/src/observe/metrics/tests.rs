@@ -9,7 +9,7 @@ use super::*;
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
 use crate::observe::RequestOutcome;
-use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, ResidencyState, UpstreamReport};
+use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, LoadStateReport, UpstreamReport};
 use crate::observe::tests::{app, caller, request};
 use crate::targets::nodes::FallbackReason;
 
@@ -106,7 +106,7 @@ async fn every_series_of_the_dashboard_is_there() {
     let mut state = app.state(false);
     state.models[0].links.push(LinkState::default());
     let unloads = [("idle".to_owned(), 1)].into();
-    state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });
+    state.models[0].load_state = Some(LoadStateReport { unloads, ..LoadStateReport::default() });
     let breaker = BreakerReport { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerReport::default() };
     let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
     state.upstreams.push(UpstreamReport { name: "up".into(), breaker, fallbacks, ..UpstreamReport::default() });

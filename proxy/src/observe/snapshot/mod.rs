@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::counts::{BreakerReport, FallbackState};
-pub use self::models::{LinkState, ModelState, ResidencyState};
+pub use self::models::{LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::UpstreamReport;
 use crate::observe::readiness::failed_loads;

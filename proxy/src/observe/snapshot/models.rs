@@ -35,15 +35,17 @@ pub struct ModelState {
     /// The average length of a reply, in tokens.
     pub mean_output_tokens: f64,
     /// Its place in memory, if it is loaded on demand.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub residency: Option<ResidencyState>,
+    #[serde(default, rename = "residency", skip_serializing_if = "Option::is_none")]
+    pub load_state: Option<LoadStateReport>,
 }
 
 /// A model that is loaded on demand.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ResidencyState {
+#[schemars(rename = "ResidencyState")]
+pub struct LoadStateReport {
     /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
-    pub life: LoadState,
+    #[serde(rename = "life")]
+    pub state: LoadState,
     /// Bytes of the budget that it takes when it is loaded: an estimate, or the measured size if that is larger.
     pub bytes: u64,
     /// Bytes that its process holds.
@@ -123,7 +125,7 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
         fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
         prediction_error: known.error,
         mean_output_tokens: expected_output(&known.n_output, None),
-        residency: model.loadable.as_ref().map(|loadable| residency(loadable.report())),
+        load_state: model.loadable.as_ref().map(|loadable| load_state(loadable.report())),
     }
 }
 
@@ -138,10 +140,10 @@ fn serves_another(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, ba
     bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
 }
 
-fn residency(report: LoadReport) -> ResidencyState {
+fn load_state(report: LoadReport) -> LoadStateReport {
     let history = report.history;
-    ResidencyState {
-        life: report.state,
+    LoadStateReport {
+        state: report.state,
         bytes: report.bytes,
         measured_bytes: report.measured_bytes,
         active: report.n_active,

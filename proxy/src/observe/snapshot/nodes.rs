@@ -17,13 +17,14 @@ pub struct NodeReport {
     /// Its task for this model.
     pub task: Task,
     /// Its state.
-    pub life: NodeState,
+    #[serde(rename = "life")]
+    pub state: NodeState,
     /// The reason why it is not ready, in words that are safe to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Start of this state, milliseconds since the Unix epoch.
-    #[serde(default)]
-    pub life_since_ms: u64,
+    #[serde(default, rename = "life_since_ms")]
+    pub state_since_ms: u64,
     /// Its changes of state since the endpoint's start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transitions: Vec<TransitionState>,
@@ -84,10 +85,10 @@ pub struct RatePoint {
 pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport {
     let status = node.health.status();
     let breaker = breaker(node.breakers.of(task).view(), FailureReason::as_str);
-    let life = match status.state() {
+    let state = match status.state() {
         // Only its other task fails.
         NodeState::Suspect if !status.is_silent() && !breaker.is_open => NodeState::Ready,
-        life => life,
+        state => state,
     };
     let of_info = status.running().map(|info| NodeReport {
         engine: info.engine.clone(),
@@ -102,9 +103,9 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     NodeReport {
         name: node.name.clone(),
         task,
-        life,
-        reason: (life != NodeState::Ready).then_some(status.words),
-        life_since_ms: unix_ms(status.since),
+        state,
+        reason: (state != NodeState::Ready).then_some(status.words),
+        state_since_ms: unix_ms(status.since),
         transitions: node.health.transitions().into_iter().map(|(change, count)| transition(change, count)).collect(),
         address: node.url.clone().filter(|_| with_address),
         active_slots: load.active_slots,

@@ -19,7 +19,8 @@ pub struct UpstreamReport {
     /// The kind of server.
     pub kind: String,
     /// The state of the server, as its list of models shows.
-    pub life: NodeState,
+    #[serde(rename = "life")]
+    pub state: NodeState,
     /// The reason why it does not answer, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -44,7 +45,7 @@ pub struct UpstreamReport {
 
 pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamReport {
     let settings = server.client.settings();
-    let (life, reason) = match server.health() {
+    let (state, reason) = match server.health() {
         UpstreamHealth::Unknown => (NodeState::Starting, None),
         UpstreamHealth::Answering => (NodeState::Ready, None),
         UpstreamHealth::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
@@ -54,7 +55,7 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
     UpstreamReport {
         name: settings.name.clone(),
         kind: settings.kind.as_str().to_owned(),
-        life,
+        state,
         reason,
         address: with_address.then(|| settings.url.clone()),
         models: server.models(),

@@ -12,7 +12,7 @@ use crate::account::Account;
 pub(super) struct AdmissionQueue<P> {
     pub(super) limits: AdmissionLimits,
     n_slots: usize,
-    lanes: HashMap<String, Lane<P>>,
+    lanes_by_key: HashMap<String, Lane<P>>,
     next_ticket: u64,
 }
 
@@ -51,7 +51,7 @@ impl<P> Lane<P> {
 
 impl<P> AdmissionQueue<P> {
     pub(super) fn new(limits: AdmissionLimits) -> Self {
-        AdmissionQueue { limits, n_slots: 0, lanes: HashMap::new(), next_ticket: 0 }
+        AdmissionQueue { limits, n_slots: 0, lanes_by_key: HashMap::new(), next_ticket: 0 }
     }
 
     /// The maximum number of requests served at once.
@@ -69,18 +69,18 @@ impl<P> AdmissionQueue<P> {
     }
 
     pub(super) fn n_running(&self) -> usize {
-        self.lanes.values().map(|lane| lane.n_running).sum()
+        self.lanes_by_key.values().map(|lane| lane.n_running).sum()
     }
 
     pub(super) fn n_waiting(&self) -> usize {
-        self.lanes.values().map(|lane| lane.waiting.len()).sum()
+        self.lanes_by_key.values().map(|lane| lane.waiting.len()).sum()
     }
 
     /// Admits a new request if there is room and no request of its key waits. A request may wait even if there is room,
     /// because its key's own limit is reached.
     pub(super) fn try_enter(&mut self, account: &Arc<Account>) -> bool {
         let has_room = self.n_running() < self.max_requests();
-        let lane = self.lanes.entry(account.name.clone()).or_default();
+        let lane = self.lanes_by_key.entry(account.name.clone()).or_default();
         let enters = has_room && lane.waiting.is_empty() && lane.has_room(account);
         if enters {
             lane.n_running += 1;
@@ -96,9 +96,9 @@ impl<P> AdmissionQueue<P> {
         answer: oneshot::Sender<Result<P, Refusal>>,
     ) -> Result<u64, Refusal> {
         if self.n_waiting() >= self.limits.max_waiting {
-            let own = self.lanes.get(&account.name).map_or(0, |lane| lane.waiting.len());
+            let own = self.lanes_by_key.get(&account.name).map_or(0, |lane| lane.waiting.len());
             let full = self.full();
-            let longest = self.lanes.values_mut().max_by_key(|lane| lane.waiting.len());
+            let longest = self.lanes_by_key.values_mut().max_by_key(|lane| lane.waiting.len());
             let displaced =
                 longest.filter(|lane| lane.waiting.len() > own + 1).and_then(|lane| lane.waiting.pop_back());
             let Some(displaced) = displaced else {
@@ -111,7 +111,7 @@ impl<P> AdmissionQueue<P> {
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let lane = self.lanes.entry(account.name.clone()).or_default();
+        let lane = self.lanes_by_key.entry(account.name.clone()).or_default();
         lane.waiting.push_back(Waiter { ticket, account: Arc::clone(account), answer });
         Ok(ticket)
     }
@@ -127,14 +127,14 @@ impl<P> AdmissionQueue<P> {
             may_run.then_some((std::cmp::Reverse(first.account.limits.priority), lane.n_running, first.ticket))
         };
         let (_, lane) =
-            self.lanes.values_mut().filter_map(|lane| Some((order(lane)?, lane))).min_by_key(|(o, _)| *o)?;
+            self.lanes_by_key.values_mut().filter_map(|lane| Some((order(lane)?, lane))).min_by_key(|(o, _)| *o)?;
         lane.n_running += 1;
         lane.waiting.pop_front()
     }
 
     /// One of this account's requests has ended.
     pub(super) fn leave(&mut self, account: &Account) {
-        if let Some(lane) = self.lanes.get_mut(&account.name) {
+        if let Some(lane) = self.lanes_by_key.get_mut(&account.name) {
             lane.n_running = lane.n_running.saturating_sub(1);
         }
         self.sweep(&account.name);
@@ -142,7 +142,7 @@ impl<P> AdmissionQueue<P> {
 
     /// The request with this ticket no longer waits.
     pub(super) fn give_up(&mut self, account: &Account, ticket: u64) {
-        if let Some(lane) = self.lanes.get_mut(&account.name) {
+        if let Some(lane) = self.lanes_by_key.get_mut(&account.name) {
             lane.waiting.retain(|waiter| waiter.ticket != ticket);
         }
         self.sweep(&account.name);
@@ -151,7 +151,7 @@ impl<P> AdmissionQueue<P> {
     /// The place in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
     /// many requests each key has running when a place becomes free.
     pub(super) fn place_of(&self, ticket: u64) -> Option<usize> {
-        let waiting = || self.lanes.values().flat_map(|lane| &lane.waiting);
+        let waiting = || self.lanes_by_key.values().flat_map(|lane| &lane.waiting);
         let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);
         let own = order(waiting().find(|waiter| waiter.ticket == ticket)?);
         Some(waiting().filter(|waiter| order(waiter) <= own).count())
@@ -159,7 +159,7 @@ impl<P> AdmissionQueue<P> {
 
     /// Returns true if the key's own limit keeps its requests waiting.
     pub(super) fn is_at_own_limit(&self, account: &Account) -> bool {
-        self.lanes.get(&account.name).is_some_and(|lane| !lane.has_room(account))
+        self.lanes_by_key.get(&account.name).is_some_and(|lane| !lane.has_room(account))
     }
 
     /// The refusal when the queue is full.
@@ -174,8 +174,8 @@ impl<P> AdmissionQueue<P> {
 
     /// Removes an empty lane: the configuration may add and remove keys at any time.
     fn sweep(&mut self, name: &str) {
-        if self.lanes.get(name).is_some_and(|lane| lane.n_running == 0 && lane.waiting.is_empty()) {
-            self.lanes.remove(name);
+        if self.lanes_by_key.get(name).is_some_and(|lane| lane.n_running == 0 && lane.waiting.is_empty()) {
+            self.lanes_by_key.remove(name);
         }
     }
 }

@@ -168,19 +168,19 @@ async fn compute(
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let mut vectors = Vec::with_capacity(inputs.len());
     let mut timings = EmbedTimings::default();
-    let mut attempts = StartRetry::default();
+    let mut retry = StartRetry::default();
     loop {
-        let error = match choose(model, attempts.failed()).await {
+        let error = match choose(model, retry.failed()).await {
             Ok(node) => {
                 let (attempt, outcome) = attempt(node, &inputs, facts).await;
                 timings.queue_ms += attempt.timings.queue_ms;
                 timings.compute_ms += attempt.timings.compute_ms;
                 if !attempt.vectors.is_empty() {
-                    attempts.progressed();
+                    retry.progressed();
                 }
                 inputs.drain(..attempt.vectors.len());
                 vectors.extend(attempt.vectors);
-                attempts.note(model, node, &outcome);
+                retry.note(model, node, &outcome);
                 match outcome {
                     Ok(()) => return Ok((vectors, timings)),
                     Err(error) => error.into(),
@@ -188,7 +188,7 @@ async fn compute(
             }
             Err(error) => error,
         };
-        attempts.go_on(model, error).await?;
+        retry.go_on(model, error).await?;
     }
 }
 
