@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn placeholders_tell_images_and_their_beginnings_apart() {
-        let (a, b) = (image(b"a").placeholders(9), image(b"b").placeholders(9));
+        let a = image(b"a").placeholders(9);
+        let b = image(b"b").placeholders(9);
         assert_eq!(a, image(b"a").placeholders(9));
         assert!(a.iter().zip(&b).all(|(a, b)| a != b), "{a:?} {b:?}");
         assert_ne!(a[..8], image(b"a").placeholders(8));
@@ -220,7 +221,8 @@ mod tests {
     fn texts_are_cut_at_marks_and_at_nothing_else() {
         let images = [image(b"a"), image(b"b")];
         let check = |text: &str, expected: &[Segment<'_>]| assert_eq!(segments(text, &images), expected, "{text}");
-        let (a, b) = (images[0].mark(), images[1].mark());
+        let a = images[0].mark();
+        let b = images[1].mark();
         check("x", &[Segment::Text("x")]);
         check("", &[]);
         check(&format!("{b}{a}"), &[Segment::Image(1), Segment::Image(0)]);

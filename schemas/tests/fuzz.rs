@@ -33,7 +33,8 @@ fn no_input_breaks_a_promise() {
     for target in bodies::TARGETS {
         let seeds = (target.seeds)();
         let mut random = StdRng::seed_from_u64(1);
-        let (since, mut n_inputs) = (Instant::now(), 0);
+        let since = Instant::now();
+        let mut n_inputs = 0;
         while since.elapsed() < each {
             let input = mutated(&seeds, &mut random);
             // Print the input that failed.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use futures::StreamExt;
-use harness::{BATON, Server, eventually_async};
+use harness::{BATON, BatonServer, eventually_async};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "20"];
 
 /// Starts an endpoint whose file begins with these lines and has a key for each of these limits. Returns the keys and the
 /// file, too, because the endpoint watches it.
-fn with_keys<const N: usize>(front: &str, limits: [&str; N]) -> (Server, [String; N], tempfile::TempPath) {
+fn with_keys<const N: usize>(front: &str, limits: [&str; N]) -> (BatonServer, [String; N], tempfile::TempPath) {
     let mut file = format!("{front}\n");
     let keys = std::array::from_fn(|i| {
         let made = Command::new(&*BATON).args(["key", "new", "--name", &format!("key-{i}")]).output().unwrap();
@@ -23,10 +23,10 @@ fn with_keys<const N: usize>(front: &str, limits: [&str; N]) -> (Server, [String
     });
     let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::write(&path, file).unwrap();
-    (Server::with(&[&SIM[..], &["--config", path.to_str().unwrap()]].concat()), keys, path)
+    (BatonServer::with(&[&SIM[..], &["--config", path.to_str().unwrap()]].concat()), keys, path)
 }
 
-fn ask(server: &Server, key: &str, n_tokens: u32) -> RequestBuilder {
+fn ask(server: &BatonServer, key: &str, n_tokens: u32) -> RequestBuilder {
     let body = json!({
         "model": "sim", "stream": true, "max_tokens": n_tokens, "ignore_eos": true,
         "messages": [{ "role": "user", "content": "hi" }],
@@ -53,7 +53,7 @@ async fn begun(request: RequestBuilder) -> impl Future<Output = String> {
 }
 
 /// Requests that wait in the endpoint's queue.
-async fn n_waiting(server: &Server, key: &str) -> usize {
+async fn n_waiting(server: &BatonServer, key: &str) -> usize {
     let url = format!("{}/metrics", server.base);
     let text = reqwest::Client::new().get(url).bearer_auth(key).send().await.unwrap().text().await.unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("baton_requests_waiting ")).expect(&text);
@@ -61,7 +61,8 @@ async fn n_waiting(server: &Server, key: &str) -> usize {
 }
 
 async fn refusal(reply: Response) -> (u16, Value, reqwest::header::HeaderMap) {
-    let (status, headers) = (reply.status().as_u16(), reply.headers().clone());
+    let status = reply.status().as_u16();
+    let headers = reply.headers().clone();
     (status, reply.json().await.unwrap(), headers)
 }
 
@@ -71,7 +72,8 @@ async fn the_waiting_key_with_the_higher_priority_is_next() {
     let running = begun(ask(&server, &low, 600)).await;
     let (tell, mut order) = tokio::sync::mpsc::unbounded_channel();
     for (at, key) in [&low, &low, &high].into_iter().enumerate() {
-        let (request, tell) = (ask(&server, key, 1), tell.clone());
+        let request = ask(&server, key, 1);
+        let tell = tell.clone();
         tokio::spawn(async move {
             let text = request.send().await.unwrap().text().await.unwrap();
             tell.send((at, text)).unwrap();

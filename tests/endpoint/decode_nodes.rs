@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-use harness::{Node, Server, SseReply, chat, eventually_async, long_prompt};
+use harness::{BatonNode, BatonServer, SseReply, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// A simulated node, slow enough that a reply can be interrupted.
-fn sim_node(args: &[&str]) -> Node {
-    Node::with(&[&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"], args].concat())
+fn sim_node(args: &[&str]) -> BatonNode {
+    BatonNode::with(&[&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"], args].concat())
 }
 
 fn sim_chat(tag: &str, max_tokens: u32) -> Value {
     chat(&long_prompt(tag, 100), json!({ "model": "sim", "max_tokens": max_tokens, "ignore_eos": true }))
 }
 
-async fn post(server: &Server, body: &Value) -> (u16, String, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, String, Value) {
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     let response = call.send().await.unwrap();
     let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
     (response.status().as_u16(), route, response.json().await.unwrap())
 }
 
-async fn state(server: &Server) -> Value {
+async fn state(server: &BatonServer) -> Value {
     reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap()
 }
 
@@ -42,7 +42,7 @@ async fn a_stream_continues_on_another_node_when_its_own_is_killed_or_freezes() 
         let prefill = sim_node(&["--role", "prefill"]);
         let decode = [sim_node(&["--role", "decode"]), sim_node(&["--role", "both"])];
         let nodes = ["--decode", &decode[0].url, "--decode", &decode[1].url, "--prefill", &prefill.url];
-        let server = Server::with(&[&nodes[..], &["--policy", "always_handoff", "--no-calibration"]].concat());
+        let server = BatonServer::with(&[&nodes[..], &["--policy", "always_handoff", "--no-calibration"]].concat());
         assert!(server.children().is_empty(), "no engine is started here");
 
         let body = sim_chat("undisturbed", 100);
@@ -74,7 +74,7 @@ async fn a_node_that_comes_back_is_used_again_within_five_seconds() {
     let address = decode[0].url.trim_start_matches("http://").to_owned();
     let nodes = ["--decode", &decode[0].url, "--decode", &decode[1].url].map(str::to_owned);
     let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    let server = Server::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+    let server = BatonServer::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat());
     let used = |tag: &'static str| {
         let server = &server;
         async move {
@@ -101,10 +101,8 @@ async fn a_node_that_comes_back_is_used_again_within_five_seconds() {
             _ => decode[0].signal(Signal::CONT),
         }
         let back = tokio::time::Instant::now();
-        while used("back").await != 0 {
-            assert!(back.elapsed() < Duration::from_secs(5), "round {round}: not used again");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        eventually_async("the node to be used again", || async { used("back").await == 0 }).await;
+        assert!(back.elapsed() < Duration::from_secs(5), "round {round}: used again after {:?}", back.elapsed());
         println!("used again after {:?}", back.elapsed());
     }
 }
@@ -116,7 +114,7 @@ async fn nodes_serve_a_model_whose_own_engine_never_starts() {
     let file = folder.path().join("broken.gguf");
     std::fs::write(&file, "no model").unwrap();
     let args = ["--model", file.to_str().unwrap(), "--decode", &same.url, "--no-calibration"];
-    let server = Server::with(&args);
+    let server = BatonServer::with(&args);
     let body = |model: &str| chat("hello", json!({ "model": model, "max_tokens": 4 }));
     let (status, route, reply) = post(&server, &body("broken")).await;
     assert_eq!(status, 200, "{reply}");
@@ -127,15 +125,16 @@ async fn nodes_serve_a_model_whose_own_engine_never_starts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_exchanges_nodes_while_they_stream() {
-    let (one, other) = (sim_node(&["--role", "decode"]), sim_node(&["--role", "decode"]));
+    let one = sim_node(&["--role", "decode"]);
+    let other = sim_node(&["--role", "decode"]);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("baton.toml");
-    let write = |decode: &[&Node], policy: &str| {
+    let write = |decode: &[&BatonNode], policy: &str| {
         let urls: Vec<&String> = decode.iter().map(|node| &node.url).collect();
         std::fs::write(&file, format!("[model]\ndecode = {urls:?}\npolicy = {policy:?}\n")).unwrap();
     };
     write(&[&one], "fastest");
-    let server = Server::with(&["--config", file.to_str().unwrap()]);
+    let server = BatonServer::with(&["--config", file.to_str().unwrap()]);
     let body = sim_chat("undisturbed", 150);
     let (_, route, undisturbed) = post(&server, &body).await;
     assert_eq!(decode_of(&route), 0);

@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use harness::{BATON, Node, Server, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, eventually_async};
 use serde_json::{Value, json};
 
-fn server(node: &Node) -> Server {
+fn server(node: &BatonNode) -> BatonServer {
     let args = ["--engine", "sim", "--sim-prefill-tps", "1000", "--prefill", &node.url, "--api-key", "k"];
-    Server::with(&args)
+    BatonServer::with(&args)
 }
 
 fn request(n_words: usize) -> Value {
@@ -16,16 +16,16 @@ fn request(n_words: usize) -> Value {
     json!({ "model": "sim", "messages": [{ "role": "user", "content": content }], "max_tokens": 16 })
 }
 
-async fn post(server: &Server, path: &str, policy: &str, body: &Value) -> reqwest::Response {
+async fn post(server: &BatonServer, path: &str, policy: &str, body: &Value) -> reqwest::Response {
     let call = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth("k");
     call.header("x-baton-policy", policy).json(body).send().await.unwrap()
 }
 
-async fn plan(server: &Server, policy: &str, n_words: usize) -> Value {
+async fn plan(server: &BatonServer, policy: &str, n_words: usize) -> Value {
     post(server, "/baton/plan", policy, &request(n_words)).await.json().await.unwrap()
 }
 
-fn cli(server: &Server, args: &[&str], input: &str) -> Output {
+fn cli(server: &BatonServer, args: &[&str], input: &str) -> Output {
     let mut command = Command::new(&*BATON);
     command.args(["plan", "-", &server.base]).args(args).env("BATON_API_KEY", "k");
     let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -35,7 +35,7 @@ fn cli(server: &Server, args: &[&str], input: &str) -> Output {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_predicts_what_the_request_does() {
-    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "20000"]);
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "20000"]);
     let server = server(&node);
     let is_known = async || plan(&server, "fastest", 1_500).await["routes"][1]["prediction"].is_object();
     eventually_async("calibration", is_known).await;
@@ -75,7 +75,7 @@ async fn a_dry_run_predicts_what_the_request_does() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_is_refused_like_the_request() {
-    let node = Node::with(&["--engine", "sim", "--role", "prefill"]);
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill"]);
     let server = server(&node);
     let keyless = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(&request(1));
     assert_eq!(keyless.send().await.unwrap().status(), 401);
@@ -104,6 +104,6 @@ fn a_dry_run_that_fails_prints_one_clear_line() {
     };
     check("127.0.0.1:1", "no endpoint answers at 127.0.0.1:1: ");
     check("here and there", "an endpoint is HOST:PORT");
-    let server = Server::with(&["--engine", "sim", "--api-key", "k"]);
+    let server = BatonServer::with(&["--engine", "sim", "--api-key", "k"]);
     check(&server.base, "needs a key: give one with --api-key or BATON_API_KEY");
 }

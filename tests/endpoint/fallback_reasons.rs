@@ -4,25 +4,25 @@
 use std::process::Command;
 
 use harness::occupy::{fill, load};
-use harness::relay::{Fault, Relay};
-use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
+use harness::relay::{FaultyRelay, LinkFault};
+use harness::{BATON, BatonNode, BatonServer, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// An endpoint with a simulated engine of its own, and a simulated prefill node at the end of a relay.
 struct Rig {
-    server: Server,
-    relay: Relay,
-    node: Node,
+    server: BatonServer,
+    relay: FaultyRelay,
+    node: BatonNode,
 }
 
 impl Rig {
     async fn start(node_args: &[&str]) -> Rig {
         let speed = ["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"];
-        let node = Node::with(&[&speed[..], node_args].concat());
-        let relay = Relay::start(&node.url).await;
+        let node = BatonNode::with(&[&speed[..], node_args].concat());
+        let relay = FaultyRelay::start(&node.url).await;
         let own = ["--engine", "sim", "--sim-decode-tps", "1000", "--policy", "always_handoff", "--no-calibration"];
-        let server = Server::with(&[&own[..], &["--prefill", &relay.url]].concat());
+        let server = BatonServer::with(&[&own[..], &["--prefill", &relay.url]].concat());
         Rig { server, relay, node }
     }
 
@@ -37,26 +37,26 @@ impl Rig {
         let body = chat(&long_prompt(reason, 200), json!({ "model": "sim", "max_tokens": 24, "ignore_eos": true }));
         let (reply, ()) = tokio::join!(post(&self.server, &body), happens);
         assert_eq!(reply["timings"]["handoff"]["failure"], reason, "{reply}");
-        let undisturbed = Server::with(&["--engine", "sim", "--sim-decode-tps", "1000"]);
+        let undisturbed = BatonServer::with(&["--engine", "sim", "--sim-decode-tps", "1000"]);
         let expected = post(&undisturbed, &body).await;
         assert_eq!(reply["choices"], expected["choices"]);
         shows(&self.server, reason).await;
     }
 }
 
-async fn post(server: &Server, body: &Value) -> Value {
+async fn post(server: &BatonServer, body: &Value) -> Value {
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     let response = call.send().await.unwrap();
     assert_eq!(response.status(), 200);
     response.json().await.unwrap()
 }
 
-async fn is_busy(node: &Node) {
+async fn is_busy(node: &BatonNode) {
     eventually_async("a busy node", async || load(&node.url).await.active_slots > 0).await;
 }
 
 /// Checks that the reason is counted and that an operator can see it.
-async fn shows(server: &Server, reason: &str) {
+async fn shows(server: &BatonServer, reason: &str) {
     let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
     let series = format!("baton_fallbacks_total{{model=\"sim\",reason=\"{reason}\"}} 1\n");
     assert!(metrics.contains(&series), "{metrics}");
@@ -103,7 +103,7 @@ async fn prefill_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prefill_refused() {
     let rig = Rig::start(&[]).await;
-    let other = Node::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
     rig.relay.lead_to(&other.url);
     rig.check("prefill_refused", async {}).await;
 }
@@ -111,7 +111,7 @@ async fn prefill_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn frame_rejected() {
     let rig = Rig::start(&[]).await;
-    rig.relay.set(Fault::Flip);
+    rig.relay.set(LinkFault::Flip);
     rig.check("frame_rejected", async {}).await;
     assert!(rig.relay.n_touched() > 0);
 }
@@ -125,10 +125,10 @@ async fn fingerprint_mismatch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn decode_busy_and_decode_lost() {
-    let node = |args: &[&str]| Node::with(&[&["--engine", "sim", "--sim-decode-tps", "100"], args].concat());
+    let node = |args: &[&str]| BatonNode::with(&[&["--engine", "sim", "--sim-decode-tps", "100"], args].concat());
     let nodes = [node(&["--slots", "1", "--max-queued", "1"]), node(&[])];
     let decode = ["--decode", &nodes[0].url, "--decode", &nodes[1].url];
-    let server = Server::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+    let server = BatonServer::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
     let body = |tag| chat(tag, json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }));
     let crowd = fill(&nodes[0].url).await;
     // The full node is first in turn.
@@ -139,7 +139,8 @@ async fn decode_busy_and_decode_lost() {
         is_busy(&nodes[1]).await;
         nodes[1].signal(Signal::KILL);
     };
-    let (three, four) = (body("three"), body("four"));
+    let three = body("three");
+    let four = body("four");
     let (one, two, ()) = tokio::join!(post(&server, &three), post(&server, &four), kill);
     for reply in [one, two] {
         assert_eq!(reply["usage"]["completion_tokens"], 100, "{reply}");
@@ -149,8 +150,8 @@ async fn decode_busy_and_decode_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_node_that_was_frozen_under_load_is_chosen_again() {
-    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "6000"]);
-    let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "2000", "--prefill", &node.url]);
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "6000"]);
+    let server = BatonServer::with(&["--engine", "sim", "--sim-prefill-tps", "2000", "--prefill", &node.url]);
     let body = |tag: &str| chat(&long_prompt(tag, 300), json!({ "model": "sim", "max_tokens": 2 }));
     // A new prompt each time, because a cached one is not handed over.
     let is_handed_over = async || {
@@ -173,8 +174,8 @@ async fn a_prefill_node_that_was_frozen_under_load_is_chosen_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn not_worth_it() {
-    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"]);
-    let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "9000", "--prefill", &node.url]);
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"]);
+    let server = BatonServer::with(&["--engine", "sim", "--sim-prefill-tps", "9000", "--prefill", &node.url]);
     let body = chat("short", json!({ "model": "sim", "max_tokens": 2 }));
     // The reason differs until calibration has measured the link.
     eventually_async("a reason", || async {

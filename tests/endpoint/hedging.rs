@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use baton_schemas::node::NodeLoad;
-use harness::relay::{Fault, Relay};
-use harness::{CLUSTER_KEY, Node, Server, chat, eventually_async, long_prompt};
+use harness::relay::{FaultyRelay, LinkFault};
+use harness::{BatonNode, BatonServer, CLUSTER_KEY, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -13,21 +13,22 @@ const N_TOKENS: u32 = 200;
 
 /// Two decode nodes, each at the end of a relay, that take a second for a prompt.
 struct Rig {
-    nodes: [Node; 2],
-    relays: [Relay; 2],
-    server: Server,
+    nodes: [BatonNode; 2],
+    relays: [FaultyRelay; 2],
+    server: BatonServer,
     _config: tempfile::NamedTempFile,
 }
 
 impl Rig {
     async fn start() -> Rig {
-        let node = || Node::with(&["--engine", "sim", "--sim-prefill-tps", "1500", "--sim-decode-tps", "50"]);
+        let node = || BatonNode::with(&["--engine", "sim", "--sim-prefill-tps", "1500", "--sim-decode-tps", "50"]);
         let nodes = [node(), node()];
-        let relays = [Relay::start(&nodes[0].url).await, Relay::start(&nodes[1].url).await];
+        let relays = [FaultyRelay::start(&nodes[0].url).await, FaultyRelay::start(&nodes[1].url).await];
         let mut config = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
         config.write_all(b"[deadlines]\nfloor_ms = 200\nfactor = 1.3\nhedge = true\n").unwrap();
         let args = ["--config", config.path().to_str().unwrap(), "--no-calibration"];
-        let server = Server::with(&[&args[..], &["--decode", &relays[0].url, "--decode", &relays[1].url]].concat());
+        let server =
+            BatonServer::with(&[&args[..], &["--decode", &relays[0].url, "--decode", &relays[1].url]].concat());
         let rig = Rig { nodes, relays, server, _config: config };
         // Only a predicted first token can be late, so both nodes must have been measured.
         eventually_async("predictions of both routes", async || rig.predicts().await).await;
@@ -79,7 +80,7 @@ impl Rig {
             })
             .await;
         });
-        let undisturbed = Server::with(&["--engine", "sim"]);
+        let undisturbed = BatonServer::with(&["--engine", "sim"]);
         assert_eq!(reply, stream(&undisturbed, &body).await);
         for (reason, expected) in [("first_token_late", 1), ("hedged", 1), ("hedge_won", 1), ("decode_lost", 0)] {
             assert_eq!(self.count(reason).await, expected, "{reason}");
@@ -98,13 +99,15 @@ impl Rig {
 }
 
 /// A streamed reply: its text, the number of finish reasons, and the number of tokens.
-async fn stream(server: &Server, body: &Value) -> (String, u32, u64) {
+async fn stream(server: &BatonServer, body: &Value) -> (String, u32, u64) {
     let mut body = body.clone();
     body["stream_options"] = json!({ "include_usage": true });
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
     let sse = call.send().await.unwrap().text().await.unwrap();
     assert_eq!(sse.matches("data: [DONE]").count(), 1, "{sse}");
-    let (mut text, mut n_finished, mut n_tokens) = (String::new(), 0, 0);
+    let mut text = String::new();
+    let mut n_finished = 0;
+    let mut n_tokens = 0;
     for event in sse.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]") {
         let chunk: Value = serde_json::from_str(event).unwrap();
         assert!(chunk["error"].is_null(), "{chunk}");
@@ -120,7 +123,7 @@ async fn stream(server: &Server, body: &Value) -> (String, u32, u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_route_whose_link_is_slow_is_hedged() {
     let rig = Rig::start().await;
-    rig.check("slow link", |late| rig.relays[late].set(Fault::Slow(5.0)), |_| {}).await;
+    rig.check("slow link", |late| rig.relays[late].set(LinkFault::Slow(5.0)), |_| {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::time::Duration;
 
 use futures::future::join_all;
-use harness::{Node, Server, chat, eventually_async, long_prompt};
+use harness::{BatonNode, BatonServer, chat, eventually_async, long_prompt};
 use serde_json::{Value, json};
 
 /// Tokens of a reply, which take more than half a second.
@@ -16,22 +15,24 @@ const N_TOKENS: u32 = 30;
 const N_REQUESTS: usize = 12;
 
 /// A node that prefills eight times as fast as the decode nodes.
-fn prefill(model: &str) -> Node {
+fn prefill(model: &str) -> BatonNode {
     machine(model, ["--role", "prefill", "--sim-prefill-tps", "4000"])
 }
 
-fn decode(model: &str) -> Node {
+fn decode(model: &str) -> BatonNode {
     machine(model, ["--role", "decode", "--sim-prefill-tps", "500"])
 }
 
-fn machine(model: &str, args: [&str; 4]) -> Node {
-    Node::with(&[&["--engine", "sim", "--name", model, "--slots", "8", "--sim-decode-tps", "50"], &args[..]].concat())
+fn machine(model: &str, args: [&str; 4]) -> BatonNode {
+    BatonNode::with(
+        &[&["--engine", "sim", "--name", model, "--slots", "8", "--sim-decode-tps", "50"], &args[..]].concat(),
+    )
 }
 
 /// An endpoint for these nodes that has measured each node and each link.
-async fn endpoint(prefill: &[Node; 2], decode: &[Node; 2], models: &[&str]) -> Server {
+async fn endpoint(prefill: &[BatonNode; 2], decode: &[BatonNode; 2], models: &[&str]) -> BatonServer {
     let nodes = ["--prefill", &prefill[0].url, "--prefill", &prefill[1].url];
-    let server = Server::with(&[&nodes[..], &["--decode", &decode[0].url, "--decode", &decode[1].url]].concat());
+    let server = BatonServer::with(&[&nodes[..], &["--decode", &decode[0].url, "--decode", &decode[1].url]].concat());
     for model in models {
         eventually_async("predictions of every route", || async {
             let plan = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(&body(model, "plan"));
@@ -52,7 +53,7 @@ fn body(model: &str, tag: &str) -> Value {
 }
 
 /// Sends all requests of all models at once. Returns the model and the route of each reply.
-async fn load(server: &Server, models: &[&str]) -> Vec<(String, BTreeMap<String, String>)> {
+async fn load(server: &BatonServer, models: &[&str]) -> Vec<(String, BTreeMap<String, String>)> {
     let bodies = (0..N_REQUESTS).flat_map(|i| models.iter().map(move |model| (model, body(model, &i.to_string()))));
     let one = async |(model, body): (&&str, Value)| {
         let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
@@ -76,26 +77,27 @@ fn count(replies: &[(String, BTreeMap<String, String>)], part: &str) -> BTreeMap
 }
 
 /// Returns once a prompt is computed while a reply is generated.
-async fn overlap(server: &Server) {
-    loop {
-        let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+async fn overlap(server: &BatonServer) {
+    eventually_async("a prompt to be computed while a reply is generated", || async {
+        let state = server.state().await;
         let nodes = state["models"][0]["nodes"].as_array().cloned().unwrap_or_default();
         let is_busy = |kind: &str| {
             nodes.iter().any(|node| node["name"].as_str().unwrap().starts_with(kind) && node["active_slots"] != 0)
         };
-        if is_busy("prefill") && is_busy("decode") {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        is_busy("prefill") && is_busy("decode")
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_and_replies_of_one_model_are_spread_over_two_machines_each() {
-    let (prefill, decode) = ([prefill("sim"), prefill("sim")], [decode("sim"), decode("sim")]);
+    let prefill = [prefill("sim"), prefill("sim")];
+    let decode = [decode("sim"), decode("sim")];
     let server = endpoint(&prefill, &decode, &["sim"]).await;
-    let (mut replies, mut overlapped) = (Vec::new(), false);
-    let (mut load, overlap) = (pin!(load(&server, &["sim"])), overlap(&server));
+    let mut replies = Vec::new();
+    let mut overlapped = false;
+    let mut load = pin!(load(&server, &["sim"]));
+    let overlap = overlap(&server);
     tokio::select! {
         done = &mut load => replies = done,
         () = overlap => overlapped = true,
@@ -114,7 +116,8 @@ async fn prompts_and_replies_of_one_model_are_spread_over_two_machines_each() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_models_are_served_side_by_side_each_by_its_own_machines() {
-    let (prefill, decode) = ([prefill("one"), prefill("two")], [decode("one"), decode("two")]);
+    let prefill = [prefill("one"), prefill("two")];
+    let decode = [decode("one"), decode("two")];
     let server = endpoint(&prefill, &decode, &["one", "two"]).await;
     let replies = load(&server, &["one", "two"]).await;
     for (model, machine) in [("one", "1"), ("two", "2")] {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use harness::{BATON, CLUSTER_KEY, Node, Server, eventually_async, long_prompt};
+use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -17,7 +17,8 @@ struct Certificate {
 impl Certificate {
     fn write(folder: &tempfile::TempDir) -> Certificate {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let cert = folder.path().join("cert.pem");
+        let key = folder.path().join("key.pem");
         std::fs::write(&cert, made.cert.pem()).unwrap();
         std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
         Certificate { cert, key }
@@ -27,9 +28,9 @@ impl Certificate {
         self.cert.to_str().unwrap()
     }
 
-    fn node(&self) -> Node {
+    fn node(&self) -> BatonNode {
         let args = ["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "100000"];
-        Node::with(&[&args[..], &["--tls-cert", self.cert(), "--tls-key", self.key.to_str().unwrap()]].concat())
+        BatonNode::with(&[&args[..], &["--tls-cert", self.cert(), "--tls-key", self.key.to_str().unwrap()]].concat())
     }
 }
 
@@ -79,7 +80,7 @@ fn plain_http_beyond_this_machine_needs_permission() {
 
 #[tokio::test]
 async fn permission_suffices_for_plain_http() {
-    let node = Node::with(&["--engine", "sim", "--listen", "0.0.0.0:0", "--allow-plain-http"]);
+    let node = BatonNode::with(&["--engine", "sim", "--listen", "0.0.0.0:0", "--allow-plain-http"]);
     let port = node.url.rsplit_once(':').unwrap().1;
     let reply = info(&reqwest::Client::new(), &format!("http://127.0.0.1:{port}")).await.unwrap();
     assert_eq!(reply.status(), 200);
@@ -110,7 +111,7 @@ async fn kv_is_handed_over_inside_tls() {
     let node = made.node();
     let url = node.url.replace("http://", "https://");
     let slow_here = ["--engine", "sim", "--sim-prefill-tps", "500", "--policy", "always_handoff", "--no-calibration"];
-    let server = Server::with(&[&slow_here[..], &["--prefill", &url, "--tls-ca", made.cert()]].concat());
+    let server = BatonServer::with(&[&slow_here[..], &["--prefill", &url, "--tls-ca", made.cert()]].concat());
     let body = json!({
         "model": "sim", "max_tokens": 4,
         "messages": [{ "role": "user", "content": long_prompt("inside TLS", 600) }],

@@ -3,21 +3,21 @@
 use std::process::Command;
 use std::time::Duration;
 
-use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
+use harness::{BATON, BatonNode, BatonServer, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 struct Rig {
-    nodes: Vec<Node>,
-    server: Server,
+    nodes: Vec<BatonNode>,
+    server: BatonServer,
 }
 
 impl Rig {
     fn start() -> Rig {
-        let node = || Node::with(&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"]);
+        let node = || BatonNode::with(&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"]);
         let nodes = vec![node(), node()];
         let urls = ["--decode", &nodes[0].url, "--decode", &nodes[1].url];
-        let server = Server::with(&[&urls[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+        let server = BatonServer::with(&[&urls[..], &["--policy", "round_robin", "--no-calibration"]].concat());
         Rig { nodes, server }
     }
 

@@ -63,7 +63,8 @@ fn a_refused_key_ends_the_start_with_one_line() {
 async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     // A stub closes every connection and counts them.
     let stub = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (node_address, address) = (stub.local_addr().unwrap().to_string(), free_address());
+    let node_address = stub.local_addr().unwrap().to_string();
+    let address = free_address();
     let (attempted, mut attempts) = tokio::sync::mpsc::unbounded_channel();
     let stub = tokio::spawn(async move {
         while stub.accept().await.is_ok() {
@@ -73,7 +74,8 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     let url = format!("http://{node_address}");
     let args = ["serve", "--listen", &address, "--decode", &url];
     let mut serve = Process(baton("secret", &args).spawn().unwrap());
-    let (out, log) = (lines(serve.stdout.take().unwrap()), lines(serve.stderr.take().unwrap()));
+    let out = lines(serve.stdout.take().unwrap());
+    let log = lines(serve.stderr.take().unwrap());
 
     next_line(&log, &format!("the node at {url} cannot be used: "));
     let (status, health) = get(&address, "/health").await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use harness::{BATON, Server, eventually_async};
+use harness::{BATON, BatonServer, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -12,11 +12,11 @@ fn baton(args: &[&str]) -> Output {
     Command::new(&*BATON).args(args).env_remove("BATON_API_KEY").output().unwrap()
 }
 
-fn address(server: &Server) -> &str {
+fn address(server: &BatonServer) -> &str {
     server.base.trim_start_matches("http://")
 }
 
-fn ask(server: &Server, key: &str, n_tokens: u32) -> reqwest::RequestBuilder {
+fn ask(server: &BatonServer, key: &str, n_tokens: u32) -> reqwest::RequestBuilder {
     let body = json!({
         "model": "sim", "stream": true, "max_tokens": n_tokens, "ignore_eos": true,
         "messages": [{ "role": "user", "content": "a secret prompt" }],
@@ -26,7 +26,7 @@ fn ask(server: &Server, key: &str, n_tokens: u32) -> reqwest::RequestBuilder {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_shows_a_running_endpoint_and_fails_without_one() {
-    let server = Server::with(&SIM);
+    let server = BatonServer::with(&SIM);
     let reply = ask(&server, "none", 5).send().await.unwrap().text().await.unwrap();
     assert!(reply.contains("[DONE]"), "{reply}");
     let table = baton(&["status", address(&server)]);
@@ -58,7 +58,7 @@ async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
     assert!(checked.status.success(), "{checked:?}");
 
     let log = tempfile::NamedTempFile::new().unwrap();
-    let server = Server::logging_to(log.reopen().unwrap(), &[&SIM[..], &["--config", &path]].concat());
+    let server = BatonServer::logging_to(log.reopen().unwrap(), &[&SIM[..], &["--config", &path]].concat());
     let status = async |key: &str| ask(&server, key, 1).send().await.unwrap().status().as_u16();
     assert_eq!((status(&old).await, status(&new).await), (200, 401));
     let running = ask(&server, &old, 200).send().await.unwrap();
@@ -88,7 +88,7 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
     let path = file.path().to_str().unwrap();
     let check = async |args: &[&str], variables: &[(&str, &str)], expected: [u16; 3]| {
         // The flag replaces the file's wrong address, which is then no mistake.
-        let server = Server::started(Stdio::inherit(), &[&["--config", path], args].concat(), variables);
+        let server = BatonServer::started(Stdio::inherit(), &[&["--config", path], args].concat(), variables);
         for (key, expected) in ["flag", "environment", "file"].into_iter().zip(expected) {
             assert_eq!(ask(&server, key, 1).send().await.unwrap().status(), expected, "{key} {args:?} {variables:?}");
         }
@@ -100,7 +100,7 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_is_shown_while_the_endpoint_waits_for_its_last_streams() {
-    let server = Server::with(&SIM);
+    let server = BatonServer::with(&SIM);
     let running = ask(&server, "none", 150).send().await.unwrap();
     server.signal(Signal::TERM);
     let status = || String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
@@ -142,7 +142,7 @@ async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
 }
 
 /// Posts with a key. Returns the status, `x-ratelimit-remaining-requests`, and the JSON.
-async fn post(server: &Server, path: &str, key: &str, body: Value) -> (u16, String, Value) {
+async fn post(server: &BatonServer, path: &str, key: &str, body: Value) -> (u16, String, Value) {
     let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
     let reply = request.send().await.unwrap();
     let left = reply.headers().get("x-ratelimit-remaining-requests").map(|left| left.to_str().unwrap().to_owned());
@@ -155,7 +155,7 @@ async fn a_keys_limits_hold_on_every_dialect() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = format!("{few_lines}requests_per_minute = 4\n{other_lines}models = [\"another\"]\n");
     std::fs::write(file.path(), text).unwrap();
-    let server = Server::with(&[&SIM[..], &["--config", file.path().to_str().unwrap()]].concat());
+    let server = BatonServer::with(&[&SIM[..], &["--config", file.path().to_str().unwrap()]].concat());
 
     let messages = json!([{ "role": "user", "content": "hi" }]);
     let chat = json!({ "model": "sim", "messages": messages, "max_tokens": 2, "stream": false });
@@ -192,7 +192,7 @@ async fn reads_and_loads_count_and_changed_limits_keep_debts() {
     configure(4);
     let log = tempfile::NamedTempFile::new().unwrap();
     let args = [&SIM[..], &["--config", file.path().to_str().unwrap()]].concat();
-    let server = Server::logging_to(log.reopen().unwrap(), &args);
+    let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
     let get = async |path: &str| {
         let call = reqwest::Client::new().get(format!("{}{path}", server.base)).bearer_auth(&key);
         call.send().await.unwrap().status().as_u16()

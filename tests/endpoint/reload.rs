@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use harness::{ConfigFile, Server, chat, eventually_async};
+use harness::{BatonServer, TempConfigFile, chat, eventually_async};
 use serde_json::{Value, json};
 
 const SIM: &str = "engine = \"sim\"\nsim_decode_tps = 50.0\n";
@@ -12,7 +12,7 @@ fn own(name: &str, more: &str) -> String {
     format!("[[models]]\nname = {name:?}\nsource = \"smollm2\"\n{more}\n[models.engine]\n{SIM}")
 }
 
-async fn status(server: &Server, model: &str) -> u16 {
+async fn status(server: &BatonServer, model: &str) -> u16 {
     let body = chat("hello", json!({ "model": model, "max_tokens": 1 }));
     let url = format!("{}/v1/chat/completions", server.base);
     reqwest::Client::new().post(url).json(&body).send().await.unwrap().status().as_u16()
@@ -20,7 +20,7 @@ async fn status(server: &Server, model: &str) -> u16 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mistake_changes_nothing_that_precedes_it_in_the_file() {
-    let config = ConfigFile::new(&own("one", ""));
+    let config = TempConfigFile::new(&own("one", ""));
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = config.serve_logging_to(log.reopen().unwrap(), &[]);
     assert_eq!(status(&server, "one").await, 200);
@@ -54,7 +54,7 @@ async fn nothing_waits_for_a_model_that_has_to_be_fetched() {
             let _ = called.send(());
         }
     });
-    let config = ConfigFile::new(&own("one", ""));
+    let config = TempConfigFile::new(&own("one", ""));
     let server = config.serve_logging_to(Stdio::inherit(), &[("HF_ENDPOINT", &endpoint)]);
     let upstream = |name: &str| {
         format!(
@@ -76,7 +76,7 @@ async fn nothing_waits_for_a_model_that_has_to_be_fetched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_main_model_takes_other_names_and_sampling_while_it_streams() {
     let config = |name: &str, more: &str| format!("[model]\nname = {name:?}\n{more}\n[model.engine]\n{SIM}");
-    let file = ConfigFile::new(&config("first", "aliases = [\"a\"]"));
+    let file = TempConfigFile::new(&config("first", "aliases = [\"a\"]"));
     let server = file.serve();
     assert_eq!((status(&server, "first").await, status(&server, "a").await), (200, 200));
     let engine = server.engine();

@@ -1,14 +1,14 @@
 //! An endpoint that receives SIGTERM finishes its streams and takes no new requests.
 
-use harness::{Server, chat, eventually, eventually_async};
+use harness::{BatonServer, chat, eventually, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-async fn post(server: &Server, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     post_as(server, body, None).await
 }
 
-async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Value) {
+async fn post_as(server: &BatonServer, body: &Value, key: Option<&str>) -> (u16, Value) {
     let mut request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     if let Some(key) = key {
         request = request.bearer_auth(key);
@@ -19,7 +19,7 @@ async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Valu
 
 #[tokio::test]
 async fn a_bias_on_a_token_that_does_not_exist_names_the_field() {
-    let server = Server::with(&["--engine", "sim"]);
+    let server = BatonServer::with(&["--engine", "sim"]);
     let (status, error) = post(&server, &chat("hi", json!({ "model": "sim", "logit_bias": { "999": 1 } }))).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("logit_bias")), "{error}");
 }
@@ -30,7 +30,7 @@ fn an_open_server_in_the_network_is_warned_about_once() {
         [(&["--listen", "0.0.0.0:0"][..], 1), (&["--listen", "0.0.0.0:0", "--api-key", "k"], 0), (&[], 0)]
     {
         let log = tempfile::NamedTempFile::new().unwrap();
-        let mut server = Server::logging_to(log.reopen().unwrap(), &[&["--engine", "sim"], args].concat());
+        let mut server = BatonServer::logging_to(log.reopen().unwrap(), &[&["--engine", "sim"], args].concat());
         server.signal(Signal::TERM);
         server.wait();
         let log = std::fs::read_to_string(log.path()).unwrap();
@@ -44,7 +44,7 @@ fn an_open_server_in_the_network_is_warned_about_once() {
 
 #[tokio::test]
 async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
-    let mut server = Server::with(&["--engine", "sim", "--sim-decode-tps", "10"]);
+    let mut server = BatonServer::with(&["--engine", "sim", "--sim-decode-tps", "10"]);
     let body = chat("hi", json!({ "model": "sim", "max_tokens": 10_000, "stream": true, "ignore_eos": true }));
     let client = reqwest::Client::new();
     let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
@@ -66,7 +66,7 @@ async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
 #[tokio::test]
 async fn a_second_signal_ends_running_streams_with_an_error() {
     let log = tempfile::NamedTempFile::new().unwrap();
-    let mut server = Server::logging_to(log.reopen().unwrap(), &["--engine", "sim", "--sim-decode-tps", "10"]);
+    let mut server = BatonServer::logging_to(log.reopen().unwrap(), &["--engine", "sim", "--sim-decode-tps", "10"]);
     let body = chat("hi", json!({ "model": "sim", "max_tokens": 10_000, "stream": true, "ignore_eos": true }));
     let client = reqwest::Client::new();
     let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use harness::{BATON, CLUSTER_KEY, Node, Server, chat, eventually, eventually_async, long_prompt};
+use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, chat, eventually, eventually_async, long_prompt};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message;
 use serde_json::json;
 
 /// The fields of a span that these tests check.
 #[derive(Debug, Clone)]
-struct Span {
+struct ExportedSpan {
     service: String,
     name: String,
     trace: Vec<u8>,
@@ -23,13 +23,13 @@ struct Span {
 }
 
 /// A collector of OTLP over HTTP.
-struct Collector {
+struct FakeCollector {
     url: String,
     bodies: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl Collector {
-    fn start() -> Collector {
+impl FakeCollector {
+    fn start() -> FakeCollector {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let bodies = Arc::new(Mutex::new(Vec::new()));
@@ -40,10 +40,10 @@ impl Collector {
                 std::thread::spawn(move || serve(stream.unwrap(), &kept));
             }
         });
-        Collector { url, bodies }
+        FakeCollector { url, bodies }
     }
 
-    fn spans(&self) -> Vec<Span> {
+    fn spans(&self) -> Vec<ExportedSpan> {
         let mut spans = Vec::new();
         for body in self.bodies.lock().unwrap().iter() {
             let export = ExportTraceServiceRequest::decode(&body[..]).unwrap();
@@ -52,8 +52,10 @@ impl Collector {
                 let service = if text.contains("\"baton-node\"") { "baton-node" } else { "baton" }.to_owned();
                 for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                     let service = service.clone();
-                    let (trace, id, parent) = (span.trace_id, span.span_id, span.parent_span_id);
-                    spans.push(Span { service, name: span.name, trace, id, parent });
+                    let trace = span.trace_id;
+                    let id = span.span_id;
+                    let parent = span.parent_span_id;
+                    spans.push(ExportedSpan { service, name: span.name, trace, id, parent });
                 }
             }
         }
@@ -64,7 +66,8 @@ impl Collector {
 fn serve(mut stream: std::net::TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
-        let (mut n_bytes, mut line) = (0, String::new());
+        let mut n_bytes = 0;
+        let mut line = String::new();
         loop {
             line.clear();
             if reader.read_line(&mut line).unwrap_or(0) == 0 {
@@ -103,13 +106,13 @@ const CLIENT: &str = "b7ad6b7169203331";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_trace_goes_through_the_endpoint_and_both_nodes() {
-    let collector = Collector::start();
+    let collector = FakeCollector::start();
     let (mut prefill, prefill_url) = node(&collector.url, &["--role", "prefill"]);
     let (mut decode, decode_url) = node(&collector.url, &["--role", "decode"]);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("[tracing]\notlp_endpoint = \"{}\"\n", collector.url)).unwrap();
     let nodes = ["--decode", &decode_url, "--prefill", &prefill_url, "--policy", "always_handoff", "--no-calibration"];
-    let server = Server::with(&[&nodes[..], &["--config", file.path().to_str().unwrap()]].concat());
+    let server = BatonServer::with(&[&nodes[..], &["--config", file.path().to_str().unwrap()]].concat());
 
     let body = chat(&long_prompt("a secret prompt", 200), json!({ "model": "sim", "max_tokens": 4, "stream": true }));
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
@@ -128,7 +131,7 @@ async fn one_trace_goes_through_the_endpoint_and_both_nodes() {
         ("baton-node", "handoff_pull"),
         ("baton-node", "node_prefill"),
     ];
-    let find = |spans: &[Span], (service, name): (&str, &str)| {
+    let find = |spans: &[ExportedSpan], (service, name): (&str, &str)| {
         spans.iter().find(|span| span.service == service && span.name == name).cloned()
     };
     let spans = eventually("all spans", || {
@@ -159,15 +162,16 @@ async fn one_trace_goes_through_the_endpoint_and_both_nodes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_continues_the_trace() {
-    let collector = Collector::start();
+    let collector = FakeCollector::start();
     let tracing = format!("[tracing]\notlp_endpoint = \"{}\"\n", collector.url);
-    let (theirs, ours) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let theirs = tempfile::NamedTempFile::new().unwrap();
+    let ours = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(theirs.path(), &tracing).unwrap();
-    let node = Node::with(&["--engine", "sim"]);
-    let upstream = Server::with(&["--decode", &node.url, "--config", theirs.path().to_str().unwrap()]);
+    let node = BatonNode::with(&["--engine", "sim"]);
+    let upstream = BatonServer::with(&["--decode", &node.url, "--config", theirs.path().to_str().unwrap()]);
     let entry = format!("[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"{}\"\n", upstream.base);
     std::fs::write(ours.path(), tracing + &entry + "models = { m = \"sim\" }\n").unwrap();
-    let server = Server::with(&["--config", ours.path().to_str().unwrap()]);
+    let server = BatonServer::with(&["--config", ours.path().to_str().unwrap()]);
 
     let body = chat("a secret prompt", json!({ "model": "m", "max_tokens": 4 }));
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
@@ -217,8 +221,8 @@ async fn a_dead_collector_delays_no_request() {
             counter.fetch_add(1, Ordering::SeqCst);
         }
     });
-    let node = Node::with(&["--engine", "sim"]);
-    let server = Server::with(&["--decode", &node.url, "--config", file.path().to_str().unwrap()]);
+    let node = BatonNode::with(&["--engine", "sim"]);
+    let server = BatonServer::with(&["--decode", &node.url, "--config", file.path().to_str().unwrap()]);
     let body = chat("hi", json!({ "model": "sim", "max_tokens": 2 }));
     // The exporter opens a second connection once it has given up on the first.
     eventually_async("a second attempt to export", async || {

@@ -64,7 +64,9 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
     let files_before = open_files(&node);
 
     let mut seed = 42;
-    let (mut running, mut n_begun, mut reached) = (FuturesUnordered::new(), 0, [0; 3]);
+    let mut running = FuturesUnordered::new();
+    let mut n_begun = 0;
+    let mut reached = [0; 3];
     while n_begun < N_CANCELLED || !running.is_empty() {
         while running.len() < AT_ONCE && n_begun < N_CANCELLED {
             n_begun += 1;

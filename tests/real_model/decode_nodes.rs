@@ -1,22 +1,22 @@
 //! Decode nodes with the real model, next to an engine of the endpoint and to nodes of other models.
 
-use harness::{Node, Server, SseReply, chat, eventually_async};
+use harness::{BatonNode, BatonServer, SseReply, chat, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// A simulated node, slow enough that a reply can be interrupted.
-fn sim_node(args: &[&str]) -> Node {
-    Node::with(&[&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"], args].concat())
+fn sim_node(args: &[&str]) -> BatonNode {
+    BatonNode::with(&[&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"], args].concat())
 }
 
-async fn post(server: &Server, body: &Value) -> (u16, String, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, String, Value) {
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     let response = call.send().await.unwrap();
     let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
     (response.status().as_u16(), route, response.json().await.unwrap())
 }
 
-async fn state(server: &Server) -> Value {
+async fn state(server: &BatonServer) -> Value {
     reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap()
 }
 
@@ -26,13 +26,13 @@ fn text(reply: &Value) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_of_nodes_are_listed_and_requests_go_to_the_engines_of_theirs() {
-    let real = Node::start(&["--role", "decode", "--name", "smollm2"]);
+    let real = BatonNode::start(&["--role", "decode", "--name", "smollm2"]);
     let sims = [sim_node(&[]), sim_node(&["--name", "other"])];
     // A second node with the same name has other weights.
     let namesake = sim_node(&["--name", "smollm2"]);
     namesake.signal(Signal::STOP);
     let nodes = [&real, &sims[0], &sims[1], &namesake].map(|node| ["--decode", &node.url]).concat();
-    let server = Server::with(&[&nodes[..], &["--no-calibration"]].concat());
+    let server = BatonServer::with(&[&nodes[..], &["--no-calibration"]].concat());
     let models: Value = reqwest::get(format!("{}/v1/models", server.base)).await.unwrap().json().await.unwrap();
     let mut ids: Vec<_> = models["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
     ids.sort_unstable();
@@ -58,8 +58,8 @@ async fn models_of_nodes_are_listed_and_requests_go_to_the_engines_of_theirs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoints_own_engine_and_a_node_serve_one_model_together() {
-    let node = Node::start(&["--role", "decode"]);
-    let server = Server::start(&["--decode", &node.url, "--policy", "round_robin", "--no-calibration"]);
+    let node = BatonNode::start(&["--role", "decode"]);
+    let server = BatonServer::start(&["--decode", &node.url, "--policy", "round_robin", "--no-calibration"]);
     let mut seen = Vec::new();
     for _ in 0..4 {
         let (status, route, reply) = post(&server, &chat("What is the capital of France?", json!({}))).await;

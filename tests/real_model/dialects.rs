@@ -1,23 +1,23 @@
 //! Tool calls in every dialect. The choice of a tool is forced, so that the protocol is judged and not the model.
 
-use harness::Server;
+use harness::BatonServer;
 use serde_json::{Value, json};
 
 const ASK: &str = "What is the weather in Paris?";
 
-async fn post(server: &Server, path: &str, body: &Value) -> (u16, String) {
+async fn post(server: &BatonServer, path: &str, body: &Value) -> (u16, String) {
     let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
-async fn whole(server: &Server, path: &str, body: &Value) -> Value {
+async fn whole(server: &BatonServer, path: &str, body: &Value) -> Value {
     let (status, text) = post(server, path, body).await;
     assert_eq!(status, 200, "{text}");
     serde_json::from_str(&text).unwrap()
 }
 
 /// The JSON of a stream's events.
-async fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+async fn events(server: &BatonServer, path: &str, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = json!(true);
     let (status, text) = post(server, path, &body).await;
@@ -42,7 +42,7 @@ fn model() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_calls_a_function_and_takes_its_output() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let tool = json!({ "type": "function", "name": "get_weather", "parameters": parameters() });
     let body = json!({ "model": model(), "input": ASK, "temperature": 0, "max_output_tokens": 100,
         "tools": [{ "type": "web_search" }, tool], "tool_choice": { "type": "function", "name": "get_weather" } });
@@ -107,7 +107,7 @@ fn claude_code(more: Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_uses_a_tool_and_takes_its_result() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let path = "/v1/messages?beta=true";
     let body = claude_code(json!({ "tool_choice": { "type": "tool", "name": "get_weather" } }));
     let message = whole(&server, path, &body).await;
@@ -142,7 +142,7 @@ async fn a_message_uses_a_tool_and_takes_its_result() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn apply_template_returns_the_prompt_that_generation_uses() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let mut body = harness::chat(ASK, json!({ "tools": [tool], "max_tokens": 1 }));
     let rendered = whole(&server, "/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
@@ -156,7 +156,7 @@ async fn apply_template_returns_the_prompt_that_generation_uses() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_is_called_in_the_form_of_its_definition() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let functions = json!({ "functions": [{ "name": "get_weather", "parameters": parameters() }],
         "function_call": { "name": "get_weather" }, "max_tokens": 100 });
     let body = harness::chat(ASK, functions);
@@ -178,7 +178,7 @@ async fn a_function_is_called_in_the_form_of_its_definition() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_reports_a_call_that_a_limit_cut_off() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let body = harness::chat(ASK, json!({ "tools": [tool], "tool_choice": "required", "max_tokens": 20 }));
     let choice = whole(&server, "/v1/chat/completions", &body).await["choices"][0].clone();
@@ -193,7 +193,7 @@ async fn every_dialect_reports_a_call_that_a_limit_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_for_a_model_without_image_support_is_refused_in_every_dialect() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let chat = |content: Value| json!({ "model": model(), "max_tokens": 5, "messages": [{ "role": "user", "content": content }] });
     let text = json!({ "type": "text", "text": "What is this?" });
     let image_url = |url: &str| chat(json!([text, { "type": "image_url", "image_url": { "url": url } }]));
@@ -228,7 +228,7 @@ async fn an_image_for_a_model_without_image_support_is_refused_in_every_dialect(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_generation_continues_the_tokens_of_an_earlier_one() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let ask = async |prompt: &str, context: &Value, options: Value| {
         let mut body = json!({ "model": model(), "prompt": prompt, "stream": false, "context": context });
         body["options"] = json!({ "temperature": 0, "num_predict": 8 });
@@ -320,7 +320,7 @@ fn mixed() -> Vec<(&'static str, Value, Check)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_different_dialects_do_not_mix() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let requests = (0..3).flat_map(|_| mixed()).map(|(path, body, check)| {
         let server = &server;
         async move {

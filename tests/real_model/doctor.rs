@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use harness::{BATON, CLUSTER_KEY, Node, model};
+use harness::{BATON, BatonNode, CLUSTER_KEY, model};
 use serde_json::Value;
 
 fn doctor(key: &str, args: &[&str]) -> Output {
@@ -31,7 +31,7 @@ fn on_one_device_a_handoff_changes_nothing() {
 
 #[test]
 fn a_remote_node_is_tested_and_its_fault_reported() {
-    let node = Node::with(&["--model", model().to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
+    let node = BatonNode::with(&["--model", model().to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
     let output = doctor(CLUSTER_KEY, &["--devices", "cpu", "--prefill", &node.url, "--json"]);
     let report = json(&output);
     assert_eq!(report["handoffs"][1]["from"], node.url.as_str(), "{report}");

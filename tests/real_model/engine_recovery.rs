@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use harness::{Server, SseReply, chat, eventually, eventually_async, is_alive, model, skip};
+use harness::{BatonServer, SseReply, chat, eventually, eventually_async, is_alive, model, skip};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-async fn post(server: &Server, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     post_as(server, body, None).await
 }
 
-async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Value) {
+async fn post_as(server: &BatonServer, body: &Value, key: Option<&str>) -> (u16, Value) {
     let mut request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     if let Some(key) = key {
         request = request.bearer_auth(key);
@@ -19,7 +19,7 @@ async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Valu
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-async fn health(server: &Server) -> (u16, Value) {
+async fn health(server: &BatonServer) -> (u16, Value) {
     let response = reqwest::get(format!("{}/health", server.base)).await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
@@ -30,7 +30,7 @@ fn content(reply: &Value) -> &str {
 
 #[tokio::test]
 async fn a_killed_engine_is_replaced_and_the_next_request_works() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = chat("What is the capital of France?", json!({}));
     let (_, before) = post(&server, &body).await;
     for _ in 0..3 {
@@ -44,7 +44,7 @@ async fn a_killed_engine_is_replaced_and_the_next_request_works() {
 
 #[tokio::test]
 async fn a_stream_continues_when_its_engine_is_killed_or_freezes() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = chat("Count from one to one hundred in words.", json!({ "max_tokens": 96, "ignore_eos": true }));
     let (_, undisturbed) = post(&server, &body).await;
     for signal in [Signal::KILL, Signal::STOP] {
@@ -64,7 +64,7 @@ async fn an_engine_that_cannot_start_says_why_and_recovers_by_itself() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("model.gguf");
     std::fs::copy(model(), &copy).unwrap();
-    let server = Server::with(&["--model", copy.to_str().unwrap(), "--name", "smollm2", "--threads", "1"]);
+    let server = BatonServer::with(&["--model", copy.to_str().unwrap(), "--name", "smollm2", "--threads", "1"]);
     assert_eq!(health(&server).await, (200, json!({ "status": "ok" })));
 
     let hidden = folder.path().join("elsewhere");
@@ -92,7 +92,7 @@ fn no_engine_outlives_its_server() {
             skip("a frozen child ends with its parent on Linux only");
             continue;
         }
-        let mut server = Server::start(&[]);
+        let mut server = BatonServer::start(&[]);
         let engine = server.engine();
         if frozen {
             kill_process(engine, Signal::STOP).unwrap();
@@ -105,7 +105,7 @@ fn no_engine_outlives_its_server() {
 
 #[tokio::test]
 async fn ctrl_c_in_a_terminal_lets_a_running_stream_end() {
-    let mut server = Server::start(&[]);
+    let mut server = BatonServer::start(&[]);
     let body = chat("Tell me a story.", json!({ "max_tokens": 60, "stream": true }));
     let client = reqwest::Client::new();
     let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();

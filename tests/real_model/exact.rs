@@ -81,7 +81,8 @@ async fn greedy_output_equals_the_plain_loop() {
     }
 
     // While three other streams run, other kernels compute the rows of a batch, and round differently.
-    let (mut n_equal, mut divergences) = (0, Vec::new());
+    let mut n_equal = 0;
+    let mut divergences = Vec::new();
     for (i, (prompt, expected)) in prompts.iter().zip(&expected).enumerate() {
         let others: Vec<_> = (1..4)
             .map(|k| {
@@ -131,7 +132,8 @@ async fn the_distribution_stays_close_while_other_streams_run() {
             .collect();
         let request = SequenceRequest { top_logprobs: Some(500), ignore_eos: true, ..greedy(prompt, 16) };
         let mut deltas = engine.generate(request).await.unwrap();
-        let (mut position, mut is_equal) = (0, true);
+        let mut position = 0;
+        let mut is_equal = true;
         while let Some(delta) = deltas.next().await {
             let SequenceEvent::Token(token) = delta.unwrap() else { continue };
             divergences.push(kl(&plain.logits[position], &token.logprobs.unwrap().top));

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use harness::{Server, chat, eventually_async, long_prompt};
+use harness::{BatonServer, chat, eventually_async, long_prompt};
 use serde_json::{Value, json};
 
-async fn post(server: &Server, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     post_as(server, body, None).await
 }
 
-async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Value) {
+async fn post_as(server: &BatonServer, body: &Value, key: Option<&str>) -> (u16, Value) {
     let mut request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     if let Some(key) = key {
         request = request.bearer_auth(key);
@@ -28,7 +28,7 @@ fn cached_tokens(reply: &Value) -> u64 {
 
 #[tokio::test]
 async fn cached_tokens_are_correct_and_never_cross_keys() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = chat(&long_prompt("one", 150), json!({ "max_tokens": 4 }));
     let (_, first) = post_as(&server, &body, Some("alice")).await;
     assert_eq!(cached_tokens(&first), 0);
@@ -55,7 +55,7 @@ async fn callers_may_share_the_cache_if_configured() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("baton.toml");
     std::fs::write(&config, "share_prefix_cache = true\n").unwrap();
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let server = BatonServer::start(&["--config", config.to_str().unwrap()]);
     let body = chat(&long_prompt("shared", 60), json!({ "max_tokens": 1 }));
     post_as(&server, &body, Some("alice")).await;
     let (_, other) = post_as(&server, &body, Some("bob")).await;
@@ -64,7 +64,7 @@ async fn callers_may_share_the_cache_if_configured() {
 
 #[tokio::test]
 async fn an_overlong_prompt_is_refused_before_the_stream_starts() {
-    let server = Server::start(&["--ctx-size", "256"]);
+    let server = BatonServer::start(&["--ctx-size", "256"]);
     for stream in [false, true] {
         let body = chat(&long_prompt("long", 600), json!({ "stream": stream }));
         let (status, error) = post(&server, &body).await;
@@ -84,7 +84,7 @@ async fn an_overlong_prompt_is_refused_before_the_stream_starts() {
 
 #[tokio::test]
 async fn the_prompt_of_several_choices_is_computed_once() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = chat(&long_prompt("choices", 100), json!({ "n": 4, "temperature": 1.0, "seed": 7, "max_tokens": 8 }));
     let (_, reply) = post(&server, &body).await;
     let choices = reply["choices"].as_array().unwrap();
@@ -102,7 +102,7 @@ async fn the_prompt_of_several_choices_is_computed_once() {
 
 #[tokio::test]
 async fn stop_strings_and_limits_end_a_reply_exactly() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let (_, whole) = post(&server, &chat("Count from one to twenty.", json!({ "max_tokens": 40 }))).await;
     let text = content(&whole).to_owned();
     // A stop string that starts and ends inside tokens.
@@ -123,7 +123,7 @@ async fn an_operators_template_replaces_the_models() {
     let template = folder.path().join("t.jinja");
     std::fs::write(&template, "{% for m in messages %}{{ raise_exception('no ' + m.role + ' here') }}{% endfor %}")
         .unwrap();
-    let server = Server::start(&["--chat-template-file", template.to_str().unwrap()]);
+    let server = BatonServer::start(&["--chat-template-file", template.to_str().unwrap()]);
     let (status, error) = post(&server, &chat("hi", json!({}))).await;
     assert_eq!(status, 400);
     assert!(error["error"]["message"].as_str().unwrap().contains("no user here"), "{error}");
@@ -131,7 +131,7 @@ async fn an_operators_template_replaces_the_models() {
 
 #[tokio::test]
 async fn a_client_that_leaves_during_prefill_frees_its_slot() {
-    let server = Server::start(&["--slots", "1"]);
+    let server = BatonServer::start(&["--slots", "1"]);
     let prompt = |tag: &str, n_words| chat(&long_prompt(tag, n_words), json!({ "max_tokens": 1 }));
     // A tenth of the prompt measures the machine's current speed.
     let began = Instant::now();
@@ -159,7 +159,7 @@ async fn a_client_that_leaves_during_prefill_frees_its_slot() {
 #[tokio::test]
 async fn more_choices_than_can_ever_queue_are_refused_at_once() {
     // Choices start together, so they wait together even while slots are free.
-    let server = Server::start(&["--max-queued", "2"]);
+    let server = BatonServer::start(&["--max-queued", "2"]);
     let (status, error) = post(&server, &chat("hi", json!({ "n": 3 }))).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("n")), "{error}");
     // The refused choices give their places back within a step.

@@ -1,16 +1,16 @@
 //! One process computes a prompt, another decodes it, and the reply is the same.
 
-use harness::relay::Relay;
-use harness::{Node, Server, chat, eventually_async, long_prompt};
+use harness::relay::FaultyRelay;
+use harness::{BatonNode, BatonServer, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The route and the reply.
-async fn ask(server: &Server, body: &Value) -> (String, Value) {
+async fn ask(server: &BatonServer, body: &Value) -> (String, Value) {
     ask_with(server, body, "always_handoff").await
 }
 
-async fn ask_with(server: &Server, body: &Value, policy: &str) -> (String, Value) {
+async fn ask_with(server: &BatonServer, body: &Value, policy: &str) -> (String, Value) {
     let url = format!("{}/v1/chat/completions", server.base);
     let call = reqwest::Client::new().post(url).header("x-baton-policy", policy).json(body);
     let response = call.send().await.unwrap();
@@ -24,8 +24,8 @@ fn text(reply: &Value) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_computed_elsewhere_gives_the_same_reply() {
-    let node = Node::start(&["--role", "prefill"]);
-    let [alone, server] = [1, 2].map(|_| Server::start(&["--prefill", &node.url, "--no-calibration"]));
+    let node = BatonNode::start(&["--role", "prefill"]);
+    let [alone, server] = [1, 2].map(|_| BatonServer::start(&["--prefill", &node.url, "--no-calibration"]));
     let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));
     let (direct_route, expected) = ask_with(&alone, &body, "direct").await;
     assert!(direct_route.starts_with("direct; decode=local"), "{direct_route}");
@@ -82,10 +82,10 @@ async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
     for (signal, tag, failure) in
         [(Signal::KILL, "killed", "prefill_lost"), (Signal::STOP, "frozen", "prefill_stalled")]
     {
-        let node = Node::start(&["--role", "prefill", "--ubatch", "64"]);
-        let relay = Relay::start(&node.url).await;
+        let node = BatonNode::start(&["--role", "prefill", "--ubatch", "64"]);
+        let relay = FaultyRelay::start(&node.url).await;
         let arguments = ["--prefill", &relay.url, "--no-calibration", "--ubatch", "64"];
-        let [alone, server] = [1, 2].map(|_| Server::start(&arguments));
+        let [alone, server] = [1, 2].map(|_| BatonServer::start(&arguments));
         let (_, expected) = ask_with(&alone, &body(tag), "direct").await;
         let request = body(tag);
         let reply = tokio::join!(ask(&server, &request), async {

@@ -7,11 +7,11 @@ use std::process::Command;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::StreamExt;
-use harness::{BATON, Node, Server, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, eventually_async};
 use image::{ImageFormat, Rgb, RgbImage};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tiny_gguf::projector::{self, N_ROWS, Projector};
+use tiny_gguf::projector::{self, N_ROWS, TinyProjector};
 
 /// Small enough for several models in the test machine's memory.
 const SIZES: [&str; 6] = ["--ctx-size", "1024", "--kv-cells", "2048", "--slots", "2"];
@@ -19,7 +19,7 @@ const SIZES: [&str; 6] = ["--ctx-size", "1024", "--kv-cells", "2048", "--slots",
 /// A projector for SmolLM2-135M, whose rows have 576 values.
 fn projector_file(folder: &tempfile::TempDir) -> String {
     let path = folder.path().join("mmproj.gguf");
-    projector::write(&path, Projector::Mlp, 576, 1);
+    projector::write(&path, TinyProjector::Mlp, 576, 1);
     path.to_str().unwrap().to_owned()
 }
 
@@ -52,13 +52,13 @@ fn about(data: &str, more: &Value) -> Value {
     chat(&json!([text, { "type": "image_url", "image_url": { "url": uri(data) } }]), more)
 }
 
-async fn post(server: &Server, path: &str, body: &Value) -> (u16, String, String) {
+async fn post(server: &BatonServer, path: &str, body: &Value) -> (u16, String, String) {
     let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
     let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
     (response.status().as_u16(), route, response.text().await.unwrap())
 }
 
-async fn whole(server: &Server, path: &str, body: &Value) -> Value {
+async fn whole(server: &BatonServer, path: &str, body: &Value) -> Value {
     let (status, _, text) = post(server, path, body).await;
     assert_eq!(status, 200, "{path}: {text}");
     serde_json::from_str(&text).unwrap()
@@ -71,7 +71,7 @@ fn said(reply: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_takes_images_and_counts_them() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
+    let server = BatonServer::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let red = red();
     let openai = "/v1/chat/completions";
     let blind = whole(&server, openai, &chat(&json!("What do you see?"), &json!({}))).await;
@@ -125,7 +125,7 @@ async fn every_dialect_takes_images_and_counts_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_images_are_a_400_that_names_the_field() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
+    let server = BatonServer::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let cut = STANDARD.encode(&STANDARD.decode(red()).unwrap()[..50]);
     let long = picture([1, 2, 3], 4_100, ImageFormat::Png);
     for (url, part) in [
@@ -154,12 +154,12 @@ async fn invalid_images_are_a_400_that_names_the_field() {
 async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
     let folder = tempfile::tempdir().unwrap();
     let eyes = projector_file(&folder);
-    let node = |more: &[&str]| Node::start(&[&SIZES[..], more].concat());
+    let node = |more: &[&str]| BatonNode::start(&[&SIZES[..], more].concat());
     let decode = [node(&["--mmproj", &eyes]), node(&["--mmproj", &eyes]), node(&[])];
     let prefill = node(&["--role", "prefill"]);
     let nodes = decode.each_ref().map(|node| ["--decode", node.url.as_str()]).concat();
     let more = ["--prefill", &prefill.url, "--policy", "always_handoff", "--no-calibration", "--name", "smollm2"];
-    let server = Server::with(&[&nodes[..], &more].concat());
+    let server = BatonServer::with(&[&nodes[..], &more].concat());
     let body = about(&red(), &json!({ "max_tokens": 150 }));
     let ready = || async {
         let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
@@ -176,7 +176,9 @@ async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
     let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&streamed);
     let response = request.send().await.unwrap();
     let route = response.headers()["x-baton-route"].to_str().unwrap().to_owned();
-    let (mut bytes, mut text, mut killed) = (response.bytes_stream(), String::new(), false);
+    let mut bytes = response.bytes_stream();
+    let mut text = String::new();
+    let mut killed = false;
     while let Some(chunk) = bytes.next().await {
         text += &String::from_utf8_lossy(&chunk.unwrap());
         if !killed && text.matches("data: ").count() > 8 {
@@ -201,7 +203,7 @@ async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
 fn a_projector_that_does_not_fit_ends_the_start_with_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let of_another = folder.path().join("mmproj.gguf");
-    projector::write(&of_another, Projector::Mlp, 640, 1);
+    projector::write(&of_another, TinyProjector::Mlp, 640, 1);
     let model = harness::model();
     let check = |command: &str, projector: &Path, part: &str| {
         let mut process = Command::new(&*BATON);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use futures::StreamExt;
 use futures::future::join_all;
-use harness::{BATON, ConfigFile, Server, chat, eventually_async, is_alive, model, sliding_window_model};
+use harness::{BATON, BatonServer, TempConfigFile, chat, eventually_async, is_alive, model, sliding_window_model};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -17,13 +17,13 @@ fn entry(name: &str, source: &PathBuf, more: &str) -> String {
 }
 
 /// A model's state, and how often it was loaded.
-async fn residency(server: &Server, name: &str) -> Value {
+async fn residency(server: &BatonServer, name: &str) -> Value {
     let state = server.state().await;
     let found = state["models"].as_array().unwrap().iter().find(|model| model["name"] == name);
     found.unwrap_or_else(|| panic!("no {name} in {state}"))["residency"].clone()
 }
 
-async fn is_in_state(server: &Server, name: &str, life: &str) -> bool {
+async fn is_in_state(server: &BatonServer, name: &str, life: &str) -> bool {
     residency(server, name).await["life"] == life
 }
 
@@ -33,7 +33,7 @@ fn complete(name: &str) -> Value {
 }
 
 /// Starts a stream of this many tokens in the background. Returns its text, or `Err` if it did not end correctly.
-fn long_stream(server: &Server, name: &str, n_tokens: u32) -> tokio::task::JoinHandle<Result<String, String>> {
+fn long_stream(server: &BatonServer, name: &str, n_tokens: u32) -> tokio::task::JoinHandle<Result<String, String>> {
     let more = json!({ "model": name, "max_tokens": n_tokens, "ignore_eos": true, "stream": true });
     let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base));
     let request = request.json(&chat("Count from one to one hundred in words.", more));
@@ -47,14 +47,14 @@ fn long_stream(server: &Server, name: &str, n_tokens: u32) -> tokio::task::JoinH
     })
 }
 
-async fn is_running(server: &Server, name: &str) {
+async fn is_running(server: &BatonServer, name: &str) {
     eventually_async("a running stream", || async { residency(server, name).await["active"] == 1 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle() {
     let config =
-        ConfigFile::new(&entry("smol", &model(), "aliases = [\"small\"]\n[models.sampling]\ntemperature = 0.0\n"));
+        TempConfigFile::new(&entry("smol", &model(), "aliases = [\"small\"]\n[models.sampling]\ntemperature = 0.0\n"));
     let server = config.serve();
     assert!(server.children().is_empty());
     assert_eq!(server.get("/health").await["status"], "ok");
@@ -124,7 +124,7 @@ async fn an_idle_model_makes_room_and_a_streaming_one_keeps_its_memory() {
         let limits = format!("[loading]\nmemory_budget = \"700MiB\"\nmax_wait_seconds = {max_wait}\n");
         [smol, entry("gemma", &gemma, ""), limits].concat()
     };
-    let config = ConfigFile::new(&text(60, "first"));
+    let config = TempConfigFile::new(&text(60, "first"));
     let server = config.serve();
     assert_eq!(server.post("/v1/completions", &complete("smol")).await.0, 200);
     let first = server.engine();
@@ -164,7 +164,7 @@ async fn an_idle_model_makes_room_and_a_streaming_one_keeps_its_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_adds_changes_and_removes_models_while_they_stream() {
     let smol = model();
-    let config = ConfigFile::new(&[entry("one", &smol, ""), entry("two", &smol, "")].concat());
+    let config = TempConfigFile::new(&[entry("one", &smol, ""), entry("two", &smol, "")].concat());
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = config.serve_logging_to(log.reopen().unwrap(), &[]);
     let whole = long_stream(&server, "one", 300).await.unwrap().unwrap();
@@ -206,7 +206,7 @@ async fn a_crash_of_one_models_engine_does_not_touch_another() {
     let copy = tempfile::tempdir().unwrap();
     let fragile = copy.path().join("gemma.gguf");
     std::fs::copy(gemma, &fragile).unwrap();
-    let config = ConfigFile::new(&[entry("smol", &model(), ""), entry("gemma", &fragile, "")].concat());
+    let config = TempConfigFile::new(&[entry("smol", &model(), ""), entry("gemma", &fragile, "")].concat());
     let server = config.serve();
     assert_eq!(server.post("/v1/completions", &complete("gemma")).await.0, 200);
     let killed = server.engine();
@@ -244,7 +244,7 @@ fn unusable_files_are_reported_with_every_other_mistake() {
         model(),
         model()
     );
-    let config = ConfigFile::new(&text);
+    let config = TempConfigFile::new(&text);
     for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
         let output = Command::new(&*BATON).args(command).arg(config.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -268,7 +268,7 @@ fn unusable_files_are_reported_with_every_other_mistake() {
 #[test]
 fn a_model_that_can_never_fit_is_refused_before_anything_starts() {
     let text = entry("smol", &model(), "") + "[loading]\nmemory_budget = \"300MiB\"\n";
-    let config = ConfigFile::new(&text);
+    let config = TempConfigFile::new(&text);
     for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
         let output = Command::new(&*BATON).args(command).arg(config.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -2,14 +2,14 @@
 
 use std::process::{Command, Stdio};
 
-use harness::{BATON, Server, chat, model, read_all};
+use harness::{BATON, BatonServer, chat, model, read_all};
 use serde_json::{Value, json};
 
-async fn post(server: &Server, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     post_as(server, body, None).await
 }
 
-async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Value) {
+async fn post_as(server: &BatonServer, body: &Value, key: Option<&str>) -> (u16, Value) {
     let mut request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
     if let Some(key) = key {
         request = request.bearer_auth(key);
@@ -92,7 +92,7 @@ async fn a_model_without_a_chat_template_says_so_at_once_and_to_clients() {
     std::fs::write(&model, bytes).unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
     let args = ["--model", model.to_str().unwrap(), "--threads", "1", "--ctx-size", "256"];
-    let server = Server::logging_to(log.reopen().unwrap(), &args);
+    let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
     let warning = std::fs::read_to_string(log.path()).unwrap();
     assert!(warning.contains("no chat template") && warning.contains("--chat-template-file"), "{warning}");
     let (status, error) = post(&server, &chat("hi", json!({ "model": "base" }))).await;
@@ -103,7 +103,7 @@ async fn a_model_without_a_chat_template_says_so_at_once_and_to_clients() {
 #[tokio::test]
 async fn the_endpoint_is_small_and_starts_quickly() {
     let began = std::time::Instant::now();
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     println!("ready after {:?}", began.elapsed());
     for i in 0..20 {
         post(&server, &chat(&format!("Number {i}"), json!({ "max_tokens": 2 }))).await;

@@ -1,9 +1,9 @@
 //! Structured output: the reply follows the schema, whatever the model would generate freely.
 
-use harness::{Server, SseReply, chat};
+use harness::{BatonServer, SseReply, chat};
 use serde_json::{Value, json};
 
-async fn post(server: &Server, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     let url = format!("{}/v1/chat/completions", server.base);
     let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
@@ -45,7 +45,7 @@ fn check_person(text: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_follows_its_schema_at_any_temperature() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     for (temperature, seed) in [(0.0, 1), (0.8, 2), (1.5, 3), (2.0, 4), (2.0, 5)] {
         let (status, reply) = post(&server, &person(json!({ "temperature": temperature, "seed": seed }))).await;
         assert_eq!(status, 200, "{reply}");
@@ -56,7 +56,8 @@ async fn a_reply_follows_its_schema_at_any_temperature() {
     }
     // The same seed gives the same reply, now from the compiled schema.
     let again = person(json!({ "temperature": 1.5, "seed": 3 }));
-    let (first, second) = (post(&server, &again).await.1, post(&server, &again).await.1);
+    let first = post(&server, &again).await.1;
+    let second = post(&server, &again).await.1;
     assert_eq!(first["choices"], second["choices"]);
 
     let object = chat(
@@ -75,7 +76,7 @@ async fn a_reply_follows_its_schema_at_any_temperature() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_follows_llama_servers_form_of_a_schema() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let mut body = person(json!({ "temperature": 1.0, "seed": 5 }));
     let schema = body["response_format"]["json_schema"]["schema"].take();
     body["response_format"] = json!({ "type": "json_object", "schema": schema });
@@ -86,7 +87,7 @@ async fn a_reply_follows_llama_servers_form_of_a_schema() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });
     let said = json!([{ "role": "user", "content": "Hi" }]);
     let tool = |name: &str, parameters: &Value| {
@@ -133,7 +134,7 @@ async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unsupported_keywords_are_refused_by_name() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let of = |schema: Value| {
         let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
         chat("Hi", json!({ "response_format": format }))
@@ -155,7 +156,7 @@ async fn unsupported_keywords_are_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_follows_its_schema_after_its_engine_dies() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = person(json!({ "temperature": 1.2, "seed": 11 }));
     let (_, undisturbed) = post(&server, &body).await;
     let mut reply = SseReply::open(&server, &body).await;

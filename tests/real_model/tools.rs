@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use harness::{Server, chat, is_alive};
+use harness::{BatonServer, chat, is_alive};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-async fn post(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+async fn post(server: &BatonServer, path: &str, body: &Value) -> (u16, Value) {
     let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-async fn complete(server: &Server, body: &Value) -> Value {
+async fn complete(server: &BatonServer, body: &Value) -> Value {
     let (status, reply) = post(server, "/v1/chat/completions", body).await;
     assert_eq!(status, 200, "{reply}");
     reply["choices"][0].clone()
 }
 
 /// A stream's chunks.
-async fn chunks(server: &Server, body: &Value) -> Vec<Value> {
+async fn chunks(server: &BatonServer, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = json!(true);
     body["stream_options"] = json!({ "include_usage": true });
@@ -99,7 +99,7 @@ fn check_weather(arguments: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forced_call_follows_its_schema_whole_and_streamed() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     for (temperature, seed) in [(0.0, 1), (1.0, 2), (2.0, 3)] {
         let body = ask(
             json!({ "tool_choice": named("get_weather"), "temperature": temperature, "seed": seed, "stop": ["city"] }),
@@ -146,12 +146,13 @@ async fn calls_follow_their_schema_in_every_familys_format() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("template.jinja");
     // Qwen3-Coder's format cannot keep a length, so the city is one of two.
-    let (mut tool, mut strict) = (weather(), weather());
+    let mut tool = weather();
+    let mut strict = weather();
     tool["function"]["parameters"]["properties"]["city"] = json!({ "enum": ["Paris", "Rome"] });
     strict["function"]["strict"] = json!(true);
     for (temperature, template) in [0.0, 0.7, 1.0, 1.0, 1.5, 1.0].into_iter().zip(templates) {
         std::fs::write(&path, &template).unwrap();
-        let server = Server::start(&["--chat-template-file", path.to_str().unwrap()]);
+        let server = BatonServer::start(&["--chat-template-file", path.to_str().unwrap()]);
         let forced =
             json!({ "tools": [tool], "tool_choice": named("get_weather"), "temperature": temperature, "seed": 5 });
         let whole = complete(&server, &ask(forced.clone())).await;
@@ -168,7 +169,7 @@ async fn calls_follow_their_schema_in_every_familys_format() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_required_call_is_of_one_of_the_tools() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let body = ask(json!({ "tool_choice": "required", "parallel_tool_calls": false }));
     let calls = calls_in(&complete(&server, &body).await);
     assert_eq!(calls.len(), 1);
@@ -191,7 +192,7 @@ async fn a_required_call_is_of_one_of_the_tools() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_of_responses_are_strict_if_their_schema_allows() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let mut flat = clock()["function"].clone();
     flat["type"] = json!("function");
     flat["parameters"]["properties"]["zones"] = json!({ "type": "array", "uniqueItems": true });
@@ -209,7 +210,7 @@ async fn functions_of_responses_are_strict_if_their_schema_allows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_choice_ends_in_text_or_whole_calls() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let mut strict = weather();
     strict["function"]["strict"] = json!(true);
     for seed in 1..4 {
@@ -234,7 +235,7 @@ async fn a_free_choice_ends_in_text_or_whole_calls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_calls_result_continues_as_text() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let call = json!({ "id": "call_1", "type": "function",
         "function": { "name": "get_weather", "arguments": "{\"city\": \"Paris\", \"unit\": \"celsius\", \"days\": 1}" } });
     let messages = json!([
@@ -256,7 +257,7 @@ async fn a_calls_result_continues_as_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_tools_are_refused_by_name() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let with = |parameters: Value| {
         let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
         ask(json!({ "tools": [tool], "tool_choice": "required" }))
@@ -280,7 +281,7 @@ async fn invalid_tools_are_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_continues_when_its_engine_is_killed() {
-    let server = Server::start(&[]);
+    let server = BatonServer::start(&[]);
     let long = json!({ "type": "function", "function": { "name": "note", "parameters": { "type": "object",
         "properties": { "words": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{3,6}$" },
             "minItems": 30, "maxItems": 30 } }, "required": ["words"] } } });
@@ -307,12 +308,12 @@ async fn a_call_continues_when_its_engine_is_killed() {
 }
 
 /// The default model with a template whose prompts have this end.
-fn with_prompt_end(end: &str) -> (tempfile::TempDir, Server) {
+fn with_prompt_end(end: &str) -> (tempfile::TempDir, BatonServer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("thinking.jinja");
     let turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}";
     std::fs::write(&path, format!("{turns}<|im_start|>assistant\n{end}")).unwrap();
-    let server = Server::start(&["--chat-template-file", path.to_str().unwrap()]);
+    let server = BatonServer::start(&["--chat-template-file", path.to_str().unwrap()]);
     (folder, server)
 }
 

@@ -2,25 +2,26 @@
 
 use std::fmt::Write as _;
 
-use harness::Server;
-use harness::{Answer, Front, said, upstream};
+use harness::BatonServer;
+use harness::{Answer, ReloadableServer, said, upstream};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "What is the capital of France?";
 
 /// A second Baton with an endpoint in front of it for each kind.
-fn fronts() -> (Server, Vec<(&'static str, Front)>) {
-    let second = Server::start(&[]);
+fn fronts() -> (BatonServer, Vec<(&'static str, ReloadableServer)>) {
+    let second = BatonServer::start(&[]);
     let kinds = [
         ("openai", "models = { m = \"smollm2\" }"),
         ("llama-server", "models = { m = \"smollm2\" }"),
         ("ollama", "models = { m = \"smollm2\" }\nnum_ctx = 4096"),
     ];
-    let fronts = kinds.map(|(kind, more)| (kind, Front::start(&upstream("second", kind, &second.base, more))));
+    let fronts =
+        kinds.map(|(kind, more)| (kind, ReloadableServer::start(&upstream("second", kind, &second.base, more))));
     (second, fronts.into())
 }
 
-async fn direct(second: &Server, body: Value) -> Value {
+async fn direct(second: &BatonServer, body: Value) -> Value {
     let url = format!("{}/v1/chat/completions", second.base);
     reqwest::Client::new().post(url).json(&body).send().await.unwrap().json().await.unwrap()
 }

@@ -12,7 +12,7 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::node::Role;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use harness::{CLUSTER_KEY, Server, eventually_async};
+use harness::{BatonServer, CLUSTER_KEY, eventually_async};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -79,7 +79,7 @@ async fn never_reading(address: &str) -> TcpStream {
     stream
 }
 
-async fn n_admitted(server: &Server) -> u64 {
+async fn n_admitted(server: &BatonServer) -> u64 {
     let state = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap();
     state.json::<Value>().await.unwrap()["requests"]["admitted"].as_u64().unwrap()
 }
@@ -91,13 +91,14 @@ async fn no_stream_is_cut_and_each_costs_little() {
     let n_slow = n / 10;
     raise_open_files();
     let url = node(n + n_slow * N_SLOW_CHOICES).await;
-    let server = Server::with(&["--node", &url, "--name", "sim", "--no-calibration"]);
+    let server = BatonServer::with(&["--node", &url, "--name", "sim", "--no-calibration"]);
     let address = server.base.trim_start_matches("http://");
     // The first stream warms the process up and is not measured.
     let mut warm = TcpStream::connect(address).await.unwrap();
     ask(&mut warm, json!({ "max_tokens": 2 })).await;
     warm.read_to_string(&mut String::new()).await.unwrap();
-    let (before, started) = (server.resident_kib(), Instant::now());
+    let before = server.resident_kib();
+    let started = Instant::now();
 
     let mut never_read = Vec::new();
     for _ in 0..n_slow {

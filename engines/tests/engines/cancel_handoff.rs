@@ -26,7 +26,7 @@ const IDLE: usize = 12;
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(120);
 
 /// A prefill node, a decode node, and a client of the decode node.
-struct Pair {
+struct NodePair {
     prefill: Arc<Counting>,
     decode: Arc<dyn Engine>,
     client: RemoteEngine,
@@ -34,13 +34,13 @@ struct Pair {
     _decode_node: TestNode,
 }
 
-impl Pair {
-    async fn new(prefill: Arc<dyn Engine>, decode: Arc<dyn Engine>) -> Pair {
+impl NodePair {
+    async fn new(prefill: Arc<dyn Engine>, decode: Arc<dyn Engine>) -> NodePair {
         let prefill = Arc::new(Counting::new(prefill));
         let prefill_node = node(Arc::clone(&prefill) as Arc<dyn Engine>, Role::Prefill, KEY).await;
         let decode_node = node(Arc::clone(&decode), Role::Decode, KEY).await;
         let client = RemoteEngine::new(&NodeAddress::Url(decode_node.url.clone()), KEY).unwrap();
-        Pair { prefill, decode, client, prefill_node, _decode_node: decode_node }
+        NodePair { prefill, decode, client, prefill_node, _decode_node: decode_node }
     }
 
     fn request(&self, prompt: &[Token], n: u32) -> SequenceRequest {
@@ -147,7 +147,7 @@ struct Storm {
 }
 
 /// Runs the clients and counts the stages in which they left.
-async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
+async fn run_storm(pair: &NodePair, storm: Storm) -> Stages {
     let mut seed = 42;
     let mut n_begun = 0;
     let mut running = FuturesUnordered::new();
@@ -179,7 +179,7 @@ async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
 }
 
 /// Runs a storm of clients, and checks that slots, connections and tasks are freed.
-async fn nothing_stays(pair: &Pair, storm: Storm) {
+async fn nothing_stays(pair: &NodePair, storm: Storm) {
     pair.check_works(&vec![7; 100]).await;
     let files = open_files();
     let tasks = live_tasks();
@@ -211,7 +211,7 @@ async fn five_hundred_simulated_clients_leave_nothing() {
     let prefill = SimEngine::new(SimConfig { n_slots: 2, ..config.clone() });
     let policy = PullPolicy::default();
     let decode = SimEngine::with_puller(SimConfig { n_slots: 8, ..config }, Some(puller(policy) as Arc<dyn KvPuller>));
-    let pair = Pair::new(Arc::new(prefill), Arc::new(decode)).await;
+    let pair = NodePair::new(Arc::new(prefill), Arc::new(decode)).await;
     let storm = Storm { n_clients: 500, at_once: 16, max_prompt: 3_000, max_patience_ms: 150 };
     nothing_stays(&pair, storm).await;
 }
@@ -222,7 +222,7 @@ async fn a_prefill_stops_within_a_chunk() {
     let config = SimConfig { prefill_tps: 2_560.0, chunk_tokens: 256, ..SimConfig::default() };
     let prefill = Arc::new(SimEngine::new(config.clone()));
     let decode = Arc::new(SimEngine::with_puller(config, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>)));
-    let pair = Pair::new(prefill, decode).await;
+    let pair = NodePair::new(prefill, decode).await;
     for n_chunks in 1..=3 {
         let scope = CacheScope(n_chunks);
         let request = SequenceRequest { cache_scope: scope, ..pair.request(&peers::tokens(16_000), 10) };
@@ -254,7 +254,7 @@ async fn sixty_clients_of_a_real_model_leave_nothing() {
     let prefill = models::start(config.clone(), None).await;
     let decode =
         models::start(LlamaConfig { n_slots: 6, ..config }, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>));
-    let pair = Pair::new(prefill, decode.await).await;
+    let pair = NodePair::new(prefill, decode.await).await;
     let storm = Storm { n_clients: 60, at_once: 8, max_prompt: 200, max_patience_ms: 4_000 };
     nothing_stays(&pair, storm).await;
 }

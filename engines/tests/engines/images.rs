@@ -14,7 +14,7 @@ use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
 use baton_schemas::{EngineError, MessageRole, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use image::{ImageFormat, Rgb, RgbImage};
-use tiny_gguf::projector::{self, N_ROWS, Projector};
+use tiny_gguf::projector::{self, N_ROWS, TinyProjector};
 use tokio::sync::oneshot;
 
 use crate::models;
@@ -26,7 +26,7 @@ const GEMMA: usize = 640;
 const GEMMA_TEMPLATE: &str = "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n";
 
 /// An engine with a projector that is written for its model.
-fn with_projector(model: &Path, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
+fn with_projector(model: &Path, kind: TinyProjector, n_embd: usize) -> Arc<LlamaEngine> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mmproj.gguf");
     projector::write(&path, kind, n_embd, 1);
@@ -144,26 +144,26 @@ async fn sees(engine: &LlamaEngine) {
 #[tokio::test]
 async fn images_are_decoded_and_cached_by_their_content() {
     let Some(model) = models::smollm2() else { return };
-    sees(&with_projector(&model, Projector::Mlp, SMOL)).await;
+    sees(&with_projector(&model, TinyProjector::Mlp, SMOL)).await;
 }
 
 #[tokio::test]
 async fn embeddings_that_attend_to_each_other_are_decoded_at_once() {
     let Some(model) = models::smollm2() else { return };
-    sees(&with_projector(&model, Projector::Gemma3, SMOL)).await;
+    sees(&with_projector(&model, TinyProjector::Gemma3, SMOL)).await;
 }
 
 #[tokio::test]
 async fn a_sliding_window_slides_over_images() {
     let Some(model) = models::gemma3() else { return };
-    sees(&with_projector(&model, Projector::Gemma3, GEMMA)).await;
+    sees(&with_projector(&model, TinyProjector::Gemma3, GEMMA)).await;
 }
 
 #[tokio::test]
 async fn a_stream_continues_where_another_engine_left_it() {
     let Some(model) = models::smollm2() else { return };
-    let whole = answer(&with_projector(&model, Projector::Mlp, SMOL), &[red()]).await.0;
-    let other = with_projector(&model, Projector::Mlp, SMOL);
+    let whole = answer(&with_projector(&model, TinyProjector::Mlp, SMOL), &[red()]).await.0;
+    let other = with_projector(&model, TinyProjector::Mlp, SMOL);
     let mut request = request(&other, &[red()], 24).await;
     request.generated = whole[..9].to_vec();
     assert_eq!(said(other.generate(request).await.unwrap()).await.0, whole[9..]);
@@ -172,7 +172,7 @@ async fn a_stream_continues_where_another_engine_left_it() {
 #[tokio::test]
 async fn a_text_is_the_same_while_images_are_decoded() {
     let Some(model) = models::smollm2() else { return };
-    let engine = with_projector(&model, Projector::Mlp, SMOL);
+    let engine = with_projector(&model, TinyProjector::Mlp, SMOL);
     let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
         let messages = vec![Message::new(MessageRole::User, content)];
@@ -202,7 +202,7 @@ async fn a_text_is_the_same_while_images_are_decoded() {
 #[tokio::test]
 async fn a_reader_that_leaves_frees_its_slot() {
     let Some(model) = models::smollm2() else { return };
-    let engine = with_projector(&model, Projector::Gemma3, SMOL);
+    let engine = with_projector(&model, TinyProjector::Gemma3, SMOL);
     let of_red = answer(&engine, &[red()]).await;
     for n_read in 0..3 {
         let mut left = Vec::new();
@@ -225,7 +225,7 @@ async fn a_reader_that_leaves_frees_its_slot() {
 #[tokio::test]
 async fn invalid_images_are_refused_and_affect_nothing_else() {
     let Some(model) = models::smollm2() else { return };
-    let engine = with_projector(&model, Projector::Mlp, SMOL);
+    let engine = with_projector(&model, TinyProjector::Mlp, SMOL);
     let refused = |outcome: Result<Vec<Token>, EngineError>, part: &str| match outcome {
         Err(error) => assert!(error.to_string().contains(part), "{error}"),
         Ok(tokens) => panic!("{part}: {} tokens", tokens.len()),
@@ -273,7 +273,7 @@ async fn an_engine_does_not_start_with_a_wrong_projector() {
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     };
     let of_another = folder.path().join("gemma.gguf");
-    projector::write(&of_another, Projector::Mlp, GEMMA, 1);
+    projector::write(&of_another, TinyProjector::Mlp, GEMMA, 1);
     refused(&of_another, "the projector of another model");
     refused(&model, "is not a projector");
     refused(&folder.path().join("missing.gguf"), "no model file at");

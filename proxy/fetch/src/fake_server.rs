@@ -18,7 +18,7 @@ use super::client::DownloadLimits;
 
 /// What goes wrong with one request. Requests beyond the listed faults are served well.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Fault {
+pub(super) enum ServerFault {
     /// The connection breaks after so many bytes of this response's body.
     CutAfter(usize),
     /// So many bytes come, then nothing more, ever.
@@ -54,7 +54,7 @@ struct ServerState {
     file: Bytes,
     etag: Option<&'static str>,
     redirect: Option<String>,
-    faults: VecDeque<Fault>,
+    faults: VecDeque<ServerFault>,
     seen: Vec<Seen>,
 }
 
@@ -72,14 +72,15 @@ impl FakeServer {
         FakeServer { address, state }
     }
 
-    pub(super) fn with_faults(self, faults: &[Fault]) -> Self {
+    pub(super) fn with_faults(self, faults: &[ServerFault]) -> Self {
         self.state.lock().unwrap().faults.extend(faults);
         self
     }
 
     pub(super) fn replace(&self, file: &[u8], etag: Option<&'static str>) {
         let mut state = self.state.lock().unwrap();
-        (state.file, state.etag) = (Bytes::copy_from_slice(file), etag);
+        state.file = Bytes::copy_from_slice(file);
+        state.etag = etag;
     }
 
     /// From now on, every request is sent elsewhere.
@@ -144,13 +145,13 @@ async fn serve(State(state): State<Arc<Mutex<ServerState>>>, request: Request) -
         return Ok(Response::builder().status(302).header(LOCATION, url).body(Body::empty()).unwrap());
     }
     let fault = state.faults.pop_front();
-    if let Some(Fault::Status(status)) = fault {
+    if let Some(ServerFault::Status(status)) = fault {
         return Ok(Response::builder().status(status).body(Body::from("no")).unwrap());
     }
     Ok(answer(&state.file, state.etag, &seen, fault))
 }
 
-fn answer(file: &Bytes, etag: Option<&'static str>, seen: &Seen, fault: Option<Fault>) -> Response {
+fn answer(file: &Bytes, etag: Option<&'static str>, seen: &Seen, fault: Option<ServerFault>) -> Response {
     let total = file.len();
     let mut response = Response::builder().header(ACCEPT_RANGES, "bytes");
     if let Some(etag) = etag {
@@ -159,7 +160,7 @@ fn answer(file: &Bytes, etag: Option<&'static str>, seen: &Seen, fault: Option<F
     let asked = seen.range.as_ref().map(|range| range.strip_prefix("bytes=").unwrap().split_once('-').unwrap());
     let same_file = seen.if_range.as_deref().is_none_or(|wanted| Some(wanted) == etag);
     let (start, end) = match asked {
-        Some(_) if matches!(fault, Some(Fault::IgnoreRange)) || !same_file => (0, total),
+        Some(_) if matches!(fault, Some(ServerFault::IgnoreRange)) || !same_file => (0, total),
         Some((start, end)) => {
             let start: usize = start.parse().unwrap();
             if start >= total {
@@ -170,7 +171,7 @@ fn answer(file: &Bytes, etag: Option<&'static str>, seen: &Seen, fault: Option<F
                     .unwrap();
             }
             let end = end.parse::<usize>().map_or(total, |last| total.min(last + 1));
-            let start = if matches!(fault, Some(Fault::WrongRange)) { 0 } else { start };
+            let start = if matches!(fault, Some(ServerFault::WrongRange)) { 0 } else { start };
             response = response
                 .status(StatusCode::PARTIAL_CONTENT)
                 .header(CONTENT_RANGE, format!("bytes {start}-{}/{total}", end - 1));
@@ -179,20 +180,20 @@ fn answer(file: &Bytes, etag: Option<&'static str>, seen: &Seen, fault: Option<F
         None => (0, total),
     };
     let mut piece = file.slice(start..end);
-    if matches!(fault, Some(Fault::FlipBit)) {
+    if matches!(fault, Some(ServerFault::FlipBit)) {
         let mut flipped = piece.to_vec();
         flipped[0] ^= 1;
         piece = flipped.into();
     }
-    if !matches!(fault, Some(Fault::NoLength)) {
+    if !matches!(fault, Some(ServerFault::NoLength)) {
         response = response.header(CONTENT_LENGTH, piece.len());
     }
     response.body(body(piece, fault)).unwrap()
 }
 
-fn body(piece: Bytes, fault: Option<Fault>) -> Body {
+fn body(piece: Bytes, fault: Option<ServerFault>) -> Body {
     let cut = match fault {
-        Some(Fault::CutAfter(n) | Fault::HangAfter(n)) => n.min(piece.len()),
+        Some(ServerFault::CutAfter(n) | ServerFault::HangAfter(n)) => n.min(piece.len()),
         _ => piece.len(),
     };
     let chunks: Vec<Result<Bytes, io::Error>> =
@@ -200,11 +201,11 @@ fn body(piece: Bytes, fault: Option<Fault>) -> Body {
     let sent = stream::iter(chunks);
     match fault {
         // The pause lets what was sent before the break reach the client.
-        Some(Fault::CutAfter(_)) => Body::from_stream(sent.chain(stream::once(async {
+        Some(ServerFault::CutAfter(_)) => Body::from_stream(sent.chain(stream::once(async {
             tokio::time::sleep(Duration::from_millis(30)).await;
             Err(io::Error::other("cut"))
         }))),
-        Some(Fault::HangAfter(_)) => Body::from_stream(sent.chain(stream::pending())),
+        Some(ServerFault::HangAfter(_)) => Body::from_stream(sent.chain(stream::pending())),
         _ => Body::from_stream(sent),
     }
 }

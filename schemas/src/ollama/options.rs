@@ -118,7 +118,8 @@ mod tests {
         check(json!({"seed": 5, "temperature": 0}), |o| (o.sampling.seed, o.sampling.temperature) = (5, 0.0));
         check(json!({"top_k": 3, "top_p": 0.5}), |o| (o.sampling.top_k, o.sampling.top_p) = (3, 0.5));
         check(json!({"min_p": 0.25, "repeat_last_n": -1}), |o| {
-            (o.sampling.min_p, o.sampling.repeat_last_n) = (0.25, -1);
+            o.sampling.min_p = 0.25;
+            o.sampling.repeat_last_n = -1;
         });
         check(json!({"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1}), |o| {
             let s = &mut o.sampling;

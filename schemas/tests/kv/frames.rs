@@ -85,7 +85,8 @@ fn bodies_have_exactly_their_length() {
         // One tensor a byte longer, the next a byte shorter.
         let shifted = bad_frame(codec, |frame| {
             let length = |i: usize| u32::from_le_bytes(frame[BODY + 4 + 4 * i..][..4].try_into().unwrap());
-            let (a, b) = (length(0), length(1));
+            let a = length(0);
+            let b = length(1);
             put(frame, BODY + 4, a + 1);
             put(frame, BODY + 8, b - 1);
         });

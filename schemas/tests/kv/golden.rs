@@ -38,7 +38,8 @@ fn stored_streams_are_read_as_ever() {
 fn streams_are_written_as_ever() {
     // Not zstd's: another version of zstd may write other bytes.
     for codec in [Codec::None, Codec::Q8_0] {
-        let (written, stored) = (sample::stream(codec).concat(), fixture(codec));
+        let written = sample::stream(codec).concat();
+        let stored = fixture(codec);
         let first = written.iter().zip(&stored).position(|(written, stored)| written != stored);
         assert!(
             first.is_none() && written.len() == stored.len(),

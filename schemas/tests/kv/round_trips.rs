@@ -101,7 +101,8 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
     for codec in [Codec::None, Codec::PlanesZstd] {
         let mut reader = sample::reader();
         let stream = sample::stream(codec).concat();
-        let (mut rest, mut chunks) = (&stream[..], sample::chunks().into_iter());
+        let mut rest = &stream[..];
+        let mut chunks = sample::chunks().into_iter();
         // Larger than any frame needs, and not zeroed.
         reader.recycle(vec![0xFF; 1 << 20]);
         while let Some(event) = reader.read(&mut rest).unwrap() {

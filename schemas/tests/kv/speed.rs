@@ -77,7 +77,8 @@ fn speed() {
             assert_eq!(reader.position(), handoff.end());
         }
     }
-    let (from, mut to) = (vec![1u8; n_bytes], vec![2u8; n_bytes]);
+    let from = vec![1u8; n_bytes];
+    let mut to = vec![2u8; n_bytes];
     measure("BLAKE3 alone", n_bytes, 0..8, |_| _ = black_box(blake3::keyed_hash(&[7; 32], &from)));
     measure("copying alone", n_bytes, 0..8, |_| to.copy_from_slice(&from));
     measure("copying to fresh memory", n_bytes, 0..8, |_| drop(black_box(from.clone())));

@@ -1,19 +1,19 @@
 //! An upstream as the last resort of a model that is served here.
 
 use harness::mock::{Mock, says};
-use harness::{Front, Node, SseReply, said, upstream};
+use harness::{BatonNode, ReloadableServer, SseReply, said, upstream};
 use rustix::process::Signal;
 use serde_json::json;
 
 /// An endpoint with one node that calls its model `m`, and an upstream that has it too.
-fn endpoint(node: &Node, mock: &Mock) -> Front {
+fn endpoint(node: &BatonNode, mock: &Mock) -> ReloadableServer {
     let config = format!("[model]\nname = \"m\"\ndecode = [\"{}\"]\n", node.url);
-    Front::start(&(config + &upstream("deputy", "openai", &mock.url, "")))
+    ReloadableServer::start(&(config + &upstream("deputy", "openai", &mock.url, "")))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_answers_when_the_last_engine_is_gone() {
-    let node = Node::with(&["--engine", "sim"]);
+    let node = BatonNode::with(&["--engine", "sim"]);
     let mock = Mock::start(|_, _| says("from afar")).await;
     let front = endpoint(&node, &mock);
     let answer = front.chat(json!({ "max_tokens": 4 })).await;
@@ -31,7 +31,7 @@ async fn an_upstream_answers_when_the_last_engine_is_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_lost_in_the_middle_of_a_reply_is_not_replaced_by_an_upstream() {
-    let node = Node::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
+    let node = BatonNode::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
     let mock = Mock::start(|_, _| says("from afar")).await;
     let front = endpoint(&node, &mock);
     let body = said("hi", json!({ "max_tokens": 200, "ignore_eos": true }));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use harness::eventually_async;
 use harness::mock::{Mock, Step, done, event, head, says, text, whole};
-use harness::{Front, said, upstream};
+use harness::{ReloadableServer, said, upstream};
 use serde_json::json;
 
 fn one(url: &str, more: &str) -> String {
@@ -18,7 +18,7 @@ fn two(first: &Mock, second: &Mock, more: &str) -> String {
 }
 
 /// Two requests: the upstreams take turns, so one of the two requests meets the first upstream first.
-async fn ask_twice(front: &Front) {
+async fn ask_twice(front: &ReloadableServer) {
     for _ in 0..2 {
         let answer = front.chat(json!({})).await;
         assert_eq!((answer.status, answer.content().as_str()), (200, "well"), "{answer:?}");
@@ -35,7 +35,7 @@ async fn comments_and_a_missing_last_mark_do_no_harm() {
         vec![head(), comment(), Step::Wait(Duration::from_millis(50)), comment(), text("fine"), comment(), no_mark]
     })
     .await;
-    let front = Front::start(&one(&mock.url, ""));
+    let front = ReloadableServer::start(&one(&mock.url, ""));
     let answer = front.chat(json!({})).await;
     assert_eq!((answer.content().as_str(), answer.status), ("fine", 200));
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "length");
@@ -49,7 +49,7 @@ async fn a_reply_that_breaks_off_is_never_a_success() {
     for broken in [vec![], vec![Step::Send("data: {nonsense\n\n".into())], vec![event(&json!({ "error": "dead" }))]] {
         let broken = std::sync::Arc::new(broken);
         let mock = Mock::start(move |_, _| [&[head(), text("begun")], &broken[..]].concat()).await;
-        let front = Front::start(&one(&mock.url, ""));
+        let front = ReloadableServer::start(&one(&mock.url, ""));
         let streamed = front.chat(json!({ "stream": true })).await;
         assert!(streamed.text.contains("begun") && streamed.text.contains("\"error\""), "{streamed:?}");
         assert!(!streamed.text.contains("[DONE]") && !streamed.text.contains("finish_reason\":\"stop"), "{streamed:?}");
@@ -80,7 +80,7 @@ async fn another_upstream_takes_a_request_that_the_first_does_not_begin() {
         let shown = format!("{steps:?}");
         let first = Mock::start(move |_, _| steps.clone()).await;
         let second = Mock::start(|_, _| says("well")).await;
-        let front = Front::start(&two(&first, &second, "first_seconds = 0.5"));
+        let front = ReloadableServer::start(&two(&first, &second, "first_seconds = 0.5"));
         ask_twice(&front).await;
         assert!(
             first.n_asked() <= 2 && second.n_asked() == 2,
@@ -95,7 +95,7 @@ async fn another_upstream_takes_a_request_that_the_first_does_not_begin() {
 async fn a_busy_upstream_gets_no_requests_for_its_retry_after() {
     for status in [429, 503] {
         let mock = Mock::start(move |_, _| whole(status, "retry-after: 7\r\n", &json!({ "error": "busy" }))).await;
-        let front = Front::start(&one(&mock.url, ""));
+        let front = ReloadableServer::start(&one(&mock.url, ""));
         for _ in 0..3 {
             let answer = front.chat(json!({})).await;
             assert_eq!((answer.status, answer.retry_after.is_some()), (503, true), "{answer:?}");
@@ -112,7 +112,7 @@ async fn another_model_of_a_busy_upstream_still_answers() {
         false => says("well"),
     })
     .await;
-    let front = Front::start(&one(&mock.url, "models = { m = \"theirs\", n = \"other\" }"));
+    let front = ReloadableServer::start(&one(&mock.url, "models = { m = \"theirs\", n = \"other\" }"));
     for _ in 0..2 {
         let busy = front.chat(json!({})).await;
         assert_eq!((busy.status, busy.retry_after.is_some()), (503, true), "{busy:?}");
@@ -137,7 +137,7 @@ async fn another_model_of_a_busy_upstream_still_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_log_probabilities_are_an_error_and_not_an_empty_list() {
     let mock = Mock::start(|_, _| says("well")).await;
-    let front = Front::start(&one(&mock.url, ""));
+    let front = ReloadableServer::start(&one(&mock.url, ""));
     for stream in [false, true] {
         let answer = front.chat(json!({ "logprobs": true, "stream": stream })).await;
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("logprobs")), "{answer:?}");
@@ -154,7 +154,7 @@ async fn a_refusal_goes_to_the_client_and_is_not_retried_elsewhere() {
         let refuse = body.clone();
         let first = Mock::start(move |_, _| whole(400, "", &refuse)).await;
         let second = Mock::start(move |_, _| whole(400, "", &body)).await;
-        let front = Front::start(&two(&first, &second, ""));
+        let front = ReloadableServer::start(&two(&first, &second, ""));
         let answer = front.chat(json!({ "stream": true })).await;
         assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &code), "{answer:?}");
         assert_eq!(first.n_asked() + second.n_asked(), 1);
@@ -164,7 +164,7 @@ async fn a_refusal_goes_to_the_client_and_is_not_retried_elsewhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_upstream_cannot_do_is_refused_before_anything_is_sent() {
     let mock = Mock::start(|_, _| says("well")).await;
-    let front = Front::start(&one(&mock.url, "max_concurrent = 2"));
+    let front = ReloadableServer::start(&one(&mock.url, "max_concurrent = 2"));
     for (field, more) in
         [("top_k", json!({ "top_k": 3 })), ("n", json!({ "n": 3 })), ("ignore_eos", json!({ "ignore_eos": true }))]
     {
@@ -180,14 +180,14 @@ async fn what_an_upstream_cannot_do_is_refused_before_anything_is_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn silence_in_the_middle_of_a_reply_ends_it_with_an_error() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
-    let front = Front::start(&one(&mock.url, "idle_seconds = 0.5"));
+    let front = ReloadableServer::start(&one(&mock.url, "idle_seconds = 0.5"));
     let answer = front.chat(json!({ "stream": true })).await;
     assert!(answer.text.contains("begun") && answer.text.contains("\"error\""), "{answer:?}");
     eventually_async("a closed connection", async || mock.n_left() == 1).await;
 }
 
 /// Reads the first text of a stream, then closes the connection.
-async fn leave(front: &Front) {
+async fn leave(front: &ReloadableServer) {
     let url = format!("{}/v1/chat/completions", front.server.base);
     let response = reqwest::Client::new().post(url).json(&said("hi", json!({ "stream": true }))).send().await.unwrap();
     let mut chunks = response.bytes_stream();
@@ -200,7 +200,7 @@ async fn leave(front: &Front) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_stops_the_upstream_unless_abort_is_off() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
-    let front = Front::start(&one(&mock.url, ""));
+    let front = ReloadableServer::start(&one(&mock.url, ""));
     leave(&front).await;
     eventually_async("a closed connection", async || mock.n_left() == 1).await;
 
@@ -209,7 +209,7 @@ async fn a_client_that_leaves_stops_the_upstream_unless_abort_is_off() {
         _ => says("well"),
     })
     .await;
-    let front = Front::start(&one(&patient.url, "abort = false\nmax_concurrent = 1"));
+    let front = ReloadableServer::start(&one(&patient.url, "abort = false\nmax_concurrent = 1"));
     leave(&front).await;
     let answer = front.chat(json!({})).await;
     assert_eq!(answer.content(), "well");
@@ -221,8 +221,9 @@ async fn upstreams_share_the_work_within_their_limits() {
     let slow = |_: usize, _: &harness::mock::MockRequest| {
         vec![head(), text("well"), Step::Wait(Duration::from_millis(200)), done()]
     };
-    let (first, second) = (Mock::start(slow).await, Mock::start(slow).await);
-    let front = Front::start(&two(&first, &second, "max_concurrent = 2"));
+    let first = Mock::start(slow).await;
+    let second = Mock::start(slow).await;
+    let front = ReloadableServer::start(&two(&first, &second, "max_concurrent = 2"));
     let answers = futures::future::join_all((0..12).map(|_| front.chat(json!({})))).await;
     for answer in answers {
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -237,7 +238,7 @@ async fn upstreams_share_the_work_within_their_limits() {
 async fn a_failing_upstream_is_avoided_until_it_recovers() {
     let first = Mock::start(|n, _| if n < 2 { whole(500, "", &json!({})) } else { says("back") }).await;
     let second = Mock::start(|_, _| says("well")).await;
-    let front = Front::start(&two(&first, &second, ""));
+    let front = ReloadableServer::start(&two(&first, &second, ""));
     ask_twice(&front).await;
     // The breaker is open: only a probe now and then reaches the upstream.
     eventually_async("the first upstream", async || front.chat(json!({})).await.content() == "back").await;
@@ -249,7 +250,7 @@ async fn a_failing_upstream_is_avoided_until_it_recovers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn baton_matches_stop_strings_and_ends_the_upstreams_work() {
     let mock = Mock::start(|_, _| vec![head(), text("one tw"), text("o three"), Step::Hang]).await;
-    let front = Front::start(&one(&mock.url, ""));
+    let front = ReloadableServer::start(&one(&mock.url, ""));
     let body = json!({ "model": "m", "max_tokens": 9, "stop_sequences": ["two"], "messages": [{ "role": "user", "content": "hi" }] });
     let answer = front.post("/v1/messages", &body).await.json();
     assert_eq!(
@@ -276,7 +277,7 @@ async fn calls_reasoning_and_usage_come_through() {
         ]
     })
     .await;
-    let front = Front::start(&one(&mock.url, "key = \"sk-1\"\nheaders = { \"x-title\" = \"t\" }"));
+    let front = ReloadableServer::start(&one(&mock.url, "key = \"sk-1\"\nheaders = { \"x-title\" = \"t\" }"));
     let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } }]);
     let answer = front.chat(json!({ "tools": tools, "tool_choice": "required" })).await.json();
     let message = &answer["choices"][0]["message"];

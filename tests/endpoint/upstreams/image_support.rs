@@ -1,7 +1,7 @@
 //! Images for a model that only upstreams serve are refused, and nothing is sent.
 
 use harness::mock::{Mock, whole};
-use harness::{Front, upstream};
+use harness::{ReloadableServer, upstream};
 use serde_json::{Value, json};
 
 const PNG: &str = "iVBORw0KGgo=";
@@ -16,11 +16,12 @@ async fn an_image_is_refused_by_name_and_nothing_is_sent() {
     let part = json!({ "type": "image_url", "image_url": { "url": format!("data:image/png;base64,{PNG}") } });
     let source = json!({ "type": "base64", "media_type": "image/png", "data": PNG });
     let block = json!({ "type": "image", "source": source });
-    let (of_openai, of_anthropic) = (chat(&json!([text, part])), chat(&json!([text, block])));
+    let of_openai = chat(&json!([text, part]));
+    let of_anthropic = chat(&json!([text, block]));
     for kind in ["llama-server", "vllm"] {
         let answer = json!({ "prompt": "rendered", "tokens": [1, 2, 3] });
         let mock = Mock::start(move |_, _| whole(200, "", &answer)).await;
-        let front = Front::start(&upstream("up", kind, &mock.url, ""));
+        let front = ReloadableServer::start(&upstream("up", kind, &mock.url, ""));
         let counted = front.post("/v1/messages/count_tokens", &chat(&json!([text]))).await;
         assert_eq!((counted.status, &counted.json()["input_tokens"]), (200, &json!(3)), "{kind}: {counted:?}");
         let n_asked = mock.n_asked();

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use harness::mock::{Mock, Step, done, head, says, text, whole};
-use harness::{Front, upstream};
-use harness::{Server, eventually_async};
+use harness::{BatonServer, eventually_async};
+use harness::{ReloadableServer, upstream};
 use serde_json::{Value, json};
 
 /// Ollama's report of a model, with fields that must not be passed on.
@@ -23,7 +23,7 @@ fn shown() -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn props_and_slots_report_an_upstreams_model() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Wait(Duration::from_secs(3)), done()]).await;
-    let front = Front::start(&upstream("one", "openai", &mock.url, "max_concurrent = 3"));
+    let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, "max_concurrent = 3"));
     for path in ["/props", "/props?model=m"] {
         let props = front.get(path).await;
         assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(3), &json!("m")), "{path}: {props}");
@@ -46,12 +46,12 @@ async fn props_and_slots_report_an_upstreams_model() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_context_is_the_configured_or_the_reported_one() {
     let mock = Mock::start(|_, _| whole(500, "", &json!({}))).await;
-    let front = Front::start(&upstream("one", "ollama", &mock.url, "num_ctx = 16384"));
+    let front = ReloadableServer::start(&upstream("one", "ollama", &mock.url, "num_ctx = 16384"));
     assert_eq!(front.get("/props").await["default_generation_settings"]["n_ctx"], 16_384);
     assert_eq!(front.get("/slots").await[0]["n_ctx"], 16_384);
 
-    let second = Server::with(&["--engine", "sim", "--ctx-size", "64"]);
-    let front = Front::start(&upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }"));
+    let second = BatonServer::with(&["--engine", "sim", "--ctx-size", "64"]);
+    let front = ReloadableServer::start(&upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }"));
     assert_eq!(front.get("/props").await["default_generation_settings"]["n_ctx"], 64);
 }
 
@@ -62,7 +62,7 @@ async fn show_passes_on_what_ollama_reports_without_its_secrets() {
         _ => whole(500, "", &json!({})),
     })
     .await;
-    let front = Front::start(&upstream("one", "ollama", &mock.url, "num_ctx = 16384"));
+    let front = ReloadableServer::start(&upstream("one", "ollama", &mock.url, "num_ctx = 16384"));
     let answer = front.post("/api/show", &json!({ "model": "M:latest" })).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(mock.asked(0).body, json!({ "model": "theirs" }));
@@ -76,7 +76,7 @@ async fn show_passes_on_what_ollama_reports_without_its_secrets() {
     assert!(!answer.text.contains("somebody"), "{answer:?}");
 
     // An upstream that does not answer reports nothing, which is no error.
-    let gone = Front::start(&upstream("gone", "ollama", "http://127.0.0.1:9", ""));
+    let gone = ReloadableServer::start(&upstream("gone", "ollama", "http://127.0.0.1:9", ""));
     let answer = gone.post("/api/show", &json!({ "model": "m" })).await;
     assert_eq!((answer.status, &answer.json()["model_info"]), (200, &json!({})), "{answer:?}");
     assert_eq!(answer.json()["capabilities"], json!(["completion", "tools"]), "{answer:?}");
@@ -84,8 +84,8 @@ async fn show_passes_on_what_ollama_reports_without_its_secrets() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_model_means_the_first_one() {
-    let second = Server::with(&["--engine", "sim"]);
-    let front = Front::start(&upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }"));
+    let second = BatonServer::with(&["--engine", "sim"]);
+    let front = ReloadableServer::start(&upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }"));
     let tokens = front.post("/tokenize", &json!({ "content": "two words" })).await;
     assert_eq!(tokens.status, 200, "{tokens:?}");
     let back = front.post("/detokenize", &json!({ "tokens": tokens.json()["tokens"] })).await;
@@ -96,7 +96,7 @@ async fn a_request_without_a_model_means_the_first_one() {
 
     // A kind without this answers 501, without `retry-after`.
     let mock = Mock::start(|_, _| says("well")).await;
-    let front = Front::start(&upstream("one", "openai", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, ""));
     for (path, body) in
         [("/tokenize", json!({ "content": "x" })), ("/detokenize", json!({ "tokens": [1] })), ("/apply-template", chat)]
     {
@@ -108,7 +108,7 @@ async fn a_request_without_a_model_means_the_first_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_of_upstreams_are_not_planned_and_may_not_tokenize() {
     let mock = Mock::start(|_, _| whole(200, "", &json!({ "data": [] }))).await;
-    let front = Front::start(&upstream("one", "openai", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, ""));
     let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
     for (path, body, expected) in [
         ("/baton/plan", body.clone(), "plans of a model that only upstreams serve"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use harness::mock::{Mock, Step, done, head, says, text};
 use harness::{BATON, eventually_async};
-use harness::{Front, upstream};
+use harness::{ReloadableServer, upstream};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -13,7 +13,7 @@ use serde_json::json;
 async fn models_state_metrics_and_status_show_upstreams() {
     let mock = Mock::listing(&["their/model:7b"], |_, _| says("well")).await;
     let named = upstream("named", "openai", &mock.url, "");
-    let front = Front::start(&(named + &upstream("listed", "openai", &mock.url, "models = {}")));
+    let front = ReloadableServer::start(&(named + &upstream("listed", "openai", &mock.url, "models = {}")));
     let ids = |list: serde_json::Value| -> Vec<String> {
         list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
     };
@@ -43,7 +43,7 @@ async fn models_state_metrics_and_status_show_upstreams() {
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("UPSTREAM") && status.contains("their/model:7b"), "{status}");
     assert_eq!(front.get("/health").await["status"], "ok");
-    let lost = Front::start(&upstream("gone", "openai", "http://127.0.0.1:9", ""));
+    let lost = ReloadableServer::start(&upstream("gone", "openai", "http://127.0.0.1:9", ""));
     eventually_async("an upstream that does not answer", async || lost.get("/health").await["status"] == "unavailable")
         .await;
 }
@@ -53,7 +53,7 @@ async fn one_dead_upstream_among_others_takes_nothing_out_of_service() {
     let well = Mock::start(|_, _| says("well")).await;
     let config = upstream("well", "openai", &well.url, "")
         + &upstream("gone", "openai", "http://127.0.0.1:9", "models = { n = \"theirs\" }");
-    let front = Front::start(&config);
+    let front = ReloadableServer::start(&config);
     let health = async || reqwest::get(format!("{}/health", front.server.base)).await.unwrap();
     eventually_async("a warning", async || health().await.text().await.unwrap().contains("cannot be answered")).await;
     assert_eq!(health().await.status(), 200);
@@ -67,7 +67,7 @@ async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
             .await;
     let other = Mock::start(|_, _| says("other")).await;
     let log = tempfile::NamedTempFile::new().unwrap();
-    let front = Front::logging_to(log.reopen().unwrap(), &upstream("slow", "openai", &slow.url, ""), &[]);
+    let front = ReloadableServer::logging_to(log.reopen().unwrap(), &upstream("slow", "openai", &slow.url, ""), &[]);
     let change = async {
         eventually_async("a running stream", async || slow.n_asked() == 1).await;
         std::fs::write(&front.config, upstream("other", "openai", &other.url, "")).unwrap();

@@ -1,8 +1,8 @@
 //! Requests to Ollama: prompts are not truncated, and `keep_alive` is passed on.
 
-use harness::Server;
+use harness::BatonServer;
 use harness::mock::{Mock, Step, whole};
-use harness::{Front, said, upstream};
+use harness::{ReloadableServer, said, upstream};
 use serde_json::{Value, json};
 
 /// The last line of an Ollama reply.
@@ -16,7 +16,7 @@ fn done(body: &Value) -> Vec<Step> {
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_not_cut_and_keep_alive_is_forwarded() {
     let mock = Mock::start(|_, asked| done(&asked.body)).await;
-    let front = Front::start(&upstream("one", "ollama", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("one", "ollama", &mock.url, ""));
     let mut chat = said("hi", json!({ "stream": false, "keep_alive": "10m" }));
     assert_eq!(front.post("/api/chat", &chat).await.status, 200);
     let asked = mock.asked(0);
@@ -43,7 +43,7 @@ async fn prompts_are_not_cut_and_keep_alive_is_forwarded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_kinds_refuse_to_unload() {
     let mock = Mock::start(|_, _| Vec::new()).await;
-    let front = Front::start(&upstream("one", "llama-server", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("one", "llama-server", &mock.url, ""));
     let answer = front.post("/api/generate", &json!({ "model": "m", "keep_alive": 0 })).await;
     assert_eq!((answer.status, mock.n_asked()), (501, 0), "{answer:?}");
     let answer = front.post("/api/generate", &json!({ "model": "m" })).await;
@@ -65,12 +65,12 @@ async fn log_probabilities_come_from_an_ollama_that_returns_them() {
     })
     .await;
     let wants = |n_top: u32| json!({ "logprobs": true, "top_logprobs": n_top });
-    let front = Front::start(&upstream("plain", "ollama", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("plain", "ollama", &mock.url, ""));
     let refused = front.chat(wants(1)).await;
     assert_eq!((refused.status, mock.n_asked()), (400, 0), "{refused:?}");
 
     let fields = "fields = [\"temperature\", \"top_k\", \"top_p\", \"seed\", \"logprobs\"]";
-    let front = Front::start(&upstream("newer", "ollama", &mock.url, fields));
+    let front = ReloadableServer::start(&upstream("newer", "ollama", &mock.url, fields));
     let answer = front.chat(wants(1)).await;
     assert_eq!((answer.status, &mock.asked(0).body["logprobs"]), (200, &json!(true)), "{answer:?}");
     let entry = answer.json()["choices"][0]["logprobs"]["content"][0].clone();
@@ -85,7 +85,7 @@ async fn a_prompt_that_does_not_fit_is_reported_as_such() {
     // Ollama's own message has no numbers.
     let mock =
         Mock::start(|_, _| whole(400, "", &json!({ "error": "the input length exceeds the context length" }))).await;
-    let front = Front::start(&upstream("one", "ollama", &mock.url, ""));
+    let front = ReloadableServer::start(&upstream("one", "ollama", &mock.url, ""));
     let answer = front.chat(json!({})).await;
     assert_eq!(
         (answer.status, &answer.json()["error"]["code"]),
@@ -94,9 +94,9 @@ async fn a_prompt_that_does_not_fit_is_reported_as_such() {
     );
 
     // A second Baton's message has them, through any kind.
-    let second = Server::with(&["--engine", "sim", "--ctx-size", "64"]);
+    let second = BatonServer::with(&["--engine", "sim", "--ctx-size", "64"]);
     for kind in ["ollama", "openai", "llama-server"] {
-        let front = Front::start(&upstream("second", kind, &second.base, "models = { m = \"sim\" }"));
+        let front = ReloadableServer::start(&upstream("second", kind, &second.base, "models = { m = \"sim\" }"));
         let answer = front.post("/v1/chat/completions", &said(&"word ".repeat(100), json!({}))).await;
         let error = &answer.json()["error"];
         assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")), "{kind}: {answer:?}");

@@ -1,7 +1,7 @@
 //! With `max_tokens: 0` the prompt is computed and the client gets no token.
 
 use harness::mock::{Mock, MockRequest, Step, says};
-use harness::{Front, upstream};
+use harness::{ReloadableServer, upstream};
 use serde_json::{Value, json};
 
 /// A server that obeys a limit of one token and treats 0 as no limit or refuses it.
@@ -27,11 +27,12 @@ async fn a_request_for_zero_tokens_gets_none_from_any_kind() {
         ("ollama", "/options/num_predict"),
     ] {
         let mock = Mock::start(|_, asked| one_token(asked)).await;
-        let front = Front::start(&upstream("one", kind, &mock.url, ""));
+        let front = ReloadableServer::start(&upstream("one", kind, &mock.url, ""));
         let whole = front.chat(json!({ "max_tokens": 0 })).await;
         assert_eq!(whole.status, 200, "{kind}: {whole:?}");
         let reply = whole.json();
-        let (choice, usage) = (&reply["choices"][0], &reply["usage"]);
+        let choice = &reply["choices"][0];
+        let usage = &reply["usage"];
         assert_eq!(choice["message"]["content"].as_str().unwrap_or_default(), "", "{kind}: {reply}");
         assert_eq!(choice["finish_reason"], "length", "{kind}: {reply}");
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(5), &json!(0)), "{kind}: {reply}");

@@ -1,7 +1,7 @@
 //! vLLM's prefill and decode servers are joined by the handshake of its NixlConnector.
 
 use harness::mock::{Mock, MockRequest, says, whole};
-use harness::{Front, upstream};
+use harness::{ReloadableServer, upstream};
 use serde_json::{Value, json};
 
 /// The KV parameters that a prefill server with a NixlConnector returns.
@@ -33,13 +33,16 @@ fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_decode_server_learns_where_the_kv_is() {
-    let (prefiller, decoder) = (Mock::start(|_, asked| prefill(asked)).await, Mock::start(|_, _| says("well")).await);
-    let front = Front::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front =
+        ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
     for stream in [false, true] {
         let answer = front.chat(json!({ "stream": stream, "max_completion_tokens": 7 })).await;
         assert!(answer.status == 200 && answer.text.contains("well"), "{answer:?}");
     }
-    let (first, second) = (prefiller.asked(0), decoder.asked(0));
+    let first = prefiller.asked(0);
+    let second = decoder.asked(0);
     assert_eq!(second.body["kv_transfer_params"], kept());
     assert_eq!((&second.body["max_tokens"], &second.body["stream"]), (&json!(7), &json!(true)));
     assert_eq!(first.body["messages"], second.body["messages"]);
@@ -56,7 +59,8 @@ async fn without_a_prefill_server_the_decode_server_computes_the_prompt() {
     let broken = Mock::start(|_, _| whole(500, "", &json!({}))).await;
     for (server, reason) in [(&nothing, "no_kv_transfer_params"), (&broken, "prefill_failed")] {
         let decoder = Mock::start(|_, _| says("well")).await;
-        let front = Front::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", server.url)));
+        let front =
+            ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", server.url)));
         assert_eq!(front.chat(json!({})).await.content(), "well");
         assert_eq!(decoder.asked(0).body.get("kv_transfer_params"), None);
         let state = front.get("/baton/state").await;

@@ -12,21 +12,21 @@ use serde::de::DeserializeOwned;
 use crate::{requests, sample};
 
 /// A body and inputs to start from.
-pub struct Target {
+pub struct FuzzTarget {
     pub name: &'static str,
     pub body: fn(&[u8]) -> bool,
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
-    Target { name: "kv_reader_raw", body: kv_reader_raw, seeds: kv_reader_raw_seeds },
-    Target { name: "kv_reader", body: kv_reader, seeds: kv_reader_seeds },
-    Target { name: "node_messages", body: node_messages, seeds: node_messages_seeds },
-    Target { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },
-    Target { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
-    Target { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },
-    Target { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
+pub const TARGETS: [FuzzTarget; 7] = [
+    FuzzTarget { name: "kv_reader_raw", body: kv_reader_raw, seeds: kv_reader_raw_seeds },
+    FuzzTarget { name: "kv_reader", body: kv_reader, seeds: kv_reader_seeds },
+    FuzzTarget { name: "node_messages", body: node_messages, seeds: node_messages_seeds },
+    FuzzTarget { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },
+    FuzzTarget { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
+    FuzzTarget { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },
+    FuzzTarget { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
 ];
 
 /// The raw bytes of a handoff stream. Without the key no change passes the MAC check, so this covers the code before it.
@@ -48,7 +48,8 @@ pub fn kv_reader(mut input: &[u8]) -> bool {
         if !checked.read(&mut &record[..]) {
             return false;
         }
-        (input, index) = (rest, index + 1);
+        input = rest;
+        index += 1;
     }
     checked.reader.is_ended()
 }

@@ -5,17 +5,17 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::Server;
+use crate::BatonServer;
 
 /// A configuration file in a folder of its own. Dropping it removes both.
-pub struct ConfigFile {
+pub struct TempConfigFile {
     folder: tempfile::TempDir,
 }
 
-impl ConfigFile {
+impl TempConfigFile {
     /// A file with this text.
-    pub fn new(text: &str) -> ConfigFile {
-        let file = ConfigFile { folder: tempfile::tempdir().unwrap() };
+    pub fn new(text: &str) -> TempConfigFile {
+        let file = TempConfigFile { folder: tempfile::tempdir().unwrap() };
         file.write(text);
         file
     }
@@ -32,18 +32,18 @@ impl ConfigFile {
     }
 
     /// Replaces the text and tells the server to reload.
-    pub fn reload(&self, server: &Server, text: &str) {
+    pub fn reload(&self, server: &BatonServer, text: &str) {
         self.write(text);
         server.signal(Signal::HUP);
     }
 
     /// Serves from this file.
-    pub fn serve(&self) -> Server {
+    pub fn serve(&self) -> BatonServer {
         self.serve_logging_to(Stdio::inherit(), &[])
     }
 
     /// Serves from this file, with this standard error and these environment variables.
-    pub fn serve_logging_to(&self, log: impl Into<Stdio>, variables: &[(&str, &str)]) -> Server {
-        Server::started(log, &["--config", self.path().to_str().unwrap()], variables)
+    pub fn serve_logging_to(&self, log: impl Into<Stdio>, variables: &[(&str, &str)]) -> BatonServer {
+        BatonServer::started(log, &["--config", self.path().to_str().unwrap()], variables)
     }
 }

@@ -5,33 +5,33 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::{ConfigFile, Server};
+use crate::{BatonServer, TempConfigFile};
 
 /// A running endpoint with a configuration file that can be changed.
-pub struct Front {
-    pub server: Server,
+pub struct ReloadableServer {
+    pub server: BatonServer,
     /// Its configuration file.
     pub config: PathBuf,
-    _file: ConfigFile,
+    _file: TempConfigFile,
 }
 
-impl Front {
+impl ReloadableServer {
     /// Serves with this configuration.
-    pub fn start(config: &str) -> Front {
-        Front::with(config, &[])
+    pub fn start(config: &str) -> ReloadableServer {
+        ReloadableServer::with(config, &[])
     }
 
     /// The same with further arguments.
-    pub fn with(config: &str, args: &[&str]) -> Front {
-        Front::logging_to(Stdio::inherit(), config, args)
+    pub fn with(config: &str, args: &[&str]) -> ReloadableServer {
+        ReloadableServer::logging_to(Stdio::inherit(), config, args)
     }
 
     /// The same with this standard error.
-    pub fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> Front {
-        let file = ConfigFile::new(config);
+    pub fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> ReloadableServer {
+        let file = TempConfigFile::new(config);
         let config = file.path();
         let args = [&["--config", config.to_str().unwrap()], args].concat();
-        Front { server: Server::logging_to(log, &args), config, _file: file }
+        ReloadableServer { server: BatonServer::logging_to(log, &args), config, _file: file }
     }
 
     /// Posts JSON and returns the whole reply.
@@ -39,7 +39,9 @@ impl Front {
         let request = reqwest::Client::new().post(format!("{}{path}", self.server.base)).json(body);
         let response = request.send().await.unwrap();
         let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
-        let (status, route, retry_after) = (response.status().as_u16(), header("x-baton-route"), header("retry-after"));
+        let status = response.status().as_u16();
+        let route = header("x-baton-route");
+        let retry_after = header("retry-after");
         Answer { status, route: route.unwrap_or_default(), retry_after, text: response.text().await.unwrap() }
     }
 

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-pub use config_file::ConfigFile;
-pub use front::{Answer, Front, said, upstream};
-pub use process::{Node, Process, Server, children_of, free_address, is_alive, read_all};
+pub use config_file::TempConfigFile;
+pub use front::{Answer, ReloadableServer, said, upstream};
+pub use process::{BatonNode, BatonServer, Process, children_of, free_address, is_alive, read_all};
 pub use prompts::{PROMPTS, chat, long_prompt};
 pub use sse::{ChatText, SseReply, chunks};
 pub use wait::{eventually, eventually_async};

@@ -64,7 +64,8 @@ impl Mock {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let models: Vec<Value> = models.iter().map(|id| json!({ "id": id })).collect();
         let list = whole(200, "", &json!({ "object": "list", "data": models }));
-        let (log, script): (Arc<MockLog>, Arc<Script>) = (Arc::default(), Arc::new(script));
+        let log = Arc::<MockLog>::default();
+        let script: Arc<Script> = Arc::new(script);
         let recorder = Arc::clone(&log);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -40,32 +40,32 @@ impl Drop for Process {
 }
 
 /// A running `baton serve`. Dropping it kills it.
-pub struct Server {
+pub struct BatonServer {
     /// `http://127.0.0.1:PORT`
     pub base: String,
     process: Process,
 }
 
-impl Server {
+impl BatonServer {
     /// Serves the default model with one compute thread and these further arguments.
-    pub fn start(args: &[&str]) -> Server {
+    pub fn start(args: &[&str]) -> BatonServer {
         let model = model();
         let model = model.to_str().unwrap();
-        Server::with(&[&["--model", model, "--name", "smollm2", "--threads", "1"], args].concat())
+        BatonServer::with(&[&["--model", model, "--name", "smollm2", "--threads", "1"], args].concat())
     }
 
     /// Serves with exactly these arguments, on a free port.
-    pub fn with(args: &[&str]) -> Server {
-        Server::logging_to(Stdio::inherit(), args)
+    pub fn with(args: &[&str]) -> BatonServer {
+        BatonServer::logging_to(Stdio::inherit(), args)
     }
 
     /// Serves with these arguments, on a free port unless they name one, with this standard error.
-    pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> Server {
-        Server::started(log, args, &[])
+    pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> BatonServer {
+        BatonServer::started(log, args, &[])
     }
 
     /// The same, with these variables in its environment.
-    pub fn started(log: impl Into<Stdio>, args: &[&str], variables: &[(&str, &str)]) -> Server {
+    pub fn started(log: impl Into<Stdio>, args: &[&str], variables: &[(&str, &str)]) -> BatonServer {
         let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
         let process = Command::new(&*BATON)
             .arg("serve")
@@ -82,7 +82,7 @@ impl Server {
         let base = banner.expect("the server ended before it was ready").trim_end_matches("/v1").to_owned();
         // Keeps reading, so the server never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        Server { base, process }
+        BatonServer { base, process }
     }
 
     /// The process ids of the server's children: its engine.
@@ -139,26 +139,26 @@ impl Server {
 }
 
 /// A running `baton node`. Dropping it kills it.
-pub struct Node {
+pub struct BatonNode {
     /// `http://127.0.0.1:PORT`
     pub url: String,
     process: Process,
 }
 
-impl Node {
+impl BatonNode {
     /// A node with the default model, one compute thread and these further arguments, on a free port.
-    pub fn start(args: &[&str]) -> Node {
+    pub fn start(args: &[&str]) -> BatonNode {
         let model = model();
-        Node::with(&[&["--model", model.to_str().unwrap(), "--threads", "1"], args].concat())
+        BatonNode::with(&[&["--model", model.to_str().unwrap(), "--threads", "1"], args].concat())
     }
 
     /// A node with exactly these arguments, on a free port of loopback if they name no address.
-    pub fn with(args: &[&str]) -> Node {
-        Node::with_key(CLUSTER_KEY, args)
+    pub fn with(args: &[&str]) -> BatonNode {
+        BatonNode::with_key(CLUSTER_KEY, args)
     }
 
     /// The same with another cluster key.
-    pub fn with_key(key: &str, args: &[&str]) -> Node {
+    pub fn with_key(key: &str, args: &[&str]) -> BatonNode {
         let listen: &[&str] = if args.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let process = Command::new(&*BATON)
             .arg("node")
@@ -172,7 +172,7 @@ impl Node {
         let ready = lines.find_map(|line| line.unwrap().split_once("is ready on ").map(|(_, at)| at.to_owned()));
         let url = format!("http://{}", ready.expect("the node ended before it was ready"));
         std::thread::spawn(move || lines.for_each(|line| eprintln!("node: {}", line.unwrap_or_default())));
-        Node { url, process }
+        BatonNode { url, process }
     }
 
     /// Sends the node a signal.

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// What a link does to bytes from its node.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fault {
+pub enum LinkFault {
     None,
     /// Limits each connection to this many bytes a second.
     Slow(f64),
@@ -26,11 +26,11 @@ pub enum Fault {
     Flip,
 }
 
-/// Bytes of a reply that [`Fault::Flip`] leaves alone. A frame of KV is longer.
+/// Bytes of a reply that [`LinkFault::Flip`] leaves alone. A frame of KV is longer.
 const SHORT_REPLY: usize = 8 << 10;
 
 /// A running relay. Dropping it closes its connections.
-pub struct Relay {
+pub struct FaultyRelay {
     /// `http://127.0.0.1:PORT`
     pub url: String,
     shared: Arc<Shared>,
@@ -39,24 +39,24 @@ pub struct Relay {
 
 struct Shared {
     target: Mutex<SocketAddr>,
-    fault: Mutex<Fault>,
+    fault: Mutex<LinkFault>,
     n_touched: AtomicU64,
     n_long_pieces: AtomicU64,
 }
 
-impl Relay {
+impl FaultyRelay {
     /// A link to a node at `url`.
-    pub async fn start(url: &str) -> Relay {
+    pub async fn start(url: &str) -> FaultyRelay {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own = format!("http://{}", listener.local_addr().unwrap());
         let shared = Arc::new(Shared {
             target: Mutex::new(address_of(url)),
-            fault: Mutex::new(Fault::None),
+            fault: Mutex::new(LinkFault::None),
             n_touched: AtomicU64::new(0),
             n_long_pieces: AtomicU64::new(0),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Relay { url: own, shared, task }
+        FaultyRelay { url: own, shared, task }
     }
 
     /// Points the link at another node.
@@ -65,7 +65,7 @@ impl Relay {
     }
 
     /// Sets the fault from now on.
-    pub fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: LinkFault) {
         *self.shared.fault.lock().unwrap() = fault;
     }
 
@@ -80,7 +80,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for FaultyRelay {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -129,22 +129,22 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
             let before = n_replied.fetch_add(n as u64, Ordering::Relaxed) as usize;
             shared.n_long_pieces.fetch_add(u64::from(before > SHORT_REPLY), Ordering::Relaxed);
             let fault = *shared.fault.lock().unwrap();
-            let touches = !matches!(fault, Fault::None) && (fault != Fault::Flip || before > SHORT_REPLY);
+            let touches = !matches!(fault, LinkFault::None) && (fault != LinkFault::Flip || before > SHORT_REPLY);
             shared.n_touched.fetch_add(u64::from(touches), Ordering::Relaxed);
             match fault {
-                Fault::None => {}
-                Fault::Slow(rate) => tokio::time::sleep(Duration::from_secs_f64(n as f64 / rate)).await,
-                Fault::Reset => {
+                LinkFault::None => {}
+                LinkFault::Slow(rate) => tokio::time::sleep(Duration::from_secs_f64(n as f64 / rate)).await,
+                LinkFault::Reset => {
                     to_client.as_ref().set_zero_linger()?;
                     from_node.as_ref().set_zero_linger()?;
                     return Ok(());
                 }
-                Fault::Truncate => {
+                LinkFault::Truncate => {
                     to_client.write_all(&piece[..n / 2]).await?;
                     return to_client.shutdown().await;
                 }
-                Fault::Flip if before > SHORT_REPLY => piece[n / 2] ^= 1 << (n % 8),
-                Fault::Flip => {}
+                LinkFault::Flip if before > SHORT_REPLY => piece[n / 2] ^= 1 << (n % 8),
+                LinkFault::Flip => {}
             }
             to_client.write_all(&piece[..n]).await?;
         }

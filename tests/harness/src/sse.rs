@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::Server;
+use crate::BatonServer;
 
 /// A reply that is being streamed. Dropping it makes the client leave.
 pub struct SseReply {
@@ -12,7 +12,7 @@ pub struct SseReply {
 
 impl SseReply {
     /// Requests a stream with usage from `/v1/chat/completions`, and returns once its head has arrived.
-    pub async fn open(server: &Server, body: &Value) -> SseReply {
+    pub async fn open(server: &BatonServer, body: &Value) -> SseReply {
         let mut body = body.clone();
         body["stream"] = json!(true);
         body["stream_options"] = json!({ "include_usage": true });

@@ -21,12 +21,12 @@ pub(crate) struct Reply {
     n_prompt: Value,
     n_completion: Value,
     /// One for each token, if the request asked for them.
-    logprobs: Vec<TokenLogprob>,
+    logprobs: Vec<SeenToken>,
 }
 
 /// A token as a client sees it.
 #[derive(Debug, Clone, PartialEq)]
-struct TokenLogprob {
+struct SeenToken {
     text: String,
     logprob: f32,
     /// The difference between the two likeliest tokens, in nats.
@@ -149,10 +149,10 @@ fn whole(text: &str) -> Result<Reply, String> {
 }
 
 /// The log-probabilities of a choice or of a part of one.
-fn logprobs(choice: &Value) -> Vec<TokenLogprob> {
+fn logprobs(choice: &Value) -> Vec<SeenToken> {
     let content = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
     let number = |value: &Value| value["logprob"].as_f64().unwrap() as f32;
-    let token = |token: &Value| TokenLogprob {
+    let token = |token: &Value| SeenToken {
         text: token["token"].as_str().unwrap().to_owned(),
         logprob: number(token),
         margin: number(&token["top_logprobs"][0]) - number(&token["top_logprobs"][1]),
@@ -200,7 +200,8 @@ pub(crate) async fn undisturbed(base: &str, bodies: &[Value]) -> Vec<Reply> {
 
 /// Sends all requests, `concurrency` at a time, and compares the replies.
 pub(crate) async fn run(base: &str, bodies: &[Value], expected: &[Reply], concurrency: usize) -> Outcome {
-    let (client, n_done) = (reqwest::Client::new(), AtomicUsize::new(0));
+    let client = reqwest::Client::new();
+    let n_done = AtomicUsize::new(0);
     let one = async |i: usize| {
         let began = Instant::now();
         let reply = tokio::time::timeout(HUNG, ask(&client, base, &bodies[i])).await;

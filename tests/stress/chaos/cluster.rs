@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use harness::relay::{Fault, Relay};
-use harness::{Node, Server, eventually_async};
+use harness::relay::{FaultyRelay, LinkFault};
+use harness::{BatonNode, BatonServer, eventually_async};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -12,10 +12,10 @@ pub(crate) struct ChaosNode {
     /// The endpoint's name for it.
     pub(crate) name: String,
     /// Its link.
-    pub(crate) relay: Relay,
+    pub(crate) relay: FaultyRelay,
     args: Vec<String>,
     is_real: bool,
-    node: Option<Node>,
+    node: Option<BatonNode>,
 }
 
 impl ChaosNode {
@@ -23,7 +23,7 @@ impl ChaosNode {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
         let mut node = ChaosNode {
             name: name.to_owned(),
-            relay: Relay::start("http://127.0.0.1:1").await,
+            relay: FaultyRelay::start("http://127.0.0.1:1").await,
             args,
             is_real,
             node: None,
@@ -34,10 +34,11 @@ impl ChaosNode {
 
     /// Starts the node's process on a free port and points the link at it.
     pub(crate) async fn start_process(&mut self) {
-        let (args, is_real) = (self.args.clone(), self.is_real);
+        let args = self.args.clone();
+        let is_real = self.is_real;
         let start = move || {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
-            if is_real { Node::start(&args) } else { Node::with(&args) }
+            if is_real { BatonNode::start(&args) } else { BatonNode::with(&args) }
         };
         let node = tokio::task::spawn_blocking(start).await.unwrap();
         self.relay.lead_to(&node.url);
@@ -69,15 +70,15 @@ impl ChaosNode {
 }
 
 /// The nodes are behind locks because a fault holds one of them for a while.
-pub(crate) struct Cluster {
-    pub(crate) server: Server,
+pub(crate) struct ChaosCluster {
+    pub(crate) server: BatonServer,
     pub(crate) prefill: [tokio::sync::Mutex<ChaosNode>; 2],
     pub(crate) decode: [tokio::sync::Mutex<ChaosNode>; 2],
 }
 
-impl Cluster {
+impl ChaosCluster {
     /// Starts all nodes with these arguments, with the real model or simulated.
-    pub(crate) async fn start(is_real: bool, args: &[&str]) -> Cluster {
+    pub(crate) async fn start(is_real: bool, args: &[&str]) -> ChaosCluster {
         let start = async |name: &str, role| {
             tokio::sync::Mutex::new(ChaosNode::start(name, is_real, &[args, &["--role", role]].concat()).await)
         };
@@ -92,9 +93,9 @@ impl Cluster {
         let server = tokio::task::spawn_blocking(move || {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
             // Round robin gives every node and every link work all the time.
-            Server::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat())
+            BatonServer::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat())
         });
-        let cluster = Cluster { server: server.await.unwrap(), prefill, decode };
+        let cluster = ChaosCluster { server: server.await.unwrap(), prefill, decode };
         cluster.all_ready().await;
         cluster
     }
@@ -118,7 +119,7 @@ impl Cluster {
     pub(crate) async fn heal(&self) {
         for node in self.prefill.iter().chain(&self.decode) {
             let mut node = node.lock().await;
-            node.relay.set(Fault::None);
+            node.relay.set(LinkFault::None);
             node.signal(Signal::CONT);
             if node.node.is_none() {
                 node.start_process().await;

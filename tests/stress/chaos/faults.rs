@@ -6,12 +6,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use harness::occupy::occupy;
-use harness::relay::Fault;
+use harness::relay::LinkFault;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
 
-use super::cluster::{ChaosNode, Cluster};
+use super::cluster::{ChaosCluster, ChaosNode};
 
 /// A fault of a node or its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ pub(crate) enum Scenario {
 
 use Scenario::{BitFlip, Freeze, FullQueue, Kill, Reset, Restart, SlowLink, Truncation};
 
-/// Faults of a decode node. Bits flip only in KV: see [`Fault::Flip`].
+/// Faults of a decode node. Bits flip only in KV: see [`LinkFault::Flip`].
 const FOR_DECODE: [Scenario; 7] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, FullQueue];
 const FOR_PREFILL: [Scenario; 8] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, BitFlip, FullQueue];
 
@@ -52,19 +52,21 @@ impl Tally {
 
 /// Causes one fault after another on the nodes of each task, until it is dropped. Each round has all scenarios in another
 /// order, so that a short run meets most of them.
-pub(crate) async fn happen(cluster: &Cluster, seed: u64, tally: &Tally) {
-    let decode = rounds(cluster, &cluster.decode, seed, ("decode", &FOR_DECODE), tally);
-    let prefill = rounds(cluster, &cluster.prefill, seed ^ 1, ("prefill", &FOR_PREFILL), tally);
-    tokio::join!(decode, prefill);
+pub(crate) async fn happen(cluster: &ChaosCluster, seed: u64, tally: &Tally) {
+    let decode = Victims { task: "decode", nodes: &cluster.decode, scenarios: &FOR_DECODE };
+    let prefill = Victims { task: "prefill", nodes: &cluster.prefill, scenarios: &FOR_PREFILL };
+    tokio::join!(rounds(cluster, decode, seed, tally), rounds(cluster, prefill, seed ^ 1, tally));
 }
 
-async fn rounds(
-    cluster: &Cluster,
-    members: &[tokio::sync::Mutex<ChaosNode>; 2],
-    seed: u64,
-    (task, scenarios): (&'static str, &[Scenario]),
-    tally: &Tally,
-) {
+/// The nodes of one task, and what happens to them.
+struct Victims<'a> {
+    task: &'static str,
+    nodes: &'a [tokio::sync::Mutex<ChaosNode>; 2],
+    scenarios: &'a [Scenario],
+}
+
+async fn rounds(cluster: &ChaosCluster, victims: Victims<'_>, seed: u64, tally: &Tally) {
+    let Victims { task, nodes, scenarios } = victims;
     let mut rng = StdRng::seed_from_u64(seed);
     loop {
         let mut order = scenarios.to_vec();
@@ -75,7 +77,7 @@ async fn rounds(
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..600))).await;
             let victim = rng.random_range(0..2);
             tally.count(scenario, task);
-            befall(&mut *members[victim].lock().await, scenario, &mut rng).await;
+            befall(&mut *nodes[victim].lock().await, scenario, &mut rng).await;
             // The other node is next only once the endpoint reports this one as ready.
             cluster.all_ready().await;
         }
@@ -110,14 +112,14 @@ async fn befall(victim: &mut ChaosNode, scenario: Scenario, rng: &mut StdRng) {
         }
         SlowLink | Reset | Truncation | BitFlip => {
             let (fault, millis) = match scenario {
-                SlowLink => (Fault::Slow(100_000.0), 500..2_500),
-                Reset => (Fault::Reset, 20..200),
-                Truncation => (Fault::Truncate, 20..200),
-                _ => (Fault::Flip, 200..1_500),
+                SlowLink => (LinkFault::Slow(100_000.0), 500..2_500),
+                Reset => (LinkFault::Reset, 20..200),
+                Truncation => (LinkFault::Truncate, 20..200),
+                _ => (LinkFault::Flip, 200..1_500),
             };
             victim.relay.set(fault);
             pause(millis).await;
-            victim.relay.set(Fault::None);
+            victim.relay.set(LinkFault::None);
         }
     }
 }

@@ -12,9 +12,9 @@ mod page;
 use std::time::Instant;
 
 use clients::{CONCURRENCY, Divergence};
-use cluster::Cluster;
+use cluster::ChaosCluster;
 use faults::Tally;
-use harness::{MAX_MARGIN, Server};
+use harness::{BatonServer, MAX_MARGIN};
 use page::Figures;
 
 /// Simulated requests of a run without `CHAOS_REQUESTS`.
@@ -60,9 +60,9 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
 async fn simulated(seed: u64, n_requests: usize) -> Figures {
     let bodies: Vec<_> = (0..n_requests).map(|i| clients::request(seed, i)).collect();
     let instant = ["--engine", "sim", "--sim-prefill-tps", "1e9", "--sim-decode-tps", "1e6"];
-    let expected = clients::undisturbed(&Server::with(&instant).base, &bodies).await;
+    let expected = clients::undisturbed(&BatonServer::with(&instant).base, &bodies).await;
     let speeds = ["--sim-prefill-tps", "5000", "--sim-decode-tps", "100", "--slots", "8", "--max-queued", "8"];
-    let cluster = Cluster::start(false, &[&["--engine", "sim"][..], &speeds].concat()).await;
+    let cluster = ChaosCluster::start(false, &[&["--engine", "sim"][..], &speeds].concat()).await;
     disturbed(&cluster, seed, &bodies, &expected, CONCURRENCY).await
 }
 
@@ -70,14 +70,15 @@ async fn simulated(seed: u64, n_requests: usize) -> Figures {
 async fn real(seed: u64, n_requests: usize) -> Figures {
     let bodies: Vec<_> = (0..n_requests).map(clients::real_request).collect();
     // With a prefill node, so that it computes prompts in the same chunks as the cluster does.
-    let undisturbed = Server::start(&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"]);
+    let undisturbed =
+        BatonServer::start(&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"]);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
-    let cluster = Cluster::start(true, &["--name", "smollm2", "--max-queued", "8"]).await;
+    let cluster = ChaosCluster::start(true, &["--name", "smollm2", "--max-queued", "8"]).await;
     disturbed(&cluster, seed, &bodies, &expected, 1).await
 }
 
 async fn disturbed(
-    cluster: &Cluster,
+    cluster: &ChaosCluster,
     seed: u64,
     bodies: &[serde_json::Value],
     expected: &[clients::Reply],
@@ -91,7 +92,8 @@ async fn disturbed(
     let pid = cluster.server.pid();
     let before = (cluster.server.resident_kib(), n_files(pid));
 
-    let (tally, began) = (Tally::default(), Instant::now());
+    let tally = Tally::default();
+    let began = Instant::now();
     let outcome = tokio::select! {
         outcome = clients::run(&cluster.server.base, bodies, expected, concurrency) => outcome,
         () = faults::happen(cluster, seed, &tally) => unreachable!("faults have no end"),

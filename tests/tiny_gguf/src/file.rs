@@ -87,10 +87,11 @@ impl Gguf {
 
     pub fn read(path: &Path) -> Gguf {
         let bytes = std::fs::read(path).unwrap();
-        let mut input = Input { bytes: &bytes, at: 0 };
+        let mut input = ByteReader { bytes: &bytes, at: 0 };
         assert_eq!(input.take(4), MAGIC);
         let _version = input.u32();
-        let (n_tensors, n_keys) = (input.u64(), input.u64());
+        let n_tensors = input.u64();
+        let n_keys = input.u64();
         let metadata = (0..n_keys).map(|_| {
             let key = input.string();
             let kind = input.u32();
@@ -125,8 +126,10 @@ fn dequantize(bytes: &[u8], ggml_type: u32, n: usize) -> Vec<f32> {
         // Q4_1: a scale, a minimum, and the low halves of 16 bytes before their high halves.
         3 => blocks(20)
             .flat_map(|block| {
-                let (scale, minimum) = (half(block), half(&block[2..]));
-                let (low, high) = (block[4..].iter().map(|byte| byte & 15), block[4..].iter().map(|byte| byte >> 4));
+                let scale = half(block);
+                let minimum = half(&block[2..]);
+                let low = block[4..].iter().map(|byte| byte & 15);
+                let high = block[4..].iter().map(|byte| byte >> 4);
                 low.chain(high).map(move |quant| f32::from(quant) * scale + minimum)
             })
             .collect(),
@@ -175,12 +178,12 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-struct Input<'a> {
+struct ByteReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Input<'_> {
+impl ByteReader<'_> {
     fn take(&mut self, n: usize) -> &[u8] {
         self.at += n;
         &self.bytes[self.at - n..self.at]
@@ -207,7 +210,8 @@ impl Input<'_> {
             7 => Value::Bool(self.take(1)[0] != 0),
             8 => Value::String(self.string()),
             9 => {
-                let (kind, n) = (self.u32(), self.u64());
+                let kind = self.u32();
+                let n = self.u64();
                 Value::Array((0..n).map(|_| self.value(kind)).collect())
             }
             10 => Value::U64(self.u64()),

@@ -14,7 +14,7 @@ const PATCH: usize = 14;
 
 /// What can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Projector {
+pub enum TinyProjector {
     /// LLaVA's: a row for each patch, seen like text, with nothing around.
     Mlp,
     /// Gemma 3's: rows that see each other, between two control words.
@@ -25,7 +25,7 @@ pub enum Projector {
 pub const N_ROWS: usize = 16;
 
 /// Writes a projector for models with rows of `n_embd` values. The same arguments give the same bytes.
-pub fn write(path: &Path, projector: Projector, n_embd: usize, seed: u64) {
+pub fn write(path: &Path, projector: TinyProjector, n_embd: usize, seed: u64) {
     let mut draft = Draft::new(seed);
     draft.architecture = "clip.vision";
     draft.set("general.architecture", Value::String("clip".into()));
@@ -33,8 +33,8 @@ pub fn write(path: &Path, projector: Projector, n_embd: usize, seed: u64) {
     draft.set("clip.use_gelu", Value::Bool(true));
     // Gemma's pools four by four patches to a row.
     let (name, patches_per_side) = match projector {
-        Projector::Mlp => ("mlp", 4),
-        Projector::Gemma3 => ("gemma3", 16),
+        TinyProjector::Mlp => ("mlp", 4),
+        TinyProjector::Gemma3 => ("gemma3", 16),
     };
     draft.set("clip.projector_type", Value::String(name.into()));
     draft.numbers(&[
@@ -68,11 +68,11 @@ pub fn write(path: &Path, projector: Projector, n_embd: usize, seed: u64) {
     draft.ones("v.post_ln.weight", N_EMBD);
     draft.bias("v.post_ln.bias", &[N_EMBD]);
     match projector {
-        Projector::Mlp => {
+        TinyProjector::Mlp => {
             draft.linear("mm.0", N_EMBD, n_embd);
             draft.linear("mm.2", n_embd, n_embd);
         }
-        Projector::Gemma3 => {
+        TinyProjector::Gemma3 => {
             // Multiplied the other way round.
             draft.weight("mm.input_projection.weight", &[n_embd, N_EMBD]);
             draft.ones("mm.soft_emb_norm.weight", N_EMBD);

@@ -10,7 +10,7 @@ use baton_engines::sim::SimEngine;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::node::Role;
 
-use super::Decoder;
+use super::AttackedNode;
 use crate::peers::fake::{FakeNode, say};
 use crate::peers::recording::Recording;
 use crate::peers::{KEY, node, small_sim};
@@ -48,7 +48,7 @@ impl Damage {
 }
 
 /// Sends a damaged reply of `real` to a decoder and checks the outcome.
-async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) -> HandoffReport {
+async fn suffer(decoder: &AttackedNode, fake: &FakeNode, real: &str, damage: Damage) -> HandoffReport {
     let (noticed, heard) = tokio::sync::oneshot::channel();
     let noticed = Arc::new(Mutex::new(Some(noticed)));
     let real = real.to_owned();
@@ -78,7 +78,7 @@ async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) 
 }
 
 /// An undamaged reply.
-async fn recorded(decoder: &Decoder, real: &str) -> Recording {
+async fn recorded(decoder: &AttackedNode, real: &str) -> Recording {
     let kept = Arc::new(Mutex::new(None));
     let keep = Arc::clone(&kept);
     let real = real.to_owned();
@@ -104,7 +104,7 @@ async fn a_stream_cut_or_flipped_at_any_byte_costs_no_reply() {
     const WORKERS: usize = 8;
     let began = Instant::now();
     let real = node(Arc::new(SimEngine::new(small_sim())), Role::Prefill, KEY).await;
-    let recording = recorded(&Decoder::new(PullPolicy::default()).await, &real.address).await;
+    let recording = recorded(&AttackedNode::new(PullPolicy::default()).await, &real.address).await;
     // Times in the last record differ by some digits.
     let n_bytes = recording.raw.len() + 32;
     let next = Arc::new(AtomicUsize::new(0));
@@ -112,7 +112,7 @@ async fn a_stream_cut_or_flipped_at_any_byte_costs_no_reply() {
         let next = Arc::clone(&next);
         let real = real.address.clone();
         tokio::spawn(async move {
-            let decoder = Decoder::new(PullPolicy::default()).await;
+            let decoder = AttackedNode::new(PullPolicy::default()).await;
             let fake = FakeNode::start(|_, stream| say(stream, "")).await;
             let mut failures = HashMap::new();
             loop {

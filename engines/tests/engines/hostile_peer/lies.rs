@@ -11,7 +11,7 @@ use baton_schemas::kv::{Chunk, KvLayout, LayerRows, LayerShape, Section, Section
 use baton_schemas::node::Role;
 use bytes::Bytes;
 
-use super::{Decoder, OK, begin, small_info};
+use super::{AttackedNode, OK, begin, small_info};
 use crate::own_process::is_own;
 use crate::peers::fake::{Call, FakeNode, say};
 use crate::peers::{KEY, TestNode, generate, node, request_alone, serve, small_sim};
@@ -41,7 +41,7 @@ async fn the_stream_of_another_handoff_is_refused() {
     let real = honest().await;
     let first = Arc::new(Mutex::new(None));
     let fake = liar(&real, move |answer| first.lock().unwrap().get_or_insert(answer).clone()).await;
-    let decoder = Decoder::new(PullPolicy::default()).await;
+    let decoder = AttackedNode::new(PullPolicy::default()).await;
     assert_eq!(decoder.ask(&fake.url).await.failure, None);
     let replayed = decoder.ask(&fake.url).await;
     assert_eq!((replayed.failure, replayed.n_tokens), (Some(HandoffFailure::FrameRejected), 0));
@@ -64,7 +64,7 @@ async fn kv_of_other_tokens_is_refused_though_the_key_is_right() {
         }
     })
     .await;
-    let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+    let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!(
         (handoff.failure, handoff.n_tokens),
         (Some(HandoffFailure::FrameRejected), 8),
@@ -91,7 +91,7 @@ async fn kv_that_the_engine_cannot_import_is_computed_instead() {
         }
     })
     .await;
-    let decoder = Decoder::new(PullPolicy::default()).await;
+    let decoder = AttackedNode::new(PullPolicy::default()).await;
     let reply = generate(&decoder.engine, request_alone(&decoder.prompt, 4, &fake.url, 7)).await;
     assert_eq!(reply.tokens, decoder.expected);
     let handoff = reply.handoff.unwrap();
@@ -120,12 +120,12 @@ async fn garbage_is_refused() {
     ];
     for (answer, failure) in cases {
         let fake = liar(&real, move |_| answer.clone()).await;
-        let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+        let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
         assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0));
     }
     // Also in reply to the request for the node's description.
     let fake = FakeNode::start(move |_, stream| say(stream, noise.clone())).await;
-    let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+    let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
 }
 
@@ -148,7 +148,7 @@ async fn claimed_lengths_allocate_no_memory() {
     for (kind, index) in [(1, 0), (2, 0)] {
         let answer = [OK.as_bytes(), &claim(kind, index), &[0; 4096]].concat();
         let fake = liar(&real, move |_| answer.clone()).await;
-        let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+        let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
         assert_eq!(handoff.failure, Some(HandoffFailure::FrameRejected));
     }
     let frame = claim(2, 1);
@@ -164,14 +164,14 @@ async fn claimed_lengths_allocate_no_memory() {
         }
     })
     .await;
-    let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+    let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!(handoff.failure, Some(HandoffFailure::FrameRejected));
     // Also HTTP's content length.
     let real = honest().await;
     for status in ["200 OK", "503 Busy"] {
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {TEN_GB}\r\n\r\nBKV");
         let fake = liar(&real, move |_| answer.clone().into_bytes()).await;
-        let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+        let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
         assert!(handoff.failure.is_some());
     }
     if let (Some(before), Some(after)) = (before, resident_kib()) {
@@ -202,7 +202,7 @@ async fn an_impostor_without_the_key_is_detected() {
         }
     })
     .await;
-    let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+    let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!((handoff.failure, handoff.n_tokens), (Some(HandoffFailure::FrameRejected), 0));
 }
 
@@ -220,9 +220,9 @@ async fn a_valid_certificate_does_not_replace_the_key() {
         let engine = Arc::new(SimEngine::new(small_sim()));
         let node = serve(engine, Role::Prefill, cluster_key, Some(tls.clone())).await;
         let url = format!("https://{}", node.address);
-        assert_eq!(Decoder::new(policy()).await.ask(&url).await.failure, failure);
+        assert_eq!(AttackedNode::new(policy()).await.ask(&url).await.failure, failure);
         // Without the CA, no request is sent.
-        let handoff = Decoder::new(PullPolicy::default()).await.ask(&url).await;
+        let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&url).await;
         assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
     }
 }
@@ -251,7 +251,7 @@ async fn a_redirect_is_not_followed() {
                 }
             })
             .await;
-            let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+            let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
             assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
         }
     }
@@ -265,7 +265,7 @@ async fn huge_http_heads_are_refused() {
     let many: String = (0..10_000).map(|i| format!("x-{i}: 1\r\n")).collect();
     for answer in [long, format!("HTTP/1.1 200 OK\r\n{many}\r\n")] {
         let fake = liar(&real, move |_| answer.clone().into_bytes()).await;
-        let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
+        let handoff = AttackedNode::new(PullPolicy::default()).await.ask(&fake.url).await;
         assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
     }
 }
@@ -273,6 +273,6 @@ async fn huge_http_heads_are_refused() {
 #[tokio::test]
 async fn the_key_is_not_sent_unencrypted_to_another_machine() {
     // An address for documentation (RFC 5737), to which nothing is sent.
-    let handoff = Decoder::new(PullPolicy::default()).await.ask("http://192.0.2.1:9000").await;
+    let handoff = AttackedNode::new(PullPolicy::default()).await.ask("http://192.0.2.1:9000").await;
     assert_eq!(handoff.failure, Some(HandoffFailure::AddressRefused));
 }

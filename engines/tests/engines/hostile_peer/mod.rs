@@ -27,17 +27,17 @@ pub(crate) const HANG: Duration = Duration::from_secs(20);
 static SCOPE: AtomicU64 = AtomicU64::new(1);
 
 /// A decode node, a prompt and the expected reply.
-pub(crate) struct Decoder {
+pub(crate) struct AttackedNode {
     engine: SimEngine,
     prompt: Vec<Token>,
     expected: Vec<Token>,
 }
 
-impl Decoder {
-    pub(crate) async fn new(policy: PullPolicy) -> Decoder {
+impl AttackedNode {
+    pub(crate) async fn new(policy: PullPolicy) -> AttackedNode {
         let prompt = tokens(20);
         let expected = generate(&SimEngine::new(small_sim()), request(&prompt, 4, None)).await.tokens;
-        Decoder { engine: SimEngine::with_puller(small_sim(), Some(puller(policy))), prompt, expected }
+        AttackedNode { engine: SimEngine::with_puller(small_sim(), Some(puller(policy))), prompt, expected }
     }
 
     /// Generates with KV from `url`, and checks that the reply is correct whatever the peer does.

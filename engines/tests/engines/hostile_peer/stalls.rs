@@ -12,7 +12,7 @@ use baton_schemas::node::Role;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{Decoder, OK, begin, small_info};
+use super::{AttackedNode, OK, begin, small_info};
 use crate::peers::fake::{Call, FakeNode, drip, say};
 use crate::peers::{KEY, generate, node, request, small_sim};
 
@@ -49,7 +49,7 @@ async fn staller<F: Future<Output = ()> + Send + 'static>(
 }
 
 async fn gives_up(fake: &FakeNode, policy: PullPolicy, within: Duration) {
-    let decoder = Decoder::new(policy).await;
+    let decoder = AttackedNode::new(policy).await;
     let began = Instant::now();
     let handoff = decoder.ask(&fake.url).await;
     assert_eq!(handoff.failure, Some(HandoffFailure::PrefillStalled), "{handoff:?}");
@@ -83,7 +83,7 @@ async fn a_pull_is_given_up_after_its_predicted_time() {
     })
     .await;
     // Without a predicted time, the node would wait for a minute.
-    let decoder = Decoder::new(PullPolicy::default()).await;
+    let decoder = AttackedNode::new(PullPolicy::default()).await;
     let source = KvSource { patience_ms: Some(1_000), ..KvSource::at(&fake.url) };
     let request = SequenceRequest { kv_source: Some(source), ..request(&decoder.prompt, 4, None) };
     let began = Instant::now();
@@ -103,7 +103,7 @@ async fn a_silent_node_stalls_and_is_not_late() {
     .await;
     // The silence is longer than that of a live peer.
     let timeouts = PullTimeouts { life_sign: Duration::from_millis(300), ..PullTimeouts::default() };
-    let decoder = Decoder::new(PullPolicy { timeouts, ..PullPolicy::default() }).await;
+    let decoder = AttackedNode::new(PullPolicy { timeouts, ..PullPolicy::default() }).await;
     let source = KvSource { patience_ms: Some(600), ..KvSource::at(&fake.url) };
     let request = SequenceRequest { kv_source: Some(source), ..request(&decoder.prompt, 4, None) };
     let reply = generate(&decoder.engine, request).await;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::cache::with_suffix;
 use crate::client;
-use crate::fake_server::{FakeServer, Fault, Seen, noise, sha256, short_limits};
+use crate::fake_server::{FakeServer, Seen, ServerFault, noise, sha256, short_limits};
 use crate::progress::Silent;
 
 const SIZE: usize = 200_000;
@@ -21,7 +21,7 @@ struct Scene {
     source: DownloadSource,
 }
 
-async fn scene(faults: &[Fault]) -> Scene {
+async fn scene(faults: &[ServerFault]) -> Scene {
     let file = noise(SIZE);
     let server = FakeServer::serving(&file).await.with_faults(faults);
     let source = DownloadSource {
@@ -90,7 +90,7 @@ async fn a_good_server_is_asked_once() {
 #[tokio::test]
 async fn a_transfer_that_breaks_is_continued_where_it_broke() {
     for cut in [1, 4095, 100_001, SIZE - 1] {
-        let scene = scene(&[Fault::CutAfter(cut)]).await;
+        let scene = scene(&[ServerFault::CutAfter(cut)]).await;
         scene.fetch().await.unwrap();
         scene.assert_complete();
         let second = &scene.server.seen()[1];
@@ -100,7 +100,7 @@ async fn a_transfer_that_breaks_is_continued_where_it_broke() {
 
 #[tokio::test]
 async fn a_transfer_that_breaks_again_and_again_ends_and_keeps_what_it_has() {
-    let scene = scene(&[Fault::CutAfter(1000); 3]).await;
+    let scene = scene(&[ServerFault::CutAfter(1000); 3]).await;
     let error = scene.fetch().await.unwrap_err();
     assert!(matches!(error, ModelError::Network { n_attempts: 3, .. }), "{error}");
     scene.assert_absent();
@@ -112,7 +112,7 @@ async fn a_transfer_that_breaks_again_and_again_ends_and_keeps_what_it_has() {
 
 #[tokio::test]
 async fn a_server_that_falls_silent_is_left() {
-    let scene = scene(&[Fault::HangAfter(50_000)]).await;
+    let scene = scene(&[ServerFault::HangAfter(50_000)]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
     assert_eq!(scene.ranges()[1], range(50_000));
@@ -120,7 +120,7 @@ async fn a_server_that_falls_silent_is_left() {
 
 #[tokio::test]
 async fn a_dropped_pull_leaves_no_file_and_is_continued() {
-    let scene = scene(&[Fault::HangAfter(70_000)]).await;
+    let scene = scene(&[ServerFault::HangAfter(70_000)]).await;
     let dropped = tokio::time::timeout(Duration::from_millis(200), scene.fetch()).await;
     assert!(dropped.is_err());
     scene.assert_absent();
@@ -131,14 +131,14 @@ async fn a_dropped_pull_leaves_no_file_and_is_continued() {
 
 #[tokio::test]
 async fn a_server_that_ignores_ranges_sends_it_all_again() {
-    let scene = scene(&[Fault::CutAfter(100_000), Fault::IgnoreRange]).await;
+    let scene = scene(&[ServerFault::CutAfter(100_000), ServerFault::IgnoreRange]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
 }
 
 #[tokio::test]
 async fn a_server_that_continues_elsewhere_is_asked_for_everything() {
-    let scene = scene(&[Fault::CutAfter(100_000), Fault::WrongRange]).await;
+    let scene = scene(&[ServerFault::CutAfter(100_000), ServerFault::WrongRange]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
     assert_eq!(scene.ranges(), [None, range(100_000), None]);
@@ -146,7 +146,7 @@ async fn a_server_that_continues_elsewhere_is_asked_for_everything() {
 
 #[tokio::test]
 async fn a_refused_range_is_given_up() {
-    let scene = scene(&[Fault::CutAfter(100_000), Fault::Status(416)]).await;
+    let scene = scene(&[ServerFault::CutAfter(100_000), ServerFault::Status(416)]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
     assert_eq!(scene.ranges(), [None, range(100_000), None]);
@@ -154,7 +154,7 @@ async fn a_refused_range_is_given_up() {
 
 #[tokio::test]
 async fn a_file_that_changed_in_between_is_fetched_anew() {
-    let mut scene = scene(&[Fault::CutAfter(100_000), Fault::Status(404)]).await;
+    let mut scene = scene(&[ServerFault::CutAfter(100_000), ServerFault::Status(404)]).await;
     // Nobody promises anything: only the ETag tells.
     (scene.source.size_bytes, scene.source.sha256) = (None, None);
     assert!(matches!(scene.fetch().await, Err(ModelError::NotFound { .. })));
@@ -166,7 +166,7 @@ async fn a_file_that_changed_in_between_is_fetched_anew() {
 
 #[tokio::test]
 async fn a_part_that_nothing_identifies_is_not_continued() {
-    let mut scene = scene(&[Fault::CutAfter(100_000)]).await;
+    let mut scene = scene(&[ServerFault::CutAfter(100_000)]).await;
     (scene.source.size_bytes, scene.source.sha256) = (None, None);
     // A weak ETag is no use for a range.
     scene.server.replace(&noise(SIZE), Some("W/\"one\""));
@@ -214,7 +214,7 @@ async fn a_part_that_is_too_long_is_dropped() {
 
 #[tokio::test]
 async fn wrong_bytes_never_get_the_final_name() {
-    let scene = scene(&[Fault::FlipBit]).await;
+    let scene = scene(&[ServerFault::FlipBit]).await;
     let error = scene.fetch().await.unwrap_err();
     assert!(matches!(error, ModelError::ChecksumMismatch { .. }), "{error}");
     scene.assert_absent();
@@ -232,7 +232,7 @@ async fn a_wrong_size_is_noticed_before_the_first_byte() {
 
 #[tokio::test]
 async fn a_body_without_a_length_is_bounded_by_the_promise() {
-    let mut scene = scene(&[Fault::NoLength, Fault::NoLength]).await;
+    let mut scene = scene(&[ServerFault::NoLength, ServerFault::NoLength]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
     scene.source.size_bytes = Some(1000);
@@ -242,7 +242,7 @@ async fn a_body_without_a_length_is_bounded_by_the_promise() {
 #[tokio::test]
 async fn refusals_are_final_and_say_what_to_do() {
     for (status, words) in [(401, "ask nicely"), (403, "ask nicely"), (404, "does not exist"), (400, "HTTP 400")] {
-        let scene = scene(&[Fault::Status(status)]).await;
+        let scene = scene(&[ServerFault::Status(status)]).await;
         let error = scene.fetch().await.unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("a.gguf") && !error.contains('\n'), "{error}");
         assert_eq!(scene.server.seen().len(), 1);
@@ -252,7 +252,7 @@ async fn refusals_are_final_and_say_what_to_do() {
 
 #[tokio::test]
 async fn a_busy_server_is_asked_again() {
-    let scene = scene(&[Fault::Status(503), Fault::Status(429)]).await;
+    let scene = scene(&[ServerFault::Status(503), ServerFault::Status(429)]).await;
     scene.fetch().await.unwrap();
     scene.assert_complete();
 }
@@ -289,7 +289,7 @@ async fn an_empty_file_is_a_file() {
 
 #[tokio::test]
 async fn two_pulls_at_once_take_turns() {
-    let scene = scene(&[Fault::CutAfter(50_000), Fault::CutAfter(50_000)]).await;
+    let scene = scene(&[ServerFault::CutAfter(50_000), ServerFault::CutAfter(50_000)]).await;
     let (a, b) = tokio::join!(scene.fetch(), scene.fetch());
     a.and(b).unwrap();
     scene.assert_complete();

@@ -10,7 +10,7 @@ fn with_keys() -> HttpConfig {
     }
 }
 
-impl Server {
+impl TestServer {
     async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Reply {
         let mut request = reqwest::Client::new().request(method.clone(), self.url(path));
         for (name, value) in headers {

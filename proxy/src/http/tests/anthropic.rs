@@ -62,7 +62,7 @@ async fn a_stream_begins_with_what_was_cached_and_ends_with_its_reason() {
 
 #[tokio::test]
 async fn silence_is_broken_by_pings_after_the_first_event_and_comments_before() {
-    let [start_comes, text_comes] = [Gate::default(), Gate::default()];
+    let [start_comes, text_comes] = [Latch::default(), Latch::default()];
     let acts = acts([
         Act::WaitFor(start_comes.clone()),
         Act::Emit(started(0)),

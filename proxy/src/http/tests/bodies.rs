@@ -7,11 +7,11 @@ use super::*;
 
 const LIMIT: usize = 64 << 10;
 
-async fn small_server() -> Server {
+async fn small_server() -> TestServer {
     start_with(hello(), HttpConfig { max_body_bytes: LIMIT, ..HttpConfig::default() }).await
 }
 
-impl Server {
+impl TestServer {
     async fn send(&self, encoding: &str, body: impl Into<reqwest::Body>) -> Reply {
         Reply::of(self.post().header("content-encoding", encoding).body(body).send().await.unwrap()).await
     }

@@ -144,7 +144,7 @@ async fn text_of_any_script_arrives_whole() {
 
 #[tokio::test]
 async fn silence_before_and_in_a_stream_is_broken_by_heartbeats() {
-    let [text_comes, end_comes] = [Gate::default(), Gate::default()];
+    let [text_comes, end_comes] = [Latch::default(), Latch::default()];
     let slow = acts([
         Act::Emit(started(0)),
         Act::WaitFor(text_comes.clone()),
@@ -164,7 +164,7 @@ async fn silence_before_and_in_a_stream_is_broken_by_heartbeats() {
     assert_eq!(reply.header("x-baton-route"), "direct test");
     assert_eq!(reply.events().last(), Some(&"[DONE]"));
 
-    let admitted = Gate::default();
+    let admitted = Latch::default();
     let queued = Fake { before: vec![Act::WaitFor(admitted.clone())], ..hello() };
     let server = start_with(queued, impatient()).await;
     let mut reply = server.open("/v1/chat/completions", stream()).await;

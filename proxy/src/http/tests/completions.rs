@@ -2,7 +2,7 @@ use baton_schemas::generate::Input;
 
 use super::*;
 
-async fn complete(server: &Server, fields: Value) -> Reply {
+async fn complete(server: &TestServer, fields: Value) -> Reply {
     let mut body = json!({"model": "m", "prompt": "hi"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     server.post_to("/v1/completions", body).await

@@ -141,7 +141,7 @@ async fn a_connection_that_never_asks_is_closed() {
 
 #[tokio::test]
 async fn a_stopping_server_lets_streams_finish() {
-    let end_comes = Gate::default();
+    let end_comes = Latch::default();
     let mut server =
         start(acts([Act::Emit(text(0, "a")), Act::WaitFor(end_comes.clone()), Act::Emit(finished(0))])).await;
     let mut client = server.connect().await;

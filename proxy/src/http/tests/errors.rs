@@ -57,7 +57,7 @@ async fn a_late_error_is_an_event_and_never_a_success() {
     server.chat(json!({})).await.failed(503, "unavailable_error", None);
 
     // After the hold too.
-    let fails = Gate::default();
+    let fails = Latch::default();
     let late = before([Act::WaitFor(fails.clone()), Act::Fail(EngineError::QueueFull { limit: 1 }.into())]);
     let server = start_with(late, impatient()).await;
     let reply = server.open("/v1/chat/completions", chat_body(json!({"stream": true}))).await;

@@ -8,7 +8,7 @@ use crate::http::{ConfiguredKey, key_hash};
 use crate::request::admission::{AdmissionLimits, QueuePlace};
 
 /// A server with these keys beside the owner's, which is `owner`.
-async fn with(keys: &[(&str, KeyLimits)]) -> Server {
+async fn with(keys: &[(&str, KeyLimits)]) -> TestServer {
     let keys = keys.iter().map(|(name, limits)| ConfiguredKey {
         hash: key_hash(name.as_bytes()),
         account: Arc::new(Account::new(*name, limits.clone())),
@@ -21,7 +21,7 @@ fn guest() -> KeyLimits {
     KeyLimits { may_choose_policy: false, is_operator: false, ..KeyLimits::default() }
 }
 
-async fn get(server: &Server, path: &str, key: &str) -> Reply {
+async fn get(server: &TestServer, path: &str, key: &str) -> Reply {
     Reply::of(reqwest::Client::new().get(server.url(path)).bearer_auth(key).send().await.unwrap()).await
 }
 

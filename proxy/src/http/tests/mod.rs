@@ -52,7 +52,7 @@ use crate::targets::Embedded;
 #[derive(Clone)]
 enum Act {
     /// Goes on when the test opens the gate.
-    WaitFor(Gate),
+    WaitFor(Latch),
     Hang,
     Emit(ReplyEvent),
     Fail(RequestError),
@@ -61,9 +61,9 @@ enum Act {
 
 /// Closed until the test opens it, so that a test decides what comes first on a machine of any speed.
 #[derive(Clone, Default)]
-struct Gate(CancellationToken);
+struct Latch(CancellationToken);
 
-impl Gate {
+impl Latch {
     fn open(&self) {
         self.0.cancel();
     }
@@ -325,24 +325,24 @@ const SOON: Duration = Duration::from_millis(30);
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A running server. Dropping it stops it.
-struct Server {
+struct TestServer {
     address: SocketAddr,
     fake: Arc<Fake>,
     shutdown: Shutdown,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn start(fake: Fake) -> Server {
+async fn start(fake: Fake) -> TestServer {
     start_with(fake, HttpConfig::default()).await
 }
 
-async fn start_with(fake: Fake, config: HttpConfig) -> Server {
+async fn start_with(fake: Fake, config: HttpConfig) -> TestServer {
     start_limited(fake, config, Limits::default()).await
 }
 
@@ -369,17 +369,17 @@ fn closed_config(key: &str) -> HttpConfig {
     HttpConfig { access, ..HttpConfig::default() }
 }
 
-async fn start_limited(fake: Fake, config: HttpConfig, limits: Limits) -> Server {
+async fn start_limited(fake: Fake, config: HttpConfig, limits: Limits) -> TestServer {
     let fake = Arc::new(fake);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
     let task = tokio::spawn(serve_with(limits.connection, listener, router, shutdown.clone(), limits.drain));
-    Server { address, fake, shutdown, task }
+    TestServer { address, fake, shutdown, task }
 }
 
-impl Server {
+impl TestServer {
     fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
@@ -437,12 +437,17 @@ impl Server {
 }
 
 async fn until(count: &AtomicUsize, n: usize) {
-    let reached = async {
-        while count.load(Ordering::SeqCst) != n {
+    eventually("the number of requests", async || count.load(Ordering::SeqCst) == n).await;
+}
+
+/// Polls a condition until it holds.
+async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
+    let poll = async {
+        while !holds().await {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(DEADLINE, reached).await.expect("the number of requests");
+    assert!(tokio::time::timeout(DEADLINE, poll).await.is_ok(), "waited {DEADLINE:?} for {what}");
 }
 
 /// A reply that is still being sent.

@@ -118,7 +118,7 @@ async fn log_probabilities_reach_both_forms() {
 
 #[tokio::test]
 async fn silence_is_broken_by_empty_deltas() {
-    let start_comes = Gate::default();
+    let start_comes = Latch::default();
     let acts = acts([
         Act::WaitFor(start_comes.clone()),
         Act::Emit(started(0)),

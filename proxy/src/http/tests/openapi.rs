@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::http::routes;
 
-async fn document(server: &Server) -> Value {
+async fn document(server: &TestServer) -> Value {
     let reply = server.get("/openapi.json").await;
     assert_eq!((reply.status, reply.header("content-type")), (200, "application/json"));
     reply.json()

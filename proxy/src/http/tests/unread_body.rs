@@ -7,13 +7,15 @@ struct Early<'a> {
 }
 
 impl Early<'_> {
-    /// Sends the head, waits, sends the body, and returns the whole reply's head, with the connection.
-    async fn sent(&self, server: &Server, sends: bool) -> (TcpStream, String) {
+    /// Sends the head, then the body once the server has decided the reply. Returns the connection and the reply.
+    async fn sent(&self, server: &TestServer, sends: bool) -> (TcpStream, String) {
         let mut client = server.connect().await;
         let head = format!("{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", self.head, self.n_body);
+        let n_replied = || server.fake.replies.lock().unwrap().len();
+        let n_before = n_replied();
         client.write_all(head.as_bytes()).await.unwrap();
-        tokio::time::sleep(SOON).await;
         if sends {
+            eventually("the reply to the head", async || n_replied() > n_before).await;
             client.write_all(&vec![b' '; self.n_body]).await.unwrap();
         }
         let reply = read_reply(&mut client).await;

@@ -43,7 +43,9 @@ async fn order(waiting: &[&Arc<Account>]) -> String {
     let mut tasks = Vec::new();
     let door = Arc::new(door);
     for account in waiting {
-        let (door, account, tell) = (Arc::clone(&door), Arc::clone(account), tell.clone());
+        let door = Arc::clone(&door);
+        let account = Arc::clone(account);
+        let tell = tell.clone();
         tasks.push(tokio::spawn(async move {
             let permit = enter(&door, &account).await.unwrap();
             tell.send(account.name.clone()).unwrap();
@@ -67,7 +69,8 @@ async fn order(waiting: &[&Arc<Account>]) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn the_longest_waiting_goes_first_and_a_higher_priority_before_it() {
-    let (a, b) = (free("a"), free("b"));
+    let a = free("a");
+    let b = free("b");
     assert_eq!(order(&[&a, &b, &a]).await, "aba");
     let urgent = account("u", KeyLimits { priority: 9, ..KeyLimits::default() });
     assert_eq!(order(&[&a, &b, &urgent]).await, "uab");
@@ -76,7 +79,8 @@ async fn the_longest_waiting_goes_first_and_a_higher_priority_before_it() {
 #[tokio::test(start_paused = true)]
 async fn a_key_with_many_requests_delays_another_by_one() {
     let door = door(2, 100);
-    let (greedy, modest) = (free("greedy"), free("modest"));
+    let greedy = free("greedy");
+    let modest = free("modest");
     let running = [enter(&door, &greedy).await.unwrap(), enter(&door, &greedy).await.unwrap()];
     let place = QueuePlace::default();
     let mut waiting: Vec<_> = (0..10).map(|_| Box::pin(enter(&door, &greedy))).collect();
@@ -97,7 +101,8 @@ async fn a_key_with_many_requests_delays_another_by_one() {
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_is_shared_between_keys() {
     let door = door(1, 4);
-    let (greedy, modest) = (free("greedy"), free("modest"));
+    let greedy = free("greedy");
+    let modest = free("modest");
     let _running = enter(&door, &greedy).await.unwrap();
     let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(enter(&door, &greedy))).collect();
     for wait in &mut waiting {
@@ -174,7 +179,8 @@ async fn with_few_slots_a_high_priority_overtakes_all_who_wait() {
     for n_slots in [1, 4] {
         let door = Admission::new(AdmissionLimits::default());
         door.set_slots(n_slots);
-        let (low, modest) = (free("low"), free("modest"));
+        let low = free("low");
+        let modest = free("modest");
         let high = account("high", KeyLimits { priority: 9, ..KeyLimits::default() });
         let mut running = Vec::new();
         for _ in 0..n_slots * REQUESTS_PER_SLOT {

@@ -17,14 +17,14 @@ use crate::targets::models::ModelPool;
 use crate::targets::nodes::Health;
 
 /// A simulator whose streams of vectors break after two, a number of times. Counts the texts that it is asked for.
-struct Mortal {
+struct MortalEmbedder {
     sim: SimEngine,
     n_deaths: AtomicU32,
     n_asked: Arc<AtomicU32>,
 }
 
 #[async_trait]
-impl EngineWrapper for Mortal {
+impl EngineWrapper for MortalEmbedder {
     fn inner(&self) -> &dyn Engine {
         &self.sim
     }
@@ -49,7 +49,7 @@ fn sim() -> SimEngine {
 /// An endpoint on one node that dies so often, and the count of the texts it was asked for.
 async fn app(n_deaths: u32, spares: usize) -> (RequestService, Arc<AtomicU32>) {
     let n_asked = Arc::new(AtomicU32::new(0));
-    let mortal = Mortal { sim: sim(), n_deaths: AtomicU32::new(n_deaths), n_asked: Arc::clone(&n_asked) };
+    let mortal = MortalEmbedder { sim: sim(), n_deaths: AtomicU32::new(n_deaths), n_asked: Arc::clone(&n_asked) };
     let mut decode = vec![node("mortal", mortal).await];
     for _ in 0..spares {
         decode.push(node("spare", sim()).await);

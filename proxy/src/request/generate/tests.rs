@@ -39,7 +39,8 @@ async fn ask(app: &RequestService, request: GenerateRequest) -> Result<Outcome, 
             EventKind::Started { n_cached } => outcome.n_cached = n_cached,
             EventKind::Context { tokens } => outcome.context = Some(tokens),
             EventKind::Finished { reason, n_completion, .. } => {
-                (outcome.is_cut, outcome.n_completion) = (reason == FinishReason::Length, n_completion);
+                outcome.is_cut = reason == FinishReason::Length;
+                outcome.n_completion = n_completion;
             }
             _ => {}
         }

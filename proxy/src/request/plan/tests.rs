@@ -126,7 +126,8 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
     let decode = vec![node(None, None).await, node(Some("ours"), None).await, node(Some("other"), None).await];
     let prefill = vec![node(Some("ours"), Some("http://192.0.2.1:9000")).await];
     let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
-    let (scope, always) = (CacheScope::SHARED, Some(PolicyName::AlwaysHandoff.policy()));
+    let scope = CacheScope::SHARED;
+    let always = Some(PolicyName::AlwaysHandoff.policy());
     let of = |projector| PlanRequest {
         tokens: &[1; 100],
         n_replayed: 0,
@@ -191,7 +192,8 @@ async fn a_decode_node_that_cannot_take_the_kv_leaves_the_prefill_node_to_others
         let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]);
         let model = Arc::new(model);
         hands_over(&model, 0, Some(failure));
-        let (reason, n) = (Some(BarReason::Failure(FailureReason::Handoff(failure))), 20);
+        let reason = Some(BarReason::Failure(FailureReason::Handoff(failure)));
+        let n = 20;
         assert_eq!(barred(&model, n, Some(1), &[]), [None, None, reason, None], "direct twice, then handoffs");
         assert!(model.prefill[0].is_trusted(Task::Prefill));
         assert_eq!(model.pairs.view(0, 0).unwrap().counts[&failure], 1);

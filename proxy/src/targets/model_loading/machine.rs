@@ -26,7 +26,8 @@ mod tests {
 
     #[test]
     fn a_process_holds_less_than_the_machine_has() {
-        let (own, total) = (resident_bytes(std::process::id()).unwrap(), total_memory().unwrap());
+        let own = resident_bytes(std::process::id()).unwrap();
+        let total = total_memory().unwrap();
         assert!(own > 1 << 20 && own < total, "{own} of {total}");
         assert_eq!(resident_bytes(u32::MAX), None);
     }

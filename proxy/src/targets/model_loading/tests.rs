@@ -22,7 +22,8 @@ async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Ar
     let health = Health::supervised(name);
     health.note_unloaded();
     let kept = Arc::clone(&health);
-    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let stop = CancellationToken::new();
+    let tracker = TaskTracker::new();
     let stopped = stop.clone();
     tracker.spawn(stopped.run_until_cancelled_owned(async move {
         while is_wanted.changed().await.is_ok() {
@@ -106,7 +107,9 @@ async fn a_model_goes_when_its_time_is_over_and_not_while_it_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn the_one_that_was_used_longest_ago_makes_room() {
-    let (a, b, c) = (lasting("a", 4).await, lasting("b", 4).await, lasting("c", 5).await);
+    let a = lasting("a", 4).await;
+    let b = lasting("b", 4).await;
+    let c = lasting("c", 5).await;
     let loader = loader(10, &[&a, &b, &c]);
     for model in [&a, &b, &a] {
         drop(loader.lease(model, None).await.unwrap());
@@ -127,12 +130,14 @@ async fn the_one_that_was_used_longest_ago_makes_room() {
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_model_cannot_keep_another_out_for_ever() {
-    let (a, b) = (lasting("a", 6).await, lasting("b", 6).await);
+    let a = lasting("a", 6).await;
+    let b = lasting("b", 6).await;
     let loader = loader(10, &[&a, &b]);
     drop(loader.lease(&a, None).await.unwrap());
     // Each request for the first model comes before the one before it ends.
     let requests = (0..12).map(|i| {
-        let (loader, a) = (Arc::clone(&loader), Arc::clone(&a));
+        let loader = Arc::clone(&loader);
+        let a = Arc::clone(&a);
         tokio::spawn(async move {
             after(2.0 * f64::from(i)).await;
             if let Ok(stay) = loader.lease(&a, None).await {
@@ -153,7 +158,8 @@ async fn a_busy_model_cannot_keep_another_out_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn a_model_that_cannot_be_loaded_fails_and_takes_no_memory() {
-    let (broken, large) = (model("broken", 6, KeepAlive::Forever, true).await, lasting("large", 11).await);
+    let broken = model("broken", 6, KeepAlive::Forever, true).await;
+    let large = lasting("large", 11).await;
     let other = lasting("other", 6).await;
     let loader = loader(10, &[&broken, &large, &other]);
     for _ in 0..2 {
@@ -170,7 +176,8 @@ async fn a_model_that_cannot_be_loaded_fails_and_takes_no_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn a_model_that_is_removed_ends_with_its_last_request() {
-    let (a, b) = (lasting("a", 6).await, lasting("b", 6).await);
+    let a = lasting("a", 6).await;
+    let b = lasting("b", 6).await;
     let loader = loader(10, &[&a]);
     let stay = loader.lease(&a, None).await.unwrap();
     loader.replace(loader.limits(), &[Arc::clone(&b)]);

@@ -125,7 +125,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_prompt_needs_the_projector_that_placed_its_images() {
-        let (ours, other) = (info("m", PROJECTOR).await, info("m", Some("other")).await);
+        let ours = info("m", PROJECTOR).await;
+        let other = info("m", Some("other")).await;
         let met = |need: ImageNeed<'_>| [&ours, &other].map(|info| need.is_met_by(info));
         assert_eq!(
             (met(ImageNeed::of_prompt(PROJECTOR)), met(ImageNeed::AnyProjector), met(ImageNeed::of_prompt(None))),

@@ -18,10 +18,10 @@ use crate::serve::request_service::RequestService;
 use crate::targets::nodes::{Health, Node, StateChange, StateReason};
 
 /// An engine that reports its load and takes no requests.
-struct Silent;
+struct SilentEngine;
 
 #[async_trait]
-impl EngineWrapper for Silent {
+impl EngineWrapper for SilentEngine {
     fn inner(&self) -> &dyn Engine {
         &UnusedEngine
     }
@@ -44,10 +44,11 @@ fn goes_down(health: &Arc<Health>) {
 
 /// An endpoint over two nodes that are starting, with or without a name for what they run.
 fn endpoint(name: Option<&str>) -> (RequestService, [Arc<Health>; 2]) {
-    let (mut decode, mut healths) = (Vec::new(), Vec::new());
+    let mut decode = Vec::new();
+    let mut healths = Vec::new();
     for i in 1..=2 {
         let health = Health::new(format!("decode-{i}"));
-        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), Arc::clone(&health)));
+        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(SilentEngine), Arc::clone(&health)));
         healths.push(health);
     }
     let name = name.map_or_else(OnceLock::new, |name| OnceLock::from(name.to_owned()));

@@ -400,7 +400,8 @@ mod tests {
     #[tokio::test]
     async fn each_change_is_counted_once_with_its_reason_and_seen_by_subscribers() {
         let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
-        let (health, silent) = (Health::new("it"), StateChange::new(StateReason::Silent, "no answer"));
+        let health = Health::new("it");
+        let silent = StateChange::new(StateReason::Silent, "no answer");
         let mut changes = health.subscribe();
         health.note_loading(StateReason::Starts);
         assert!(health.is_new());

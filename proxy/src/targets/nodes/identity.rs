@@ -68,7 +68,8 @@ mod tests {
 
     #[tokio::test]
     async fn weights_make_a_model_and_names_do_not() {
-        let (one, mut renamed) = (info("a", 256).await, info("a", 256).await);
+        let one = info("a", 256).await;
+        let mut renamed = info("a", 256).await;
         renamed.model = "another name".into();
         let other_weights = NodeInfo { model: "a".into(), ..info("b", 256).await };
         let [a, renamed, b] = [&one, &renamed, &other_weights].map(ModelIdentity::of);

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn each_model_has_its_own_pause() {
-        let (mut busy, now) = (BusyModels::default(), Instant::now());
+        let mut busy = BusyModels::default();
+        let now = Instant::now();
         assert_eq!(busy.add("a", SECOND * 600, now), None);
         assert_eq!(busy.add("b", SECOND, now), None);
         assert_eq!((busy.left("a", now), busy.left("b", now)), (Some(SECOND * 600), Some(SECOND)));
@@ -68,7 +69,8 @@ mod tests {
 
     #[test]
     fn expired_pauses_are_dropped_and_the_rest_is_bounded() {
-        let (mut busy, now) = (BusyModels::default(), Instant::now());
+        let mut busy = BusyModels::default();
+        let now = Instant::now();
         for i in 0..10 {
             busy.add(&format!("short {i}"), SECOND, now);
         }

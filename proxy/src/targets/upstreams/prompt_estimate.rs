@@ -64,7 +64,8 @@ mod tests {
         ] {
             assert!(estimated_tokens(&chat(json!([more]))) > n_bare + 100, "{more}");
         }
-        let (name, description) = ("f".to_owned(), Some(long));
+        let name = "f".to_owned();
+        let description = Some(long);
         let tool = Tool { name, description, parameters: Tool::no_parameters(), strict: Strictness::Loose };
         let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);

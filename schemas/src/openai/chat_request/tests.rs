@@ -76,12 +76,14 @@ fn fields_reach_the_request() {
     check(json!({"ignore_eos": null}), |_| ());
     check(json!({"stream": true}), |r| r.stream = true);
     check(json!({"stream": true, "stream_options": {"include_usage": true}}), |r| {
-        (r.stream, r.include_usage) = (true, true);
+        r.stream = true;
+        r.include_usage = true;
     });
     check(json!({"stream_options": null}), |_| ());
     check(json!({"stream_options": {}}), |_| ());
     check(json!({"temperature": 0, "seed": 3}), |r| {
-        (r.generate.sampling.temperature, r.generate.sampling.seed) = (0.0, 3);
+        r.generate.sampling.temperature = 0.0;
+        r.generate.sampling.seed = 3;
     });
 }
 

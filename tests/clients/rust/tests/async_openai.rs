@@ -29,7 +29,8 @@ async fn a_stream_says_what_the_whole_reply_says() {
     let expected = whole.choices[0].message.content.clone().unwrap();
     assert!(!expected.is_empty() && whole.usage.unwrap().completion_tokens > 0);
     let mut stream = client().chat().create_stream(from_value(body).unwrap()).await.unwrap();
-    let (mut text, mut reasons) = (String::new(), Vec::new());
+    let mut text = String::new();
+    let mut reasons = Vec::new();
     while let Some(chunk) = stream.next().await {
         for choice in chunk.unwrap().choices {
             text += &choice.delta.content.unwrap_or_default();
@@ -55,7 +56,8 @@ async fn a_named_tool_is_called() {
     assert!(arguments["city"].is_string());
 
     let mut stream = client().chat().create_stream(from_value(body).unwrap()).await.unwrap();
-    let (mut name, mut streamed) = (String::new(), String::new());
+    let mut name = String::new();
+    let mut streamed = String::new();
     while let Some(chunk) = stream.next().await {
         let calls = chunk.unwrap().choices.into_iter().flat_map(|choice| choice.delta.tool_calls.unwrap_or_default());
         for function in calls.filter_map(|call| call.function) {

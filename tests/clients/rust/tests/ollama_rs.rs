@@ -27,7 +27,8 @@ async fn a_stream_says_what_the_whole_reply_says() {
     let whole = client().send_chat_messages(ask(MODEL, 12)).await.unwrap();
     assert!(!whole.message.content.is_empty() && whole.done && whole.final_data.unwrap().eval_count > 0);
     let mut stream = client().send_chat_messages_stream(ask(MODEL, 12)).await.unwrap();
-    let (mut text, mut n_done) = (String::new(), 0);
+    let mut text = String::new();
+    let mut n_done = 0;
     while let Some(line) = stream.next().await {
         let line = line.unwrap();
         text += &line.message.content;

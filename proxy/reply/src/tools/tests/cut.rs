@@ -31,7 +31,8 @@ proptest! {
         for (format, between, call) in FORCED {
             let arguments = if call.contains("<function=") { &xml } else { &arguments };
             let one = call.replace("ARGUMENTS", arguments);
-            let (first, second) = (one.replace("NAME", "look"), one.replace("NAME", "stop"));
+            let first = one.replace("NAME", "look");
+            let second = one.replace("NAME", "stop");
             let tags = thinks && format.name() != "harmony";
             let reply = match between {
                 Some((before, between)) => format!("{before}{first}{between}{second}"),

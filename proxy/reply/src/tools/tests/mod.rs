@@ -54,7 +54,8 @@ fn reader(format: &dyn ToolFormat, thinks: bool, stops: &[&str]) -> ReplyReader 
 /// A reply in one line: text as it is, `{reasoning}`, and `name(arguments)` with `…` where a call is not complete.
 fn show(parts: Vec<PartContent>) -> String {
     let mut shown = String::new();
-    let (mut open, mut thinking) = (false, false);
+    let mut open = false;
+    let mut thinking = false;
     let mut n_calls = 0;
     for part in parts {
         if thinking && !matches!(part, PartContent::Reasoning(_)) {

@@ -31,13 +31,13 @@ enum End {
 }
 
 /// A simulator that answers so many calls, and then ends.
-struct Stopping {
+struct StoppingEngine {
     sim: SimEngine,
     n_calls: AtomicU32,
     end: End,
 }
 
-impl Stopping {
+impl StoppingEngine {
     /// Answers nothing once `n_calls` are used up.
     async fn gate(&self, takes: u32) -> Result<(), EngineError> {
         let is_open = self.n_calls.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| match n {
@@ -53,7 +53,7 @@ impl Stopping {
 }
 
 #[async_trait]
-impl EngineWrapper for Stopping {
+impl EngineWrapper for StoppingEngine {
     fn inner(&self) -> &dyn Engine {
         &self.sim
     }
@@ -101,7 +101,7 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 
 /// An endpoint whose first node ends after so many calls, and whose second one is well.
 async fn app(end: End, n_calls: u32) -> RequestService {
-    let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
+    let stopping = StoppingEngine { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
     over(vec![node("stopping", stopping).await, node("spare", sim()).await]).0
 }
 
@@ -162,7 +162,7 @@ async fn a_reply_survives_the_loss_of_its_node_at_any_call() {
 async fn a_plan_needs_one_call_and_a_reply_the_end_of_the_prompt_too() {
     for (n_calls, is_answered) in [(1, [true, false]), (3, [true, true])] {
         let app = async || {
-            let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end: End::Dies };
+            let stopping = StoppingEngine { sim: sim(), n_calls: AtomicU32::new(n_calls), end: End::Dies };
             let node = node("thinks", stopping).await;
             let mut info = (*node.info().unwrap()).clone();
             info.facts.chat_template = "</think>".to_owned();
@@ -290,7 +290,8 @@ async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind
 
 #[tokio::test(start_paused = true)]
 async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blind() {
-    let (seeing, blind) = (seeing("a", sim()).await, node("blind", sim()).await);
+    let seeing = seeing("a", sim()).await;
+    let blind = node("blind", sim()).await;
     let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
     let ask = async |app: &RequestService| app.generate(about_an_image(), caller()).await.err();
     assert!(ask(&app).await.is_none());

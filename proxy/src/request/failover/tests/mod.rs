@@ -24,7 +24,7 @@ use crate::targets::models::{ServedModel, expected_output};
 use crate::targets::nodes::{FallbackReason, Health, Node, StateChange, StateReason};
 
 /// A simulator whose streams break after so many tokens, a number of times.
-struct Mortal {
+struct MortalEngine {
     sim: SimEngine,
     dies_after: u32,
     n_deaths: AtomicU32,
@@ -41,9 +41,9 @@ struct Late {
 }
 
 /// Lives as long as a stream.
-struct Running(Arc<AtomicU32>);
+struct RunningStream(Arc<AtomicU32>);
 
-impl Drop for Running {
+impl Drop for RunningStream {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -58,7 +58,8 @@ impl EngineWrapper for Late {
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let mut events = self.sim.generate(request).await?;
         self.n_running.fetch_add(1, Ordering::AcqRel);
-        let (running, mut by) = (Running(Arc::clone(&self.n_running)), self.by);
+        let running = RunningStream(Arc::clone(&self.n_running));
+        let mut by = self.by;
         if self.from_the_start {
             tokio::time::sleep(std::mem::take(&mut by)).await;
         }
@@ -77,7 +78,7 @@ impl EngineWrapper for Late {
 }
 
 #[async_trait]
-impl EngineWrapper for Mortal {
+impl EngineWrapper for MortalEngine {
     fn inner(&self) -> &dyn Engine {
         &self.sim
     }
@@ -85,7 +86,8 @@ impl EngineWrapper for Mortal {
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let mut events = self.sim.generate(request).await?;
         let dies = self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
-        let (dies_after, of) = (self.dies_after, self.of.clone());
+        let dies_after = self.dies_after;
+        let of = self.of.clone();
         let stream = async_stream::stream! {
             let mut n_tokens = 0;
             while let Some(event) = events.next().await {
@@ -123,13 +125,13 @@ async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
     node
 }
 
-fn mortal(dies_after: u32, n_deaths: u32) -> Mortal {
-    Mortal { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths), of: EngineError::lost("killed") }
+fn mortal(dies_after: u32, n_deaths: u32) -> MortalEngine {
+    MortalEngine { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths), of: EngineError::lost("killed") }
 }
 
 /// Its engine fails, and says so.
-fn failing(dies_after: u32, n_deaths: u32, what: &str) -> Mortal {
-    Mortal { of: EngineError::internal(what), ..mortal(dies_after, n_deaths) }
+fn failing(dies_after: u32, n_deaths: u32, what: &str) -> MortalEngine {
+    MortalEngine { of: EngineError::internal(what), ..mortal(dies_after, n_deaths) }
 }
 
 fn model(decode: Vec<Arc<Node>>) -> Arc<ServedModel> {
@@ -173,7 +175,8 @@ async fn run_of(
     };
     let plan = plan(model, &ask).unwrap();
     let mut events = Resilient::begin(plan, request, span).await?.into_events();
-    let (mut tokens, mut n_started) = (Vec::new(), 0);
+    let mut tokens = Vec::new();
+    let mut n_started = 0;
     while let Some(event) = events.next().await {
         match event? {
             SequenceEvent::Started { .. } => n_started += 1,
@@ -257,7 +260,8 @@ async fn what_fails_on_every_engine_ends_with_the_first_failure() {
         assert_eq!(outcome, Err(EngineError::internal("first")));
         assert_eq!(count(&all, FallbackReason::EngineFailed), 1, "no third engine is asked");
         // Where there is no other, nothing is waited for.
-        let (alone, began) = (model(vec![engine("alone").await]), Instant::now());
+        let alone = model(vec![engine("alone").await]);
+        let began = Instant::now();
         assert_eq!(run(&alone).await, Err(EngineError::internal("alone")));
         assert!(count(&alone, FallbackReason::EngineFailed) == 0 && began.elapsed() < RETRY_PAUSE);
     }
@@ -268,7 +272,8 @@ async fn a_stream_about_an_image_goes_on_only_where_it_is_seen() {
     let (expected, _, _) = run(&model(vec![node("well", sim()).await])).await.unwrap();
     for fails_after in [0, 3] {
         let engine = async || seeing("fails", failing(fails_after, 9, "it")).await;
-        let (blind, began) = (node("blind", sim()).await, Instant::now());
+        let blind = node("blind", sim()).await;
+        let began = Instant::now();
         let alone = model(vec![engine().await, Arc::clone(&blind)]);
         assert_eq!(run_about_an_image(&alone).await, Err(EngineError::internal("it")));
         assert!(began.elapsed() < RETRY_PAUSE, "nobody else is waited for: {:?}", began.elapsed());
@@ -308,25 +313,22 @@ async fn predictions_are_learned_from_what_happens() {
 /// A model on a node that is late by so long and on one that is late by `other`, with the rates of both known, and how
 /// many streams run on the first.
 async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
-    late(by, other, (deadlines, false)).await
+    let n_running = Arc::new(AtomicU32::new(0));
+    let first = Late { sim: sim(), by, from_the_start: false, n_running: Arc::clone(&n_running) };
+    (late(first, other, deadlines).await, n_running)
 }
 
-/// The same; or the first node is late to accept a sequence, too.
-async fn late(
-    by: Duration,
-    other: Duration,
-    (deadlines, from_the_start): (Deadlines, bool),
-) -> (Arc<ServedModel>, Arc<AtomicU32>) {
-    let n_running = Arc::new(AtomicU32::new(0));
-    let first = Late { sim: sim(), by, from_the_start, n_running: Arc::clone(&n_running) };
+/// A model on this node and on one that is late by `other`, with the rates of both known.
+async fn late(first: Late, other: Duration, deadlines: Deadlines) -> Arc<ServedModel> {
     let second = Late { sim: sim(), by: other, from_the_start: false, n_running: Arc::default() };
     let decode = vec![node("late", first).await, node("spare", second).await];
     for node in &decode {
         node.learn(|rates| {
-            (rates.prefill, rates.decode) = (Curve::constant(10_000.0), Curve::constant(1_000.0));
+            rates.prefill = Curve::constant(10_000.0);
+            rates.decode = Curve::constant(1_000.0);
         });
     }
-    (model_within(decode, deadlines), n_running)
+    model_within(decode, deadlines)
 }
 
 fn model_within(decode: Vec<Arc<Node>>, deadlines: Deadlines) -> Arc<ServedModel> {
@@ -369,8 +371,11 @@ async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
 async fn a_node_that_is_late_to_accept_is_hedged() {
     let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
     for (by, other, is_won) in [(4, 0, true), (2, 20, false)] {
-        let (by, other) = (Duration::from_secs(by), Duration::from_secs(other));
-        let (model, n_running) = late(by, other, (HEDGED, true)).await;
+        let by = Duration::from_secs(by);
+        let other = Duration::from_secs(other);
+        let n_running = Arc::new(AtomicU32::new(0));
+        let first = Late { sim: sim(), by, from_the_start: true, n_running: Arc::clone(&n_running) };
+        let model = late(first, other, HEDGED).await;
         let began = Instant::now();
         assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12));
         let expected_s = by.min(Duration::from_secs(1) + other).as_secs_f64();
