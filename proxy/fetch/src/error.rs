@@ -56,7 +56,7 @@ pub enum ModelError {
     },
     /// The disk lacks space for the file. Checked before the first byte is fetched.
     #[error(
-        "not enough free disk space in {}: {} MiB are needed, {} MiB are free",
+        "not enough free disk space in {}: {} MiB are needed, {} MiB are free; free some, or set BATON_CACHE to another folder",
         folder.display(), needed_bytes.div_ceil(1 << 20), free_bytes >> 20
     )]
     NotEnoughSpace {

@@ -67,9 +67,14 @@ struct Check {
     mistakes: Vec<Mistake>,
 }
 
+/// The most characters of a wrong word that a message repeats.
+const MAX_SHOWN_CHARS: usize = 40;
+
 /// Why a value is a mistake.
 enum Wrong {
     Type { expected: String },
+    /// A string that is none of the words that belong here.
+    Word { expected: String, found: String },
     Range { least: f64, most: f64 },
 }
 
@@ -134,7 +139,8 @@ impl Check {
         self.mistakes.push(Mistake { at: Some(span.start), message, is_of_type: false });
     }
 
-    /// Reports a wrong value. The message goes to logs, so it repeats no text, and no number that may be a secret.
+    /// Reports a wrong value. The message goes to logs, so it repeats no text but a wrong word where
+    /// only some are allowed, and no number that may be a secret.
     fn wrong(&mut self, span: &Range<usize>, value: &DeValue<'_>, wrong: &Wrong) {
         let at = Some(span.start);
         let with_index = |step: &KeyStep| match step.index {
@@ -145,6 +151,8 @@ impl Check {
         let is_secret = self.path.last().is_some_and(|step| step.is_secret);
         let message = match wrong {
             Wrong::Type { expected } => format!("{path} must be {expected} but is {}", found(value, is_secret)),
+            Wrong::Word { expected, .. } if is_secret => format!("{path} must be {expected}"),
+            Wrong::Word { expected, found } => format!("{path} must be {expected}, not {found:?}"),
             Wrong::Range { least, most } if *most == f64::INFINITY => format!("{path} must be at least {least}"),
             Wrong::Range { least, most } => format!("{path} must be between {least} and {most}"),
         };
@@ -158,16 +166,25 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
     let number = match (place.takes(), value) {
         (Takes::Text, DeValue::String(_)) | (Takes::Boolean, DeValue::Boolean(_)) => return Ok(()),
         (Takes::OneOf(words), DeValue::String(text)) if words.contains(&text.as_ref()) => return Ok(()),
+        (Takes::OneOf(_), DeValue::String(text)) => {
+            return Err(Wrong::Word { expected: place.expected(), found: text.chars().take(MAX_SHOWN_CHARS).collect() });
+        }
         (Takes::AnyOf(forms), value) => {
-            let fits = forms.into_iter().any(|form| compare(value, form).is_ok());
-            return if fits { Ok(()) } else { Err(expected()) };
+            let results: Vec<_> = forms.into_iter().map(|form| compare(value, form)).collect();
+            if results.iter().any(Result::is_ok) {
+                return Ok(());
+            }
+            let word = results.into_iter().filter_map(Result::err).find(|wrong| matches!(wrong, Wrong::Word { .. }));
+            return Err(word.unwrap_or_else(expected));
         }
         (Takes::WholeNumber, DeValue::Integer(integer)) => {
             let number = i64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| expected())?;
-            if number < 0 || place.type_maximum().is_some_and(|most| number > most.into()) {
+            let number = number as f64;
+            let (least, most) = place.type_range();
+            if !(least..=most).contains(&number) {
                 return Err(expected());
             }
-            number as f64
+            number
         }
         (Takes::Number, DeValue::Integer(integer)) => {
             i64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| expected())? as f64

@@ -117,7 +117,9 @@ impl EngineArgs {
                 Some((key, rate.and_then(wrong).map(message)?))
             })
         };
-        numbers.chain(distance).chain(rates).collect()
+        let no_codec = self.kv_codecs.as_ref().filter(|codecs| codecs.is_empty());
+        let no_codec = no_codec.map(|_| ("kv_codecs", "must name at least one codec".to_owned()));
+        numbers.chain(distance).chain(rates).chain(no_codec).collect()
     }
 
     /// The options that are set, by their keys in the configuration file.

@@ -80,12 +80,14 @@ impl SchemaPlace {
         (bound("minimum").unwrap_or(f64::NEG_INFINITY), bound("maximum").unwrap_or(f64::INFINITY))
     }
 
-    /// The largest whole number that the field's type holds, for the types that people know by their limits.
-    pub(super) fn type_maximum(self) -> Option<u32> {
+    /// The whole numbers that the field's type holds, least and most. 64 bits count as no limit.
+    pub(super) fn type_range(self) -> (f64, f64) {
         match self.schema.get("format").and_then(Value::as_str) {
-            Some("uint8") => Some(u8::MAX.into()),
-            Some("uint32") => Some(u32::MAX),
-            _ => None,
+            Some("uint8") => (0.0, u8::MAX.into()),
+            Some("uint32") => (0.0, u32::MAX.into()),
+            Some("int32") => (i32::MIN.into(), i32::MAX.into()),
+            Some("int64") => (f64::NEG_INFINITY, f64::INFINITY),
+            _ => (0.0, f64::INFINITY),
         }
     }
 
@@ -103,9 +105,12 @@ impl SchemaPlace {
             Takes::Boolean => "true or false".to_owned(),
             Takes::WholeNumber => {
                 let (least, most) = self.range();
-                let most = self.type_maximum().map_or(most, |of_type| most.min(of_type.into()));
-                let to = if most.is_finite() { format!(" to {most}") } else { String::new() };
-                format!("a whole number from {}{to}", least.max(0.0))
+                let (type_least, type_most) = self.type_range();
+                let from = Some(least.max(type_least)).filter(|least| least.is_finite());
+                let to = Some(most.min(type_most)).filter(|most| most.is_finite());
+                let from = from.map(|least| format!(" from {least}")).unwrap_or_default();
+                let to = to.map(|most| format!(" to {most}")).unwrap_or_default();
+                format!("a whole number{from}{to}")
             }
             Takes::AnyOf(forms) => forms.into_iter().map(SchemaPlace::expected).collect::<Vec<_>>().join(" or "),
         }

@@ -439,6 +439,22 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
 }
 
 #[test]
+fn a_wrong_word_is_named_with_those_that_are_right() {
+    let check = |text: &str, expected: &str| {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(expected), "{text}: {message}");
+    };
+    check("[model.engine]\nengine = \"lama\"\n", "line 2: model.engine.engine must be one of llama, sim, not \"lama\"");
+    check("[model.engine]\nengine = 1\n", "line 2: model.engine.engine must be one of llama, sim but is 1");
+    check("[model.engine]\nkv_codecs = [\"zip\"]\n", "kv_codecs[0] must be one of none, planes_zstd, q8_0, not \"zip\"");
+    check("[model.sampling]\nrepeat_last_n = 4294967296\ntemperature = 9\n", "temperature must be between");
+    check("[model.sampling]\nrepeat_last_n = 4294967296\n", "line 2: model.sampling.repeat_last_n must be a whole number");
+    check("[model.sampling]\nrepeat_last_n = -2\n", "model.sampling.repeat_last_n must be");
+    assert!(read("[model.sampling]\nrepeat_last_n = -1\n").is_ok());
+    check("[model.engine]\nkv_codecs = []\n", "line 2: model.engine.kv_codecs must name at least one codec");
+}
+
+#[test]
 fn on_demand_models_are_read_with_their_defaults_and_checked_together() {
     let config = read("[[models]]\nsource = \"a.gguf\"\n[[models]]\nsource = \"b.gguf\"\nkeep_alive = -1\n").unwrap();
     assert!(!config.routing.has_own_engine, "they are loaded when they are asked for");

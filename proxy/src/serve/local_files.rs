@@ -119,6 +119,11 @@ impl LocalModel<'_> {
 
     /// Finds and opens its files.
     fn open_files(&mut self) {
+        if let Some(path) = &self.engine.chat_template_file
+            && let Err(error) = check_template(path)
+        {
+            self.problem(FileKey::ChatTemplate, format!("cannot be used: {}: {error}", path.display()));
+        }
         if !self.kind().needs_file() {
             return;
         }
@@ -132,11 +137,6 @@ impl LocalModel<'_> {
             },
             Ok(Located::NeedsPull(_)) => {}
             Err(error) => self.problem(FileKey::Source, format!("cannot be used: {error}")),
-        }
-        if let Some(path) = &self.engine.chat_template_file
-            && let Err(error) = check_template(path)
-        {
-            self.problem(FileKey::ChatTemplate, format!("cannot be used: {}: {error}", path.display()));
         }
         if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
             self.problem(FileKey::Projector, format!("cannot be used: {error}"));

@@ -330,7 +330,7 @@ impl Resilient {
             }
         }
         let n_generated = self.request.generated.len();
-        tracing::warn!(node = node.name, %error, n_generated, "a decode node stopped; another engine continues the stream");
+        tracing::warn!(node = node.name, %error, n_generated, "an engine stopped mid-stream; Baton looks for another one");
     }
 
     /// Returns true if another engine should continue where this one failed. Only once per sequence: if two engines fail,
