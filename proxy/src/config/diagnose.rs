@@ -72,10 +72,18 @@ const MAX_SHOWN_CHARS: usize = 40;
 
 /// Why a value is a mistake.
 enum Wrong {
-    Type { expected: String },
+    Type {
+        expected: String,
+    },
     /// A string that is none of the words that belong here.
-    Word { expected: String, found: String },
-    Range { least: f64, most: f64 },
+    Word {
+        expected: String,
+        found: String,
+    },
+    Range {
+        least: f64,
+        most: f64,
+    },
 }
 
 impl Check {
@@ -167,7 +175,10 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
         (Takes::Text, DeValue::String(_)) | (Takes::Boolean, DeValue::Boolean(_)) => return Ok(()),
         (Takes::OneOf(words), DeValue::String(text)) if words.contains(&text.as_ref()) => return Ok(()),
         (Takes::OneOf(_), DeValue::String(text)) => {
-            return Err(Wrong::Word { expected: place.expected(), found: text.chars().take(MAX_SHOWN_CHARS).collect() });
+            return Err(Wrong::Word {
+                expected: place.expected(),
+                found: text.chars().take(MAX_SHOWN_CHARS).collect(),
+            });
         }
         (Takes::AnyOf(forms), value) => {
             let results: Vec<_> = forms.into_iter().map(|form| compare(value, form)).collect();

@@ -446,9 +446,15 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     };
     check("[model.engine]\nengine = \"lama\"\n", "line 2: model.engine.engine must be one of llama, sim, not \"lama\"");
     check("[model.engine]\nengine = 1\n", "line 2: model.engine.engine must be one of llama, sim but is 1");
-    check("[model.engine]\nkv_codecs = [\"zip\"]\n", "kv_codecs[0] must be one of none, planes_zstd, q8_0, not \"zip\"");
+    check(
+        "[model.engine]\nkv_codecs = [\"zip\"]\n",
+        "kv_codecs[0] must be one of none, planes_zstd, q8_0, not \"zip\"",
+    );
     check("[model.sampling]\nrepeat_last_n = 4294967296\ntemperature = 9\n", "temperature must be between");
-    check("[model.sampling]\nrepeat_last_n = 4294967296\n", "line 2: model.sampling.repeat_last_n must be a whole number");
+    check(
+        "[model.sampling]\nrepeat_last_n = 4294967296\n",
+        "line 2: model.sampling.repeat_last_n must be a whole number",
+    );
     check("[model.sampling]\nrepeat_last_n = -2\n", "model.sampling.repeat_last_n must be");
     assert!(read("[model.sampling]\nrepeat_last_n = -1\n").is_ok());
     check("[model.engine]\nkv_codecs = []\n", "line 2: model.engine.kv_codecs must name at least one codec");

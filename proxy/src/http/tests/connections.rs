@@ -223,7 +223,7 @@ async fn a_client_that_stops_reading_is_dropped_and_others_are_not_kept_waiting(
     // More than the sockets' buffers take.
     let long = "x".repeat(64 << 10);
     let fake = acts((0..400).map(|_| Act::Emit(text(0, &long))).chain([Act::Emit(finished(0))]));
-    // Long enough for a busy machine to read something meanwhile.
+    // Long enough for a busy machine to start all streams meanwhile.
     let connection = ConnectionDeadlines { write: Duration::from_secs(1), ..ConnectionDeadlines::default() };
     let server = start_limited(fake, HttpConfig::default(), Limits { connection, ..Limits::default() }).await;
     let mut deaf = Vec::new();
