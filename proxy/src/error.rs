@@ -67,7 +67,7 @@ pub enum RequestError {
     /// A rate of the key is exhausted.
     #[error("This API key has used its {limit} {} per minute. Try again later.", unit.as_str())]
     RateLimited {
-        /// What the rate counts.
+        /// The unit of the rate.
         unit: RateUnit,
         /// Units per minute.
         limit: u32,
@@ -95,7 +95,7 @@ pub enum RequestError {
     Engine(#[from] EngineError),
 }
 
-/// What a rate counts.
+/// The unit of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateUnit {
     Requests,

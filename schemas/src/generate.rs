@@ -125,7 +125,7 @@ pub struct Conversation {
 /// One message. Its JSON is exactly what chat templates read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The role of the author.
     pub role: MessageRole,
     /// The text; empty if the client sent null or nothing.
     #[serde(default)]

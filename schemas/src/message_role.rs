@@ -1,8 +1,8 @@
-//! Who speaks in a message of a conversation.
+//! The role of a message's author.
 
 use serde::{Deserialize, Serialize};
 
-/// Who speaks in a message. Dialects refuse other roles, so chat templates see only these four words.
+/// The role of a message's author. Dialects refuse other roles, so chat templates see only these four words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum MessageRole {

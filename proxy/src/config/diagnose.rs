@@ -147,8 +147,8 @@ impl Check {
         self.mistakes.push(Mistake { at: Some(span.start), message, is_of_type: false });
     }
 
-    /// Reports a wrong value. The message goes to logs, so it repeats no text but a wrong word where
-    /// only some are allowed, and no number that may be a secret.
+    /// Reports a wrong value. The message goes to logs, so it repeats a text only if a few words are
+    /// allowed, and no value that may be a secret.
     fn wrong(&mut self, span: &Range<usize>, value: &DeValue<'_>, wrong: &Wrong) {
         let at = Some(span.start);
         let with_index = |step: &KeyStep| match step.index {

@@ -16,7 +16,7 @@ use crate::request::admission::AdmissionLimits;
 pub struct ServeConfig {
     /// Settings that only a restart changes.
     pub startup: StartupConfig,
-    /// Who may call.
+    /// Keys, hosts and origins of accepted requests.
     pub access: AccessConfig,
     /// Requests served at once and waiting for that.
     pub admission: AdmissionLimits,

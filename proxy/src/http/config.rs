@@ -23,7 +23,7 @@ pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 /// Limits, access and times. No `Debug`: it holds keys.
 #[derive(Clone)]
 pub struct HttpConfig {
-    /// Who may call, at start-up.
+    /// Keys, hosts and origins of accepted requests, at start-up.
     pub access: AccessConfig,
     /// Refuses requests whose `Host` is not this machine. Set when the listener is bound to loopback.
     pub check_host: bool,

@@ -236,7 +236,7 @@ impl RequestWatch {
         })
     }
 
-    /// Of a complete reply: actual ÷ predicted time to its last token.
+    /// Actual ÷ predicted time to the last token, for a complete reply.
     fn completion_ratio(&self, taken: &TakenRoute) -> Option<f64> {
         // Several choices share an engine's steps, and their tokens come in one stream.
         if self.outcome() != RequestOutcome::Done || self.n_choices != 1 || self.n_completion() == 0 {

@@ -1,4 +1,4 @@
-//! What a model is called where the configuration does not say.
+//! Derives a model's names from its file if none is configured.
 
 use std::path::Path;
 

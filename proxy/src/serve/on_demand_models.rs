@@ -26,7 +26,7 @@ use crate::targets::nodes::Node;
 #[derive(Clone)]
 pub(super) struct OnDemandModel {
     config: OnDemandModelConfig,
-    /// What its process is started with. The process is kept over a reload that does not change these.
+    /// The arguments of its process. The process is kept over a reload that does not change these.
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
     pub(super) loadable: Arc<LoadableModel>,

@@ -183,7 +183,7 @@ impl Reload {
         self.apply_names(new, prepared.names);
     }
 
-    /// Applies the own models of `new`, whose files were fetched.
+    /// Applies the on-demand models of `new` after their files were fetched.
     async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), CommandFailure>) {
         let prepared = match fetched {
             Ok(()) => self.prepare_on_demand_models(new, &self.taken_names).await,

@@ -30,7 +30,7 @@ pub(super) struct RemoteNodes {
     pub decode: Vec<Arc<Node>>,
     /// A node that is named for both tasks is in both lists.
     pub prefill: Vec<Arc<Node>>,
-    /// Of decode nodes that were not known before.
+    /// The decode nodes that were not known before.
     first_answers: Vec<FirstAnswer>,
 }
 

@@ -118,7 +118,7 @@ pub(super) struct Supervised {
 
 pub(super) type FirstStartResult = Result<Arc<NodeInfo>, StartError>;
 
-/// What to run in a child process.
+/// The program and arguments of a child process.
 pub(super) struct ChildSpec {
     pub(super) log_name: String,
     /// Arguments after `node --child --listen unix:…`.

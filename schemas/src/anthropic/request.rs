@@ -149,7 +149,7 @@ impl Words for ThinkingKind {
 /// A checked body of `/v1/messages`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessagesRequest {
-    /// What to generate.
+    /// The request to run.
     pub generate: GenerateRequest,
     /// Stream the reply as server-sent events.
     pub stream: bool,

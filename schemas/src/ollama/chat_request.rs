@@ -27,7 +27,7 @@ object! {
 /// A checked body of `/api/chat`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OllamaChatRequest {
-    /// What to generate.
+    /// The request to run.
     pub generate: GenerateRequest,
     /// Set if there are no messages. Nothing is generated then.
     pub load_only: Option<LoadOnly>,

@@ -63,7 +63,7 @@ object! {
 /// A checked body of `/v1/completions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
-    /// What to generate: at least one request. They differ only in their inputs and seeds.
+    /// The requests to run, at least one. They differ only in their inputs and seeds.
     pub prompts: Vec<GenerateRequest>,
     /// Begin each choice with its prompt.
     pub echo: bool,

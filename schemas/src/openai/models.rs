@@ -15,12 +15,12 @@ pub struct ModelCard {
     pub created: u64,
     /// The owner of the model.
     pub owned_by: String,
-    /// Whether the model is in memory. Only for models that are loaded on demand.
+    /// The state of the model in memory. Only for models that are loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
 }
 
-/// Whether a model is in memory, in llama-server's words.
+/// The state of a model in memory, in llama-server's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelStatus {
     /// `unloaded`, `loading`, `loaded` or `failed`.

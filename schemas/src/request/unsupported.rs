@@ -61,7 +61,7 @@ impl<L: RefusedFields> ObjectMember for Unsupported<L> {
     }
 }
 
-/// Whether a value of any type asks for a feature.
+/// Tells if a value of any type requests a feature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Demand {
     /// Null.

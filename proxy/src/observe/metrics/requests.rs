@@ -141,7 +141,7 @@ pub struct RouteSummary {
     pub reason: RouteReason,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// Of these, cached tokens.
+    /// The number of these tokens that were cached.
     pub n_cached: u32,
     /// Tokens generated.
     pub n_completion: u32,

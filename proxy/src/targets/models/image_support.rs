@@ -7,7 +7,7 @@
 use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 
-/// What a request's images need on a decode node.
+/// The projector that a request's images need on a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ImageNeed<'a> {
     /// The request has no images.
@@ -58,7 +58,7 @@ mod tests {
 
     const PROJECTOR: Option<&str> = Some("projector");
 
-    /// What a node says that runs these weights.
+    /// The report of a node that runs these weights.
     async fn info(weights: &str, projector: Option<&str>) -> Arc<NodeInfo> {
         let sim = SimEngine::new(SimConfig { model: weights.into(), ..SimConfig::default() });
         Arc::new(NodeInfo { projector: projector.map(str::to_owned), ..sim.info().await.unwrap() })

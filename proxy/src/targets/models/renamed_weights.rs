@@ -23,7 +23,7 @@ pub(super) struct ServingHistory {
     unserved_since: Mutex<Option<Instant>>,
 }
 
-/// What happens to a model.
+/// The change to make to a model.
 #[derive(Debug)]
 pub(super) enum ModelFate {
     /// A node serves it, or may soon serve it again.

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::targets::nodes::{Health, Node};
 
-    /// What a stream of loads does after its lines.
+    /// How a stream of loads goes on after its lines.
     #[derive(Clone, Copy)]
     enum Then {
         Ends,

@@ -97,7 +97,7 @@ impl StreamOptions {
 /// A checked body of `/v1/chat/completions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
-    /// What to generate.
+    /// The request to run.
     pub generate: GenerateRequest,
     /// Stream the reply as server-sent events.
     pub stream: bool,

@@ -130,7 +130,7 @@ object! {
 /// A checked body of `/v1/responses`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponsesRequest {
-    /// What to generate.
+    /// The request to run.
     pub generate: GenerateRequest,
     /// Stream the reply as server-sent events.
     pub stream: bool,
