@@ -24,6 +24,7 @@ mod error_code;
 pub mod generate;
 pub mod handoff;
 pub mod image;
+pub mod json_values;
 pub mod keep_alive;
 pub mod kv;
 pub mod llama_server;

@@ -14,7 +14,7 @@ use crate::request::field::{Field, Required, object};
 use crate::request::history::MessageList;
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tools::ChatToolsBody;
-use crate::request::values::Tokens;
+use crate::request::values::{ModelName, Tokens};
 use crate::token::Token;
 
 object! {
@@ -137,7 +137,8 @@ impl ApplyTemplate {
 }
 
 fn model(model: Field<String>) -> Result<Option<String>, InvalidRequest> {
-    Ok(model.get("")?.filter(|model| !model.is_empty()))
+    let Some(name) = model.get("")?.filter(|name| !name.is_empty()) else { return Ok(None) };
+    ModelName::string(&name).map(|name| Some(name.0)).map_err(|problem| InvalidRequest::at("model", problem))
 }
 
 #[cfg(test)]

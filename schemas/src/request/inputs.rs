@@ -39,7 +39,8 @@ impl Read for TextOrTokens {
 #[derive(Debug)]
 pub(crate) enum Inputs<const MAX: usize> {
     One(TextOrTokens),
-    Many(Items<TextOrTokens>),
+    /// The first `MAX` of the array's `n` inputs.
+    Many { first: Items<TextOrTokens>, n: usize },
 }
 
 impl<const MAX: usize> Inputs<MAX> {
@@ -47,11 +48,11 @@ impl<const MAX: usize> Inputs<MAX> {
     pub(crate) fn check(self, name: &str, nouns: &str) -> Result<Vec<TextOrTokens>, InvalidRequest> {
         match self {
             Inputs::One(input) => Ok(vec![input]),
-            Inputs::Many(inputs) if inputs.len() > MAX => {
-                let problem = format!("must be at most {MAX} {nouns}, but is {}", inputs.len());
+            Inputs::Many { n, .. } if n > MAX => {
+                let problem = format!("must be at most {MAX} {nouns}, but is {n}");
                 Err(InvalidRequest::at(name, problem))
             }
-            Inputs::Many(inputs) => inputs.each(name).map(|input| Ok(input?.1)).collect(),
+            Inputs::Many { first, .. } => first.each(name).map(|input| Ok(input?.1)).collect(),
         }
     }
 }
@@ -64,21 +65,53 @@ impl<const MAX: usize> Read for Inputs<MAX> {
     }
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
-        let mut read = Vec::new();
-        each_item(items, |item: Reading<InputOrToken>| read.extend(item.ok()))?;
-        if read.is_empty() {
-            return Ok(Err(ValueProblem::value(EMPTY)));
-        }
-        if read.iter().all(|item| matches!(item, InputOrToken::Number(_))) {
-            let tokens = read.into_iter().map(|item| if let InputOrToken::Number(token) = item { token } else { None });
-            let tokens = tokens.collect::<Option<Vec<Token>>>().ok_or_else(|| ValueProblem::value(NOT_A_TOKEN));
-            return Ok(tokens.map(|tokens| Inputs::One(TextOrTokens::Tokens(tokens))));
-        }
-        let inputs = read.into_iter().map(|item| match item {
+        let mut array = InputArray::<MAX>::default();
+        each_item(items, |item: Reading<InputOrToken>| array.push(item.unwrap_or_else(InputOrToken::wrong_item)))?;
+        Ok(array.finish())
+    }
+}
+
+/// An array that is one input while all its items are numbers.
+#[derive(Default)]
+struct InputArray<const MAX: usize> {
+    n: usize,
+    tokens: Vec<Token>,
+    /// A number is not a token id.
+    has_wrong_number: bool,
+    /// The first `MAX` items, once one of them is not a number.
+    inputs: Vec<Reading<TextOrTokens>>,
+    has_inputs: bool,
+}
+
+impl<const MAX: usize> InputArray<MAX> {
+    fn push(&mut self, item: InputOrToken) {
+        let n_before = self.n;
+        self.n += 1;
+        let input = match item {
+            InputOrToken::Number(token) if !self.has_inputs => {
+                self.has_wrong_number |= token.is_none();
+                self.tokens.extend(token);
+                return;
+            }
             InputOrToken::Number(_) => Err(TextOrTokens::wrong("a number")),
             InputOrToken::Input(input) => input,
-        });
-        Ok(Ok(Inputs::Many(inputs.collect())))
+        };
+        if !self.has_inputs {
+            self.has_inputs = true;
+            self.inputs = (0..n_before.min(MAX)).map(|_| Err(TextOrTokens::wrong("a number"))).collect();
+        }
+        if self.inputs.len() < MAX {
+            self.inputs.push(input);
+        }
+    }
+
+    fn finish(self) -> Reading<Inputs<MAX>> {
+        match self.n {
+            0 => Err(ValueProblem::value(EMPTY)),
+            n if self.has_inputs => Ok(Inputs::Many { first: self.inputs.into_iter().collect(), n }),
+            _ if self.has_wrong_number => Err(ValueProblem::value(NOT_A_TOKEN)),
+            _ => Ok(Inputs::One(TextOrTokens::Tokens(self.tokens))),
+        }
     }
 }
 
@@ -89,8 +122,16 @@ enum InputOrToken {
     Input(Reading<TextOrTokens>),
 }
 
+impl InputOrToken {
+    fn wrong_item(problem: ValueProblem) -> Self {
+        InputOrToken::Input(Err(problem))
+    }
+}
+
 impl Read for InputOrToken {
     const EXPECTED: &'static str = TextOrTokens::EXPECTED;
+    /// An array keeps all its tokens, but few of its inputs.
+    const ROOM: usize = size_of::<Token>();
 
     fn null() -> Reading<Self> {
         Ok(InputOrToken::Input(TextOrTokens::null()))

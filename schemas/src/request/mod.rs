@@ -11,6 +11,7 @@ pub(crate) mod history;
 pub(crate) mod images;
 pub(crate) mod inputs;
 pub(crate) mod read;
+pub(crate) mod room;
 pub(crate) mod sampling;
 pub(crate) mod schema;
 pub(crate) mod stop;

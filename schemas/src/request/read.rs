@@ -4,6 +4,8 @@
 //! rest of the body is read. The check of the body then reports the first problem with the field's full path. serde's
 //! own errors are text and cannot carry that path. Values of undeclared fields are skipped, not built.
 //!
+//! The memory of what is built is bounded: see [`room`](super::room).
+//!
 //! Duplicate keys are refused, even in skipped values: if a gateway in front of this server used the first `model` and
 //! this server the last, a client could bypass the gateway's check. serde_json limits the depth to 128.
 
@@ -14,7 +16,8 @@ use std::marker::PhantomData;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::invalid::InvalidRequest;
+use super::invalid::{InvalidRequest, quoted};
+use super::room;
 use super::schema::described;
 
 /// A value, or the problem with it.
@@ -51,6 +54,9 @@ pub(crate) trait Read: Sized {
 
     /// The problem with a required value that is missing.
     const MISSING: &'static str = "is missing";
+
+    /// The bytes that a value takes in memory, apart from its text. A type whose values are not kept takes none.
+    const ROOM: usize = size_of::<Reading<Self>>() + room::ALLOCATION;
 
     /// Creates the problem with a value of another type. `is` is that type with its article.
     fn wrong(is: &'static str) -> ValueProblem {
@@ -92,10 +98,14 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
         return Err(InvalidRequest::body("The request body is empty; it must be a JSON object."));
     }
     let mut json = serde_json::Deserializer::from_slice(body);
+    room::begin();
     let reading = JsonReader::<T>::new()
         .deserialize(&mut json)
         .and_then(|reading| json.end().map(|()| reading))
-        .map_err(|error| InvalidRequest::body(format!("The request body is not valid JSON: {error}.")))?;
+        .map_err(|error| match room::is_exceeded() {
+            true => InvalidRequest::body("The request body has too many values: shorten its longest array or object."),
+            false => InvalidRequest::body(format!("The request body is not valid JSON: {error}.")),
+        })?;
     reading.map_err(|problem| match problem {
         ValueProblem::Type { is, .. } => {
             InvalidRequest::body(format!("The request body must be a JSON object, but is {is}."))
@@ -115,6 +125,17 @@ pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
     Ok(())
 }
 
+/// Takes room for a value. Errors: the body has too many values.
+fn take_room<E: Error>(n_bytes: usize) -> Result<(), E> {
+    if room::take(n_bytes) { Ok(()) } else { Err(E::custom("too many values")) }
+}
+
+/// The room of a key: in the set of keys of its object, and in a [`Map`].
+const KEY_ROOM: usize = size_of::<(u64, String, Value)>() + room::ALLOCATION;
+
+/// The room of a [`Map`] with a key: it begins with space for three.
+const MAP_ROOM: usize = 3 * KEY_ROOM;
+
 /// Passes each key of an object to `take`, which must read its value. Errors: a duplicate key.
 pub(crate) fn each_field<'de, A: MapAccess<'de>>(
     mut fields: A,
@@ -122,11 +143,13 @@ pub(crate) fn each_field<'de, A: MapAccess<'de>>(
 ) -> Result<(), A::Error> {
     let mut seen = HashSet::new();
     while let Some(key) = fields.next_key::<String>()? {
+        take_room(KEY_ROOM)?;
         if !seen.insert(key.clone()) {
-            return Err(A::Error::custom(format_args!("duplicate key \"{}\"", key.escape_debug())));
+            return Err(A::Error::custom(format_args!("duplicate key {}", quoted(&key))));
         }
         take(key, &mut fields)?;
     }
+    room::give_back(seen.len() * KEY_ROOM);
     Ok(())
 }
 
@@ -143,6 +166,7 @@ impl<'de, T: Read> DeserializeSeed<'de> for JsonReader<T> {
     type Value = Reading<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Reading<T>, D::Error> {
+        take_room(T::ROOM)?;
         deserializer.deserialize_any(self)
     }
 }
@@ -192,6 +216,7 @@ pub(crate) struct Skipped;
 
 impl Read for Skipped {
     const EXPECTED: &'static str = "anything";
+    const ROOM: usize = 0;
 
     fn null() -> Reading<Self> {
         Ok(Skipped)
@@ -295,6 +320,7 @@ impl Read for Map<String, Value> {
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
         let mut object = Map::new();
         each_field(fields, |key, fields| {
+            take_room(if object.is_empty() { MAP_ROOM } else { KEY_ROOM })?;
             if let Ok(value) = fields.next_value_seed(JsonReader::<Value>::new())? {
                 object.insert(key, value);
             }
@@ -368,6 +394,23 @@ mod tests {
         check(br#"{"a":{"b":1,"b":1}}"#, Err("duplicate key \"b\""));
         check("[".repeat(100_000).as_bytes(), Err("recursion limit"));
         check(format!("{{\"a\":{}", "{\"a\":".repeat(100_000)).as_bytes(), Err("recursion limit"));
+    }
+
+    #[test]
+    fn values_have_a_bound_and_skipped_ones_take_nothing() {
+        let array = |unit: &str, n: usize| format!("{{\"a\":[{unit}{}]}}", format!(",{unit}").repeat(n - 1));
+        let many = 1 << 20;
+        for unit in ["0", "{}", "[]", r#"{"b":0}"#, "\"\""] {
+            let body = array(unit, many);
+            check(body.as_bytes(), Err("too many values"));
+            assert!(read::<Object>(body.as_bytes()).is_ok(), "{unit}");
+            // The next body has room again.
+            check(b"{}", Ok(serde_json::json!({})));
+        }
+        let keys: Vec<_> = (0..many).map(|i| format!("\"{i}\":0")).collect();
+        let keys = format!("{{{}}}", keys.join(","));
+        assert!(matches!(read::<Object>(keys.as_bytes()), Err(error) if error.message.contains("too many values")));
+        assert!(read::<Map<String, Value>>(array("0", 100_000).as_bytes()).is_ok());
     }
 
     #[test]

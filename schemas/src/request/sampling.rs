@@ -7,7 +7,7 @@ use serde::de::MapAccess;
 use serde_json::Value;
 
 use super::field::{Field, object};
-use super::invalid::InvalidRequest;
+use super::invalid::{InvalidRequest, quoted};
 use super::read::{JsonReader, Read, Reading, ValueProblem, each_field};
 use super::schema::described;
 use super::values::{Integer, Range, Real, WideInteger};
@@ -125,7 +125,7 @@ impl Read for LogitBias {
 
 fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), ValueProblem> {
     let token: Token =
-        key.parse().map_err(|_| ValueProblem::Value(format!("key \"{}\" is not a token id", key.escape_debug())))?;
+        key.parse().map_err(|_| ValueProblem::Value(format!("key {} is not a token id", quoted(key))))?;
     let wide = value
         .as_f64()
         .ok_or_else(|| ValueProblem::Value(format!("token {token} needs a number, not {}", kind(value))))?;

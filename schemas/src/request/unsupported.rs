@@ -92,6 +92,7 @@ impl Demand {
 
 impl Read for Demand {
     const EXPECTED: &'static str = "anything";
+    const ROOM: usize = 0;
 
     fn null() -> Reading<Self> {
         Ok(Demand::Missing)

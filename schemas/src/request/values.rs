@@ -112,9 +112,12 @@ impl Read for NonEmpty {
     }
 }
 
+/// The most characters of a model's name. Replies and errors repeat it.
+const MAX_MODEL_NAME: usize = 1024;
+
 /// A model's public name.
 #[derive(Debug, JsonSchema)]
-#[schemars(inline, extend("minLength" = 1))]
+#[schemars(inline, extend("minLength" = 1, "maxLength" = MAX_MODEL_NAME))]
 pub(crate) struct ModelName(pub(crate) String);
 
 impl Read for ModelName {
@@ -122,7 +125,13 @@ impl Read for ModelName {
     const MISSING: &'static str = "is missing; /v1/models lists the models";
 
     fn string(name: &str) -> Reading<Self> {
-        if name.is_empty() { Err(ValueProblem::value(Self::MISSING)) } else { Ok(ModelName(name.to_owned())) }
+        if name.is_empty() {
+            return Err(ValueProblem::value(Self::MISSING));
+        }
+        if name.chars().nth(MAX_MODEL_NAME).is_some() {
+            return Err(ValueProblem::value(format!("must not be longer than {MAX_MODEL_NAME} characters")));
+        }
+        Ok(ModelName(name.to_owned()))
     }
 }
 
@@ -214,6 +223,7 @@ pub(crate) struct TokenId(pub(crate) Token);
 
 impl Read for TokenId {
     const EXPECTED: &'static str = "a token's id";
+    const ROOM: usize = size_of::<Token>();
 
     fn number(number: &JsonNumber) -> Reading<Self> {
         let token = number.as_u64().and_then(|id| Token::try_from(id).ok());

@@ -4,8 +4,10 @@ use schemars::{JsonSchema, Schema};
 use serde::de::{MapAccess, SeqAccess};
 use serde_json::{Map, Value, json};
 
+use crate::json_values::count_values;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::read::{Read, Reading};
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::room;
 use crate::request::schema::{Variant, described};
 use crate::request::unsupported::Demand;
 use crate::request::values::NonEmpty;
@@ -190,6 +192,9 @@ impl Read for Arguments {
     fn string(text: &str) -> Reading<Self> {
         if text.trim().is_empty() {
             return Ok(Arguments(Value::Object(Map::new())));
+        }
+        if !room::take(count_values(text.as_bytes()) * Value::ROOM) {
+            return Err(ValueProblem::value("has too many values"));
         }
         Ok(Arguments(match serde_json::from_str(text) {
             Ok(object @ Value::Object(_)) => object,

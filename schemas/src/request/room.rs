@@ -1,0 +1,41 @@
+//! Bounds the memory that the values of one body take. Without this bound, `[{},{},…]` of 32 MiB becomes gigabytes.
+//!
+//! Each value that is read costs its size in memory, apart from its text, which cannot grow. What is left belongs to the
+//! thread, because one thread reads a body from its first byte to its last. Otherwise every reader would have to pass it
+//! on.
+
+use std::cell::Cell;
+
+/// The most bytes that the values of a body may take: a conversation of more than 10,000 messages, or a prompt of four
+/// million tokens.
+const MAX_BYTES: usize = 16 << 20;
+
+/// A small allocation, such as that of a short string.
+pub(crate) const ALLOCATION: usize = 32;
+
+thread_local! {
+    /// The bytes left for the body that this thread reads. `None`: its values did not fit.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Gives room to the body that this thread reads next.
+pub(super) fn begin() {
+    LEFT.set(Some(MAX_BYTES));
+}
+
+/// Takes room for a value. Returns false if it does not fit. From then on, no value of this body does.
+pub(crate) fn take(n_bytes: usize) -> bool {
+    let left = LEFT.get().and_then(|left| left.checked_sub(n_bytes));
+    LEFT.set(left);
+    left.is_some()
+}
+
+/// Returns room that is no longer used.
+pub(crate) fn give_back(n_bytes: usize) {
+    LEFT.set(LEFT.get().map(|left| left.saturating_add(n_bytes).min(MAX_BYTES)));
+}
+
+/// Returns true if the values of the body did not fit.
+pub(super) fn is_exceeded() -> bool {
+    LEFT.get().is_none()
+}
