@@ -5,6 +5,8 @@ mod rate;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 pub use self::rate::Quota;
 use self::rate::Rate;
 use crate::error::{RateUnit, RequestError};
@@ -28,6 +30,10 @@ pub struct KeyLimits {
     /// The key may see the endpoint's state, its metrics and the addresses of nodes.
     pub is_operator: bool,
 }
+
+/// KiB that the large bodies of a key's running requests may take: three of the largest size. The endpoint has room for
+/// four, so a key leaves room for others.
+const MAX_OPEN_KIB: usize = 96 << 10;
 
 /// The priority of a key that has none configured.
 pub const DEFAULT_PRIORITY: u8 = 5;
@@ -53,6 +59,8 @@ pub struct Account {
     pub name: String,
     /// The permissions and limits of the key.
     pub limits: KeyLimits,
+    /// The memory of the large bodies of this key's requests; a permit is a KiB.
+    pub(crate) open_bodies: Arc<Semaphore>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
     /// The account that replaced this one when its limits changed. Requests that still run under this account charge
@@ -67,6 +75,7 @@ impl Account {
             name: name.into(),
             requests: limits.requests_per_minute.and_then(Rate::per_minute),
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
+            open_bodies: Arc::new(Semaphore::new(MAX_OPEN_KIB)),
             limits,
             successor: OnceLock::new(),
         }
@@ -97,16 +106,23 @@ impl Account {
     /// Charges one request. Tokens are charged after they are counted, so a reply may overdraw the token rate; the next
     /// request is admitted once the debt is paid back. Errors: the exhausted rate and the time until it recovers.
     pub(crate) fn take_request(&self) -> Result<(), RequestError> {
-        let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
-            unit,
-            limit: rate.quota().limit,
-            retry_after,
-        };
         if let Some(rate) = &self.tokens {
             rate.settle().map_err(|after| limited(RateUnit::Tokens, rate, after))?;
         }
         if let Some(rate) = &self.requests {
             rate.take().map_err(|after| limited(RateUnit::Requests, rate, after))?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the rates allow another request, without charging it: a body is not read for a request that cannot
+    /// be admitted. Errors: as of [`take_request`](Self::take_request).
+    pub(crate) fn check_rates(&self) -> Result<(), RequestError> {
+        if let Some(rate) = &self.tokens {
+            rate.settle().map_err(|after| limited(RateUnit::Tokens, rate, after))?;
+        }
+        if let Some(rate) = &self.requests {
+            rate.check().map_err(|after| limited(RateUnit::Requests, rate, after))?;
         }
         Ok(())
     }
@@ -127,4 +143,8 @@ impl Account {
         let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
         of(RateUnit::Requests, &self.requests).into_iter().chain(of(RateUnit::Tokens, &self.tokens))
     }
+}
+
+fn limited(unit: RateUnit, rate: &Rate, retry_after: Duration) -> RequestError {
+    RequestError::RateLimited { unit, limit: rate.quota().limit, retry_after }
 }

@@ -89,6 +89,16 @@ impl<C: Clock + Clone> Rate<C> {
         self.pay(&mut balance, NonZeroU32::MIN)
     }
 
+    /// Checks that a unit is left, without taking it. Errors: the time until one is available, a minute at most.
+    pub(super) fn check(&self) -> Result<(), Duration> {
+        let mut balance = self.lock();
+        let one_unit = Duration::from_secs_f64(1.0 / self.per_second());
+        self.pay_debt(&mut balance).map_err(|until_paid| (until_paid + one_unit).min(MAX_WAIT))?;
+        let owned = self.owned(&balance);
+        // A unit that is nearly refilled passes: the limiter, which takes it, counts more exactly.
+        if owned > 0.5 { Ok(()) } else { Err(Duration::from_secs_f64((1.0 - owned) / self.per_second()).min(MAX_WAIT)) }
+    }
+
     /// Takes `n` units. If fewer are left, the rest becomes a debt.
     pub(super) fn charge(&self, mut n: u64) {
         let mut balance = self.lock();

@@ -14,7 +14,6 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderValue, Version, header};
 use hyper::body::{Frame, SizeHint};
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::dialect::Dialect;
 use super::errors::HttpFailure;
@@ -39,20 +38,20 @@ pub(super) async fn refuse(State(answered): State<Arc<[&'static str]>>, request:
     response
 }
 
-/// The body of a reply. The request counts as running until the body is sent or dropped.
-pub(super) struct Awaited {
+/// The body of a reply. It keeps a value until the body is sent or dropped, such as the token that counts the request as
+/// running.
+pub(super) struct Awaited<T> {
     body: Body,
-    _running: TaskTrackerToken,
+    _kept: T,
 }
 
-impl Awaited {
-    /// The body, and the token that counts its request.
-    pub(super) fn new(body: Body, running: TaskTrackerToken) -> Awaited {
-        Awaited { body, _running: running }
+impl<T> Awaited<T> {
+    pub(super) fn new(body: Body, kept: T) -> Self {
+        Awaited { body, _kept: kept }
     }
 }
 
-impl HttpBody for Awaited {
+impl<T: Unpin> HttpBody for Awaited<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

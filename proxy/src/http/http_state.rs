@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use super::body_budget::BodyBudget;
 use super::config::HttpConfig;
 use super::http_backend::HttpBackend;
 use crate::request::caller::Caller;
@@ -21,6 +22,8 @@ pub struct HttpState {
     pub config: Arc<HttpConfig>,
     /// Limits the number of state streams.
     pub watchers: Watchers,
+    /// Limits the memory of request bodies.
+    pub bodies: BodyBudget,
     /// `METHOD PATH` of each route, for people who asked for an unknown one.
     pub routes: Arc<[String]>,
 }

@@ -11,6 +11,7 @@ pub mod access;
 mod anthropic;
 pub mod baton;
 pub mod body;
+pub mod body_budget;
 pub mod config;
 pub mod dialect;
 pub mod errors;
@@ -45,6 +46,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::get;
 use baton::metrics;
+use body_budget::BodyBudget;
 use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
@@ -71,7 +73,8 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     let while_stopping = routes.paths_while_stopping();
     let keys = KeyCheck { access: access.clone(), public_paths: routes.public_paths() };
     let watchers = http_state::Watchers::default();
-    let state = HttpState { backend, config: Arc::new(config), watchers, routes: routes.listed().into() };
+    let bodies = BodyBudget::default();
+    let state = HttpState { backend, config: Arc::new(config), watchers, bodies, routes: routes.listed().into() };
     let document = Bytes::from(openapi::document(&routes.documented).to_string());
     let router = routes
         .router
@@ -82,7 +85,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
 
     // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
     // the Host and Origin checks because a refused page must not pass a preflight either.
-    let router = router.layer(from_fn_with_state(while_stopping, draining::refuse));
+    let router = router.layer(from_fn(body_budget::hold)).layer(from_fn_with_state(while_stopping, draining::refuse));
     let router = router.layer(from_fn_with_state(keys, key_check::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
 }

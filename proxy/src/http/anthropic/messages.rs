@@ -35,7 +35,8 @@ pub(super) async fn create(
     drain: Option<Extension<DrainDeadline>>,
     body: Body,
 ) -> Result<Response, AnthropicFailure> {
-    let MessagesRequest { generate, stream, shows_thinking } = MessagesRequest::parse(&body?.0, rand::random())?;
+    let request = body?.parse(|body| MessagesRequest::parse(body, rand::random())).await?;
+    let MessagesRequest { generate, stream, shows_thinking } = request;
     let id = format!("msg_{}", Uuid::new_v4().simple());
     let head = MessageHead { id, model: generate.model.clone(), shows_thinking };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
@@ -56,7 +57,7 @@ pub(super) async fn count_tokens(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<TokenCount>, AnthropicFailure> {
-    let CountRequest { model, chat } = CountRequest::parse(&body?.0)?;
+    let CountRequest { model, chat } = body?.parse(CountRequest::parse).await?;
     let counted = state.backend.count(Some(&model), chat, &caller).await;
     let input_tokens = counted.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(TokenCount { input_tokens }))

@@ -18,9 +18,9 @@ pub(super) fn operation() -> Operation {
 pub(super) async fn explain(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Explanation>, HttpFailure> {
-    let ChatRequest { generate, .. } = ChatRequest::parse(&body, rand::random())?;
+    let ChatRequest { generate, .. } = body.parse(|body| ChatRequest::parse(body, rand::random())).await?;
     let explained = state.backend.explain(generate, &caller).await;
     explained.map(Json).map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

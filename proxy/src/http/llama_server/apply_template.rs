@@ -12,9 +12,9 @@ use crate::request::caller::Caller;
 pub(super) async fn apply_template(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<ApplyTemplateReply>, HttpFailure> {
-    let ApplyTemplate { model, chat } = ApplyTemplate::parse(&body)?;
+    let ApplyTemplate { model, chat } = body.parse(ApplyTemplate::parse).await?;
     let prompt = state.backend.render(model.as_deref(), chat, &caller).await;
     prompt
         .map(|prompt| Json(ApplyTemplateReply { prompt }))

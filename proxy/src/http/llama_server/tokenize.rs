@@ -12,9 +12,9 @@ use crate::request::caller::Caller;
 pub(super) async fn tokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<TokenizeReply>, HttpFailure> {
-    let Tokenize { model, text } = Tokenize::parse(&body)?;
+    let Tokenize { model, text } = body.parse(Tokenize::parse).await?;
     let tokens = state.backend.tokenize(model.as_deref(), text, &caller).await;
     tokens
         .map(|tokens| Json(TokenizeReply { tokens }))
@@ -25,9 +25,9 @@ pub(super) async fn tokenize(
 pub(super) async fn detokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<DetokenizeReply>, HttpFailure> {
-    let Detokenize { model, tokens } = Detokenize::parse(&body)?;
+    let Detokenize { model, tokens } = body.parse(Detokenize::parse).await?;
     let text = state.backend.detokenize(model.as_deref(), tokens, &caller).await;
     text.map(|content| Json(DetokenizeReply { content }))
         .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))

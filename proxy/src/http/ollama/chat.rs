@@ -22,7 +22,8 @@ pub(super) async fn chat(
     body: Result<JsonBody, HttpFailure>,
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
-    let OllamaChatRequest { generate, load_only, stream } = OllamaChatRequest::parse(&body?.0, rand::random())?;
+    let request = body?.parse(|body| OllamaChatRequest::parse(body, rand::random())).await?;
+    let OllamaChatRequest { generate, load_only, stream } = request;
     let shape = LineShape { route: OllamaRoute::Chat, model: generate.model.clone(), since };
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     answer(state, &caller, &drain, OllamaJob { generate, load_only, stream, shape }).await

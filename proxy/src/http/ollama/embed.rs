@@ -26,7 +26,7 @@ pub(super) async fn embed(
     body: Body,
 ) -> Result<Json<EmbedReply>, OllamaFailure> {
     let since = Instant::now();
-    let request = parse(&body?.0)?;
+    let request = body?.parse(parse).await?;
     let model = request.model.clone();
     let embedded = answer(&state, &caller, drain, request).await?;
     Ok(Json(EmbedReply {
@@ -45,7 +45,7 @@ pub(super) async fn embed_older(
     drain: Drain,
     body: Body,
 ) -> Result<Json<OlderEmbedReply>, OllamaFailure> {
-    let request = parse_older(&body?.0)?;
+    let request = body?.parse(parse_older).await?;
     let embedded = answer(&state, &caller, drain, request).await?;
     Ok(Json(OlderEmbedReply { embedding: embedded.vectors.into_iter().next().unwrap_or_default() }))
 }

@@ -23,7 +23,8 @@ pub(super) async fn generate(
     body: Result<JsonBody, HttpFailure>,
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
-    let OllamaGenerateRequest { generate, load_only, stream } = OllamaGenerateRequest::parse(&body?.0, rand::random())?;
+    let request = body?.parse(|body| OllamaGenerateRequest::parse(body, rand::random())).await?;
+    let OllamaGenerateRequest { generate, load_only, stream } = request;
     let shape = LineShape { route: OllamaRoute::Generate, model: generate.model.clone(), since };
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     answer(state, &caller, &drain, OllamaJob { generate, load_only, stream, shape }).await

@@ -45,7 +45,7 @@ pub(super) async fn show(
     Extension(caller): Extension<Caller>,
     body: Result<JsonBody, HttpFailure>,
 ) -> Result<Json<Show>, OllamaFailure> {
-    let request = ModelRequest::parse(&body?.0)?;
+    let request = body?.parse(ModelRequest::parse).await?;
     let failed = |error: RequestError| OllamaFailure::of_request(&error, &caller.request_id);
     let models = state.models_for(&caller);
     if let Some(model) = models.iter().find(|model| model.is_upstream && model.is_called(&request.model)) {

@@ -19,7 +19,7 @@ pub(super) async fn pull(
     Extension(caller): Extension<Caller>,
     body: Result<JsonBody, HttpFailure>,
 ) -> Result<Response, OllamaFailure> {
-    let request = ModelRequest::parse(&body?.0)?;
+    let request = body?.parse(ModelRequest::parse).await?;
     models::find(state.models_for(&caller), &request.model)
         .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     let progress = |status| OllamaPullProgress { status };

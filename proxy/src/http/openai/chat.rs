@@ -30,11 +30,10 @@ pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    let ChatRequest { generate, stream, include_usage, has_functions } = ChatRequest::parse(&body, rand::random())?;
-    // Drop the body before generating: 32 slow streams would hold 32 bodies.
-    drop(body);
+    let request = body.parse(|body| ChatRequest::parse(body, rand::random())).await?;
+    let ChatRequest { generate, stream, include_usage, has_functions } = request;
     let shape = ReplyShape {
         head: head("chatcmpl", if stream { ReplyHead::CHUNK } else { ReplyHead::COMPLETION }, generate.model.clone()),
         n_choices: generate.n,

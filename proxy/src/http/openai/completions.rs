@@ -33,10 +33,9 @@ pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    let request = CompletionRequest::parse(&body, rand::random())?;
-    drop(body);
+    let request = body.parse(|body| CompletionRequest::parse(body, rand::random())).await?;
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let response = answer(state, request, &caller, drain).await;
     response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))

@@ -20,10 +20,9 @@ pub async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<EmbeddingList>, HttpFailure> {
-    let EmbeddingsRequest { embed, encoding } = EmbeddingsRequest::parse(&body)?;
-    drop(body);
+    let EmbeddingsRequest { embed, encoding } = body.parse(EmbeddingsRequest::parse).await?;
     let model = embed.model.clone();
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let embedded = or_drained(&drain, state.backend.embed(embed, &caller)).await.and_then(|outcome| outcome);

@@ -4,6 +4,8 @@ use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 
 use super::*;
+use crate::account::{Account, KeyLimits};
+use crate::http::{ConfiguredKey, key_hash};
 
 const LIMIT: usize = 64 << 10;
 
@@ -158,4 +160,51 @@ async fn a_body_that_does_not_arrive_is_408() {
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
     let reply = server.raw(head.as_bytes()).await;
     assert!(reply.starts_with("HTTP/1.1 408") && reply.contains(r#""type":"invalid_request_error""#), "{reply}");
+}
+
+#[tokio::test]
+async fn a_compressed_body_grows_a_hundredfold_at_most() {
+    let server = start(hello()).await;
+    let bomb = padded(8 << 20);
+    for (encoding, body) in [("gzip", gzip(&bomb)), ("zstd", zstd(&bomb)), ("deflate", bare_deflate(&bomb))] {
+        let reply = server.send(encoding, body).await;
+        let error = reply.failed(413, "invalid_request_error", None);
+        assert!(error["message"].as_str().unwrap().contains("100 times"), "{encoding}: {error}");
+    }
+    assert_eq!(server.send("gzip", gzip(&padded(1 << 20))).await.status, 200, "a small body may grow more");
+    assert_eq!(server.send("identity", bomb).await.status, 200);
+    assert_eq!(server.fake.requests.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_body_of_countless_values_is_400() {
+    let server = start(hello()).await;
+    for unit in ["0", "{}", r#"{"a":0}"#] {
+        let array = format!("[{unit}{}]", format!(",{unit}").repeat(1 << 20));
+        let schema = format!(r#"{{"name":"f","parameters":{{"enum":{array}}}}}"#);
+        let tools = format!(r#""tools":[{{"type":"function","function":{schema}}}]"#);
+        for field in [format!(r#""messages":{array}"#), tools, format!(r#""chat_template_kwargs":{{"a":{array}}}"#)] {
+            let head = chat_body(json!({})).to_string();
+            let body = format!("{},{field}}}", head.strip_suffix('}').unwrap().replace("\"messages\"", "\"m\""));
+            let error = server.send("identity", body).await.failed(400, "invalid_request_error", None);
+            assert!(error["message"].as_str().unwrap().contains("too many values"), "{error}");
+        }
+        let ignored = chat_body(json!({"ignored": null})).to_string().replace("null", &array);
+        assert_eq!(server.send("identity", ignored).await.status, 200, "what is skipped takes nothing: {unit}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_body_costs_a_request_and_without_one_no_body_is_read() {
+    let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
+    let key = ConfiguredKey { hash: key_hash(b"k"), account: Arc::new(Account::new("k", limits)) };
+    let access = AccessConfig { keys: vec![key], ..AccessConfig::default() };
+    let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
+    let invalid = server.post().bearer_auth("k").body("[]").send().await.unwrap();
+    Reply::of(invalid).await.failed(400, "invalid_request_error", None);
+    // The body never comes: a server that waited for it would first answer '100 Continue'.
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n\
+                Expect: 100-continue\r\nContent-Length: 100\r\n\r\n";
+    let reply = server.raw(head.as_bytes()).await;
+    assert!(reply.starts_with("HTTP/1.1 429") && reply.contains("rate_limit_exceeded"), "{reply}");
 }

@@ -38,11 +38,10 @@ pub async fn create(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    let ResponsesRequest { generate, stream, echo } = ResponsesRequest::parse(&body, rand::random())?;
-    // Drop the body before generating: 32 slow streams would hold 32 bodies.
-    drop(body);
+    let request = body.parse(|body| ResponsesRequest::parse(body, rand::random())).await?;
+    let ResponsesRequest { generate, stream, echo } = request;
     let head = ResponseHead {
         stem: Uuid::new_v4().simple().to_string(),
         created_at: now(),

@@ -1,0 +1,55 @@
+//! Request bodies that try to use up the endpoint's memory or its threads.
+
+use std::fs;
+use std::time::Duration;
+
+use futures::future::join_all;
+use harness::BatonServer;
+use tokio::time::timeout;
+
+const MIB: u64 = 1 << 20;
+
+/// The most memory that the server's own process has had, in MiB. Without Linux's `/proc`: what it has now.
+fn peak_mib(server: &BatonServer) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    peak.map_or_else(|| server.resident_kib(), |kib| kib.parse().unwrap()) / 1024
+}
+
+/// An array of `unit`s with about this many bytes.
+fn array(unit: &str, n_bytes: u64) -> String {
+    let n = n_bytes as usize / (unit.len() + 1);
+    format!("[{unit}{}]", format!(",{unit}").repeat(n - 1))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixteen_hostile_bodies_at_once_cost_little_memory_and_hold_nobody_up() {
+    let server = BatonServer::with(&["--engine", "sim"]);
+    let before = peak_mib(&server);
+    let client = reqwest::Client::new();
+    let message = r#""model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1"#;
+    for values in [array("0", 4 * MIB), array(r#"{"a":0}"#, 4 * MIB), array("[[[[]]]]", 4 * MIB)] {
+        let bodies = [
+            ("/v1/chat/completions", format!("{{{message},\"unknown\":{values}}}")),
+            ("/v1/chat/completions", format!("{{{message},\"chat_template_kwargs\":{{\"a\":{values}}}}}")),
+            ("/v1/responses", format!("{{\"model\":\"sim\",\"input\":\"hi\",\"metadata\":{{\"a\":{values}}}}}")),
+            ("/api/chat", format!("{{{message},\"format\":{{\"enum\":{values}}}}}")),
+        ];
+        let posts = bodies.iter().cycle().take(16).map(|(path, body)| {
+            let post = client.post(format!("{}{path}", server.base)).body(body.clone());
+            async move { post.send().await.unwrap().status().as_u16() }
+        });
+        let mut posts = std::pin::pin!(join_all(posts));
+        let statuses = loop {
+            // A request in between is answered while bodies are parsed, however slow the machine is.
+            if let Ok(statuses) = timeout(Duration::from_millis(50), &mut posts).await {
+                break statuses;
+            }
+            assert!(server.get_text("/health").await.contains("ok"));
+        };
+        assert!(statuses.iter().all(|status| [200, 400, 503].contains(status)), "{statuses:?}");
+        assert!(statuses.contains(&200), "unknown fields are ignored: {statuses:?}");
+    }
+    let grown = peak_mib(&server).saturating_sub(before);
+    assert!(grown <= 256, "the endpoint grew by {grown} MiB");
+}
