@@ -46,8 +46,9 @@ pub use self::tls::ServerTls;
 use crate::engine::Engine;
 use crate::handoff::MAX_NOISE_BYTES;
 
-/// Largest request body: a million tokens in JSON with room to spare.
-const MAX_BODY_BYTES: usize = 32 << 20;
+/// Largest request body: the endpoint's largest, 32 MiB, with what the endpoint adds. A refused body would look like a
+/// node that fails.
+const MAX_BODY_BYTES: usize = 48 << 20;
 
 /// The state of a node's handlers.
 #[derive(Clone)]

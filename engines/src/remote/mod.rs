@@ -47,6 +47,9 @@ const MAX_IDLE_CONNECTIONS: usize = 32;
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
+/// Larger replies are parsed on a thread of their own: the tokens of a long text take tens of milliseconds.
+const LONG_REPLY: usize = 64 << 10;
+
 #[derive(Debug, Clone)]
 pub enum NodeAddress {
     /// The Unix socket of a child on this machine.
@@ -105,11 +108,11 @@ impl RemoteEngine {
         }
     }
 
-    async fn get<T: DeserializeOwned>(&self, call: &str) -> Result<T, EngineError> {
+    async fn get<T: DeserializeOwned + Send + 'static>(&self, call: &str) -> Result<T, EngineError> {
         read(self.request(Method::GET, call).timeout(CALL_TIMEOUT).send().await).await
     }
 
-    async fn post<T: DeserializeOwned>(
+    async fn post<T: DeserializeOwned + Send + 'static>(
         &self,
         call: &str,
         body: &impl Serialize,
@@ -240,9 +243,13 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     }
 }
 
-async fn read<T: DeserializeOwned>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
+async fn read<T: DeserializeOwned + Send + 'static>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
     let body = bounded_body(accepted(sent).await?).await?;
-    serde_json::from_slice(&body).map_err(|e| {
+    let parsed = match body.len() {
+        ..LONG_REPLY => serde_json::from_slice(&body),
+        _ => tokio::task::spawn_blocking(move || serde_json::from_slice(&body)).await.map_err(EngineError::internal)?,
+    };
+    parsed.map_err(|e| {
         EngineError::lost(format!("what answers there is not a Baton node, or one of another version ({e})"))
     })
 }

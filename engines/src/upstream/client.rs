@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_schemas::embed::EmbedRequest;
+use baton_schemas::json_values::count_values;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
@@ -33,6 +34,12 @@ const MAX_WHOLE_BYTES: usize = 4 << 20;
 
 /// The largest reply with a batch of vectors, as numbers in text, or with tokens.
 const MAX_VECTORS_BYTES: usize = 64 << 20;
+
+/// The most values of a reply in one piece: 32 vectors of 32,000 numbers. Each takes about 70 bytes.
+const MAX_VALUES: usize = 1 << 20;
+
+/// Larger replies are parsed on a thread of their own.
+const LONG_REPLY: usize = 64 << 10;
 
 /// The deadline of a list of models, or of a model's description.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -255,8 +262,18 @@ impl Upstream {
     /// A reply in one piece.
     async fn whole(&self, request: RequestBuilder, max_bytes: usize) -> Result<Value, UpstreamError> {
         let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?, max_bytes).await?;
-        serde_json::from_slice(&body).map_err(UpstreamError::malformed)
+        match body.len() {
+            ..LONG_REPLY => parsed(&body),
+            _ => tokio::task::spawn_blocking(move || parsed(&body)).await.map_err(UpstreamError::malformed)?,
+        }
     }
+}
+
+fn parsed(body: &[u8]) -> Result<Value, UpstreamError> {
+    if count_values(body) > MAX_VALUES {
+        return Err(UpstreamError::malformed(format_args!("a reply of more than {MAX_VALUES} values")));
+    }
+    serde_json::from_slice(body).map_err(UpstreamError::malformed)
 }
 
 /// Closes the connection when the stream is dropped.
@@ -324,5 +341,17 @@ fn url(base: &str, path: ApiPath) -> String {
     match path {
         ApiPath::Api(path) => format!("{base}/{path}"),
         ApiPath::Root(path) => format!("{}/{path}", base.strip_suffix("/v1").unwrap_or(base)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_of_countless_values_is_malformed() {
+        let array = |n: usize| format!("[0{}]", ",0".repeat(n - 1));
+        assert!(parsed(array(MAX_VALUES / 2).as_bytes()).is_ok());
+        assert!(parsed(array(MAX_VALUES + 1).as_bytes()).is_err());
     }
 }
