@@ -147,3 +147,25 @@ async fn a_foreign_page_or_host_is_refused() {
         assert_eq!(allowed, (name == "origin" && status == 200).then_some(value));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counting_and_showing_a_prompt_cost_its_tokens() {
+    let (server, keys, _file) = with_keys("", ["tokens_per_minute = 100"; 5]);
+    let text = "word ".repeat(1000);
+    let chat = json!({ "model": "sim", "max_tokens": 1, "messages": [{ "role": "user", "content": text }] });
+    let calls = [
+        ("/tokenize", json!({ "content": text })),
+        ("/detokenize", json!({ "tokens": vec![1; 1000] })),
+        ("/apply-template", chat.clone()),
+        ("/v1/messages/count_tokens", chat.clone()),
+        ("/baton/plan", chat),
+    ];
+    for (key, (path, body)) in keys.iter().zip(calls) {
+        let post = || reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body).send();
+        let first = post().await.unwrap();
+        assert_eq!(first.status(), 200, "{path}: {}", first.text().await.unwrap());
+        // Refilling the key takes minutes.
+        let (status, error, _) = refusal(post().await.unwrap()).await;
+        assert!(status == 429 && error.to_string().contains("tokens per minute"), "{path}: {status} {error}");
+    }
+}

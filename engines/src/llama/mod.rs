@@ -32,6 +32,7 @@ mod slots;
 mod start;
 mod state;
 mod step_budget;
+mod text_work;
 pub mod transfer;
 mod vocabulary;
 
@@ -65,6 +66,7 @@ use self::projector::{ImageRun, Projector};
 use self::scheduler::{EVENT_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
+use self::text_work::TextWork;
 use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::gguf::Gguf;
@@ -79,6 +81,7 @@ pub struct LlamaEngine {
     model: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
     template: Option<Arc<ChatTemplate>>,
+    texts: TextWork,
     info: NodeInfo,
     max_queued: usize,
     puller: Option<Arc<dyn KvPuller>>,
@@ -177,6 +180,7 @@ impl LlamaEngine {
             constraints,
             projector,
             template,
+            texts: TextWork::default(),
             info,
             max_queued: config.max_queued as usize,
             puller,

@@ -33,8 +33,8 @@ impl LlamaEngine {
         // A template may run for seconds, which would block other connections on an async thread.
         let max_bytes = self.max_bytes();
         let rendered =
-            tokio::task::spawn_blocking(move || template.render_pieces(&conversation, SystemTime::now(), max_bytes));
-        let pieces = rendered.await.map_err(EngineError::internal)?.map_err(|e| match e {
+            self.texts.run(move || template.render_pieces(&conversation, SystemTime::now(), max_bytes)).await?;
+        let pieces = rendered.map_err(|e| match e {
             TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
             other => EngineError::Template { message: other.to_string() },
         })?;
@@ -48,13 +48,13 @@ impl LlamaEngine {
         let is_left = CancellationToken::new();
         // Stops decoding images if the caller is dropped.
         let _leaves = is_left.clone().drop_guard();
-        let tokenized = tokio::task::spawn_blocking(move || {
+        let tokenized = self.texts.run(move || {
             let _turn = turn;
             let mut prompt =
                 PromptTokens { model: &model, vocabulary: &vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
-        let tokens = tokenized.await.map_err(EngineError::internal)??;
+        let tokens = tokenized.await??;
         // Most templates write BOS themselves, if the model needs it.
         let vocab = self.model.vocab();
         let bos = u32::try_from(vocab.bos().0).ok();
@@ -70,10 +70,7 @@ impl LlamaEngine {
         }
         let model = Arc::clone(&self.model);
         // A megabyte of text takes long enough to block other connections.
-        let tokens = tokio::task::spawn_blocking(move || {
-            tokenize(&model, &request.text, request.add_special, request.parse_special)
-        });
-        tokens.await.map_err(EngineError::internal)
+        self.texts.run(move || tokenize(&model, &request.text, request.add_special, request.parse_special)).await
     }
 
     /// The longest text that can fit the context, bytes. Longer text is refused before it is tokenized, since that

@@ -34,6 +34,7 @@ pub async fn explain(
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };
     let prompt = ask(model, Some(&request.model), request.images(), prepare).await?;
+    caller.account.charge_tokens(prompt.tokens.len() as u64);
     // Use the client's own limit, before it is cut to the context.
     let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
     let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));

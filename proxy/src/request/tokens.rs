@@ -27,9 +27,32 @@ pub async fn ask(
     // Load before admission, as for generation.
     let _lease = targets.lease(&target, None).await?;
     let _permit = admission.admit_brief(&caller.account)?;
-    match &target {
-        Target::Nodes { model: served, .. } => ask_nodes(served, model, question).await,
-        Target::Upstreams(serving) => upstreams::tokens(serving, question, &caller.request_id).await,
+    let counted = match &target {
+        Target::Nodes { model: served, .. } => ask_nodes(served, model, question).await?,
+        Target::Upstreams(serving) => {
+            let answer = upstreams::tokens(serving, question, &caller.request_id).await?;
+            CountedAnswer { n_tokens: n_tokens(question, &answer), answer }
+        }
+    };
+    // Counting the tokens of a prompt costs as much as preparing it.
+    caller.account.charge_tokens(counted.n_tokens as u64);
+    Ok(counted.answer)
+}
+
+/// An answer, and the tokens that were counted for it.
+struct CountedAnswer {
+    answer: TokenAnswer,
+    n_tokens: usize,
+}
+
+/// Characters of a token, about, where an upstream returns only text.
+const CHARS_PER_TOKEN: usize = 4;
+
+fn n_tokens(question: TokenQuestion<'_>, answer: &TokenAnswer) -> usize {
+    match (question, answer) {
+        (_, TokenAnswer::Tokens(tokens)) => tokens.len(),
+        (TokenQuestion::Detokenize(tokens), TokenAnswer::Text(_)) => tokens.len(),
+        (_, TokenAnswer::Text(text)) => text.len().div_ceil(CHARS_PER_TOKEN),
     }
 }
 
@@ -37,9 +60,9 @@ async fn ask_nodes(
     served: &ServedModel,
     name: Option<&str>,
     question: TokenQuestion<'_>,
-) -> Result<TokenAnswer, RequestError> {
+) -> Result<CountedAnswer, RequestError> {
     let answer = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
-        Ok(match question {
+        let answer = match question {
             TokenQuestion::Tokenize(text) => TokenAnswer::Tokens(node.engine.tokenize(text).await?),
             TokenQuestion::Detokenize(tokens) => {
                 check_vocabulary(tokens, &info)?;
@@ -49,9 +72,11 @@ async fn ask_nodes(
             // Render through tokens: this gives exactly the prompt that a chat would get.
             TokenQuestion::Render(chat) => {
                 let tokens = prompt::of_chat(&node, &info, chat).await?;
-                TokenAnswer::Text(node.engine.detokenize(&tokens).await?)
+                let answer = TokenAnswer::Text(node.engine.detokenize(&tokens).await?);
+                return Ok(CountedAnswer { answer, n_tokens: tokens.len() });
             }
-        })
+        };
+        Ok(CountedAnswer { n_tokens: n_tokens(question, &answer), answer })
     };
     failover::ask(served, name, images(question), answer).await
 }

@@ -40,7 +40,10 @@ impl Read for TextOrTokens {
 pub(crate) enum Inputs<const MAX: usize> {
     One(TextOrTokens),
     /// The first `MAX` of the array's `n` inputs.
-    Many { first: Items<TextOrTokens>, n: usize },
+    Many {
+        first: Items<TextOrTokens>,
+        n: usize,
+    },
 }
 
 impl<const MAX: usize> Inputs<MAX> {
