@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos check deny build thin vulkan upstreams setup fmt bench plan clients help
+.PHONY: run demo test chaos fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -48,6 +48,9 @@ chaos: build ## Break nodes and links under 500 requests; writes the figures int
 	target/release/baton pull smollm2
 	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
 		cargo test $(PROFILE) --locked --test stress chaos:: -- --nocapture
+
+fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.md
+	scripts/fuzz.sh
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check

@@ -35,6 +35,9 @@ const MAX_LEN: u64 = 1 << 30;
 const MAX_KEPT_STRING_BYTES: u64 = 1 << 20;
 /// Keeps arrays with a number for each layer, but none with a number for each token.
 const MAX_KEPT_ELEMENTS: u64 = 4096;
+/// Memory of all kept strings and elements together. An element takes up to 40 times its bytes in the file, so without this
+/// limit a header of 250 MB would take 10 GB. Real headers keep less than 4 MB.
+const MAX_KEPT_BYTES: u64 = 64 << 20;
 /// Known files do not nest arrays at all. The limit prevents a stack overflow.
 const MAX_NESTING: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -65,7 +68,7 @@ impl Fault {
 
 /// Reads a header from the start of a file of `file_bytes`.
 pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault> {
-    let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None };
+    let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
     let version = read_version(&mut reader)?;
     let n_tensors = reader.count("tensors", MAX_TENSORS)?;
     let n_metadata = reader.count("metadata entries", MAX_METADATA)?;
@@ -156,7 +159,7 @@ fn read_scalar(reader: &mut HeaderReader<impl BufRead>, value_type: u32) -> Resu
 
 fn read_string(reader: &mut HeaderReader<impl BufRead>) -> Result<Value, Fault> {
     let n_bytes = reader.string_length("string")?;
-    if n_bytes > MAX_KEPT_STRING_BYTES {
+    if n_bytes > MAX_KEPT_STRING_BYTES || !reader.keeps(n_bytes) {
         reader.skip(n_bytes)?;
         return Ok(Value::LongString { n_bytes });
     }
@@ -171,7 +174,7 @@ fn read_array(reader: &mut HeaderReader<impl BufRead>, depth: u32) -> Result<Arr
     let len = reader.count("array elements", MAX_LEN)?;
     let mut elements = None;
     match scalar_bytes(element_type) {
-        Some(_) if len <= MAX_KEPT_ELEMENTS => {
+        Some(_) if len <= MAX_KEPT_ELEMENTS && reader.keeps(len * size_of::<Value>() as u64) => {
             let values = (0..len).map(|_| read_scalar(reader, element_type));
             elements = Some(values.collect::<Result<_, _>>()?);
         }
@@ -244,11 +247,19 @@ struct HeaderReader<R> {
     position: u64,
     file_bytes: u64,
     hasher: Option<blake3::Hasher>,
+    kept_bytes: u64,
 }
 
 impl<R: BufRead> HeaderReader<R> {
     fn remaining(&self) -> u64 {
         self.file_bytes - self.position
+    }
+
+    /// Returns true if a value of `n_bytes` may be kept, and counts it.
+    fn keeps(&mut self, n_bytes: u64) -> bool {
+        let fits = self.kept_bytes + n_bytes <= MAX_KEPT_BYTES;
+        self.kept_bytes += if fits { n_bytes } else { 0 };
+        fits
     }
 
     /// Checks that the file has `n_bytes` more. Called before each allocation and each read.

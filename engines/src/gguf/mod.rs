@@ -98,7 +98,7 @@ pub enum Value {
     Bool(bool),
     /// UTF-8; invalid sequences are replaced by U+FFFD.
     String(String),
-    /// A string of more than 1 MiB, which is not kept.
+    /// A string of more than 1 MiB, or after 64 MiB of kept values, which is not kept.
     LongString {
         /// Its length in bytes.
         n_bytes: u64,
@@ -114,7 +114,7 @@ pub struct Array {
     pub element_type: u32,
     /// Elements in the file.
     pub len: u64,
-    /// The elements, if they are numbers or booleans and at most 4,096; else `None`.
+    /// The elements, if they are numbers or booleans, at most 4,096, and not after 64 MiB of kept values; else `None`.
     pub elements: Option<Vec<Value>>,
 }
 
@@ -168,6 +168,12 @@ impl Gguf {
         let file = File::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))
+    }
+
+    /// Reads a header from bytes that are a whole file. For the fuzz targets.
+    #[doc(hidden)]
+    pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
+        header::read(bytes, bytes.len() as u64).map_err(|fault| fault.at(Path::new("-")))
     }
 
     /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and

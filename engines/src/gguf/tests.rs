@@ -105,6 +105,17 @@ fn malformed(draft: &Draft) -> String {
 }
 
 #[test]
+fn a_header_cannot_fill_the_memory_with_small_elements() {
+    let one = array(0, 4096, &[7; 4096]);
+    // 4 MB of file that would take 160 MB of memory.
+    let draft = (0..1000).fold(Draft::default(), |draft, i| draft.raw(&format!("a{i}"), 9, &one));
+    let gguf = draft.open().unwrap();
+    let kept = |i: usize| matches!(gguf.get(&format!("a{i}")), Some(Value::Array(array)) if array.elements.is_some());
+    let n_kept = (0..1000).filter(|&i| kept(i)).count();
+    assert!(kept(0) && n_kept * 4096 * size_of::<Value>() <= 64 << 20, "{n_kept} arrays are kept");
+}
+
+#[test]
 fn a_whole_file_is_described() {
     let gguf = tiny_llama().open().unwrap();
     assert_eq!((gguf.version, gguf.alignment), (3, 32));

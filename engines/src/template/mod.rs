@@ -5,6 +5,7 @@
 
 mod error;
 mod guard;
+mod nesting;
 mod python;
 
 use std::collections::BTreeMap;
@@ -52,11 +53,12 @@ pub struct ChatTemplate {
 const NAME: &str = "chat";
 
 impl ChatTemplate {
-    /// Parses a template. Errors: the source is too long or does not parse.
+    /// Parses a template. Errors: the source is too long, nests too deep or does not parse.
     pub fn compile(source: &str, special: SpecialTokens) -> Result<ChatTemplate, TemplateError> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TemplateError::Failed(format!("the template is larger than {MAX_SOURCE_BYTES} bytes")));
         }
+        nesting::check(source)?;
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);

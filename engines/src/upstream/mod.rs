@@ -10,6 +10,7 @@
 //!
 //! To add a kind, implement `protocol::Protocol` in a file of its own and name it in `registry` and `kind`.
 
+mod arrived;
 mod body;
 mod call;
 mod client;

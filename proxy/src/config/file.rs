@@ -32,8 +32,13 @@ impl ConfigFile {
         let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
         // The file is read again at a reload. A pipe would be empty then, and an empty file means an endpoint without keys.
         let text = read_text(path, MAX_BYTES).map_err(unreadable)?;
+        ConfigFile::parse(path, text).map_err(unreadable)
+    }
+
+    /// The file at `path` with this text. Errors: the current folder, in which a relative path starts, is not known.
+    pub fn parse(path: &Path, text: String) -> io::Result<ConfigFile> {
         let (mut raw, mistakes) = diagnose::parse(&text);
-        raw.resolve(&folder_of(path).map_err(unreadable)?);
+        raw.resolve(&folder_of(path)?);
         Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes, given_flags: BTreeSet::new() })
     }
 

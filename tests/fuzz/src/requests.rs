@@ -1,4 +1,4 @@
-//! Clients' requests, for [`crate::bodies`]: a byte that names the route, then the body. What a parser accepts must meet the
+//! Clients' requests: a byte that names the route, then the body. What a parser accepts must meet the
 //! conditions that later code relies on; what it refuses must have a message.
 
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
@@ -7,7 +7,7 @@ use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, Resp
 use baton_schemas::{MessageRole, llama_server, ollama, openai, tools};
 
 /// OpenAI's routes.
-pub fn openai(input: &[u8]) -> bool {
+pub(crate) fn openai(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 4 {
         0 => taken(ChatRequest::parse(body, 1)).is_some_and(|request| generates(&request.generate)),
@@ -17,7 +17,7 @@ pub fn openai(input: &[u8]) -> bool {
     }
 }
 
-pub fn anthropic(input: &[u8]) -> bool {
+pub(crate) fn anthropic(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 2 {
         0 => taken(MessagesRequest::parse(body, 1)).is_some_and(|request| generates(&request.generate)),
@@ -25,7 +25,7 @@ pub fn anthropic(input: &[u8]) -> bool {
     }
 }
 
-pub fn ollama(input: &[u8]) -> bool {
+pub(crate) fn ollama(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 4 {
         0 => taken(ollama::OllamaChatRequest::parse(body, 1)).is_some_and(|r| generates(&r.generate)),
@@ -35,7 +35,7 @@ pub fn ollama(input: &[u8]) -> bool {
     }
 }
 
-pub fn llama_server(input: &[u8]) -> bool {
+pub(crate) fn llama_server(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 3 {
         0 => taken(llama_server::Tokenize::parse(body)).is_some(),
@@ -82,7 +82,7 @@ fn seeds(bodies: &[(u8, &str)]) -> Vec<Vec<u8>> {
     bodies.iter().map(|(route, body)| [&[*route], body.as_bytes()].concat()).collect()
 }
 
-pub fn openai_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn openai_seeds() -> Vec<Vec<u8>> {
     seeds(&[
         (
             0,
@@ -107,12 +107,12 @@ pub fn openai_seeds() -> Vec<Vec<u8>> {
     ])
 }
 
-pub fn anthropic_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn anthropic_seeds() -> Vec<Vec<u8>> {
     let chat = r#"{"model":"m","max_tokens":9,"system":[{"type":"text","text":"be brief","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"x"},{"type":"tool_use","id":"t","name":"f","input":{"a":1}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"4"}],"is_error":true},{"type":"document","source":{"type":"text","data":"d"}}]}],"tools":[{"name":"f","input_schema":{"type":"object"}},{"type":"web_search_20250305","name":"w"}],"tool_choice":{"type":"tool","name":"f","disable_parallel_tool_use":true},"thinking":{"type":"enabled","budget_tokens":1024},"output_config":{"effort":"low","format":{"type":"json_schema","schema":{"type":"object"}}},"stop_sequences":["x"],"top_k":5,"stream":true}"#;
     seeds(&[(0, chat), (1, chat)])
 }
 
-pub fn ollama_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn ollama_seeds() -> Vec<Vec<u8>> {
     seeds(&[
         (
             0,
@@ -128,7 +128,7 @@ pub fn ollama_seeds() -> Vec<Vec<u8>> {
     ])
 }
 
-pub fn llama_server_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn llama_server_seeds() -> Vec<Vec<u8>> {
     seeds(&[
         (0, r#"{"content":"hi","add_special":true,"parse_special":false,"model":"m"}"#),
         (1, r#"{"tokens":[1,2,3]}"#),

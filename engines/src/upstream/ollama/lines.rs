@@ -48,6 +48,9 @@ struct LineFunction {
     arguments: Map<String, Value>,
 }
 
+/// The most tokens that wait for their text. Ollama holds back the text of a call, which is shorter.
+const MAX_HELD: usize = 1 << 16;
+
 /// Reads one reply's lines.
 #[derive(Default)]
 pub(super) struct LineReader {
@@ -69,7 +72,7 @@ impl DeltaReader for LineReader {
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
         let reasoning = filled(message.thinking.or(line.thinking));
         let calls = message.tool_calls.unwrap_or_default();
-        self.hold(&line.logprobs.unwrap_or_default());
+        self.hold(&line.logprobs.unwrap_or_default())?;
         if let Some(text) = filled(message.content.or(line.response)) {
             if self.lacks_logprobs {
                 // An older Ollama, or a model that reports none.
@@ -111,23 +114,25 @@ impl LineReader {
     }
 
     /// Keeps a line's tokens until their text comes: Ollama may hold text back until it knows that it is no call.
-    fn hold(&mut self, logprobs: &[Value]) {
+    /// Errors: too many wait.
+    fn hold(&mut self, logprobs: &[Value]) -> Result<(), UpstreamError> {
         let tokens = listed(logprobs);
         self.lacks_logprobs &= tokens.is_empty();
+        if self.held.len() + tokens.len() > MAX_HELD {
+            return Err(UpstreamError::malformed("too many tokens without their text"));
+        }
         self.held.extend(tokens);
+        Ok(())
     }
 
     /// Takes the held tokens that spell this text. Tokens before them were not shown, such as the tags of reasoning.
     fn take_tokens_of(&mut self, text: &str) -> Vec<TextToken> {
-        let mut n_bytes = 0;
+        let mut unspelled = text.as_bytes();
         let mut spelled = None;
         for (at, token) in self.held.iter().enumerate().rev() {
-            n_bytes += token.bytes.len();
-            let Some(rest) = text.len().checked_sub(n_bytes) else { break };
-            let tail = self.held[at..].iter().flat_map(|token| &token.bytes);
-            if tail.eq(&text.as_bytes()[rest..]) {
-                spelled = Some(at);
-            }
+            let Some(rest) = unspelled.strip_suffix(&token.bytes[..]) else { break };
+            unspelled = rest;
+            spelled = Some(at);
         }
         let mut held = std::mem::take(&mut self.held);
         held.split_off(spelled.unwrap_or(0))

@@ -5,7 +5,7 @@ use baton_schemas::{FinishReason, GenerateRequest};
 
 use super::*;
 use crate::upstream::openai::tests::{request, settings};
-use crate::upstream::{TextDelta, TextEnd, UpstreamKind};
+use crate::upstream::{TextDelta, TextEnd, UpstreamFailure, UpstreamKind};
 
 fn asked<'a>(request: &'a GenerateRequest, model: &'a str) -> ChoiceRequest<'a> {
     ChoiceRequest { request, choice: 0, model, request_id: "r" }
@@ -143,4 +143,11 @@ fn a_model_is_loaded_and_unloaded() {
     assert_eq!(of(Some(KeepAlive::For(Duration::ZERO)))["keep_alive"], "0s");
     assert_eq!(of(Some(KeepAlive::For(Duration::from_millis(1500))))["keep_alive"], "1.5s");
     assert_eq!(of(Some(KeepAlive::Forever))["keep_alive"], -1);
+}
+
+#[test]
+fn tokens_without_their_text_are_bounded() {
+    let line = json!({ "logprobs": vec![json!({ "token": "", "logprob": -1 }); 10_000] });
+    assert!(read(&vec![line.clone(); 6]).is_ok());
+    assert!(matches!(read(&vec![line; 7]), Err(UpstreamError::Failed { failure: UpstreamFailure::Malformed, .. })));
 }

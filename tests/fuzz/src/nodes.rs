@@ -1,36 +1,19 @@
-//! The fuzz targets as plain functions. libFuzzer calls them from `fuzz_targets/`, and a test on stable Rust calls them, too.
-//! Each panics when a promise is broken. Otherwise it returns whether the input was read to its end or refused.
+//! What nodes and endpoints send each other: handoff streams and JSON.
 
 use std::fmt::Debug;
 
+use baton_schemas::embed::{EmbedEvent, EmbedSequences};
+use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;
 use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, node};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{requests, sample};
-
-/// A body and inputs to start from.
-pub struct FuzzTarget {
-    pub name: &'static str,
-    pub body: fn(&[u8]) -> bool,
-    pub seeds: fn() -> Vec<Vec<u8>>,
-}
-
-/// Every target.
-pub const TARGETS: [FuzzTarget; 7] = [
-    FuzzTarget { name: "kv_reader_raw", body: kv_reader_raw, seeds: kv_reader_raw_seeds },
-    FuzzTarget { name: "kv_reader", body: kv_reader, seeds: kv_reader_seeds },
-    FuzzTarget { name: "node_messages", body: node_messages, seeds: node_messages_seeds },
-    FuzzTarget { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },
-    FuzzTarget { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
-    FuzzTarget { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },
-    FuzzTarget { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
-];
+use crate::sample;
 
 /// The raw bytes of a handoff stream. Without the key no change passes the MAC check, so this covers the code before it.
-pub fn kv_reader_raw(input: &[u8]) -> bool {
+pub(crate) fn kv_reader_raw(input: &[u8]) -> bool {
     let mut checked = Checked::new();
     // Cut in as many ways as there are lengths.
     let size = input.len() % 257 + 1;
@@ -38,7 +21,7 @@ pub fn kv_reader_raw(input: &[u8]) -> bool {
 }
 
 /// Records, each as `u8 kind, u16 length, payload`, with valid headers and MACs added, so that the payloads are parsed.
-pub fn kv_reader(mut input: &[u8]) -> bool {
+pub(crate) fn kv_reader(mut input: &[u8]) -> bool {
     let mut checked = Checked::new();
     let mut index = 0;
     while let [kind, l0, l1, rest @ ..] = input {
@@ -98,9 +81,9 @@ impl Checked {
 
 /// JSON of the node protocol: a byte that names the type, then the text. What parses is written, parsed again, and
 /// is the same.
-pub fn node_messages(input: &[u8]) -> bool {
+pub(crate) fn messages(input: &[u8]) -> bool {
     let [kind, json @ ..] = input else { return false };
-    match kind % 8 {
+    match kind % 16 {
         0 => round_trip::<SequenceRequest>(json),
         1 => round_trip::<SequenceEvent>(json),
         2 => round_trip::<node::SequenceLine>(json),
@@ -108,7 +91,15 @@ pub fn node_messages(input: &[u8]) -> bool {
         4 => round_trip::<node::NodeLoad>(json),
         5 => round_trip::<node::RenderRequest>(json),
         6 => round_trip::<node::ChildEvent>(json),
-        _ => round_trip::<EngineError>(json),
+        7 => round_trip::<EngineError>(json),
+        8 => round_trip::<PrefillRequest>(json),
+        9 => round_trip::<EmbedSequences>(json),
+        10 => round_trip::<EmbedEvent>(json),
+        11 => round_trip::<node::StreamLine<EmbedEvent>>(json),
+        12 => round_trip::<node::TokenizeRequest>(json),
+        13 => round_trip::<node::TokenList>(json),
+        14 => round_trip::<node::DetokenizedText>(json),
+        _ => round_trip::<node::NodeErrorReply>(json),
     }
 }
 
@@ -120,11 +111,11 @@ fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) 
     true
 }
 
-fn kv_reader_raw_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn kv_reader_raw_seeds() -> Vec<Vec<u8>> {
     Codec::ALL.map(|codec| sample::stream(codec).concat()).to_vec()
 }
 
-fn kv_reader_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn kv_reader_seeds() -> Vec<Vec<u8>> {
     let unsealed = |codec| {
         let records = sample::stream(codec).into_iter().enumerate();
         let unsealed = records.flat_map(|(index, record)| {
@@ -137,7 +128,7 @@ fn kv_reader_seeds() -> Vec<Vec<u8>> {
     Codec::ALL.map(unsealed).to_vec()
 }
 
-fn node_messages_seeds() -> Vec<Vec<u8>> {
+pub(crate) fn messages_seeds() -> Vec<Vec<u8>> {
     let texts = [
         r#"{"prompt":[1,2],"sampling":{},"max_tokens":5,"top_logprobs":2,"group":{"id":7,"size":2},"cache_scope":9}"#,
         r#"{"token":{"id":5,"bytes":{"base64":"8J8="},"logprobs":{"chosen":-0.5,"top":[{"id":1,"bytes":"a","logprob":-1}]}}}"#,

@@ -1,0 +1,54 @@
+//! Reads replies that have already arrived, with the code that reads them from the network. For the fuzz targets.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::stream::{ReplyReading, deltas};
+use super::{ApiCall, ApiPath, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError, UpstreamKind};
+use super::{refusal, tokens};
+
+impl UpstreamKind {
+    /// The deltas of a streamed reply that arrives in these pieces.
+    #[doc(hidden)]
+    pub fn read_stream(self, wants_logprobs: bool, pieces: Vec<Bytes>, deadlines: UpstreamDeadlines) -> TextStream {
+        let fields = [("logprobs", Value::from(true))].into_iter().filter(|_| wants_logprobs);
+        let body = fields.map(|(name, value)| (name.to_owned(), value)).collect();
+        let call = ApiCall { path: ApiPath::Api("chat/completions"), body };
+        let protocol = self.protocol();
+        let reading = ReplyReading {
+            framing: protocol.framing(),
+            deadlines,
+            first_due: Instant::now() + deadlines.first,
+            reader: protocol.delta_reader(&call),
+        };
+        deltas(futures::stream::iter(pieces.into_iter().map(Ok)), reading)
+    }
+
+    /// Reads a whole reply as each of the things that it may be. Returns true if it was any of them.
+    #[doc(hidden)]
+    pub fn read_whole(self, reply: &[u8], n_vectors: usize) -> bool {
+        let Ok(reply) = serde_json::from_slice::<Value>(reply) else { return false };
+        let protocol = self.protocol();
+        let has_names = !protocol.model_names(&reply).is_empty();
+        let has_info = protocol.read_model_info("m", &reply) != Default::default();
+        let vectors = protocol.read_embed_reply(&reply, n_vectors);
+        let has_vectors = vectors.is_ok_and(|read| {
+            assert_eq!(read.vectors.len(), n_vectors, "one vector for each text");
+            assert!(read.vectors.iter().flatten().all(|value| value.is_finite()), "a value is not finite");
+            true
+        });
+        let has_tokens = tokens::read(TokenQuestion::Detokenize(&[]), &reply).is_ok()
+            || tokens::read(TokenQuestion::TokenizeChat(&Default::default()), &reply).is_ok();
+        let mut call = ApiCall::new(ApiPath::Api("completions"), []);
+        let has_kv = protocol.prefill_steps().is_some_and(|steps| (steps.add_kv)(&mut call, &reply));
+        has_names || has_info || has_vectors || has_tokens || has_kv
+    }
+
+    /// The error that a refused call becomes.
+    #[doc(hidden)]
+    pub fn read_refusal(self, status: u16, headers: &HeaderMap, body: &[u8]) -> UpstreamError {
+        refusal::of_status(status, headers, body)
+    }
+}
