@@ -93,7 +93,7 @@ async fn the_waiting_key_with_the_higher_priority_is_next() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_client_sees_its_place_in_the_queue() {
     let (server, [key], _file) = with_keys("max_requests = 1", ["operator = true"]);
-    // It runs for longer than the 15 s after which a waiting stream gets its head.
+    // It runs for longer than the 8 s after which a waiting stream gets its head.
     let running = begun(ask(&server, &key, 600)).await;
     let first = tokio::spawn(ask(&server, &key, 1).send());
     eventually_async("it waits", || async { n_waiting(&server, &key).await == 1 }).await;

@@ -3,7 +3,9 @@
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::server::DEADLINES;
 use super::tls::ServerTls;
+use crate::connections::tune;
 
 /// First byte of a TLS connection: the record type of a handshake (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
@@ -34,17 +36,15 @@ impl AcceptedConnection {
     pub(super) async fn open(self) -> Option<Box<dyn Stream>> {
         match self {
             AcceptedConnection::Unix(stream) => Some(Box::new(stream)),
-            AcceptedConnection::Tcp(stream) => Some(Box::new(without_delay(stream))),
-            AcceptedConnection::Tls(stream, tls) => shake_hands(without_delay(stream), &tls).await,
+            AcceptedConnection::Tcp(stream) => Some(Box::new(tuned(stream))),
+            AcceptedConnection::Tls(stream, tls) => shake_hands(tuned(stream), &tls).await,
         }
     }
 }
 
-/// Turns off Nagle's algorithm, which would hold back tokens, since they are small writes.
-fn without_delay(stream: TcpStream) -> TcpStream {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY cannot be set; tokens may be delayed");
-    }
+/// Sets the socket's options. KV moves in bulk, so the system chooses the size of the send buffer.
+fn tuned(stream: TcpStream) -> TcpStream {
+    tune(&stream, DEADLINES.read, None);
     stream
 }
 

@@ -43,6 +43,7 @@ pub use self::late::LateEngine;
 pub use self::listen::{ListenAddress, ListenError, Listener};
 pub use self::loads::HEARTBEAT;
 pub use self::tls::ServerTls;
+use crate::connections::CloseConnection;
 use crate::engine::Engine;
 use crate::handoff::MAX_NOISE_BYTES;
 
@@ -95,7 +96,9 @@ async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Nex
     if key.admits(request.headers()) {
         next.run(request).await
     } else {
-        refusal(StatusCode::UNAUTHORIZED, EngineError::Unauthorized)
+        let mut refused = refusal(StatusCode::UNAUTHORIZED, EngineError::Unauthorized);
+        refused.extensions_mut().insert(CloseConnection);
+        refused
     }
 }
 

@@ -1,7 +1,9 @@
 //! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
@@ -13,10 +15,15 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{NodeService, SIGN_OF_LIFE, failure};
+use crate::connections::ReadDeadline;
 use crate::engine::{KvEvent, KvStream};
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
+
+/// How long a puller may take nothing of the records that wait for it. The prefill keeps its slot until then, and the
+/// puller computes by itself what it did not take.
+const READ_DEADLINE: Duration = Duration::from_secs(7);
 
 /// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
 pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {
@@ -24,7 +31,9 @@ pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Resp
         Err(error) => failure(error),
         Ok(records) => {
             let pieces = records.flat_map(|record| futures::stream::iter(record.into_iter().map(Ok::<_, Infallible>)));
-            ([(header::CONTENT_TYPE, "application/x-baton-kv")], Body::from_stream(pieces)).into_response()
+            let deadline = Extension(ReadDeadline(READ_DEADLINE));
+            let content_type = [(header::CONTENT_TYPE, "application/x-baton-kv")];
+            (deadline, content_type, Body::from_stream(pieces)).into_response()
         }
     }
 }
@@ -63,15 +72,17 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
     let mut record = Ok(head);
     let mut n_done = 0;
     loop {
-        let is_last = match record {
-            Ok(record) => records.send(record).await.is_err(),
-            Err(error) => {
-                tracing::error!(%error, "a record cannot be written; the stream is cut");
-                true
+        match record {
+            Ok(record) => {
+                if records.send(record).await.is_err() {
+                    return;
+                }
             }
-        };
-        if is_last {
-            return;
+            Err(error) => {
+                tracing::error!(%error, "a record cannot be written; the pull ends with an error");
+                let error = EngineError::internal("the prefill node cannot write a record of this handoff");
+                return finish(writer.error(&error), records).await;
+            }
         }
         record = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
             Err(_) => writer.wait(Wait { n_done, ..Wait::default() }),

@@ -9,6 +9,7 @@ mod own_process;
 mod peers;
 
 mod cancel_handoff;
+mod connections;
 mod contract;
 #[cfg(feature = "llama")]
 mod embeddings;

@@ -128,7 +128,7 @@ async fn nonsense_and_giant_heads_end_one_connection_only() {
 
 #[tokio::test]
 async fn a_connection_that_never_asks_is_closed() {
-    let connection = ConnectionDeadlines { head: SOON, ..ConnectionDeadlines::default() };
+    let connection = ConnectionDeadlines { first_head: SOON, ..DEADLINES };
     let server = start_limited(hello(), HttpConfig::default(), Limits { connection, ..Limits::default() }).await;
     for sent in [&b""[..], b"PRI * HT", b"GET /health HTTP/1.1\r\nHost: loc"] {
         let mut client = server.connect().await;
@@ -224,7 +224,7 @@ async fn a_client_that_stops_reading_is_dropped_and_others_are_not_kept_waiting(
     let long = "x".repeat(64 << 10);
     let fake = acts((0..400).map(|_| Act::Emit(text(0, &long))).chain([Act::Emit(finished(0))]));
     // Long enough for a busy machine to start all streams meanwhile.
-    let connection = ConnectionDeadlines { write: Duration::from_secs(1), ..ConnectionDeadlines::default() };
+    let connection = ConnectionDeadlines { read: Duration::from_secs(1), ..DEADLINES };
     let server = start_limited(fake, HttpConfig::default(), Limits { connection, ..Limits::default() }).await;
     let mut deaf = Vec::new();
     for _ in 0..8 {

@@ -78,7 +78,7 @@ async fn a_waiting_stream_shows_its_place() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = crate::http::router(app.clone(), impatient());
-    let server = tokio::spawn(serve_with(ConnectionDeadlines::default(), listener, router, Shutdown::default(), SOON));
+    let server = tokio::spawn(serve_with(DEADLINES, listener, router, Shutdown::default(), SOON));
     let holder = app.admission.admit(&Arc::new(Account::new("holder", guest())), &QueuePlace::default()).await.unwrap();
     let mut client = TcpStream::connect(address).await.unwrap();
     client.write_all(chat_bytes(json!({"stream": true, "max_tokens": 2}), "close").as_bytes()).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_plan_needs_the_permissions_of_its_request() {
     let router = crate::http::router(app.clone(), HttpConfig { access, ..HttpConfig::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(serve_with(ConnectionDeadlines::default(), listener, router, Shutdown::default(), SOON));
+    let server = tokio::spawn(serve_with(DEADLINES, listener, router, Shutdown::default(), SOON));
     let ask = async |path: &str, key: &str, policy: Option<&str>| {
         let body = chat_body(json!({"max_tokens": 2}));
         let mut call = reqwest::Client::new().post(format!("{base}{path}")).bearer_auth(key).json(&body);

@@ -8,6 +8,7 @@ mod completions;
 mod connections;
 mod embeddings;
 mod errors;
+mod floods;
 mod golden;
 mod keys;
 mod llama_server;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use baton_engines::connections::ConnectionDeadlines;
 use baton_reply::TokenLogprobs;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::{ChatPrompt, Sampling};
@@ -36,7 +38,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use super::server::{ConnectionDeadlines, Shutdown, serve_with};
+use super::server::{DEADLINES, Shutdown, serve_with};
 use super::{AccessConfig, HttpBackend, HttpConfig};
 use crate::error::RequestError;
 use crate::observe::readiness::Readiness;
@@ -354,7 +356,7 @@ struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connection: ConnectionDeadlines::default(), drain: Duration::from_secs(60) }
+        Limits { connection: DEADLINES, drain: Duration::from_secs(60) }
     }
 }
 

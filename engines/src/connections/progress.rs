@@ -1,0 +1,267 @@
+//! Ends replies that their reader does not take.
+//!
+//! Every byte of a reply is counted twice: when hyper gets it, and when the connection takes it, which is when it is
+//! written to the socket. In HTTP/2 a peer can hold bytes back although its socket takes everything, by granting no
+//! window. Only time in which bytes wait counts, so a slow engine is not mistaken for a slow reader.
+//!
+//! In HTTP/1.1 the connection is dropped; in HTTP/2 only the stream, and other streams of the connection go on.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use bytes::{Buf, Bytes};
+use futures::task::AtomicWaker;
+use http::Response;
+use hyper::body::{Frame, SizeHint};
+use hyper::rt::Executor;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The bytes that a reader must take within its deadline if more wait for it. A reader that takes a byte at a time would
+/// otherwise keep its request for hours. The kernel's buffers make a slow TCP reader's steps larger than this.
+const MIN_PROGRESS_BYTES: u64 = 4 << 10;
+
+/// Checks within a deadline.
+const N_CHECKS: u32 = 4;
+
+/// The deadline of a reply whose reader must be faster than the server's default. An extension of the response.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadDeadline(pub Duration);
+
+tokio::task_local! {
+    /// The replies that this task sends.
+    static PROGRESS: Arc<Progress>;
+}
+
+/// Runs `work`, which sends replies, until it ends or a reader misses the deadline. Then `work` is dropped.
+pub(super) async fn watched(work: impl Future, read_deadline: Duration) {
+    let progress = Arc::new(Progress::new(read_deadline));
+    tokio::select! {
+        _ = PROGRESS.scope(Arc::clone(&progress), work) => {}
+        deadline = progress.stalls() => {
+            let seconds = deadline.as_secs_f32();
+            tracing::info!(seconds, "a reply is cut off: its reader took nothing of it in this time");
+        }
+    }
+}
+
+/// Runs each stream of an HTTP/2 connection in its own task. Dropping it resets the stream.
+#[derive(Debug, Clone)]
+pub(super) struct StreamExecutor {
+    pub(super) read_deadline: Duration,
+}
+
+impl<F: Future + Send + 'static> Executor<F> for StreamExecutor {
+    fn execute(&self, stream: F) {
+        tokio::spawn(watched(stream, self.read_deadline));
+    }
+}
+
+/// Counts the bytes of a reply that this task sends.
+pub(super) fn counted(reply: Response<Body>) -> Response<CountedBody> {
+    let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
+    progress.begin_reply(reply.extensions().get::<ReadDeadline>().copied());
+    reply.map(|body| CountedBody { body, progress })
+}
+
+/// The bytes of a task's replies, and how many of them the connection has taken.
+#[derive(Debug, Default)]
+struct Progress {
+    default_deadline: Duration,
+    deadline_ms: AtomicU64,
+    n_given: AtomicU64,
+    n_taken: AtomicU64,
+    /// Bytes wait.
+    given: Notify,
+    /// All bytes are taken.
+    emptied: AtomicWaker,
+}
+
+impl Progress {
+    fn new(default_deadline: Duration) -> Progress {
+        let progress = Progress { default_deadline, ..Progress::default() };
+        progress.begin_reply(None);
+        progress
+    }
+
+    fn begin_reply(&self, deadline: Option<ReadDeadline>) {
+        let deadline = deadline.map_or(self.default_deadline, |deadline| deadline.0);
+        self.deadline_ms.store(u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn n_given(&self) -> u64 {
+        self.n_given.load(Ordering::Acquire)
+    }
+
+    fn n_taken(&self) -> u64 {
+        self.n_taken.load(Ordering::Acquire)
+    }
+
+    fn give(self: &Arc<Self>, bytes: Bytes) -> CountedBytes {
+        self.n_given.fetch_add(bytes.len() as u64, Ordering::AcqRel);
+        self.given.notify_one();
+        CountedBytes { bytes, progress: Arc::clone(self) }
+    }
+
+    fn take(&self, n_bytes: usize) {
+        let n_taken = self.n_taken.fetch_add(n_bytes as u64, Ordering::AcqRel) + n_bytes as u64;
+        if n_taken == self.n_given() {
+            self.emptied.wake();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.n_taken() == self.n_given()
+    }
+
+    fn poll_empty(&self, context: &Context<'_>) -> Poll<()> {
+        self.emptied.register(context.waker());
+        if self.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Returns the deadline once it has passed: bytes that already waited at its beginning still wait, and few others
+    /// were taken.
+    async fn stalls(&self) -> Duration {
+        loop {
+            let (n_given, n_taken) = (self.n_given(), self.n_taken());
+            if n_given == n_taken {
+                self.given.notified().await;
+                continue;
+            }
+            let since = Instant::now();
+            let deadline = Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed));
+            loop {
+                tokio::time::sleep(deadline / N_CHECKS).await;
+                let n_taken_now = self.n_taken();
+                if n_taken_now >= n_given.min(n_taken + MIN_PROGRESS_BYTES) {
+                    break;
+                }
+                if since.elapsed() >= deadline {
+                    return deadline;
+                }
+            }
+        }
+    }
+}
+
+/// A reply's body with counted bytes.
+pub(super) struct CountedBody {
+    body: Body,
+    progress: Arc<Progress>,
+}
+
+impl HttpBody for CountedBody {
+    type Data = CountedBytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<CountedBytes>, axum::Error>>> {
+        match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            Some(frame) => Poll::Ready(Some(frame.map(|frame| frame.map_data(|bytes| self.progress.give(bytes))))),
+            None => {
+                // This frees what the request holds. But the stream must not end before its last bytes are taken: h2
+                // would keep them for a peer that grants no window, and nothing would watch them.
+                self.body = Body::empty();
+                self.progress.poll_empty(context).map(|()| None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && self.progress.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes that tell when the connection takes them, or drops them.
+pub(super) struct CountedBytes {
+    bytes: Bytes,
+    progress: Arc<Progress>,
+}
+
+impl Buf for CountedBytes {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, n_bytes: usize) {
+        self.bytes.advance(n_bytes);
+        self.progress.take(n_bytes);
+    }
+}
+
+impl Drop for CountedBytes {
+    fn drop(&mut self) {
+        self.progress.take(self.bytes.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn only_time_in_which_bytes_wait_counts() {
+        let progress = Arc::new(Progress::new(DEADLINE));
+        let began = Instant::now();
+        let slow_engine = async {
+            for _ in 0..3 {
+                drop(progress.give(Bytes::from_static(b"token")));
+                tokio::time::sleep(100 * DEADLINE).await;
+            }
+            // From here on, a byte at a time.
+            let mut waiting = progress.give(Bytes::from(vec![0; 1000]));
+            loop {
+                tokio::time::sleep(DEADLINE / 20).await;
+                waiting.advance(1);
+            }
+        };
+        tokio::select! {
+            _ = slow_engine => unreachable!("it never ends"),
+            deadline = progress.stalls() => assert_eq!(deadline, DEADLINE),
+        }
+        let stalled = began.elapsed() - 300 * DEADLINE;
+        assert!((DEADLINE..=DEADLINE * 3 / 2).contains(&stalled), "{stalled:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_is_slow_but_reads_gets_everything() {
+        let progress = Arc::new(Progress::new(DEADLINE));
+        let slow_reader = async {
+            let mut waiting = progress.give(Bytes::from(vec![0; 1 << 20]));
+            while waiting.has_remaining() {
+                tokio::time::sleep(DEADLINE / 3).await;
+                waiting.advance(2 << 10);
+            }
+        };
+        tokio::select! {
+            () = slow_reader => assert!(progress.is_empty()),
+            deadline = progress.stalls() => panic!("cut off after {deadline:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reply_may_have_its_own_deadline() {
+        let progress = Arc::new(Progress::new(DEADLINE));
+        progress.begin_reply(Some(ReadDeadline(DEADLINE / 10)));
+        let began = Instant::now();
+        let _waiting = progress.give(Bytes::from_static(b"frame"));
+        assert_eq!(progress.stalls().await, DEADLINE / 10);
+        assert!(began.elapsed() < DEADLINE / 5);
+    }
+}
