@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::PrefillTimings;
+use baton_schemas::kv::{PrefillTimings, max_frame_positions};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -301,7 +301,9 @@ impl Engine for SimEngine {
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
-        handoff::check(&request, &kv::identity(&self.state.config), self.state.config.n_ctx)?;
+        let identity = kv::identity(&self.state.config);
+        handoff::check(&request, &identity, self.state.config.n_ctx)?;
+        let chunk = self.state.config.chunk_tokens.clamp(1, max_frame_positions(&identity.layout));
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::try_stream! {
@@ -314,7 +316,6 @@ impl Engine for SimEngine {
             let started = Instant::now();
             let tokens = &request.tokens;
             let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, tokens);
-            let chunk = state.config.chunk_tokens.max(1);
             let mut p0 = request.start;
             let mut n_computed = 0;
             let mut computed = started;

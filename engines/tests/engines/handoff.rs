@@ -39,6 +39,17 @@ async fn a_simulated_prompt_is_handed_over() {
     assert!(handoff.n_bytes > 1_999 * 256, "{handoff:?}");
 }
 
+#[tokio::test]
+async fn chunks_larger_than_a_frame_are_cut() {
+    // Of 9,000 tokens, the first chunk is half.
+    let sim = || SimConfig { chunk_tokens: 8_192, n_ctx: 16_384, ..sim() };
+    let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, peers::KEY).await;
+    let decoder = SimEngine::with_puller(sim(), Some(puller()));
+    let reply = generate(&decoder, &peers::tokens(9_000), 2, Some(&node)).await;
+    let handoff = reply.handoff.unwrap();
+    assert_eq!((handoff.n_tokens, handoff.failure), (8_999, None), "{handoff:?}");
+}
+
 /// Sends an ephemeral prompt twice: the second time, nothing of it is cached anywhere.
 async fn ephemeral_prompts_are_not_cached(decoder: &dyn Engine, prompt: &[Token], node: &TestNode) {
     for _ in 0..2 {
@@ -84,6 +95,7 @@ async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_repor
 mod llama {
     use baton_engines::handoff::KvPuller;
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    use tiny_gguf::Architecture;
 
     use super::*;
     use crate::models;
@@ -105,6 +117,28 @@ mod llama {
         assert!(tokens.len() >= n);
         tokens.truncate(n);
         tokens
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn ubatches_larger_than_a_frame_are_handed_over_in_several() {
+        // One has a sliding window, whose rows the engine forgets with the next ubatch.
+        for architecture in [Architecture::Llama, Architecture::GptOss] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("tiny.gguf");
+            tiny_gguf::write(&path, architecture, 1);
+            let (n_ctx, n_ubatch) = (Some(9_216), 8_192);
+            let config = LlamaConfig { n_threads: Some(1), n_slots: 1, n_ctx, n_ubatch, ..LlamaConfig::new(&path) };
+            let prefill = start(config.clone(), None).await;
+            let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
+            // Of these, the first chunk is half, which is more than 4,096.
+            let tokens: Vec<Token> = (0..9_000).map(|i| 3 + i % 50).collect();
+            let expected = generate(&*start(config.clone(), Some(puller())).await, &tokens, 4, None).await.tokens;
+            let decoder = start(config, Some(puller())).await;
+            let reply = generate(&*decoder, &tokens, 4, Some(&node)).await;
+            let handoff = reply.handoff.unwrap();
+            assert_eq!((handoff.n_tokens, handoff.failure), (8_999, None), "{architecture:?}: {handoff:?}");
+            assert_eq!(reply.tokens, expected, "{architecture:?}");
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

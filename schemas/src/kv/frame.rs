@@ -22,6 +22,12 @@ use super::layout::{KvLayout, LayerShape, Rows};
 /// The number of bytes of a frame header without the sections' positions.
 const FIXED_BYTES: usize = 48;
 
+/// Returns the most positions that a frame of this layout can have, at least 1.
+pub fn max_frame_positions(layout: &KvLayout) -> u32 {
+    let fitting = MAX_FRAME_BYTES / (layout.bytes_per_position() as u64).max(1);
+    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(1, MAX_FRAME_POSITIONS)
+}
+
 /// The rows that a frame has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
@@ -130,5 +136,23 @@ impl FrameHeader {
         let (starts, rest) = rest.split_at_checked(4 * n_sections).ok_or_else(short)?;
         let starts = starts.as_chunks::<4>().0.iter().map(|start| u32::from_le_bytes(*start)).collect();
         Ok((FrameHeader { span: Span { p0, p1, starts }, prefix, codec }, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::{Dtype, RopePairing, Section};
+    use super::*;
+
+    #[test]
+    fn the_largest_frame_passes_its_checks_and_one_position_more_does_not() {
+        for (n_layers, n_values) in [(1, 64), (80, 8_192), (80, 1 << 18)] {
+            let rows = Rows { dtype: Dtype::F16, n_values };
+            let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
+            let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
+            let p1 = max_frame_positions(&layout);
+            let check = |p1| Span { p0: 0, p1, starts: vec![0] }.check(&layout, 0, 100_000);
+            assert!(check(p1).is_ok() && check(p1 + 1).is_err(), "{n_layers} layers of {n_values}: {p1}");
+        }
     }
 }

@@ -27,7 +27,7 @@ pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
 pub use codec::{Codec, CodecEffect, CodecError};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
-pub use frame::Span;
+pub use frame::{Span, max_frame_positions};
 pub use handoff::{Fingerprint, Handoff, HandoffError, HandoffId};
 pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};

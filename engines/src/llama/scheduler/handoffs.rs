@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Contiguous, Placement, VerifiedKv};
+use baton_schemas::kv::{Contiguous, Placement, VerifiedKv, max_frame_positions};
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::kv_flow::{Exported, Import};
@@ -155,14 +155,14 @@ impl Scheduler<'_> {
     pub(super) fn export_chunks(&mut self) {
         let Some(handoffs) = &self.handoffs else { return };
         let transfer = handoffs.transfer.clone();
-        let n_ubatch = self.limits.budget.n_ubatch;
+        let n_max = self.limits.budget.n_ubatch.min(max_frame_positions(transfer.layout()) as usize);
         let cached_chunk = (CACHED_CHUNK / transfer.layout().bytes_per_position().max(1)).max(MIN_CHUNK);
         for slot in 0..self.slots.len() {
             let n_kv = self.slots[slot].kv.len();
             let Some(sequence) = &mut self.running[slot] else { continue };
             let Some(export) = &mut sequence.export else { continue };
-            let max = if export.is_computed(n_kv) { cached_chunk } else { n_ubatch };
-            let Some((positions, waited)) = export.next_range(n_kv, max.min(n_ubatch)) else { continue };
+            let max = if export.is_computed(n_kv) { cached_chunk.min(n_max) } else { n_max };
+            let Some((positions, waited)) = export.next_range(n_kv, max) else { continue };
             let began = Instant::now();
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
                 Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
