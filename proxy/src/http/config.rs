@@ -12,9 +12,9 @@ pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
 /// connections.
 pub const DEFAULT_BODY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long a stream's head waits for the first result, so that an early error can keep its status. With a longer wait,
-/// clients with a timeout for the head (often 30 s) would give up during a long prefill.
-pub const DEFAULT_HEAD_HOLD: Duration = Duration::from_secs(15);
+/// How long a stream's head waits for the first result, so that an early error can keep its status. Some reverse proxies
+/// give up after 15 s without a byte; the body's arrival and its parsing come before this wait.
+pub const DEFAULT_HEAD_HOLD: Duration = Duration::from_secs(8);
 
 /// Silence in a stream before a heartbeat is sent. Reverse proxies cut silent streams after 60 s by default, some after
 /// 15 s.

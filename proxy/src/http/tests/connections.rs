@@ -1,3 +1,6 @@
+use futures::StreamExt;
+use tower::ServiceExt;
+
 use super::*;
 
 const ASKED: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -261,4 +264,24 @@ async fn invalid_http_is_answered_in_the_envelope() {
     }
     // And a sound request after them is answered.
     assert_eq!(server.get("/health").await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_byte_of_a_stream_leaves_within_ten_seconds() {
+    let router = super::super::router(Arc::new(before([Act::Hang])), HttpConfig::default());
+    for (path, body) in [
+        ("/v1/chat/completions", chat_body(json!({"stream": true}))),
+        ("/v1/responses", json!({"model": "m", "input": "hi", "stream": true})),
+        (
+            "/v1/messages",
+            json!({"model": "m", "max_tokens": 9, "stream": true, "messages": [{"role": "user", "content": "hi"}]}),
+        ),
+    ] {
+        let asked = tokio::time::Instant::now();
+        let request = http::Request::post(path).header("host", "localhost").header("content-type", "application/json");
+        let reply =
+            router.clone().oneshot(request.body(axum::body::Body::from(body.to_string())).unwrap()).await.unwrap();
+        let first = reply.into_body().into_data_stream().next().await.unwrap().unwrap();
+        assert!(!first.is_empty() && asked.elapsed() <= Duration::from_secs(10), "{path}: {:?}", asked.elapsed());
+    }
 }
