@@ -55,8 +55,18 @@ cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.to
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 
 run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
-run_tests target/clients tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx
-run_tests target/clients-openai-2 tests/clients/openai_2
+status=0
+# One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own.
+run_tests target/clients -n 3 --dist loadgroup tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx || status=1
+# Two short suites, side by side.
+mlx=
 if [ -n "$has_mlx" ]; then
-  run_tests target/clients-mlx -p no:warnings tests/clients/mlx
+  run_tests target/clients-mlx -p no:warnings tests/clients/mlx > target/clients-mlx.log 2>&1 &
+  mlx=$!
 fi
+run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
+if [ -n "$mlx" ]; then
+  wait "$mlx" || status=1
+  cat target/clients-mlx.log
+fi
+exit $status

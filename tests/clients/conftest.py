@@ -38,6 +38,18 @@ class Endpoint(NamedTuple):
             return json.load(reply)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Gives all tests of a route to one worker of pytest-xdist.
+
+    So each server is started once, and no other test's streams share its batches, which could change a reply.
+    """
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "endpoint" in params or "banner" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(params.get("endpoint", "direct")))
+
+
 @pytest.fixture(scope="session")
 def banner():
     """The banner of a server that generates directly."""
