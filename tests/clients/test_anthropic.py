@@ -132,6 +132,22 @@ def test_a_streamed_input_adds_up(client):
     assert final.stop_reason == "tool_use"
 
 
+def test_a_call_that_the_limit_cuts_is_never_a_call_without_arguments(client):
+    cuts = set()
+    for limit in range(12, 24):
+        cut = {**CALL, "max_tokens": limit}
+        whole = client.messages.create(**cut)
+        with client.messages.stream(**cut) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            final = stream.get_final_message()
+        assert whole.stop_reason == final.stop_reason == "max_tokens"
+        # The whole message holds the same characters in the form for arguments that are no object.
+        assert [use.input for use in whole.content] == ([{"INVALID_JSON": "".join(pieces)}] if pieces else []), limit
+        assert [use.id[:5] for use in final.content] == (["call_"] if pieces else []), limit
+        cuts.add(bool(pieces))
+    assert cuts == {False, True}, "limits before and within the arguments"
+
+
 def test_any_tool_and_only_one(client):
     choice = {"type": "any", "disable_parallel_tool_use": True}
     reply = client.beta.messages.create(**{**CALL, "tool_choice": choice}, betas=["interleaved-thinking-2025-05-14"])

@@ -5,6 +5,7 @@ use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
 use crate::stop::StopScanner;
+use crate::tools::PartContent;
 
 /// Finds stop strings in the text for the user, counts calls, and decides when the reply is over.
 #[derive(Debug, Clone)]
@@ -13,6 +14,9 @@ pub(crate) struct PartFilter {
     stops: Vec<String>,
     /// The reply ends with its first call.
     one_call: bool,
+    /// The beginning of a call without arguments so far. Clients read a call without arguments as a call with none, so a
+    /// call that a limit cuts here must not reach them.
+    begun: Option<ToolCallDelta>,
     n_calls: u32,
     stopped: bool,
 }
@@ -20,7 +24,8 @@ pub(crate) struct PartFilter {
 impl PartFilter {
     /// A filter of a reply that ends before the earliest of `stops`, and after its first call if `one_call`.
     pub(crate) fn new(stops: Vec<String>, one_call: bool) -> Self {
-        PartFilter { scanner: StopScanner::new(stops.clone()), stops, one_call, n_calls: 0, stopped: false }
+        let scanner = StopScanner::new(stops.clone());
+        PartFilter { scanner, stops, one_call, begun: None, n_calls: 0, stopped: false }
     }
 
     /// Takes more text. Returns the text that can no longer become part of a stop string.
@@ -30,20 +35,25 @@ impl PartFilter {
         scan.text
     }
 
-    /// Takes a step of a call. Returns the held back text before it. Arguments are not searched for stop strings, because
-    /// a cut would break their JSON.
-    pub(crate) fn call(&mut self, call: &ToolCallDelta) -> String {
-        match call {
+    /// Takes a step of a call, and adds what it releases to `parts`: held back text, and steps of the call. Arguments are
+    /// not searched for stop strings, because a cut would break their JSON.
+    pub(crate) fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<PartContent>) {
+        match &call {
             ToolCallDelta::Begin { .. } => {
-                std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone())).finish().text
+                let mut scanner = std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone()));
+                push_text(parts, scanner.finish().text);
+                self.begun = Some(call);
+                return;
             }
-            ToolCallDelta::Arguments { .. } => String::new(),
+            ToolCallDelta::Arguments { fragment, .. } if fragment.is_empty() => return,
+            ToolCallDelta::Arguments { .. } => {}
             ToolCallDelta::End { .. } => {
                 self.n_calls += 1;
                 self.stopped |= self.one_call;
-                String::new()
             }
         }
+        parts.extend(self.begun.take().map(PartContent::Call));
+        parts.push(PartContent::Call(call));
     }
 
     /// Ends the reply. Returns the held back text.
@@ -77,5 +87,12 @@ impl PartFilter {
             FinishReason::Stop if self.n_calls > 0 => FinishReason::ToolCalls,
             reason => reason,
         }
+    }
+}
+
+/// Adds text, unless it is empty.
+pub(crate) fn push_text(parts: &mut Vec<PartContent>, text: String) {
+    if !text.is_empty() {
+        parts.push(PartContent::Text(text));
     }
 }

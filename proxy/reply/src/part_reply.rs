@@ -37,8 +37,9 @@ impl PartReply {
                     parts.push(ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() });
                 }
                 PartContent::Call(call) => {
-                    parts.extend(text_part(self.filter.call(&call)));
-                    parts.push(ReplyPart { content: PartContent::Call(call), tokens: Vec::new() });
+                    let mut released = Vec::new();
+                    self.filter.call(call, &mut released);
+                    parts.extend(released.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }));
                 }
             }
         }
@@ -130,6 +131,15 @@ mod tests {
         assert_eq!(read(&mut reply, parts), "ST<f\"STOP\">x");
         assert_eq!(reply.reason(FinishReason::Stop), FinishReason::ToolCalls);
         assert_eq!(reply.reason(FinishReason::Length), FinishReason::Length);
+    }
+
+    #[test]
+    fn a_call_reaches_the_client_with_its_first_arguments_or_its_end() {
+        let cut = vec![text("a"), begin(), arguments("")];
+        assert_eq!(read(&mut PartReply::new(Vec::new(), false), cut), "a", "a limit cut it before its arguments");
+        let cut = vec![begin(), arguments("{\"a")];
+        assert_eq!(read(&mut PartReply::new(Vec::new(), false), cut), "<f{\"a");
+        assert_eq!(read(&mut PartReply::new(Vec::new(), false), vec![begin(), end()]), "<f>");
     }
 
     #[test]

@@ -236,22 +236,27 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_messages_calls_have_objects_even_if_they_are_cut() {
-        let mut content = MessageContent::default();
-        content.thinking("hm");
-        calls().iter().for_each(|step| content.call(step));
-        content.call(&ToolCallDelta::Begin { index: 2, id: "call_3".into(), name: "f".into() });
-        content.call(&ToolCallDelta::Arguments { index: 2, fragment: "{\"a".into() });
-        let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
+    fn a_whole_message_has_its_complete_calls_or_the_one_that_was_cut() {
+        let cut = [
+            ToolCallDelta::Begin { index: 2, id: "call_3".into(), name: "f".into() },
+            ToolCallDelta::Arguments { index: 2, fragment: "{\"a".into() },
+        ];
+        let content = |steps: &[ToolCallDelta]| {
+            let mut content = MessageContent::default();
+            content.thinking("hm");
+            steps.iter().for_each(|step| content.call(step));
+            let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
+            serde_json::to_value(&ended).unwrap()["content"].clone()
+        };
+        let thinking = serde_json::json!({"type": "thinking", "thinking": "hm", "signature": SIGNATURE});
         let call = |id: &str, input| {
             let caller = serde_json::json!({"type": "direct"});
             serde_json::json!({"type": "tool_use", "id": id, "name": "f", "input": input, "caller": caller})
         };
-        assert_eq!(
-            serde_json::to_value(&ended).unwrap()["content"],
-            serde_json::json!([{"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
-                call("call_1", serde_json::json!({"a": 1})), call("call_2", serde_json::json!({})),
-                call("call_3", serde_json::json!({"INVALID_JSON": "{\"a"}))])
-        );
+        let complete =
+            [thinking.clone(), call("call_1", serde_json::json!({"a": 1})), call("call_2", serde_json::json!({}))];
+        assert_eq!(content(&[&calls()[..], &cut].concat()), serde_json::json!(complete));
+        let only = call("call_3", serde_json::json!({"INVALID_JSON": "{\"a"}));
+        assert_eq!(content(&cut), serde_json::json!([thinking, only]));
     }
 }

@@ -139,8 +139,15 @@ impl MessageContent {
         };
     }
 
+    /// Ends the message. A call that is still open was cut off by a limit. After complete calls it is left out: clients
+    /// run every call of a message, and must not run this one.
     fn into_blocks(mut self) -> Vec<Block> {
-        self.end_call();
+        let n_calls = self.blocks.iter().filter(|block| matches!(block, Block::ToolUse { .. })).count();
+        if self.arguments.is_some() && n_calls > 1 {
+            self.blocks.pop();
+        } else {
+            self.end_call();
+        }
         self.blocks
     }
 }

@@ -5,7 +5,7 @@ use baton_schemas::tools::ToolCallDelta;
 
 use super::thought::Thought;
 use super::{CallParser, ParsedPiece, ParsedPieces};
-use crate::part_filter::PartFilter;
+use crate::part_filter::{PartFilter, push_text};
 
 /// The content of one part of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +93,8 @@ impl ReplyReader {
         self.parts(pieces)
     }
 
-    /// Ends the text. If `is_cut`, a limit ended it, and an unfinished call stays unfinished.
+    /// Ends the text. If `is_cut`, a limit ended it, and an unfinished call stays unfinished. Before its first argument it
+    /// is left out.
     ///
     /// A call that the model itself left open ends with the arguments so far. Parts of it may have been sent, so it
     /// cannot become text or an error, and without its end the client would wait.
@@ -146,15 +147,17 @@ impl ReplyReader {
                     self.space.clear();
                     self.is_in_call = true;
                     self.has_arguments = false;
-                    self.call(ToolCallDelta::Begin { index: self.filter.n_calls(), id: new_id(), name }, &mut parts);
+                    let begin = ToolCallDelta::Begin { index: self.filter.n_calls(), id: new_id(), name };
+                    self.filter.call(begin, &mut parts);
                 }
                 ParsedPiece::Arguments(fragment) => {
                     self.has_arguments = true;
-                    self.call(ToolCallDelta::Arguments { index: self.filter.n_calls(), fragment }, &mut parts);
+                    let arguments = ToolCallDelta::Arguments { index: self.filter.n_calls(), fragment };
+                    self.filter.call(arguments, &mut parts);
                 }
                 ParsedPiece::End => {
                     self.is_in_call = false;
-                    self.call(ToolCallDelta::End { index: self.filter.n_calls() }, &mut parts);
+                    self.filter.call(ToolCallDelta::End { index: self.filter.n_calls() }, &mut parts);
                 }
             }
         }
@@ -171,17 +174,6 @@ impl ReplyReader {
             text.to_owned()
         };
         push_text(parts, self.filter.text(&text));
-    }
-
-    fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<PartContent>) {
-        push_text(parts, self.filter.call(&call));
-        parts.push(PartContent::Call(call));
-    }
-}
-
-fn push_text(parts: &mut Vec<PartContent>, text: String) {
-    if !text.is_empty() {
-        parts.push(PartContent::Text(text));
     }
 }
 

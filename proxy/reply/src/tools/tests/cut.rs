@@ -49,6 +49,12 @@ proptest! {
                 parts.extend(reader.finish(true));
                 let texts = parts.iter().filter(|part| matches!(part, PartContent::Text(_))).count();
                 prop_assert_eq!(texts, 0, "{}: {:?} is read as {:?}", format.name(), reply, parts);
+                let last = parts.iter().rev().find_map(|part| match part {
+                    PartContent::Call(step) => Some(step),
+                    _ => None,
+                });
+                let is_bare = matches!(last, Some(ToolCallDelta::Begin { .. }));
+                prop_assert!(!is_bare, "{}: {:?} is read as {:?}", format.name(), reply, parts);
             }
         }
     }

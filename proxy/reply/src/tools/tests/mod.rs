@@ -148,6 +148,10 @@ fn hermes() {
     let cut = "<tool_call>{\"name\": \"look\", \"arguments\": {\"place\": \"Ber";
     assert_eq!(read(reader(&hermes::Hermes, false, &[]), &[cut], true), "[look({\"place\": \"Ber…");
     check(cut, "[look({\"place\": \"Ber)]");
+    for before_its_arguments in ["", ", \"arg", ", \"arguments\": "] {
+        let cut = format!("So.<tool_call>{{\"name\": \"look\"{before_its_arguments}");
+        assert_eq!(read(reader(&hermes::Hermes, false, &[]), &[&cut], true), "So.", "{cut}");
+    }
     check("<tool_call>{\"name\": \"look\", \"arguments\": {\"a\": 1}", "[look({\"a\": 1})]");
     check("<tool_call>{\"name\": \"look\"", "[look({})]");
 }
