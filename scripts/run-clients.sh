@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests with real clients: pinned packages in their own environments under target/.
-# `run-clients.sh prepare` only fetches the packages.
+# `run-clients.sh prepare` only fetches the packages; `run-clients.sh build` also compiles Rust's clients.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON=$PWD/target/release/baton
@@ -53,6 +53,8 @@ fi
 # Rust's clients and their example, which test_rust.py runs.
 cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
+
+[ "${1:-}" != build ] || exit 0
 
 run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
 status=0

@@ -19,11 +19,15 @@ import json, sys
 targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
 for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint"}):
     print("--test", name)')
-# Simulated engines wait most of the time, so many of these tests run at once.
+# Simulated engines wait most of the time, so many of these tests run at once, and the clients are compiled meanwhile, with
+# a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
+nice -n 19 scripts/run-clients.sh build > target/clients-build.log 2>&1 &
+clients=$!
 run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
 run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others
 run "documentation tests" "${TEST_THREADS:-2}" --doc
+wait "$clients" || true
 scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
 exit $status
