@@ -111,8 +111,8 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// The schema with Baton's settings: one space after commas and colons, and no other white space, since a small model
-/// that may write white space can write it forever.
+/// The schema with Baton's settings: one space after commas and colons, and no other white space. Unbounded white space can
+/// be written forever, and bounded indentation makes replies longer, not better (docs/engine.md).
 pub(super) fn with_settings(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
