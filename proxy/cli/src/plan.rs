@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_planner::cost::Prediction;
+use baton_planner::policy::PolicyName;
 use baton_proxy::request::plan::explanation::{Explanation, RouteExplanation};
 use baton_proxy::serve::CommandFailure;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::EndpointArgs;
@@ -31,7 +33,7 @@ pub(super) struct PlanArgs {
     #[command(flatten)]
     endpoint: EndpointArgs,
     /// Plan by this policy instead of the configured one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::as_str)))]
     policy: Option<String>,
     /// Print the endpoint's reply as JSON
     #[arg(long)]
@@ -122,7 +124,22 @@ fn line(route: &RouteExplanation) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[test]
+    fn an_unknown_policy_is_refused_by_its_flag() {
+        #[derive(Parser)]
+        struct Command {
+            #[command(flatten)]
+            plan: PlanArgs,
+        }
+        let parse = |policy| Command::try_parse_from(["plan", "--policy", policy]);
+        let error = parse("foo").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("--policy") && error.contains("always_handoff"), "{error}");
+        assert_eq!(parse("direct").unwrap().plan.policy.as_deref(), Some("direct"));
+    }
 
     #[test]
     fn the_chosen_route_is_marked_and_a_barred_one_says_why() {

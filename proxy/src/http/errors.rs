@@ -74,9 +74,12 @@ impl HttpFailure {
         HttpFailure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
     }
 
-    /// Creates the error for a method that the path does not support.
-    pub fn wrong_method(method: &Method, path: &str) -> Self {
-        let message = format!("{method} is not allowed on {}.", shortened(path));
+    /// Creates the error for a method that the path does not support. The message lists the methods that are `allowed`.
+    pub fn wrong_method(method: &Method, path: &str, allowed: &[&str]) -> Self {
+        let mut message = format!("{method} is not allowed on {}.", shortened(path));
+        if !allowed.is_empty() {
+            message += &format!(" Use {}.", allowed.join(" or "));
+        }
         HttpFailure::new(StatusCode::METHOD_NOT_ALLOWED, ErrorBody::new(ErrorKind::InvalidRequest, message))
     }
 

@@ -40,7 +40,7 @@ use access::key_check::{self, KeyCheck};
 pub use access::{AccessConfig, ConfiguredKey, SharedAccess, key_hash};
 use access::{cors, host_check, origin_check};
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{MatchedPath, State};
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -113,8 +113,18 @@ async fn unknown_route(State(state): State<HttpState>, method: Method, uri: Uri)
     HttpFailure::unknown_route(&method, uri.path(), &state.routes).respond(Dialect::of(uri.path()))
 }
 
-async fn wrong_method(method: Method, uri: Uri) -> Response {
-    HttpFailure::wrong_method(&method, uri.path()).respond(Dialect::of(uri.path()))
+async fn wrong_method(
+    State(state): State<HttpState>,
+    route: Option<MatchedPath>,
+    method: Method,
+    uri: Uri,
+) -> Response {
+    // As in the list of routes.
+    let route = route.map(|route| route.as_str().replace("{*", "{"));
+    let routes = state.routes.iter().filter_map(|listed| listed.split_once(' '));
+    let of_path = routes.filter(|(_, path)| route.as_deref() == Some(path));
+    let allowed: Vec<&str> = of_path.map(|(allowed, _)| allowed).collect();
+    HttpFailure::wrong_method(&method, uri.path(), &allowed).respond(Dialect::of(uri.path()))
 }
 
 #[cfg(test)]

@@ -112,10 +112,12 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
     let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");
     assert!(Reply::of(browser.send().await.unwrap()).await.text.starts_with("Baton is running"));
     let reply = server.get("/v1/chat/completions").await;
-    reply.failed(405, "invalid_request_error", None);
+    let error = reply.failed(405, "invalid_request_error", None);
+    assert_eq!(error["message"], "GET is not allowed on /v1/chat/completions. Use POST.");
     assert_eq!(reply.header("allow"), "POST");
     let deleted = reqwest::Client::new().delete(server.url("/v1/models/m")).send().await.unwrap();
-    Reply::of(deleted).await.failed(405, "invalid_request_error", None);
+    let error = Reply::of(deleted).await.failed(405, "invalid_request_error", None);
+    assert_eq!(error["message"], "DELETE is not allowed on /v1/models/m. Use GET.");
 }
 
 #[tokio::test]

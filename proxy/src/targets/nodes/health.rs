@@ -273,9 +273,10 @@ impl Health {
 
     /// One of its breakers has opened.
     pub fn note_breaker_open(&self, reason: FailureReason) {
-        self.apply(NodeEvent::BreakerOpened, &StateChange::new(StateReason::Failure(reason), reason.as_str()), |_| {
-            false
-        });
+        let words = reason.as_str();
+        let cause = format!("requests to it failed ({words})");
+        let why = StateChange { cause, ..StateChange::new(StateReason::Failure(reason), words) };
+        self.apply(NodeEvent::BreakerOpened, &why, |_| false);
     }
 
     /// All its breakers are closed.
