@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that everything the documentation refers to exists: files, headings, `make` targets, and modules of tests.
+"""Checks that everything the documentation refers to exists: files, headings, `make` targets, and tests.
 
 Reads every tracked Markdown file. Prints each broken reference with its place and exits with 1 if there is one.
 """
@@ -45,6 +45,11 @@ def main():
                 is_path = "/" in path and path.split("/")[0] in TOP and not re.search(r"[<>{}$…]", path)
                 if is_path and not any(root.glob(path.rstrip("/"))):
                     problems.append(f"{name}:{number}: no such path: {quoted}")
+                # `file.rs::a_test`: the file has a function of this name.
+                function = re.fullmatch(r"(.*\.rs)::(\w+)", quoted)
+                if is_path and function and (root / function[1]).is_file():
+                    if not re.search(rf"\bfn {function[2]}\b", (root / function[1]).read_text()):
+                        problems.append(f"{name}:{number}: no such test: {quoted}")
             for target in re.findall(r"`make ([a-z][a-z0-9-]*)`", line):
                 if target not in targets:
                     problems.append(f"{name}:{number}: no such target: make {target}")
