@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
+.PHONY: run demo test chaos soak fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -48,6 +48,11 @@ chaos: build ## Break nodes and links under 500 requests; writes the figures int
 	target/release/baton pull smollm2
 	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
 		cargo test $(PROFILE) --locked --test stress chaos:: -- --nocapture
+
+soak: build ## Mixed clients and faults for SOAK_MINUTES (30); writes the figures into docs/reliability.md
+	target/release/baton pull smollm2
+	SOAK_MINUTES=$${SOAK_MINUTES:-30} SOAK_PAGE=docs/reliability.md \
+		cargo test $(PROFILE) --locked --test stress soak:: -- --nocapture
 
 fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.md
 	scripts/fuzz.sh

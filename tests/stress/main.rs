@@ -3,6 +3,7 @@
 
 mod chaos;
 mod load;
+mod soak;
 
 use tokio::sync::{Mutex, MutexGuard};
 

@@ -97,9 +97,7 @@ impl BatonServer {
 
     /// Resident memory of the server's own process, without its engine.
     pub fn resident_kib(&self) -> u64 {
-        let pid = self.process.id().to_string();
-        let output = Command::new("ps").args(["-o", "rss=", "-p", &pid]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+        resident_kib(self.process.id())
     }
 
     pub fn pid(&self) -> u32 {
@@ -175,10 +173,20 @@ impl BatonNode {
         BatonNode { url, process }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends the node a signal.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
+}
+
+/// Resident memory of a process.
+pub fn resident_kib(pid: u32) -> u64 {
+    let output = Command::new("ps").args(["-o", "rss=", "-p", &pid.to_string()]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
 /// An address of loopback that nothing listens on.

@@ -85,6 +85,16 @@ impl Reply {
 }
 
 impl Outcome {
+    /// Adds the results of further requests.
+    pub(crate) fn add(&mut self, more: Outcome) {
+        self.n_requests += more.n_requests;
+        self.wrong.extend(more.wrong);
+        self.differing.extend(more.differing);
+        self.noise = self.noise.max(more.noise);
+        self.times.extend(more.times);
+        self.times.sort_unstable();
+    }
+
     /// The time within which this share of the requests ended.
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let at = (share * self.times.len() as f64) as usize;

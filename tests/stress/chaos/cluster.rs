@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::relay::{FaultyRelay, LinkFault};
-use harness::{BatonNode, BatonServer, eventually_async};
+use harness::{BatonNode, BatonServer, TempConfigFile, eventually_async};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -72,6 +72,8 @@ impl ChaosNode {
 /// The nodes are behind locks because a fault holds one of them for a while.
 pub(crate) struct ChaosCluster {
     pub(crate) server: BatonServer,
+    config: TempConfigFile,
+    config_text: String,
     pub(crate) prefill: [tokio::sync::Mutex<ChaosNode>; 2],
     pub(crate) decode: [tokio::sync::Mutex<ChaosNode>; 2],
 }
@@ -84,20 +86,32 @@ impl ChaosCluster {
         };
         let prefill = [start("prefill-1", "prefill").await, start("prefill-2", "prefill").await];
         let decode = [start("decode-1", "decode").await, start("decode-2", "decode").await];
-        let mut nodes = Vec::new();
-        for (flag, nodes_of_task) in [("--prefill", &prefill), ("--decode", &decode)] {
-            for node in nodes_of_task {
-                nodes.extend([flag.to_owned(), node.lock().await.relay.url.clone()]);
-            }
+        // Round robin gives every node and every link work all the time.
+        let mut config_text = "[model]\npolicy = \"round_robin\"\ncalibrate = false\n".to_owned();
+        for (key, nodes) in [("prefill", &prefill), ("decode", &decode)] {
+            let urls = [nodes[0].lock().await.relay.url.clone(), nodes[1].lock().await.relay.url.clone()];
+            config_text += &format!("{key} = {urls:?}\n");
         }
-        let server = tokio::task::spawn_blocking(move || {
-            let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-            // Round robin gives every node and every link work all the time.
-            BatonServer::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat())
-        });
-        let cluster = ChaosCluster { server: server.await.unwrap(), prefill, decode };
+        let config = TempConfigFile::new(&config_text);
+        let (server, config) = tokio::task::spawn_blocking(move || (config.serve(), config)).await.unwrap();
+        let cluster = ChaosCluster { server, config, config_text, prefill, decode };
         cluster.all_ready().await;
         cluster
+    }
+
+    /// Has the endpoint read its configuration again, each time with another limit that nobody reaches.
+    pub(crate) fn reload(&self, n: u64) {
+        let text = format!("max_requests = {}\n{}", 1_000 + n % 2, self.config_text);
+        self.config.reload(&self.server, &text);
+    }
+
+    /// The processes of the nodes that run.
+    pub(crate) async fn node_pids(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        for node in self.prefill.iter().chain(&self.decode) {
+            pids.extend(node.lock().await.node.as_ref().map(BatonNode::pid));
+        }
+        pids
     }
 
     /// `/baton/state`.

@@ -4,10 +4,10 @@
 //! `make test` runs a few requests; `make chaos` sets `CHAOS_REQUESTS` and `CHAOS_PAGE`, which makes many more and writes
 //! their figures to docs/reliability.md. `CHAOS_SEED` repeats a run.
 
-mod clients;
-mod cluster;
-mod faults;
-mod page;
+pub(crate) mod clients;
+pub(crate) mod cluster;
+pub(crate) mod faults;
+pub(crate) mod page;
 
 use std::time::Instant;
 
@@ -27,12 +27,12 @@ const MEMORY_GROWTH_KIB: u64 = 24 << 10;
 /// File descriptors that the endpoint may have more after a run than before: idle connections.
 const MORE_FILES: usize = 16;
 
-fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
+pub(crate) fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 /// Open files of a process; 0 where the system has no `/proc`.
-fn n_files(pid: u32) -> usize {
+pub(crate) fn n_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 

@@ -66,14 +66,20 @@ impl Figures {
 }
 
 const BEGIN: &str = "<!-- written by `make chaos`: begin -->\n";
+
+/// The end of what a run wrote.
 const END: &str = "<!-- end -->";
 
 /// Replaces the runs on a page.
 pub(crate) fn write(page: &Path, seed: u64, runs: &[(&str, &Figures)]) {
-    let text = std::fs::read_to_string(page).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (_, after) = rest.split_once(END).unwrap();
     let tables: String = runs.iter().map(|(name, figures)| format!("\nWith {name}:\n\n{}", figures.table())).collect();
-    let text = format!("{before}{BEGIN}\n`CHAOS_SEED={seed} make chaos`\n{tables}\n{END}{after}");
-    std::fs::write(page, text).unwrap();
+    replace(page, BEGIN, &format!("\n`CHAOS_SEED={seed} make chaos`\n{tables}\n"));
+}
+
+/// Replaces what lies between a line of a page and the next end.
+pub(crate) fn replace(page: &Path, begin: &str, new: &str) {
+    let text = std::fs::read_to_string(page).unwrap();
+    let (before, rest) = text.split_once(begin).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    std::fs::write(page, format!("{before}{begin}{new}{END}{after}")).unwrap();
 }

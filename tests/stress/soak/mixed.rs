@@ -1,0 +1,164 @@
+//! One request of each kind besides OpenAI's chats, again and again, each compared with its undisturbed reply.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// After this time a request hangs.
+const HUNG: Duration = Duration::from_secs(120);
+
+/// Time between two requests, so that chats have most of the engine.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Fields that differ from one reply to the next: ids, times, and what was cached.
+const DRAWN: [&str; 12] = [
+    "id",
+    "call_id",
+    "item_id",
+    "created",
+    "created_at",
+    "completed_at",
+    "usage",
+    "timings",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+];
+
+/// The requests and their undisturbed replies.
+pub(super) struct Mixed {
+    model: &'static str,
+    exchanges: Vec<Exchange>,
+    compares: bool,
+}
+
+struct Exchange {
+    path: &'static str,
+    body: Value,
+    expected: Value,
+}
+
+/// How many there were, and what was wrong.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) n: usize,
+    pub(super) wrong: Vec<String>,
+}
+
+fn requests(model: &str) -> Vec<(&'static str, Value)> {
+    let weather =
+        json!({ "type": "object", "properties": { "city": { "enum": ["Oslo", "Rome"] } }, "required": ["city"] });
+    let said = json!([{ "role": "user", "content": "What is the weather in Rome?" }]);
+    let function = json!({ "type": "function", "function": { "name": "weather", "parameters": weather } });
+    vec![
+        (
+            "/v1/chat/completions",
+            json!({ "model": model, "messages": said, "tools": [function], "tool_choice": "required",
+                "max_tokens": 64, "temperature": 0, "seed": 1 }),
+        ),
+        (
+            "/v1/completions",
+            json!({ "model": model, "prompt": ["Once upon", "There was"], "max_tokens": 12, "temperature": 0, "seed": 1 }),
+        ),
+        (
+            "/v1/messages",
+            json!({ "model": model, "messages": said, "max_tokens": 16, "temperature": 0,
+                "tools": [{ "name": "weather", "input_schema": weather }] }),
+        ),
+        ("/v1/responses", json!({ "model": model, "input": "hi", "max_output_tokens": 16, "temperature": 0 })),
+        (
+            "/api/chat",
+            json!({ "model": model, "messages": said, "stream": false, "options": { "num_predict": 16, "temperature": 0, "seed": 1 } }),
+        ),
+        (
+            "/api/generate",
+            json!({ "model": model, "prompt": "hi", "stream": false, "options": { "num_predict": 16, "temperature": 0, "seed": 1 } }),
+        ),
+        ("/v1/embeddings", json!({ "model": model, "input": ["a river", "a stone"] })),
+        ("/tokenize", json!({ "model": model, "content": "hello" })),
+    ]
+}
+
+impl Mixed {
+    /// Asks a server on which nothing breaks. A request that it does not serve, such as vectors of a model that has none, is
+    /// left out.
+    pub(super) async fn undisturbed(base: &str, model: &'static str) -> Mixed {
+        let client = reqwest::Client::new();
+        let mut exchanges = Vec::new();
+        for (path, body) in requests(model) {
+            match ask(&client, base, path, &body).await {
+                Ok(expected) => exchanges.push(Exchange { path, body, expected }),
+                Err(refused) => println!("{model}: without {path}: {refused}"),
+            }
+        }
+        assert!(exchanges.len() >= 5, "{model} serves nearly nothing");
+        Mixed { model, exchanges, compares: true }
+    }
+
+    /// Compares only the fields of replies: a model that runs beside other streams rounds differently.
+    pub(super) fn of_form_only(self) -> Mixed {
+        Mixed { compares: false, ..self }
+    }
+
+    pub(super) fn model(&self) -> &'static str {
+        self.model
+    }
+
+    /// Sends the requests in turn until `due`.
+    pub(super) async fn run(&self, base: &str, due: Instant) -> Counts {
+        let client = reqwest::Client::new();
+        let mut counts = Counts::default();
+        for Exchange { path, body, expected } in self.exchanges.iter().cycle() {
+            if Instant::now() >= due {
+                break;
+            }
+            counts.n += 1;
+            let wrong = match tokio::time::timeout(HUNG, ask(&client, base, path, body)).await {
+                Err(_) => Some(format!("{path}: hung for {HUNG:?}")),
+                Ok(Err(problem)) => Some(format!("{path}: {problem}")),
+                Ok(Ok(reply)) if self.compares && reply != *expected => {
+                    Some(format!("{path}: {reply} and not {expected}"))
+                }
+                Ok(Ok(reply)) if form(&reply) != form(expected) => {
+                    Some(format!("{path}: {reply} has another form than {expected}"))
+                }
+                Ok(Ok(_)) => None,
+            };
+            wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));
+            counts.wrong.extend(wrong);
+            tokio::time::sleep(PAUSE).await;
+        }
+        counts
+    }
+}
+
+/// A reply without what is drawn. Errors: anything but a complete reply.
+async fn ask(client: &reqwest::Client, base: &str, path: &str, body: &Value) -> Result<Value, String> {
+    let response =
+        client.post(format!("{base}{path}")).json(body).send().await.map_err(|e| format!("not sent: {e}"))?;
+    let status = response.status().as_u16();
+    let text = response.text().await.map_err(|e| format!("HTTP {status}, broken off: {e}"))?;
+    let mut reply: Value = serde_json::from_str(&text).map_err(|e| format!("HTTP {status}, no JSON ({e}): {text}"))?;
+    if status != 200 {
+        return Err(format!("HTTP {status}: {text}"));
+    }
+    strip(&mut reply);
+    Ok(reply)
+}
+
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|name, _| !DRAWN.contains(&name.as_str()));
+            fields.values_mut().for_each(strip);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+/// The names of a reply's own fields.
+fn form(reply: &Value) -> Vec<&String> {
+    reply.as_object().map(|fields| fields.keys().collect()).unwrap_or_default()
+}
