@@ -53,3 +53,15 @@ async fn sixteen_hostile_bodies_at_once_cost_little_memory_and_hold_nobody_up() 
     let grown = peak_mib(&server).saturating_sub(before);
     assert!(grown <= 256, "the endpoint grew by {grown} MiB");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_text_is_too_long_and_its_engine_stays_ready() {
+    let server = BatonServer::with(&["--engine", "sim", "--no-calibration"]);
+    let text = "a".repeat((32 * MIB - 1024) as usize);
+    let messages = serde_json::json!([{ "role": "user", "content": text }]);
+    let (status, error) =
+        server.post("/v1/chat/completions", &serde_json::json!({ "model": "sim", "messages": messages })).await;
+    assert_eq!((status, error["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{error}");
+    let state = server.state().await;
+    assert_eq!(state["models"][0]["nodes"][0]["life"], "ready", "{state}");
+}

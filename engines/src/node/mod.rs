@@ -28,7 +28,7 @@ use baton_schemas::handoff::{KvSource, PrefillRequest};
 use baton_schemas::node::{
     BASE_PATH, DetokenizedText, NodeErrorReply, NodeInfo, RenderRequest, Role, StreamLine, TokenList, TokenizeRequest,
 };
-use baton_schemas::{EngineError, SequenceRequest};
+use baton_schemas::{EngineError, SequenceRequest, Token};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -50,6 +50,10 @@ use crate::handoff::MAX_NOISE_BYTES;
 /// Largest request body: the endpoint's largest, 32 MiB, with what the endpoint adds. A refused body would look like a
 /// node that fails.
 const MAX_BODY_BYTES: usize = 48 << 20;
+
+/// The most tokens of a reply, unless the context is longer. For more, the error says how many there are: nothing can be
+/// done with them.
+const MAX_TOKENS_SENT: usize = 1 << 20;
 
 /// The state of a node's handlers.
 #[derive(Clone)]
@@ -117,11 +121,22 @@ async fn load_stream(State(node): Node) -> Response {
 }
 
 async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -> Response {
-    answer(node.engine.render(&request.conversation).await.map(|tokens| TokenList { tokens }))
+    token_list(&node, node.engine.render(&request.conversation).await).await
 }
 
 async fn tokenize(State(node): Node, CallBody(request): CallBody<TokenizeRequest>) -> Response {
-    answer(node.engine.tokenize(&request).await.map(|tokens| TokenList { tokens }))
+    token_list(&node, node.engine.tokenize(&request).await).await
+}
+
+async fn token_list(node: &NodeService, tokens: Result<Vec<Token>, EngineError>) -> Response {
+    match tokens {
+        Ok(tokens) if tokens.len() > MAX_TOKENS_SENT => failure(match node.engine.info().await {
+            Ok(info) if tokens.len() <= info.n_ctx as usize => return answer(Ok(TokenList { tokens })),
+            Ok(info) => EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx: info.n_ctx },
+            Err(error) => error,
+        }),
+        tokens => answer(tokens.map(|tokens| TokenList { tokens })),
+    }
 }
 
 async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {

@@ -27,6 +27,10 @@ use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 /// The most entries in `metadata`: OpenAI's limit.
 const MAX_METADATA: usize = 16;
 
+/// The most bytes of `metadata` as JSON, and of each text that is only echoed. Several events of a stream repeat them, so
+/// a long one would take several times the memory of its body. OpenAI's limits are lower.
+const MAX_ECHOED: usize = 16 << 10;
+
 /// The word in `include` for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
@@ -171,6 +175,9 @@ impl ResponsesBody {
         if metadata.len() > MAX_METADATA {
             return Err(InvalidRequest::at("metadata", format_args!("must have at most {MAX_METADATA} entries")));
         }
+        if serde_json::to_vec(&metadata).is_ok_and(|json| json.len() > MAX_ECHOED) {
+            return Err(too_long("metadata"));
+        }
         let echo = Echo {
             instructions,
             max_output_tokens: max_tokens,
@@ -186,9 +193,9 @@ impl ResponsesBody {
             tools: tool_use.tools.iter().map(tools::echo).collect(),
             top_logprobs: top_logprobs.unwrap_or(0),
             max_tool_calls: self.max_tool_calls.get("")?.and_then(Integer::count),
-            safety_identifier: self.safety_identifier.get("")?,
-            prompt_cache_key: self.prompt_cache_key.get("")?,
-            user: self.user.get("")?,
+            safety_identifier: echoed(self.safety_identifier, "safety_identifier")?,
+            prompt_cache_key: echoed(self.prompt_cache_key, "prompt_cache_key")?,
+            user: echoed(self.user, "user")?,
         };
         let images = images.into_vec();
         Ok(ResponsesRequest {
@@ -257,6 +264,18 @@ impl TextConfig {
             Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
         }
     }
+}
+
+/// Returns a text that replies repeat.
+fn echoed(text: Field<String>, field: &str) -> Result<Option<String>, InvalidRequest> {
+    match text.get("")? {
+        Some(text) if text.len() > MAX_ECHOED => Err(too_long(field)),
+        text => Ok(text),
+    }
+}
+
+fn too_long(field: &str) -> InvalidRequest {
+    InvalidRequest::at(field, format_args!("must not be longer than {MAX_ECHOED} bytes"))
 }
 
 #[cfg(test)]
@@ -331,6 +350,8 @@ mod tests {
         refused(json!({"max_tool_calls": 0}), "max_tool_calls");
         refused(json!({"prompt_cache_key": 7}), "prompt_cache_key");
         refused(json!({"safety_identifier": []}), "safety_identifier");
+        refused(json!({"user": "u".repeat(MAX_ECHOED + 1)}), "user");
+        refused(json!({"metadata": {"a": "b".repeat(MAX_ECHOED)}}), "metadata");
         refused(json!({"model": null}), "model");
         refused(json!({"input": null}), "input");
     }
