@@ -1,11 +1,23 @@
 //! Opens a connection to a node, from the accepted socket to the start of HTTP.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::server::DEADLINES;
 use super::tls::ServerTls;
-use crate::connections::tune;
+use crate::connections::{ConnectionDeadlines, tune};
+
+/// The deadlines of a node's connections.
+pub(super) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
+    // Nodes and endpoints send the handshake and the first head at once.
+    first_head: Duration::from_secs(10),
+    // Longer than `Transport` keeps an idle connection.
+    head: Duration::from_secs(60),
+    // An endpoint stops reading while its client does. It disconnects that client first: after 30 s, and at most a
+    // quarter more.
+    read: Duration::from_secs(60),
+};
 
 /// First byte of a TLS connection: the record type of a handshake (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;

@@ -9,9 +9,10 @@ use http::Request;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::connection::DEADLINES;
 use super::listen::Listener;
 use super::loads::NOTICE;
-use crate::connections::{ConnectionDeadlines, Connections};
+use crate::connections::Connections;
 
 /// The most connections; further ones wait in the kernel's backlog. Enough for thousands of streams of an endpoint and
 /// the pulls of a cluster's decode nodes.
@@ -22,17 +23,6 @@ const MAX_HEAD_BYTES: u32 = 16 << 10;
 
 /// How long running calls may continue after a stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
-
-/// The deadlines of a node's connections.
-pub(super) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
-    // Nodes and endpoints send the handshake and the first head at once.
-    first_head: Duration::from_secs(10),
-    // Longer than `Transport` keeps an idle connection.
-    head: Duration::from_secs(60),
-    // An endpoint stops reading while its client does. It disconnects that client first: after 30 s, and at most a
-    // quarter more.
-    read: Duration::from_secs(60),
-};
 
 impl Listener {
     /// Serves until `stop` is cancelled and for 0.3 s after it, then lets running calls end, for at most 60 s. Errors: the
