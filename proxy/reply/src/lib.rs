@@ -19,6 +19,7 @@
 //! ```
 
 pub mod choice;
+mod part_content;
 mod part_filter;
 pub mod part_reply;
 pub mod stop;

@@ -4,8 +4,8 @@
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
+use crate::part_content::PartContent;
 use crate::stop::StopScanner;
-use crate::tools::PartContent;
 
 /// Finds stop strings in the text for the user, counts calls, and decides when the reply is over.
 #[derive(Debug, Clone)]

@@ -27,7 +27,9 @@ use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{Tool, ToolUse};
 pub use form::{NoThinking, ReplyForm, present};
-pub use reader::{PartContent, ReplyReader};
+pub use reader::ReplyReader;
+
+pub use crate::part_content::PartContent;
 
 /// The format in which a family of models writes calls.
 pub trait ToolFormat: Send + Sync + Debug {

@@ -5,16 +5,8 @@ use baton_schemas::tools::ToolCallDelta;
 
 use super::thought::Thought;
 use super::{CallParser, ParsedPiece, ParsedPieces};
+use crate::part_content::PartContent;
 use crate::part_filter::{PartFilter, push_text};
-
-/// The content of one part of a reply.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PartContent {
-    /// Text for the user.
-    Text(String),
-    Reasoning(String),
-    Call(ToolCallDelta),
-}
 
 /// Limits on the content of a reply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
