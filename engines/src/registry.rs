@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::handoff::KvPuller;
-use crate::sim::{SimConfig, SimEngine};
+use crate::sim::{SimAbort, SimConfig, SimEngine};
 
 /// Which engine runs a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -137,6 +137,7 @@ fn sim(options: EngineOptions) -> SimConfig {
         prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
         decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        abort: SimAbort::from_environment(),
         ..SimConfig::default()
     }
 }

@@ -166,6 +166,7 @@ impl RequestError {
                 EngineError::Unavailable { .. } => RequestErrorKind::Unavailable,
                 EngineError::Unauthorized => RequestErrorKind::Unauthorized,
                 EngineError::Lost { .. } => RequestErrorKind::EngineLost,
+                EngineError::Poison { .. } => RequestErrorKind::Poison,
                 EngineError::Internal { .. } => RequestErrorKind::Internal,
             },
         }
@@ -198,6 +199,8 @@ pub enum RequestErrorKind {
     Unauthorized,
     /// The engine was lost.
     EngineLost,
+    /// Engine processes ended while they worked on the request.
+    Poison,
     /// The engine failed.
     Internal,
 }
@@ -218,6 +221,7 @@ impl RequestErrorKind {
             RequestErrorKind::Unsupported => "unsupported",
             RequestErrorKind::Unauthorized => "unauthorized",
             RequestErrorKind::EngineLost => "engine_lost",
+            RequestErrorKind::Poison => "poison",
             RequestErrorKind::Internal => "internal",
         }
     }

@@ -69,6 +69,13 @@ pub enum EngineError {
         /// For the log only: may contain an address.
         detail: String,
     },
+    /// Engine processes ended while they worked on this request, so it is not given to another one. Only an endpoint says
+    /// this. Client-safe.
+    #[error("{n_processes} engine processes ended while they worked on this request, so it is not tried again")]
+    Poison {
+        /// The number of processes.
+        n_processes: u32,
+    },
     /// The engine itself failed, e.g. llama.cpp refused a batch.
     #[error("the engine failed: {detail}")]
     Internal {

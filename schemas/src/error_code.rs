@@ -30,6 +30,8 @@ pub enum ErrorCode {
     ConcurrencyLimitExceeded,
     /// 500: the server failed.
     InternalError,
+    /// 500: engine processes ended while they worked on the request.
+    PoisonRequest,
     /// 503: the queue is full.
     QueueFull,
     /// 503: too many clients stream `/baton/state`.

@@ -84,6 +84,9 @@ pub struct NodeInfo {
     /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,
+    /// A random number of the node's process, which shows that a process was replaced. 0 from a node of an older version.
+    #[serde(default)]
+    pub process: u64,
 }
 
 fn yes() -> bool {

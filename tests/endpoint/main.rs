@@ -12,6 +12,7 @@ mod network_exposure;
 mod node_states;
 mod node_watch;
 mod operator_view;
+mod poison;
 mod reload;
 mod service;
 mod shutdown;

@@ -43,6 +43,7 @@ impl Gguf {
                 chat_template: template.to_owned(),
                 ..ModelFacts::default()
             },
+            process: 0,
         }
     }
 }

@@ -172,6 +172,7 @@ impl LlamaEngine {
             role: Role::Both,
             kv: started.kv,
             facts,
+            process: 0,
         };
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
         Ok(LlamaEngine {

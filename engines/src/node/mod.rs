@@ -65,6 +65,8 @@ struct NodeService {
     stop: CancellationToken,
     /// Permits for further streams of loads.
     load_streams: Arc<Semaphore>,
+    /// [`NodeInfo::process`].
+    process: u64,
 }
 
 /// The routes of a node around `engine`. Calls that its role does not allow are refused.
@@ -88,7 +90,7 @@ pub fn stoppable_router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey, st
         .route("/link", post(link))
         .route("/noise", get(noise))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeService { engine, role, key: key.clone(), stop, load_streams });
+        .with_state(NodeService { engine, role, key: key.clone(), stop, load_streams, process: rand::random() });
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
@@ -109,7 +111,7 @@ async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Nex
 type Node = State<NodeService>;
 
 async fn info(State(node): Node) -> Response {
-    answer(node.engine.info().await.map(|info| NodeInfo { role: node.role, ..info }))
+    answer(node.engine.info().await.map(|info| NodeInfo { role: node.role, process: node.process, ..info }))
 }
 
 async fn load(State(node): Node) -> Response {
@@ -267,6 +269,8 @@ fn status(error: &EngineError) -> StatusCode {
         EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
         EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
         EngineError::QueueFull { .. } | EngineError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
-        EngineError::Lost { .. } | EngineError::Internal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        EngineError::Lost { .. } | EngineError::Poison { .. } | EngineError::Internal { .. } => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! is a pure function of prompt, seed and position, so that a resumed sequence continues exactly. Measurements with it
 //! show the endpoint's performance and are marked as simulated.
 
+mod abort;
 mod cache;
 mod kv;
 pub mod link;
@@ -28,6 +29,7 @@ use futures::StreamExt;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+pub use self::abort::{ABORT_VARIABLE, SimAbort, SimWork};
 use self::cache::PrefixCache;
 use self::text::{N_VOCAB, SimReply};
 pub use self::wrapper::{EngineWrapper, UnusedEngine};
@@ -60,6 +62,8 @@ pub struct SimConfig {
     /// Bytes of KV for each token that chunks really carry, to save memory. A [simulated link](link) still takes the
     /// time of `kv_bytes_per_token`; a real link refuses such chunks.
     pub kv_bytes_carried: Option<u32>,
+    /// A fault for tests.
+    pub abort: Option<SimAbort>,
 }
 
 impl Default for SimConfig {
@@ -76,6 +80,7 @@ impl Default for SimConfig {
             chunk_tokens: 256,
             kv_bytes_per_token: 256,
             kv_bytes_carried: None,
+            abort: None,
         }
     }
 }
@@ -170,6 +175,7 @@ impl Engine for SimEngine {
             role: Role::Both,
             kv: Some(kv::identity(config)),
             facts: ModelFacts::default(),
+            process: 0,
         })
     }
 
@@ -188,11 +194,11 @@ impl Engine for SimEngine {
     }
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        Ok(text::render(conversation))
+        Ok(self.state.unless_abort(SimWork::Tokenize, text::render(conversation)))
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        Ok(text::tokenize(request))
+        Ok(self.state.unless_abort(SimWork::Tokenize, text::tokenize(request)))
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
@@ -222,6 +228,7 @@ impl Engine for SimEngine {
                 yield SequenceEvent::Handoff(handoff);
             }
             let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
+            SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, &request.prompt);
             let mut n_left = wanted.len().saturating_sub(n_there);
             // Each replayed token takes a step.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
@@ -253,6 +260,9 @@ impl Engine for SimEngine {
             let reason = loop {
                 if tokens.len() - request.prompt.len() >= limit || tokens.len() >= state.config.n_ctx as usize {
                     break FinishReason::Length;
+                }
+                if tokens.len() - request.prompt.len() == abort::DECODE_TOKENS {
+                    SimAbort::check(state.config.abort.as_ref(), SimWork::Decode, &request.prompt);
                 }
                 // Due times instead of sleeps, so that a late step does not delay the next ones.
                 n_sharing += state.n_streams() as f64;
@@ -287,6 +297,7 @@ impl Engine for SimEngine {
             let _place = place;
             let started = Instant::now();
             for input in &request.inputs {
+                SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
                 state.prefill(input.len()).await;
                 yield Ok(EmbedEvent::Vector(vectors::of(input)));
             }
@@ -316,6 +327,7 @@ impl Engine for SimEngine {
             let started = Instant::now();
             let tokens = &request.tokens;
             let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, tokens);
+            SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, tokens);
             let mut p0 = request.start;
             let mut n_computed = 0;
             let mut computed = started;
@@ -358,6 +370,12 @@ impl SimState {
     fn backlog(&self) -> u32 {
         let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
         (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
+    }
+
+    /// These tokens, unless the work on them is the fault.
+    fn unless_abort(&self, work: SimWork, tokens: Vec<Token>) -> Vec<Token> {
+        SimAbort::check(self.config.abort.as_ref(), work, &tokens);
+        tokens
     }
 
     fn speed(&self) -> f64 {

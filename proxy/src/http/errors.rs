@@ -170,6 +170,10 @@ fn map_engine(error: &EngineError) -> HttpFailure {
         EngineError::Lost { .. } => {
             HttpFailure::unavailable("The engine stopped while it worked on this request.", SOON)
         }
+        EngineError::Poison { .. } => HttpFailure {
+            error: ErrorBody::new(ErrorKind::Server, error.to_string()).code(ErrorCode::PoisonRequest),
+            ..HttpFailure::internal()
+        },
         EngineError::Unauthorized | EngineError::Internal { .. } => HttpFailure::internal(),
     }
 }
@@ -306,6 +310,8 @@ mod tests {
             EngineError::Unavailable { reason: "restarting".into() },
             (503, ErrorKind::Unavailable, None, after(SOON)),
         );
+        let poison = EngineError::Poison { n_processes: 2 };
+        check(poison, (500, ErrorKind::Server, Some(ErrorCode::PoisonRequest), Retry::Never));
         check(EngineError::Unauthorized, (500, ErrorKind::Server, Some(ErrorCode::InternalError), Retry::Never));
         check(EngineError::lost("10.0.0.7:9000 reset"), (503, ErrorKind::Unavailable, None, after(SOON)));
         check(

@@ -215,6 +215,7 @@ mod tests {
                 chat_template: "{{ x }}".into(),
                 ..ModelFacts::default()
             },
+            process: 0,
         }
     }
 

@@ -157,12 +157,22 @@ impl BatonNode {
 
     /// The same with another cluster key.
     pub fn with_key(key: &str, args: &[&str]) -> BatonNode {
+        BatonNode::started(key, args, &[])
+    }
+
+    /// A node with these arguments and these variables in its environment.
+    pub fn with_variables(args: &[&str], variables: &[(&str, &str)]) -> BatonNode {
+        BatonNode::started(CLUSTER_KEY, args, variables)
+    }
+
+    fn started(key: &str, args: &[&str], variables: &[(&str, &str)]) -> BatonNode {
         let listen: &[&str] = if args.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let process = Command::new(&*BATON)
             .arg("node")
             .args(listen)
             .args(args)
             .env("BATON_CLUSTER_KEY", key)
+            .envs(variables.iter().copied())
             .stderr(Stdio::piped())
             .spawn();
         let mut process = Process(process.unwrap());
@@ -175,6 +185,11 @@ impl BatonNode {
 
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Returns true if the process has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
     }
 
     /// Sends the node a signal.

@@ -8,7 +8,7 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{Engine, SequenceStream};
 use baton_planner::cost::{Prediction, Route};
 use baton_planner::policy::Policy;
-use baton_proxy::request::failover::Resilient;
+use baton_proxy::request::failover::{PoisonMark, Resilient};
 use baton_proxy::request::plan::{PlanRequest, plan};
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::models::{self, ServedModel};
@@ -195,7 +195,7 @@ impl Cluster {
         let route = plan.route;
         let prediction = plan.prediction;
         let began = Instant::now();
-        let events = Resilient::begin(plan, request, tracing::Span::none()).await?.into_events();
+        let events = Resilient::begin(plan, request, PoisonMark::default(), tracing::Span::none()).await?.into_events();
         Ok(PlannedRequest { route, prediction, times: watch_stream(began, events).await? })
     }
 }

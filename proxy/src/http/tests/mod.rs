@@ -262,6 +262,7 @@ fn info() -> Arc<NodeInfo> {
         role: Role::Both,
         kv: None,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
+        process: 0,
     })
 }
 

@@ -17,8 +17,8 @@ use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
 use crate::request::admission::Admission;
 use crate::request::caller::Caller;
-use crate::request::failover::{StartRetry, ask};
-use crate::targets::models::{ImageNeed, ServedModel};
+use crate::request::failover::StartRetry;
+use crate::targets::models::ServedModel;
 use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
 
@@ -72,11 +72,12 @@ async fn admit_and_compute(
         check_dimensions(request, facts)?;
         Ok((tokens(&node, request, facts).await?, facts))
     };
-    let (inputs, facts) = ask(model, Some(&request.model), &[], tokenize).await?;
+    let mut retry = StartRetry::default();
+    let (inputs, facts) = retry.ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
-    let (vectors, timings) = compute(model, inputs, facts).await?;
+    let (vectors, timings) = compute(model, inputs, facts, retry).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
@@ -165,13 +166,14 @@ async fn compute(
     model: &ServedModel,
     mut inputs: Vec<Vec<Token>>,
     facts: EmbeddingFacts,
+    mut retry: StartRetry,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let mut vectors = Vec::with_capacity(inputs.len());
     let mut timings = EmbedTimings::default();
-    let mut retry = StartRetry::default();
     loop {
-        let error = match choose(model, retry.failed()).await {
+        let error = match choose(model, &mut retry).await {
             Ok(node) => {
+                let visit = retry.visit(node);
                 let (attempt, outcome) = attempt(node, &inputs, facts).await;
                 timings.queue_ms += attempt.timings.queue_ms;
                 timings.compute_ms += attempt.timings.compute_ms;
@@ -180,7 +182,7 @@ async fn compute(
                 }
                 inputs.drain(..attempt.vectors.len());
                 vectors.extend(attempt.vectors);
-                retry.note(model, node, &outcome);
+                retry.note(model, &visit, &outcome);
                 match outcome {
                     Ok(()) => return Ok((vectors, timings)),
                     Err(error) => error.into(),
@@ -230,8 +232,13 @@ async fn fill(
     Err(EngineError::lost("the stream of vectors ended early"))
 }
 
-/// Returns the least busy node that has not failed this request; if all have failed, any ready node.
-async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<Node>, RequestError> {
+/// Returns the least busy node that has not failed this request; if all have failed, any ready node. A suspect gets a node
+/// without other suspects.
+async fn choose<'m>(model: &'m ServedModel, retry: &mut StartRetry) -> Result<&'m Arc<Node>, RequestError> {
+    if retry.mark().is_suspect() {
+        return Ok(retry.next_node(model, None).await?.0);
+    }
+    let failed = retry.failed();
     let untried = model
         .decode
         .iter()
@@ -246,7 +253,7 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<
             node.breakers.of(Task::Decode).try_pass();
             Ok(node)
         }
-        None => Ok(model.ready_node(None, failed, ImageNeed::None).await?.0),
+        None => Ok(retry.next_node(model, None).await?.0),
     }
 }
 

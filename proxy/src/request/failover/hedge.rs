@@ -9,6 +9,7 @@ use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
 use tracing::Span;
 
+use super::poison::PoisonMark;
 use super::route_run::{RouteRun, accept, next_of, projector_of};
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
@@ -49,7 +50,12 @@ impl Race {
 }
 
 /// Starts `request` a second time, on another decode node than `late`'s. Errors: no other node is ready.
-pub(super) fn start(late: &Plan, request: &SequenceRequest, span: &Span) -> Result<RouteRun, RequestError> {
+pub(super) fn start(
+    late: &Plan,
+    request: &SequenceRequest,
+    mark: &PoisonMark,
+    span: &Span,
+) -> Result<RouteRun, RequestError> {
     let mut request = request.clone();
     // The other choices of the group stay on the first node.
     request.group = None;
@@ -72,7 +78,7 @@ pub(super) fn start(late: &Plan, request: &SequenceRequest, span: &Span) -> Resu
     let node = &plan.decode().name;
     let span = tracing::info_span!(target: TARGET, parent: span, "decode", node, hedged = true);
     request.kv_source = plan.kv_source(&span);
-    let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan) };
+    let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan, mark) };
     // The node is asked when the stream is first polled, so that the first route runs while its answer is awaited.
     let mut events = futures::stream::once(accept(&run.plan, request, &span)).try_flatten();
     let events = async_stream::stream! {

@@ -13,6 +13,7 @@
 
 mod hedge;
 mod learning;
+mod poison;
 mod progress;
 mod retryable;
 mod route_run;
@@ -22,6 +23,7 @@ mod token_deadline;
 
 use baton_engines::SequenceStream;
 use baton_planner::reason::FailureReason;
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
@@ -29,6 +31,7 @@ use tokio::sync::watch;
 use tracing::Span;
 
 use self::hedge::{Race, RaceEvent};
+pub use self::poison::{PoisonMark, Visit};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
 use self::route_run::{RouteRun, RunEvent, accept, projector_of};
@@ -49,6 +52,7 @@ pub struct Resilient {
     request: SequenceRequest,
     progress: StreamProgress,
     losses: Losses,
+    mark: PoisonMark,
     /// A request gets no third route.
     was_hedged: bool,
     followers: watch::Sender<Plan>,
@@ -110,10 +114,15 @@ impl Resilient {
     /// Starts a sequence on `plan`'s decode node. Returns once the node has accepted it. Where hedging is configured, it
     /// returns as soon as the first token is late, and acceptance is then awaited with the token. The span lives as long
     /// as the sequence. Errors: the node's refusal, or that it is lost.
-    pub async fn begin(plan: Plan, mut request: SequenceRequest, span: Span) -> Result<Resilient, EngineError> {
+    pub async fn begin(
+        plan: Plan,
+        mut request: SequenceRequest,
+        mark: PoisonMark,
+        span: Span,
+    ) -> Result<Resilient, EngineError> {
         request.kv_source = plan.kv_source(&span);
         let followers = watch::Sender::new(plan.clone());
-        let mut run = RouteRun::claim(plan);
+        let mut run = RouteRun::claim(plan, &mark);
         // The wait for the first token begins here.
         let due = run.deadline.due();
         let mut acceptance = accept(&run.plan, request.clone(), &span);
@@ -129,6 +138,7 @@ impl Resilient {
             request,
             progress: StreamProgress::default(),
             losses: Losses::default(),
+            mark,
             was_hedged: false,
             followers,
             span,
@@ -195,8 +205,9 @@ impl Resilient {
             }
             RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
                 if error.is_lost_engine() || is_engine_failure(&error) {
-                    self.count_loss(&race.first.plan, LossKind::of(&error), &error);
+                    self.count_loss(&race.first, LossKind::of(&error), &error);
                 }
+                race.second.visit.note_suspect(&self.mark);
                 Ok(self.switch_to(race.into_second()).into())
             }
             RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
@@ -214,6 +225,8 @@ impl Resilient {
                 tracing::info!(%error, "the second route of a late request was lost; the first one is awaited");
                 if error.is_lost_engine() {
                     race.second.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
+                    self.mark.lost(&race.second.visit, false);
+                    race.first.visit.note_suspect(&self.mark);
                 }
                 Ok(SequenceState::Streaming(race.first).into())
             }
@@ -223,7 +236,7 @@ impl Resilient {
 
     /// `TakingUp` → `Streaming` on the engine that accepts the rest.
     async fn take_up(&mut self, lost: LostRoute) -> Result<NextState, EngineError> {
-        let taken_up = take_up(lost, &mut self.request, &self.span).await;
+        let taken_up = take_up(lost, &mut self.request, &mut self.mark, &self.span).await;
         let run = taken_up.map_err(|error| self.first_failure_or(error))?;
         Ok(self.switch_to(Box::new(run)).into())
     }
@@ -247,6 +260,7 @@ impl Resilient {
                 // A node of an older version does not report this time.
                 let report = report.with_unhidden(report.unhidden_ms);
                 run.learn_handoff(&report, &self.request);
+                self.note_prefill(run, &report);
                 self.progress.hand_over(&report).then_some(SequenceEvent::Handoff(report))
             }
             SequenceEvent::Token(token) => {
@@ -255,6 +269,8 @@ impl Resilient {
                 }
                 self.progress.token();
                 self.losses.n_in_a_row = 0;
+                self.mark.clear();
+                run.visit.clear();
                 self.request.generated.push(token.id);
                 run.expect_next_token();
                 Some(SequenceEvent::Token(token))
@@ -266,13 +282,24 @@ impl Resilient {
         }
     }
 
+    /// Notes a prefill node that may have ended under the prompt. The decode node computes the prompt now.
+    fn note_prefill(&mut self, run: &mut RouteRun, report: &HandoffReport) {
+        let visit = run.prefill_visit.take();
+        let may_have_ended =
+            matches!(report.failure, Some(HandoffFailure::PrefillLost | HandoffFailure::PrefillDown));
+        if let Some(visit) = visit.filter(|_| may_have_ended) {
+            self.mark.lost(&visit, false);
+            run.visit.note_suspect(&self.mark);
+        }
+    }
+
     /// The first token is late: `Streaming` → `Hedging`, if that is configured and another node is ready.
     fn hedge(&mut self, mut run: Box<RouteRun>) -> SequenceState {
         run.count_late();
         if !run.plan.model.deadlines.hedge || self.was_hedged || !self.request.generated.is_empty() {
             return SequenceState::Streaming(run);
         }
-        match hedge::start(&run.plan, &self.request, &self.span) {
+        match hedge::start(&run.plan, &self.request, &self.mark, &self.span) {
             Ok(second) => {
                 tracing::info!(route = %second.plan, "a late request was started a second time; the first token decides");
                 run.plan.model.fallbacks.count(FallbackReason::Hedged);
@@ -298,7 +325,7 @@ impl Resilient {
     /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
-        self.count_loss(&run.plan, kind, &error);
+        self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {
             // The engine was lost between the last token and the last event.
@@ -313,11 +340,14 @@ impl Resilient {
     }
 
     /// Counts the stop of the decode node, in its breaker and in the fallbacks.
-    fn count_loss(&mut self, plan: &Plan, kind: LossKind, error: &EngineError) {
-        let node = plan.decode();
-        let fallbacks = &plan.model.fallbacks;
+    fn count_loss(&mut self, run: &RouteRun, kind: LossKind, error: &EngineError) {
+        let node = run.plan.decode();
+        let fallbacks = &run.plan.model.fallbacks;
         match kind {
             LossKind::Lost => {
+                // The outcome of the handoff may have been lost with the decode node.
+                run.prefill_visit.iter().for_each(|visit| self.mark.lost(visit, false));
+                self.mark.lost(&run.visit, run.has_token);
                 node.failed(Task::Decode, FailureReason::DecodeLost);
                 node.forget();
                 fallbacks.count(FallbackReason::DecodeLost);

@@ -11,6 +11,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
+use super::poison::{PoisonMark, Visit};
 use super::token_deadline::{Overdue, TokenDeadline};
 use crate::request::plan::Plan;
 use crate::targets::nodes::NodeClaim;
@@ -29,6 +30,9 @@ pub(super) struct RouteRun {
     /// about the plan's prediction.
     pub(super) is_first_route: bool,
     pub(super) has_token: bool,
+    /// The request on its decode node, and on the node that computes its prompt, if that is another one.
+    pub(super) visit: Visit,
+    pub(super) prefill_visit: Option<Visit>,
     pub(super) times: RunTimes,
 }
 
@@ -50,8 +54,19 @@ pub(super) enum RunEvent {
 
 impl RouteRun {
     /// Claims the plan's nodes. Asks no engine: `events` is empty until the caller sets it.
-    pub(super) fn claim(plan: Plan) -> RouteRun {
+    pub(super) fn claim(plan: Plan, mark: &PoisonMark) -> RouteRun {
+        let visit = mark.visit(plan.decode());
+        RouteRun::during(visit, plan, mark)
+    }
+
+    /// The same for a visit to the decode node that has begun.
+    pub(super) fn during(mut visit: Visit, plan: Plan, mark: &PoisonMark) -> RouteRun {
+        if plan.prefill().is_some() {
+            visit.note_handoff(mark);
+        }
         RouteRun {
+            visit,
+            prefill_visit: plan.prefill().map(|node| mark.visit(node)),
             events: futures::stream::empty().boxed(),
             claims: plan.claim(),
             began: Instant::now(),

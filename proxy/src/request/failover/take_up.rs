@@ -8,12 +8,13 @@ use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::poison::PoisonMark;
 use super::retryable::{is_engine_failure, is_transient};
 use super::route_run::{RouteRun, accept, projector_of};
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::targets::models::ImageNeed;
-use crate::targets::nodes::Task;
+use crate::targets::nodes::{FallbackReason, Task};
 
 /// The pause between two attempts to find an engine.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -21,6 +22,11 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// How long to look for an engine. This outlasts the restart of a local engine, and of a node that its machine's service
 /// manager starts again.
 pub(super) const TAKE_UP_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The longest time for which a stream lets streams with less to compute go first, and the tokens of such a stream. Less
+/// than the time to compute so many tokens.
+const LONGEST_HEAD_START: Duration = Duration::from_millis(500);
+const LONG_REPLAY: usize = 8 << 10;
 
 /// A route whose engine has stopped.
 pub(super) struct LostRoute {
@@ -35,6 +41,9 @@ struct EngineSearch<'a> {
     barred: Option<usize>,
     /// Decode nodes that were lost, or refused to continue.
     failed: Vec<usize>,
+    mark: &'a mut PoisonMark,
+    /// Until then a suspect waits for a node without other suspects. Set when a node is ready.
+    alone_until: Option<Instant>,
     span: &'a Span,
 }
 
@@ -43,19 +52,33 @@ struct EngineSearch<'a> {
 pub(super) async fn take_up(
     lost: LostRoute,
     request: &mut SequenceRequest,
+    mark: &mut PoisonMark,
     span: &Span,
 ) -> Result<RouteRun, EngineError> {
     // The other choices of the group stay where they are.
     request.group = None;
-    let deadline = Instant::now() + TAKE_UP_DEADLINE;
+    tokio::time::sleep(head_start(request.prompt.len() + request.generated.len())).await;
+    let began = Instant::now();
+    let mut deadline = began + TAKE_UP_DEADLINE;
+    let longest = lost.plan.model.deadlines.max;
     let decode = lost.plan.route.decode;
     let barred = is_engine_failure(&lost.error).then_some(decode);
-    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], span };
+    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, alone_until: None, span };
     loop {
+        if let Some(poison) = search.mark.verdict().await {
+            lost.plan.model.fallbacks.count(FallbackReason::Poison);
+            return Err(poison);
+        }
         match search.start_rest(request).await {
             Ok(run) => return Ok(run),
             Err(RequestError::Engine(error)) if !is_transient(&error) => return Err(error),
-            Err(error) => tracing::info!(%error, "no engine continues the stream yet; trying again"),
+            Err(error) => {
+                if matches!(error, RequestError::Engine(EngineError::QueueFull { .. })) {
+                    // A full engine works, so a place will become free.
+                    deadline = (Instant::now() + TAKE_UP_DEADLINE).min(began + longest);
+                }
+                tracing::debug!(%error, "no engine continues the stream yet; trying again");
+            }
         }
         if Instant::now() >= deadline {
             return Err(lost.error);
@@ -64,22 +87,50 @@ pub(super) async fn take_up(
         if search.failed.len() >= lost.plan.model.n_supporting(ImageNeed::of_prompt(projector_of(request))) {
             search.failed = barred.into_iter().collect();
         }
-        tokio::time::sleep(RETRY_PAUSE).await;
+        // Many streams lose one engine at the same moment, and must not ask the others in step.
+        tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
     }
+}
+
+/// The time before a stream looks for another engine: streams with less to compute go first, because they are done first.
+fn head_start(n_tokens: usize) -> Duration {
+    let share = (n_tokens as f64 / LONG_REPLAY as f64).min(1.0);
+    LONGEST_HEAD_START.mul_f64(share * rand::random_range(0.5..1.5))
 }
 
 impl EngineSearch<'_> {
     /// Starts the rest of the sequence on the best node that has not failed yet. Errors: why there is none; a node that
     /// refuses counts as failed.
     async fn start_rest(&mut self, request: &mut SequenceRequest) -> Result<RouteRun, RequestError> {
-        let plan = self.plan(request).await?;
+        let model = &self.lost.plan.model;
+        let need = ImageNeed::of_prompt(projector_of(request));
+        model.ready_node(None, &[], need).await?;
+        let alone_until = *self.alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
+        let is_patient = Instant::now() < alone_until;
+        let avoided = if is_patient { self.mark.avoided(model) } else { Vec::new() };
+        let exclude = [&self.failed[..], &avoided].concat();
+        if !avoided.is_empty() && !PoisonMark::has_other_node(model, &exclude, need) {
+            return Err(others_first());
+        }
+        let plan = self.plan(request, &exclude)?;
+        let mut visit = match self.mark.visit_alone(plan.decode()) {
+            Some(visit) => visit,
+            None if is_patient => return Err(others_first()),
+            None => self.mark.visit(plan.decode()),
+        };
+        if self.mark.is_suspect()
+            && let Err(error) = visit.check().await
+        {
+            self.failed.push(plan.route.decode);
+            return Err(error.into());
+        }
         request.kv_source = plan.kv_source(self.span);
-        let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan) };
-        let decode = run.plan.decode();
+        let mut run = RouteRun { is_first_route: false, ..RouteRun::during(visit, plan, self.mark) };
         run.events = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
             self.failed.push(run.plan.route.decode);
             if error.is_lost_engine() {
-                decode.failed(Task::Decode, FailureReason::DecodeLost);
+                run.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
+                self.mark.lost(&run.visit, false);
             }
         })?;
         run.began = Instant::now();
@@ -87,10 +138,8 @@ impl EngineSearch<'_> {
         Ok(run)
     }
 
-    async fn plan(&self, request: &SequenceRequest) -> Result<Plan, RequestError> {
+    fn plan(&self, request: &SequenceRequest, exclude: &[usize]) -> Result<Plan, RequestError> {
         let model = &self.lost.plan.model;
-        let projector = projector_of(request);
-        model.ready_node(None, &[], ImageNeed::of_prompt(projector)).await?;
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         let asked = PlanRequest {
             tokens: &tokens,
@@ -98,9 +147,9 @@ impl EngineSearch<'_> {
             scope: request.cache_scope,
             max_tokens: request.max_tokens.map(|n| n.saturating_sub(request.generated.len() as u32)),
             policy: self.lost.plan.asked_policy,
-            projector,
-            exclude: &self.failed,
-            exclude_prefill: &[],
+            projector: projector_of(request),
+            exclude,
+            exclude_prefill: &self.mark.avoided_prefill(model),
         };
         let plan = plan::plan(&Arc::clone(model), &asked)?;
         if self.barred == Some(plan.route.decode) {
@@ -108,4 +157,9 @@ impl EngineSearch<'_> {
         }
         Ok(plan)
     }
+}
+
+/// Each node is trying another suspect.
+fn others_first() -> RequestError {
+    EngineError::Unavailable { reason: "other streams that lost their engine are continued first".into() }.into()
 }

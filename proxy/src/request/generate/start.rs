@@ -96,7 +96,7 @@ async fn try_start(
     retry: &mut StartRetry,
 ) -> Result<StartedRequest, RequestError> {
     let Starting { request, caller, watch } = starting;
-    let (node, info) = model.ready_node(Some(&request.model), retry.failed(), retry.image_need()).await?;
+    let (node, info) = retry.next_node(model, Some(&request.model)).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
     let prompt = async {
         let mut prompt = prompt::prepare(node, &info, model.longest_context(&info), request).await?;
@@ -106,7 +106,10 @@ async fn try_start(
     let prompt = retry.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
-    let plan_request = PlanRequest::of_prompt(&prompt, caller, retry.failed());
+    let exclude = retry.exclude(model);
+    let exclude_prefill = retry.mark().avoided_prefill(model);
+    let plan_request =
+        PlanRequest { exclude_prefill: &exclude_prefill, ..PlanRequest::of_prompt(&prompt, caller, &exclude) };
     let plan = span.in_scope(|| plan::plan(model, &plan_request))?;
     let n_prompt = prompt.tokens.len() as u32;
     watch.planned(plan.summary(n_prompt));
@@ -120,8 +123,9 @@ async fn try_start(
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
-        let accepted = Resilient::begin(plan.for_choice(choice), sequence, span).await;
-        retry.note(model, node, &accepted);
+        let visit = retry.visit(node);
+        let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
+        retry.note(model, &visit, &accepted);
         let accepted = accepted.map_err(|error| refused(error, request))?;
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());

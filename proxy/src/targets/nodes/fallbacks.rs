@@ -17,6 +17,8 @@ pub enum FallbackReason {
     DecodeLost,
     /// The engine failed at the request: another engine tries it once.
     EngineFailed,
+    /// Two processes ended under the request: no other engine tries it.
+    Poison,
     /// The first token is later than its deadline.
     FirstTokenLate,
     /// A later token is later than its deadline.
@@ -39,6 +41,7 @@ impl FallbackReason {
             FallbackReason::DecodeUnavailable => "decode_unavailable",
             FallbackReason::DecodeLost => "decode_lost",
             FallbackReason::EngineFailed => "engine_failed",
+            FallbackReason::Poison => "poison",
             FallbackReason::FirstTokenLate => "first_token_late",
             FallbackReason::NextTokenLate => "next_token_late",
             FallbackReason::Hedged => "hedged",

@@ -12,6 +12,7 @@ mod node;
 mod node_state;
 mod prefixes;
 pub mod probe;
+mod suspects;
 
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::breakers::{Breakers, PairBreakers, Task};
@@ -20,3 +21,4 @@ pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTran
 pub use self::identity::ModelIdentity;
 pub use self::node::{Node, NodeClaim, READY_WAIT};
 pub use self::node_state::NodeState;
+pub use self::suspects::{SuspectStay, Suspects};

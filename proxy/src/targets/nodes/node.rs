@@ -20,6 +20,8 @@ use super::identity::ModelIdentity;
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
 use super::node_state::NodeState;
 use super::prefixes::Prefixes;
+use super::probe;
+use super::suspects::Suspects;
 use crate::error::RequestError;
 
 /// How long a request waits for a node that is starting. A restart of the default model takes much less; clients of a
@@ -42,6 +44,8 @@ pub struct Node {
     pub health: Arc<Health>,
     /// Its breakers. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
     pub breakers: Breakers,
+    /// The suspects on it; see [`PoisonMark`](crate::request::failover::PoisonMark).
+    pub suspects: Arc<Suspects>,
     load: Mutex<NodeLoad>,
     last_answer: Mutex<Instant>,
     claims: ClaimedWork,
@@ -72,6 +76,7 @@ impl Node {
             engine,
             health,
             breakers: Breakers::default(),
+            suspects: Arc::default(),
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),
             claims: ClaimedWork::default(),
@@ -113,6 +118,16 @@ impl Node {
     /// The node's latest description.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.health.last_info()
+    }
+
+    /// The number of its process, as far as it is known.
+    pub fn process(&self) -> u64 {
+        self.last_info().map_or(0, |info| info.process)
+    }
+
+    /// Asks the node if this process of it has ended. A node that is frozen or cut off has not, as far as anybody knows.
+    pub async fn has_ended(&self, process: u64) -> bool {
+        probe::has_ended(&*self.engine, process).await
     }
 
     /// Notes the node's description. Forgets all measurements if the node runs another model than before.

@@ -18,6 +18,11 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Missed answers in a row until an engine counts as frozen. A busy machine may miss one or two.
 const MAX_MISSES: u32 = 3;
 
+/// How often [`has_ended`] asks a node to which no connection can be made, and the pause in between: together longer than
+/// a short fault of a link.
+const LAST_CALLS: u32 = 5;
+const LAST_CALL_PAUSE: Duration = Duration::from_millis(300);
+
 /// The interval, up to a fifth longer or shorter, so that endpoints that started together do not send their checks at the
 /// same time.
 pub fn jittered(interval: Duration) -> Duration {
@@ -43,6 +48,22 @@ pub async fn until_frozen(engine: &dyn Engine, report: impl Fn(Result<(), Engine
         n_missed = if answer.is_ok() { 0 } else { n_missed + 1 };
         report(answer.map(drop));
     }
+}
+
+/// Returns true if a process that was lost has ended: another one answers, or nothing listens. A broken link looks like
+/// that for a moment only, so the node is asked several times. A node that does not answer may live: it may be frozen, or
+/// its machine cut off.
+pub async fn has_ended(engine: &dyn Engine, process: u64) -> bool {
+    for _ in 0..LAST_CALLS {
+        match tokio::time::timeout(DEADLINE, engine.info()).await {
+            Ok(Ok(info)) => return info.process != process,
+            // A node that served before says this only if it was started again.
+            Ok(Err(EngineError::Unavailable { .. })) => return true,
+            Ok(Err(EngineError::Lost { .. })) => tokio::time::sleep(LAST_CALL_PAUSE).await,
+            Ok(Err(_)) | Err(_) => return false,
+        }
+    }
+    true
 }
 
 async fn in_time<T>(answer: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {

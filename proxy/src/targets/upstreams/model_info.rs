@@ -36,6 +36,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         role: Role::default(),
         kv: None,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
+        process: 0,
     };
     // Waiting choices also count as claimed. An unreachable upstream has no free slot.
     let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {

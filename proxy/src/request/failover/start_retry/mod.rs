@@ -12,6 +12,7 @@ use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
+use super::poison::{PoisonMark, Visit};
 use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
 use crate::targets::models::{ImageNeed, ServedModel};
@@ -24,7 +25,7 @@ const START_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request's attempts to start.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct StartRetry {
     failed: Vec<usize>,
     /// One of `failed` was asked again, and failed or refused again.
@@ -34,6 +35,9 @@ pub struct StartRetry {
     engine_failure: Option<EngineError>,
     has_upstream: bool,
     image_need: ImageNeed<'static>,
+    mark: PoisonMark,
+    /// The node that a suspect has for itself, as an index of the model's list.
+    reserved: Option<(usize, Visit)>,
 }
 
 impl StartRetry {
@@ -53,32 +57,92 @@ impl StartRetry {
         &self.failed
     }
 
-    /// The projector that the request's images need.
-    pub fn image_need(&self) -> ImageNeed<'static> {
-        self.image_need
+    /// The request's poison mark, which goes with its sequences.
+    pub fn mark(&self) -> &PoisonMark {
+        &self.mark
     }
 
-    /// A node answered: the deadline starts again with the next loss.
+    /// The request goes to this node. [`StartRetry::note`] takes the visit with its outcome.
+    pub fn visit(&self, node: &Arc<Node>) -> Visit {
+        match &self.reserved {
+            Some((_, visit)) if Arc::ptr_eq(visit.node(), node) => self.mark.visit_again(visit),
+            _ => self.mark.visit(node),
+        }
+    }
+
+    /// The decode nodes that a plan should leave out. A suspect stays on the node that it has for itself.
+    pub fn exclude(&self, model: &ServedModel) -> Vec<usize> {
+        let n_ctx = |i: usize| model.decode[i].info().map_or(0, |info| info.n_ctx);
+        let all = 0..model.decode.len();
+        match &self.reserved {
+            // On a node with a shorter context the reply might be cut.
+            Some((own, _)) if all.clone().all(|i| n_ctx(i) <= n_ctx(*own)) => all.filter(|i| i != own).collect(),
+            _ => self.failed.clone(),
+        }
+    }
+
+    /// A ready node for the next attempt. A suspect gets a node without other suspects, and waits for one.
+    pub async fn next_node<'m>(
+        &mut self,
+        model: &'m ServedModel,
+        name: Option<&str>,
+    ) -> Result<(&'m Arc<Node>, Arc<NodeInfo>), RequestError> {
+        self.reserved = None;
+        let mut alone_until = None;
+        loop {
+            let avoided = [&self.failed[..], &self.mark.avoided(model)].concat();
+            let (node, info) = model.ready_node(name, &avoided, self.image_need).await?;
+            if !self.mark.is_suspect() {
+                return Ok((node, info));
+            }
+            let alone_until = *alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
+            let mut visit = match self.mark.visit_alone(node) {
+                None if Instant::now() < alone_until => {
+                    tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
+                    continue;
+                }
+                visit => visit.unwrap_or_else(|| self.mark.visit(node)),
+            };
+            let checked = visit.check().await;
+            if checked.is_err() {
+                self.note_failed(model, node);
+            }
+            checked?;
+            let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
+            self.reserved = idx.map(|idx| (idx, visit));
+            return Ok((node, info));
+        }
+    }
+
+    /// A node gave a part of the result: the deadline starts again with the next loss, and the request is no suspect.
     pub fn progressed(&mut self) {
         self.deadline = None;
+        self.mark.clear();
+        self.reserved.take().into_iter().for_each(|(_, mut visit)| visit.clear());
     }
 
     /// Notes the outcome of asking a decode node. A node that was lost, failed or refused is asked again only after the
     /// others.
-    pub fn note<T>(&mut self, model: &ServedModel, node: &Arc<Node>, outcome: &Result<T, EngineError>) {
+    pub fn note<T>(&mut self, model: &ServedModel, visit: &Visit, outcome: &Result<T, EngineError>) {
         let Err(error) = outcome else { return };
+        let node = visit.node();
         if error.is_lost_engine() {
+            self.mark.lost(visit, false);
             node.failed(Task::Decode, FailureReason::DecodeLost);
         }
         if is_engine_failure(error) {
             node.failed(Task::Decode, FailureReason::EngineFailed);
         }
         if is_transient(error) || is_engine_failure(error) {
-            let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
-            match idx.filter(|idx| !self.failed.contains(idx)) {
-                Some(idx) => self.failed.push(idx),
-                None => self.was_repeated = true,
-            }
+            self.note_failed(model, node);
+        }
+    }
+
+    fn note_failed(&mut self, model: &ServedModel, node: &Arc<Node>) {
+        let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
+        match idx.filter(|idx| !self.failed.contains(idx)) {
+            Some(idx) => self.failed.push(idx),
+            None => self.was_repeated = true,
         }
     }
 
@@ -94,16 +158,50 @@ impl StartRetry {
         node: &Arc<Node>,
         call: impl Future<Output = Result<T, RequestError>>,
     ) -> Result<T, RequestError> {
+        let visit = self.visit(node);
         let outcome = node.call(call).await;
         if let Err(RequestError::Engine(error)) = &outcome {
-            self.note::<()>(model, node, &Err(error.clone()));
+            self.note::<()>(model, &visit, &Err(error.clone()));
         }
         outcome
+    }
+
+    /// Calls one of a model's nodes, and another one if that node is lost or silent.
+    pub async fn ask<T, F>(
+        &mut self,
+        model: &ServedModel,
+        name: Option<&str>,
+        call: impl Fn(Arc<Node>, Arc<NodeInfo>) -> F,
+    ) -> Result<T, RequestError>
+    where
+        F: Future<Output = Result<T, RequestError>>,
+    {
+        loop {
+            let outcome = match self.next_node(model, name).await {
+                Ok((node, info)) => self.call(model, node, call(Arc::clone(node), info)).await,
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Err(error) => self.go_on(model, error).await?,
+                answer => {
+                    self.deadline = None;
+                    return answer;
+                }
+            }
+        }
     }
 
     /// Decides about a retry after this failure. Returns, after a pause if that helps, if the request should be retried.
     /// Errors: there is no further attempt, and the client gets this error.
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
+        // The next attempt chooses its node anew.
+        self.reserved = None;
+        if let RequestError::Engine(EngineError::Lost { .. }) = &error
+            && let Some(poison) = self.mark.verdict().await
+        {
+            model.fallbacks.count(FallbackReason::Poison);
+            return Err(poison.into());
+        }
         let has_next = match &error {
             RequestError::Engine(error) => self.may_retry_after(model, error).await,
             RequestError::Unavailable { .. } => self.may_await_lost_node().await,
@@ -188,17 +286,7 @@ pub async fn ask<T, F>(
 where
     F: Future<Output = Result<T, RequestError>>,
 {
-    let mut retry = StartRetry::about(images);
-    loop {
-        let outcome = match model.ready_node(name, retry.failed(), retry.image_need()).await {
-            Ok((node, info)) => retry.call(model, node, call(Arc::clone(node), info)).await,
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Err(error) => retry.go_on(model, error).await?,
-            answer => return answer,
-        }
-    }
+    StartRetry::about(images).ask(model, name, call).await
 }
 
 #[cfg(test)]

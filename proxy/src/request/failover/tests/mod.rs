@@ -1,5 +1,6 @@
 //! Streams whose engines die, at every token.
 
+mod poison;
 mod traced;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -174,7 +175,7 @@ async fn run_of(
         exclude_prefill: &[],
     };
     let plan = plan(model, &ask).unwrap();
-    let mut events = Resilient::begin(plan, request, span).await?.into_events();
+    let mut events = Resilient::begin(plan, request, PoisonMark::default(), span).await?.into_events();
     let mut tokens = Vec::new();
     let mut n_started = 0;
     while let Some(event) = events.next().await {
