@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos soak fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -56,6 +56,9 @@ soak: build ## Mixed clients and faults for SOAK_MINUTES (30); writes the figure
 
 fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.md
 	scripts/fuzz.sh
+
+suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sleeps
+	SUSPEND_SECONDS=$${SUSPEND_SECONDS:-120} cargo test $(PROFILE) --locked --test endpoint suspend:: -- --nocapture
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check

@@ -18,6 +18,7 @@
 //! # });
 //! ```
 
+pub mod awake;
 pub mod connections;
 pub mod embed;
 pub mod engine;

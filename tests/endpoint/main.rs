@@ -16,5 +16,6 @@ mod poison;
 mod reload;
 mod service;
 mod shutdown;
+mod suspend;
 mod traces;
 mod upstreams;

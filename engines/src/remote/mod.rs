@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::Span;
 
+use crate::awake;
 use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
 use crate::lines::ByteLines;
 use crate::trace;
@@ -207,7 +208,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
     let mut lines = ByteLines::new(reply.bytes_stream());
     let steps = async_stream::stream! {
         loop {
-            let line = match tokio::time::timeout(silence, lines.next()).await {
+            let line = match awake::timeout(silence, lines.next()).await {
                 Ok(Ok(Some(line))) if line.is_empty() => continue,
                 Ok(Ok(None)) => break,
                 Ok(line) => line,

@@ -5,10 +5,11 @@ use std::time::Duration;
 use baton_schemas::EngineError;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::delta::DeltaReader;
 use super::{TextDelta, TextStream, UpstreamDeadlines, UpstreamError, UpstreamFailure};
+use crate::awake;
 use crate::lines::ByteLines;
 
 /// Bytes of one reply. A million tokens with their framing are fewer.
@@ -48,7 +49,8 @@ where
         let mut out = Vec::new();
         loop {
             let due = if has_begun { Instant::now() + deadlines.idle } else { first_due };
-            let line = timeout_at(due, lines.next()).await.map_err(|_| {
+            let left = due.saturating_duration_since(Instant::now());
+            let line = awake::timeout(left, lines.next()).await.map_err(|_| {
                 let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
                 UpstreamError::failed(UpstreamFailure::TimedOut, what)
             })?;

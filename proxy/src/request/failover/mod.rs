@@ -285,8 +285,7 @@ impl Resilient {
     /// Notes a prefill node that may have ended under the prompt. The decode node computes the prompt now.
     fn note_prefill(&mut self, run: &mut RouteRun, report: &HandoffReport) {
         let visit = run.prefill_visit.take();
-        let may_have_ended =
-            matches!(report.failure, Some(HandoffFailure::PrefillLost | HandoffFailure::PrefillDown));
+        let may_have_ended = matches!(report.failure, Some(HandoffFailure::PrefillLost | HandoffFailure::PrefillDown));
         if let Some(visit) = visit.filter(|_| may_have_ended) {
             self.mark.lost(&visit, false);
             run.visit.note_suspect(&self.mark);

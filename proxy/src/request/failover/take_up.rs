@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engines::awake;
 use baton_planner::reason::FailureReason;
 use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
@@ -88,7 +89,11 @@ pub(super) async fn take_up(
             search.failed = barred.into_iter().collect();
         }
         // Many streams lose one engine at the same moment, and must not ask the others in step.
-        tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
+        let due = Instant::now() + RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5));
+        tokio::time::sleep_until(due).await;
+        if awake::has_overslept(due) {
+            deadline = Instant::now() + TAKE_UP_DEADLINE;
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use baton_engines::Engine;
+use baton_engines::{Engine, awake};
 use baton_schemas::node::NodeLoad;
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -77,11 +77,11 @@ fn check_running<N: Followed>(node: &Weak<N>) -> Option<bool> {
 /// sign of a lost node.
 async fn read_stream<N: Followed>(node: &Weak<N>) -> Option<StateChange> {
     let engine = Arc::clone(node.upgrade()?.engine());
-    let mut loads = tokio::time::timeout(LOAD_DEADLINE, engine.loads()).await.ok()?.ok()?;
+    let mut loads = awake::timeout(LOAD_DEADLINE, engine.loads()).await.ok()?.ok()?;
     let mut has_reported = false;
     loop {
         let asked = Instant::now();
-        let load = tokio::time::timeout(LOAD_DEADLINE, loads.next()).await;
+        let load = awake::timeout(LOAD_DEADLINE, loads.next()).await;
         let node = node.upgrade()?;
         let ended = match load {
             Ok(Some(Ok(load))) => {
@@ -106,7 +106,7 @@ async fn poll<N: Followed>(node: &Weak<N>, polls_for: Duration) {
     while began.elapsed() < polls_for && check_running(node) == Some(true) {
         let Some(engine) = node.upgrade().map(|node| Arc::clone(node.engine())) else { return };
         let asked = Instant::now();
-        let load = tokio::time::timeout(LOAD_DEADLINE, engine.load()).await;
+        let load = awake::timeout(LOAD_DEADLINE, engine.load()).await;
         let Some(node) = node.upgrade() else { return };
         match load {
             Ok(Ok(load)) => node.set_load(load, asked),

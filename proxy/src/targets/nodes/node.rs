@@ -1,10 +1,10 @@
 //! A node: an engine on some machine, and this endpoint's knowledge of it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use baton_engines::Engine;
+use baton_engines::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;
@@ -83,6 +83,7 @@ impl Node {
             learned: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&node)));
+        tokio::spawn(keep_time(Arc::downgrade(&node)));
         node
     }
 
@@ -172,8 +173,13 @@ impl Node {
 
     /// Returns once the node is down or has been silent for too long.
     async fn silence(&self) {
-        while self.health.is_running() && lock(&self.last_answer).elapsed() < SILENCE_TIMEOUT {
-            tokio::time::sleep(LOAD_INTERVAL).await;
+        while self.health.is_running() {
+            let due = Instant::now() + LOAD_INTERVAL;
+            tokio::time::sleep_until(due).await;
+            // While this process was stopped it could not hear the node; `keep_time` starts the clock anew.
+            if !awake::has_overslept(due) && lock(&self.last_answer).elapsed() >= SILENCE_TIMEOUT {
+                return;
+            }
         }
     }
 
@@ -291,6 +297,18 @@ impl Followed for Node {
         *lock(&self.last_answer) = Instant::now();
         *lock(&self.load) = NodeLoad::default();
         self.forget();
+    }
+}
+
+/// Starts the clock of a node's silence anew whenever this process was stopped, until the node is dropped.
+async fn keep_time(node: Weak<Node>) {
+    loop {
+        let due = Instant::now() + LOAD_INTERVAL;
+        tokio::time::sleep_until(due).await;
+        let Some(node) = node.upgrade() else { return };
+        if awake::has_overslept(due) {
+            *lock(&node.last_answer) = Instant::now();
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use baton_engines::Engine;
+use baton_engines::{Engine, awake};
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
@@ -55,7 +55,7 @@ pub async fn until_frozen(engine: &dyn Engine, report: impl Fn(Result<(), Engine
 /// its machine cut off.
 pub async fn has_ended(engine: &dyn Engine, process: u64) -> bool {
     for _ in 0..LAST_CALLS {
-        match tokio::time::timeout(DEADLINE, engine.info()).await {
+        match awake::timeout(DEADLINE, engine.info()).await {
             Ok(Ok(info)) => return info.process != process,
             // A node that served before says this only if it was started again.
             Ok(Err(EngineError::Unavailable { .. })) => return true,
@@ -68,7 +68,7 @@ pub async fn has_ended(engine: &dyn Engine, process: u64) -> bool {
 
 async fn in_time<T>(answer: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
     let silent = || EngineError::lost(format!("no answer within {} s", DEADLINE.as_secs_f32()));
-    tokio::time::timeout(DEADLINE, answer).await.unwrap_or_else(|_| Err(silent()))
+    awake::timeout(DEADLINE, answer).await.unwrap_or_else(|_| Err(silent()))
 }
 
 #[cfg(test)]

@@ -254,7 +254,9 @@ async fn a_node_with_256_streams_dies_and_all_go_on_without_a_second_failure() {
         };
         let sim = SimEngine::new(config);
         let n_ends = if i == 0 { mortal.clone() } else { watch::Sender::new(0) };
-        nodes.push(node(&format!("{i}"), Fragile { sim, ends_in: EndsIn::Prompt, n_ends, works_for: Duration::ZERO }).await);
+        nodes.push(
+            node(&format!("{i}"), Fragile { sim, ends_in: EndsIn::Prompt, n_ends, works_for: Duration::ZERO }).await,
+        );
     }
     let cluster = FragileCluster { model: model_within(nodes, Deadlines::default()), n_ends: vec![mortal.clone()] };
     let long = |i: u32| SequenceRequest { max_tokens: Some(200 + i), ..innocent(i % 90) };
