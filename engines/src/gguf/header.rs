@@ -38,6 +38,8 @@ const MAX_KEPT_ELEMENTS: u64 = 4096;
 /// Memory of all kept strings and elements together. An element takes up to 40 times its bytes in the file, so without this
 /// limit a header of 250 MB would take 10 GB. Real headers keep less than 4 MB.
 const MAX_KEPT_BYTES: u64 = 64 << 20;
+/// The most strings of an array that is read. The largest known vocabularies have half a million merges.
+const MAX_KEPT_STRINGS: u64 = 1 << 22;
 /// Known files do not nest arrays at all. The limit prevents a stack overflow.
 const MAX_NESTING: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -92,6 +94,36 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
     let data_start = reader.position.next_multiple_of(alignment);
     check_length(&tensors, data_start, file_bytes)?;
     Ok(Gguf { version, file_bytes, alignment, data_start, tensors, metadata, tokenizer_digests })
+}
+
+/// Reads an array of strings from the header. `None`: the file has no such array.
+pub(super) fn read_strings(
+    source: impl BufRead,
+    file_bytes: u64,
+    wanted: &str,
+) -> Result<Option<Vec<String>>, Fault> {
+    let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
+    read_version(&mut reader)?;
+    reader.count("tensors", MAX_TENSORS)?;
+    for _ in 0..reader.count("metadata entries", MAX_METADATA)? {
+        if reader.name("metadata key", MAX_KEY_BYTES)? != wanted {
+            read_value(&mut reader)?;
+            continue;
+        }
+        if reader.u32()? != ARRAY || reader.u32()? != STRING {
+            return Ok(None);
+        }
+        let n_strings = reader.count("array elements", MAX_KEPT_STRINGS)?;
+        let string = |_| {
+            let n_bytes = reader.string_length("string")?;
+            if !reader.keeps(n_bytes) {
+                return Err(Fault::Malformed(format!("the strings of {wanted:?} take more than {MAX_KEPT_BYTES} bytes")));
+            }
+            Ok(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned())
+        };
+        return (0..n_strings).map(string).collect::<Result<_, _>>().map(Some);
+    }
+    Ok(None)
 }
 
 fn read_version(reader: &mut HeaderReader<impl BufRead>) -> Result<u32, Fault> {

@@ -176,6 +176,16 @@ impl Gguf {
         header::read(bytes, bytes.len() as u64).map_err(|fault| fault.at(Path::new("-")))
     }
 
+    /// Reads an array of strings from the header of the file at `path`, such as the tokenizer's merges, which a [`Gguf`]
+    /// does not keep. Blocking, like [`Gguf::open`]. `None`: the file has no such array.
+    pub fn strings(path: &Path, key: &str) -> Result<Option<Vec<String>>, GgufError> {
+        let unreadable = |source: io::Error| GgufError::Unreadable { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unreadable)?;
+        let file_bytes = file.metadata().map_err(unreadable)?.len();
+        let source = BufReader::with_capacity(1 << 16, file);
+        header::read_strings(source, file_bytes, key).map_err(|fault| fault.at(path))
+    }
+
     /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
     /// [`GgufError::NotProjector`].
     pub fn open_projector(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {

@@ -10,6 +10,7 @@ mod canary;
 mod cell_order;
 mod config;
 mod constrain;
+mod deep_stack;
 mod derivable;
 pub mod devices;
 mod embed;
@@ -33,6 +34,7 @@ mod start;
 mod state;
 mod step_budget;
 mod text_work;
+mod tokenizer;
 pub mod transfer;
 mod vocabulary;
 
@@ -67,6 +69,7 @@ use self::scheduler::{EVENT_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
 use self::text_work::TextWork;
+use self::tokenizer::Tokenizer;
 use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::gguf::Gguf;
@@ -80,6 +83,7 @@ const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct LlamaEngine {
     model: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
+    tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
     texts: TextWork,
     info: NodeInfo,
@@ -115,6 +119,7 @@ impl LlamaEngine {
         let sizes = load::sizes(&gguf, &config, load::available_memory())?;
         let model = Arc::new(load::model(&config, &gguf)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
+        let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
         let projector = Projector::load(&config, &model)?.map(Arc::new);
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let limits = SchedulerLimits {
@@ -178,6 +183,7 @@ impl LlamaEngine {
         Ok(LlamaEngine {
             model,
             vocabulary,
+            tokenizer,
             constraints,
             projector,
             template,

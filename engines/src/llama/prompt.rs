@@ -7,11 +7,11 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
-use llama_cpp_2::model::LlamaModel;
 use tokio_util::sync::CancellationToken;
 
 use super::projector::Projector;
-use super::vocabulary::{Vocabulary, tokenize};
+use super::tokenizer::Tokenizer;
+use super::vocabulary::Vocabulary;
 use super::{LlamaEngine, no_projector};
 use crate::template::{TemplateError, TemplatePiece};
 
@@ -38,7 +38,7 @@ impl LlamaEngine {
             TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
             other => EngineError::Template { message: other.to_string() },
         })?;
-        let model = Arc::clone(&self.model);
+        let tokenizer = Arc::clone(&self.tokenizer);
         let vocabulary = Arc::clone(&self.vocabulary);
         let turn = match &projector {
             Some(projector) if !images.is_empty() => projector.turn().await,
@@ -51,7 +51,7 @@ impl LlamaEngine {
         let tokenized = self.texts.run(move || {
             let _turn = turn;
             let mut prompt =
-                PromptTokens { model: &model, vocabulary: &vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
+                PromptTokens { tokenizer: &tokenizer, vocabulary: &vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
         let tokens = tokenized.await??;
@@ -68,9 +68,13 @@ impl LlamaEngine {
         if request.text.len() > self.max_bytes() {
             return Err(self.overflow(request.text.len()));
         }
-        let model = Arc::clone(&self.model);
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let is_left = CancellationToken::new();
+        let _leaves = is_left.clone().drop_guard();
         // A megabyte of text takes long enough to block other connections.
-        self.texts.run(move || tokenize(&model, &request.text, request.add_special, request.parse_special)).await
+        let work =
+            move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_left);
+        self.texts.run(work).await?
     }
 
     /// The longest text that can fit the context, bytes. Longer text is refused before it is tokenized, since that
@@ -88,7 +92,7 @@ impl LlamaEngine {
 
 /// Tokenizes a rendered prompt, piece by piece. Its caller adds BOS if the template did not.
 struct PromptTokens<'a> {
-    model: &'a LlamaModel,
+    tokenizer: &'a Tokenizer,
     vocabulary: &'a Vocabulary,
     projector: Option<Arc<Projector>>,
     /// The most tokens; the check comes before each further image is decoded.
@@ -122,7 +126,7 @@ impl PromptTokens<'_> {
     }
 
     fn add_text(&mut self, text: &str, has_control: bool) -> Result<(), EngineError> {
-        let tokens = tokenize(self.model, text, false, has_control);
+        let tokens = self.tokenizer.tokenize(text, false, has_control, &self.is_left)?;
         // Some tokenizers merge characters into any token of the vocabulary, even a control token.
         if !has_control && tokens.iter().any(|&t| self.vocabulary.is_control(t)) {
             let message = "a message spells a control token of this model, which its tokenizer cannot read as text";

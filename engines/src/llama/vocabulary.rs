@@ -68,7 +68,8 @@ pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
 }
 
-/// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control tokens as
+/// Tokenizes a short text of Baton's own with llama.cpp, which may overflow the stack on others: those go through the
+/// [`super::tokenizer`]. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control tokens as
 /// these tokens.
 pub(super) fn tokenize(model: &LlamaModel, text: &str, add_special: bool, parse_special: bool) -> Vec<Token> {
     let tokens = model.vocab().tokenize(text.as_bytes(), add_special, parse_special);

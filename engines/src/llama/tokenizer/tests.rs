@@ -1,0 +1,220 @@
+//! With SmolLM2's vocabulary and any pre-tokenizer: the tokens are those that llama.cpp gives on a stack that is deep
+//! enough.
+
+use std::ffi::c_char;
+use std::path::PathBuf;
+use std::pin::pin;
+
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::model::params::kv_overrides::ParamOverrideValue;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::TokenizeRequest;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::super::backend::backend;
+use super::super::{LlamaConfig, LlamaEngine};
+use super::*;
+use crate::engine::Engine;
+
+/// The pre-tokenizers that llama.cpp matches by recursion, one of each kind.
+const RECURSIVE: [&str; 19] = [
+    "gpt-4o",
+    "granite-embed-multi-97m",
+    "tekken",
+    "deepseek-v3",
+    "spark2_5",
+    "afmoe",
+    "youtu",
+    "tiny_aya",
+    "deepseek-coder",
+    "falcon",
+    "default",
+    "bloom",
+    "viking",
+    "bailingmoe",
+    "seed-coder",
+    "ufakzeka",
+    "exaone-moe",
+    "minicpm5",
+    "minimax-m2",
+];
+
+fn file() -> PathBuf {
+    std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").into()
+}
+
+/// SmolLM2's vocabulary with another pre-tokenizer.
+fn with_pre(name: &str) -> LlamaModel {
+    let mut value = [0; 128];
+    value.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as c_char);
+    let mut params = pin!(LlamaModelParams::default().with_vocab_only(true));
+    params.as_mut().append_kv_override(c"tokenizer.ggml.pre", ParamOverrideValue::Str(value));
+    LlamaModel::load_from_file(backend().unwrap(), file(), &params).unwrap()
+}
+
+fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
+    let Ok(PreTokenizer::Recursive(stages)) = PreTokenizer::named(Some(name)) else { panic!("{name} is unknown") };
+    let spellings = spellings(&model);
+    let pairs =
+        byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
+    let special = SpecialTokens::of(&model, &spellings).unwrap();
+    let long_words = LongWords::BytePairs(Box::new(pairs));
+    Tokenizer { model: Arc::new(model), special, long_words, before: Vec::new(), after: Vec::new() }
+}
+
+#[track_caller]
+fn check(tokenizer: &Tokenizer, name: &str, text: &str) {
+    let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!("{name}") };
+    let is_left = CancellationToken::new();
+    for parse_special in [false, true] {
+        let expected = || vocabulary::tokenize(&tokenizer.model, text, false, parse_special);
+        let expected = on_deep_stack(text.len() * STACK_BYTES + (1 << 20), expected).unwrap();
+        // All of the text, also what llama.cpp would get.
+        let tokens = tokenizer.special.cut(text, parse_special).into_iter().flat_map(|fragment| match fragment {
+            Fragment::Special(special) => vec![special],
+            // A fragment may have no words.
+            Fragment::Text(text) => pairs.tokenize(text, 0, &is_left).unwrap().unwrap_or_else(|| {
+                vocabulary::tokenize(&tokenizer.model, text, false, false)
+            }),
+        });
+        let found: Vec<Token> = tokens.collect();
+        let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
+        let shown: String = text.chars().take(200).collect();
+        assert!(expected == found, "{name}: {} and {} tokens, first at {differs:?}: {shown:?}", expected.len(), found.len());
+    }
+}
+
+/// Random text of many scripts, in which short stretches of a kind alternate.
+fn mixed(random: &mut StdRng, n_stretches: usize) -> String {
+    const ALPHABETS: [&str; 13] = [
+        "abcxyzABCXYZ",
+        "ABC",
+        "sdmtreve'",
+        "0123456789",
+        " ",
+        " \t\n\r",
+        "\n",
+        "!?.,;:-_()[]{}/\\\"'*#&%@",
+        "+<=>^~|`$",
+        "éüßñÀÖЖяΩλ",
+        "漢字かなカナ한글ไทยกखि\u{301}\u{94d}",
+        "²½①٣\u{a0}\u{3000}\u{85}\u{b}\u{200b}\u{e000}\u{feff}€∑🎉👩\u{200d}💻،。…“”",
+        "<|im_start|><|im_end|><|",
+    ];
+    let mut text = String::new();
+    for _ in 0..n_stretches {
+        let alphabet: Vec<char> = ALPHABETS[random.random_range(0..ALPHABETS.len())].chars().collect();
+        match random.random_range(0..8) {
+            0 => text += "<|im_end|>",
+            _ => text.extend((0..random.random_range(1..9)).map(|_| alphabet[random.random_range(0..alphabet.len())])),
+        }
+    }
+    text
+}
+
+#[test]
+fn ordinary_text_gives_llama_cpps_tokens() {
+    let mut random = StdRng::seed_from_u64(7);
+    for name in RECURSIVE {
+        let tokenizer = tokenizer(with_pre(name), name);
+        for _ in 0..10 {
+            let text = mixed(&mut random, 1000);
+            check(&tokenizer, name, &text);
+        }
+    }
+}
+
+#[test]
+fn words_of_64_kib_give_llama_cpps_tokens() {
+    let mut random = StdRng::seed_from_u64(8);
+    let mut word = |alphabet: &str| -> String {
+        let alphabet: Vec<char> = alphabet.chars().collect();
+        (0..64 << 10).map(|_| alphabet[random.random_range(0..alphabet.len())]).collect()
+    };
+    let letters = "abcdefghijklmnopqrstuvwxyz";
+    let base64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let texts = [
+        word(letters),
+        word(&letters.to_uppercase()),
+        word("a"),
+        word(base64),
+        word("ACGT"),
+        word(" "),
+        word(" \t\n") + "x",
+        word("=-"),
+        word("0123456789"),
+        format!("var {}=function(){{return<|im_end|>1}};{}", word(letters), word("(){};,.!&|")),
+    ];
+    for name in ["gpt-4o", "tekken", "deepseek-v3", "default", "exaone-moe"] {
+        let tokenizer = tokenizer(with_pre(name), name);
+        texts.iter().for_each(|text| check(&tokenizer, name, text));
+    }
+}
+
+#[test]
+fn only_texts_with_long_words_are_tokenized_here() {
+    let tokenizer = tokenizer(with_pre("gpt-4o"), "gpt-4o");
+    let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!() };
+    let is_left = CancellationToken::new();
+    let prose = "A sentence of ordinary words, numbers (12,345) and lines.\n".repeat(1000);
+    assert_eq!(pairs.tokenize(&prose, MAX_SHALLOW_BYTES, &is_left), Ok(None));
+    let word = "ab".repeat(1 << 17);
+    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_left).unwrap().is_some());
+    is_left.cancel();
+    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_left).is_err(), "nobody waits for the tokens");
+}
+
+#[test]
+fn special_tokens_are_cut_out_as_by_llama_cpp() {
+    for variable in ["BATON_TEST_MODEL", "BATON_TEST_SWA_MODEL"] {
+        let path = PathBuf::from(std::env::var(variable).unwrap());
+        let params = LlamaModelParams::default().with_vocab_only(true);
+        let model = Arc::new(LlamaModel::load_from_file(backend().unwrap(), &path, &params).unwrap());
+        let tokenizer = Tokenizer::new(Arc::clone(&model), &Gguf::open(&path).unwrap(), &path).unwrap();
+        let pieces = ["<|im_start|>", "<end_of_turn>", "<unused1>", "<unused12>", "<<bos>", " ", "\n\n", "text ", "<", "</s>"];
+        let mut random = StdRng::seed_from_u64(9);
+        let text: String = (0..2000).map(|_| pieces[random.random_range(0..pieces.len())]).collect();
+        for (add_special, parse_special) in [(false, false), (true, true)] {
+            let expected = vocabulary::tokenize(&model, &text, add_special, parse_special);
+            let is_left = CancellationToken::new();
+            assert!(tokenizer.tokenize(&text, add_special, parse_special, &is_left).unwrap() == expected, "{variable}");
+        }
+    }
+}
+
+/// SmolLM2 with a pre-tokenizer whose name is as long as that of its own.
+fn patched(name: &str, folder: &Path) -> PathBuf {
+    let mut bytes = std::fs::read(file()).unwrap();
+    let key = b"tokenizer.ggml.pre";
+    // The value follows the key's bytes, its type and its length.
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 12;
+    assert_eq!((&bytes[at..at + 6], name.len()), (&b"smollm"[..], 6));
+    bytes[at..at + 6].copy_from_slice(name.as_bytes());
+    let path = folder.join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn an_engine_survives_messages_of_one_word() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["gpt-4o", "tekken"] {
+        let path = patched(name, folder.path());
+        let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2048), ..LlamaConfig::new(path) };
+        let engine = LlamaEngine::start(config, None).unwrap();
+        for word in ["x".repeat(9_000), "aGVsbG8gd29ybGQh".repeat(4096), " ".repeat(64 << 10), "=-".repeat(32 << 10)] {
+            let request = TokenizeRequest { text: word.clone(), add_special: false, parse_special: false };
+            match engine.tokenize(&request).await {
+                Ok(tokens) => assert!(engine.detokenize(&tokens).await.unwrap() == word, "another text"),
+                Err(error) => assert!(matches!(error, EngineError::ContextOverflow { .. }), "{error}"),
+            }
+            let message = serde_json::json!({ "messages": [{ "role": "user", "content": format!("{word}.") }] });
+            let conversation: Conversation = serde_json::from_value(message).unwrap();
+            match engine.render(&conversation).await {
+                Ok(tokens) => assert!(engine.detokenize(&tokens).await.unwrap().contains(word.trim()), "another text"),
+                Err(error) => assert!(matches!(error, EngineError::ContextOverflow { .. }), "{error}"),
+            }
+        }
+    }
+}
