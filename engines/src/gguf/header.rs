@@ -97,11 +97,7 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
 }
 
 /// Reads an array of strings from the header. `None`: the file has no such array.
-pub(super) fn read_strings(
-    source: impl BufRead,
-    file_bytes: u64,
-    wanted: &str,
-) -> Result<Option<Vec<String>>, Fault> {
+pub(super) fn read_strings(source: impl BufRead, file_bytes: u64, wanted: &str) -> Result<Option<Vec<String>>, Fault> {
     let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
     read_version(&mut reader)?;
     reader.count("tensors", MAX_TENSORS)?;
@@ -117,7 +113,9 @@ pub(super) fn read_strings(
         let string = |_| {
             let n_bytes = reader.string_length("string")?;
             if !reader.keeps(n_bytes) {
-                return Err(Fault::Malformed(format!("the strings of {wanted:?} take more than {MAX_KEPT_BYTES} bytes")));
+                return Err(Fault::Malformed(format!(
+                    "the strings of {wanted:?} take more than {MAX_KEPT_BYTES} bytes"
+                )));
             }
             Ok(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned())
         };

@@ -13,14 +13,24 @@ use baton_schemas::{EngineError, Token};
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
+use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
 use super::lark::{self, with_settings};
 use super::vocabulary::Vocabulary;
 
 /// Compiled constraints that are cached; an application has a handful of schemas.
 const MAX_KEPT: usize = 64;
+
+/// Constraints that are compiled at the same time.
+const MAX_COMPILING: usize = 4;
+
+/// Stack for a compilation. llguidance follows chains of references by recursion, and a schema of the permitted size has
+/// up to 7,000.
+const STACK_BYTES: usize = 256 << 20;
 
 /// toktrie's prefix for tokens that are not text.
 const SPECIAL_MARK: u8 = 0xFF;
@@ -32,22 +42,49 @@ pub(super) struct Compiler {
     factory: OnceLock<Result<ParserFactory, String>>,
     /// Cached matchers, the most recently used last.
     kept: Mutex<VecDeque<(Constraint, Matcher)>>,
+    /// A compilation cannot be interrupted everywhere. It keeps its slot until it ends, even if nobody waits for it.
+    slots: Arc<Semaphore>,
 }
 
 impl Compiler {
     pub(super) fn new(vocabulary: Arc<Vocabulary>) -> Self {
-        Compiler { vocabulary, factory: OnceLock::new(), kept: Mutex::default() }
+        Compiler {
+            vocabulary,
+            factory: OnceLock::new(),
+            kept: Mutex::default(),
+            slots: Arc::new(Semaphore::new(MAX_COMPILING)),
+        }
     }
 
-    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds. Errors: the
-    /// constraint cannot be enforced.
-    pub(super) fn compile(&self, constraint: &Constraint) -> Result<Matcher, EngineError> {
+    /// A slot for compiling, or `None` if the constraint is cached.
+    pub(super) async fn slot(&self, constraint: &Constraint) -> Option<OwnedSemaphorePermit> {
+        if self.is_cached(constraint) {
+            return None;
+        }
+        // The semaphore is never closed.
+        Arc::clone(&self.slots).acquire_owned().await.ok()
+    }
+
+    fn is_cached(&self, constraint: &Constraint) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().any(|(known, _)| known == constraint)
+    }
+
+    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds, and keeps its slot
+    /// for so long. Errors: the constraint cannot be enforced, or its caller has gone.
+    pub(super) fn compile(
+        &self,
+        constraint: &Constraint,
+        _slot: Option<OwnedSemaphorePermit>,
+        is_left: &CancellationToken,
+    ) -> Result<Matcher, EngineError> {
+        // It may be cached by now.
         if let Some(matcher) = self.cached(constraint) {
             return Ok(matcher);
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let matcher = self.compile_with(factory, constraint)?;
+        let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_left))??;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= MAX_KEPT {
             kept.pop_front();
@@ -56,8 +93,13 @@ impl Compiler {
         Ok(matcher)
     }
 
-    fn compile_with(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, EngineError> {
-        let problem = match self.matcher(factory, constraint) {
+    fn compile_with(
+        &self,
+        factory: &ParserFactory,
+        constraint: &Constraint,
+        is_left: &CancellationToken,
+    ) -> Result<Matcher, EngineError> {
+        let problem = match self.matcher(factory, constraint, is_left) {
             Ok(matcher) => return Ok(matcher),
             Err(problem) => problem,
         };
@@ -67,7 +109,7 @@ impl Compiler {
         };
         if !rule.has_alternatives() {
             return Err(self
-                .culprit(factory, rule, field)
+                .culprit(factory, rule, field, is_left)
                 .unwrap_or_else(|| EngineError::invalid_field(field, problem)));
         }
         // The problem may be in parts that need not be enforced, so each of them is tried alone. If each works alone,
@@ -75,20 +117,28 @@ impl Compiler {
         let mut n_known = 0;
         let one_by_one = rule.decided(&mut |part| {
             let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
-            let is_known = self.matcher(factory, &part).is_ok();
+            let is_known = self.matcher(factory, &part, is_left).is_ok();
             n_known += u32::from(is_known);
             is_known
         });
         tracing::info!(field, problem, n_known, "some schemas cannot be enforced; the optional ones are left out");
         let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
-        self.compile_with(factory, &decided(one_by_one)).or_else(|error| match n_known {
+        self.compile_with(factory, &decided(one_by_one), is_left).or_else(|error| match n_known {
             0 => Err(error),
-            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false))),
+            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false)), is_left),
         })
     }
 
     /// A matcher for a constraint that can be enforced. Errors: the reason why it cannot be, in words.
-    fn matcher(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, String> {
+    fn matcher(
+        &self,
+        factory: &ParserFactory,
+        constraint: &Constraint,
+        is_left: &CancellationToken,
+    ) -> Result<Matcher, String> {
+        if is_left.is_cancelled() {
+            return Err("its caller has gone".to_owned());
+        }
         let can_end = match constraint {
             Constraint::JsonObject => true,
             Constraint::JsonSchema { schema, .. } => is_derivable(schema),
@@ -122,10 +172,16 @@ impl Compiler {
     }
 
     /// The error of the first schema in a rule that cannot be enforced even on its own. `None`: each of them can be.
-    fn culprit(&self, factory: &ParserFactory, rule: &Rule, field: &str) -> Option<EngineError> {
+    fn culprit(
+        &self,
+        factory: &ParserFactory,
+        rule: &Rule,
+        field: &str,
+        is_left: &CancellationToken,
+    ) -> Option<EngineError> {
         rule.schemas(Asker { field, tool: None }).into_iter().find_map(|(asker, schema)| {
             let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
-            let problem = self.matcher(factory, &alone).err()?;
+            let problem = self.matcher(factory, &alone, is_left).err()?;
             Some(match asker.tool {
                 Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
                 None => EngineError::invalid_field(asker.field, problem),
@@ -202,13 +258,21 @@ pub(super) enum NoToken {
 }
 
 impl Constrained {
-    /// The state after `generated`, which was drawn under the same constraint.
-    pub(super) fn after(mut matcher: Matcher, generated: &[Token]) -> Self {
-        let mut is_kept = true;
+    /// The state after `generated`, which was drawn under the same constraint. Blocking: some microseconds for each
+    /// token. Errors: a token does not satisfy the constraint, or the caller has gone.
+    pub(super) fn after(
+        matcher: Matcher,
+        generated: &[Token],
+        is_left: &CancellationToken,
+    ) -> Result<Self, EngineError> {
+        let mut constrained = Constrained { matcher, is_kept: true };
         for &t in generated {
-            is_kept &= follow(&mut matcher, t);
+            constrained.accept(t);
+            if !constrained.is_kept || is_left.is_cancelled() {
+                return Err(NoToken::NotKept.error(None));
+            }
         }
-        Constrained { matcher, is_kept }
+        Ok(constrained)
     }
 
     /// The tokens that may come next, at least one.
@@ -250,4 +314,37 @@ fn follow(matcher: &mut Matcher, t: Token) -> bool {
         tracing::debug!(token = t, "a token does not satisfy its constraint");
     }
     fits
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use llama_cpp_2::model::LlamaModel;
+    use llama_cpp_2::model::params::LlamaModelParams;
+
+    use super::super::backend::backend;
+    use super::*;
+
+    #[tokio::test]
+    async fn four_constraints_are_compiled_at_once() {
+        let file = std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF");
+        let params = LlamaModelParams::default().with_vocab_only(true);
+        let model = LlamaModel::load_from_file(backend().unwrap(), file, &params).unwrap();
+        let compiler = Compiler::new(Arc::new(Vocabulary::of(&model)));
+        let constraint = |n: usize| Constraint::JsonSchema { schema: json!({ "const": n }), field: "f".to_owned() };
+        let mut slots = Vec::new();
+        for n in 0..MAX_COMPILING {
+            slots.push(compiler.slot(&constraint(n)).await);
+        }
+        assert!(compiler.slot(&constraint(9)).now_or_never().is_none(), "no slot is free");
+        // The compilation gives its slot back when it ends, whoever waits for it.
+        let is_left = CancellationToken::new();
+        compiler.compile(&constraint(0), slots.swap_remove(0), &is_left).unwrap();
+        assert!(compiler.slot(&constraint(9)).now_or_never().is_some());
+        // A cached constraint needs none.
+        assert!(compiler.slot(&constraint(0)).now_or_never().is_some_and(|slot| slot.is_none()));
+        // Nobody waits: it stops before the next part.
+        is_left.cancel();
+        assert!(compiler.compile(&constraint(9), None, &is_left).is_err());
+    }
 }

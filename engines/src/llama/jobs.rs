@@ -8,9 +8,9 @@ use baton_schemas::embed::{EmbedEvent, EmbedTimings};
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
-use llguidance::Matcher;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
+use super::constrain::Constrained;
 use super::kv_flow::Export;
 use super::projector::ImageRun;
 
@@ -21,8 +21,8 @@ pub(super) struct Job {
     pub(super) accepted: Instant,
     /// The stream of KV for another node, if this is a prefill.
     pub(super) export: Option<Export>,
-    /// The request's constraint, compiled.
-    pub(super) matcher: Option<Matcher>,
+    /// The request's constraint, after the tokens that were generated before.
+    pub(super) constrained: Option<Constrained>,
     /// The images in the prompt, in their order.
     pub(super) images: Vec<ImageRun>,
     /// Memory reserved for the images' files until the sequence ends.

@@ -55,12 +55,12 @@ use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::mtmd::mtmd_default_marker;
-use llguidance::Matcher;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 
 pub use self::config::LlamaConfig;
-use self::constrain::Compiler;
+use self::constrain::{Compiler, Constrained};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported};
 pub use self::load_error::LoadError;
@@ -76,7 +76,7 @@ use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
 use crate::template::{ChatTemplate, SpecialTokens};
 
-/// How long a schema may take to compile.
+/// How long a schema may take to compile, with the wait for a slot and the replay of what was generated before.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running model. Cheap to clone through an `Arc`.
@@ -223,15 +223,25 @@ impl LlamaEngine {
         Ok(())
     }
 
-    /// Compiles the request's constraint on a blocking thread, within [`COMPILE_TIMEOUT`].
-    async fn matcher(&self, request: &SequenceRequest) -> Result<Option<Matcher>, EngineError> {
-        let Some(constraint) = request.constraint.clone() else { return Ok(None) };
+    /// Compiles the request's constraint and replays the generated tokens, within [`COMPILE_TIMEOUT`]. The thread that
+    /// owns the model must not wait for either.
+    async fn constrained(&self, request: &SequenceRequest) -> Result<Option<Constrained>, EngineError> {
+        let Some(constraint) = &request.constraint else { return Ok(None) };
+        let deadline = tokio::time::Instant::now() + COMPILE_TIMEOUT;
+        let busy = |_| EngineError::QueueFull { limit: self.max_queued as u32 };
+        let slot = tokio::time::timeout_at(deadline, self.constraints.slot(constraint)).await.map_err(busy)?;
+        let is_left = CancellationToken::new();
+        let _leaves = is_left.clone().drop_guard();
         let compiler = Arc::clone(&self.constraints);
-        let field = constraint.field().to_owned();
-        let compiled = tokio::task::spawn_blocking(move || compiler.compile(&constraint));
-        match tokio::time::timeout(COMPILE_TIMEOUT, compiled).await {
-            Ok(compiled) => compiled.map_err(EngineError::internal)?.map(Some),
-            Err(_) => Err(EngineError::invalid_field(field, "the schema takes too long to compile")),
+        let task = (constraint.clone(), request.generated.clone());
+        let constrained = tokio::task::spawn_blocking(move || {
+            let (constraint, generated) = task;
+            let matcher = compiler.compile(&constraint, slot, &is_left)?;
+            Constrained::after(matcher, &generated, &is_left)
+        });
+        match tokio::time::timeout_at(deadline, constrained).await {
+            Ok(constrained) => constrained.map_err(EngineError::internal)?.map(Some),
+            Err(_) => Err(EngineError::invalid_field(constraint.field(), "the schema takes too long to compile")),
         }
     }
 
@@ -244,14 +254,13 @@ impl LlamaEngine {
         }
     }
 
-    /// Checks a sequence and sends it to the scheduler.
+    /// Sends a checked sequence to the scheduler.
     fn submit(
         &self,
         request: SequenceRequest,
         export: Option<Export>,
-        matcher: Option<Matcher>,
+        constrained: Option<Constrained>,
     ) -> Result<mpsc::Receiver<Result<SequenceEvent, EngineError>>, EngineError> {
-        self.check(&request)?;
         let images = self.images(&request)?;
         let room = match &self.projector {
             Some(projector) if !images.is_empty() => {
@@ -261,7 +270,7 @@ impl LlamaEngine {
             _ => None,
         };
         let (events, stream) = mpsc::channel(EVENT_WINDOW);
-        let job = Job { request, events, accepted: Instant::now(), export, matcher, images, room };
+        let job = Job { request, events, accepted: Instant::now(), export, constrained, images, room };
         self.send(SchedulerMessage::Job(Box::new(job)))?;
         Ok(stream)
     }
@@ -319,8 +328,9 @@ impl Engine for LlamaEngine {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        let matcher = self.matcher(&request).await?;
-        Ok(ReceiverStream::new(self.submit(request, None, matcher)?).boxed())
+        self.check(&request)?;
+        let constrained = self.constrained(&request).await?;
+        Ok(ReceiverStream::new(self.submit(request, None, constrained)?).boxed())
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
@@ -356,6 +366,7 @@ impl Engine for LlamaEngine {
             ephemeral: request.ephemeral,
             ..SequenceRequest::default()
         };
+        self.check(&sequence)?;
         let events = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
         Ok(exported(events, chunks_rx, wake).boxed())

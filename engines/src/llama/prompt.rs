@@ -50,8 +50,14 @@ impl LlamaEngine {
         let _leaves = is_left.clone().drop_guard();
         let tokenized = self.texts.run(move || {
             let _turn = turn;
-            let mut prompt =
-                PromptTokens { tokenizer: &tokenizer, vocabulary: &vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
+            let mut prompt = PromptTokens {
+                tokenizer: &tokenizer,
+                vocabulary: &vocabulary,
+                projector,
+                n_ctx,
+                is_left,
+                tokens: Vec::new(),
+            };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
         let tokens = tokenized.await??;
@@ -72,8 +78,7 @@ impl LlamaEngine {
         let is_left = CancellationToken::new();
         let _leaves = is_left.clone().drop_guard();
         // A megabyte of text takes long enough to block other connections.
-        let work =
-            move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_left);
+        let work = move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_left);
         self.texts.run(work).await?
     }
 

@@ -7,7 +7,6 @@ use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::constrain::Constrained;
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
 use super::projector::ImageRun;
@@ -56,8 +55,7 @@ impl Sequence {
         // Penalties do not apply to images.
         let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
         let sampler = Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &said, &request.generated);
-        let constraint = job.matcher.map(|matcher| Constrained::after(matcher, &request.generated));
-        let sampler = sampler.constrained(constraint);
+        let sampler = sampler.constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         Sequence {
             request,

@@ -169,3 +169,44 @@ async fn a_dead_end_in_the_text_is_an_error_of_the_schema() {
     let (field, _) = refusal(&rig, Constraint::Grammar { rule: dead, field: "tools".to_owned() }).await;
     assert_eq!(field, "tools");
 }
+
+#[tokio::test]
+async fn a_long_chain_of_references_does_not_end_the_process() {
+    let Some(rig) = Rig::start().await else { return };
+    // Each definition adds something to the next one, so that the compiler resolves all of them at once.
+    const N_DEFINITIONS: usize = 6000;
+    let definition = |i: usize| match i + 1 {
+        N_DEFINITIONS => json!({ "type": "string" }),
+        next => json!({ "allOf": [{ "$ref": format!("#/$defs/{next}") }] }),
+    };
+    let definitions: serde_json::Map<_, _> = (0..N_DEFINITIONS).map(|i| (i.to_string(), definition(i))).collect();
+    let schema = json!({ "allOf": [{ "$ref": "#/$defs/0" }], "$defs": definitions });
+    let constraint = Constraint::JsonSchema { schema, field: "format".to_owned() };
+    let request = SequenceRequest {
+        prompt: rig.prompt.clone(),
+        max_tokens: Some(4),
+        constraint: Some(constraint),
+        ..SequenceRequest::default()
+    };
+    // A string, or an error that names the field.
+    match rig.engine.generate(request).await {
+        Ok(events) => assert!(events.collect::<Vec<_>>().await.iter().all(Result::is_ok)),
+        Err(error) => assert!(error.to_string().contains("'format'"), "{error}"),
+    }
+}
+
+#[tokio::test]
+async fn generated_tokens_are_replayed_before_the_sequence_is_queued() {
+    let Some(rig) = Rig::start().await else { return };
+    let rule = Rule::Sequence(vec![Rule::literal("yes"), Rule::text()]);
+    let text = TokenizeRequest { text: "no, never".to_owned(), add_special: false, parse_special: false };
+    let request = SequenceRequest {
+        prompt: rig.prompt.clone(),
+        generated: rig.engine.tokenize(&text).await.unwrap(),
+        constraint: Some(Constraint::Grammar { rule, field: "tools".to_owned() }),
+        ..SequenceRequest::default()
+    };
+    // The scheduler's thread would report it as an event.
+    let Err(error) = rig.engine.generate(request).await else { panic!("the scheduler has to replay the tokens") };
+    assert!(matches!(error, EngineError::Internal { .. }), "{error:?}");
+}

@@ -40,8 +40,15 @@ fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Events {
     let (events, receiver) = mpsc::channel(super::EVENT_WINDOW);
     let mut request = SequenceRequest { prompt, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
     request.sampling.temperature = 0.0;
-    let job =
-        Job { request, events, accepted: Instant::now(), export: None, matcher: None, images: Vec::new(), room: None };
+    let job = Job {
+        request,
+        events,
+        accepted: Instant::now(),
+        export: None,
+        constrained: None,
+        images: Vec::new(),
+        room: None,
+    };
     scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
     scheduler.take(SchedulerMessage::Job(Box::new(job)));
     receiver

@@ -126,19 +126,12 @@ impl LongWords {
     }
 
     /// Tokenizes a text without special tokens.
-    fn tokenize(
-        &self,
-        model: &LlamaModel,
-        text: &str,
-        is_left: &CancellationToken,
-    ) -> Result<Vec<Token>, EngineError> {
+    fn tokenize(&self, model: &LlamaModel, text: &str, is_left: &CancellationToken) -> Result<Vec<Token>, EngineError> {
         let native = || vocabulary::tokenize(model, text, false, false);
         match self {
             _ if text.len() <= MAX_SHALLOW_BYTES => Ok(native()),
             LongWords::Native => Ok(native()),
-            LongWords::BytePairs(pairs) => {
-                Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_left)?.unwrap_or_else(native))
-            }
+            LongWords::BytePairs(pairs) => Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_left)?.unwrap_or_else(native)),
             LongWords::DeepStack(_) if text.len() > MAX_DEEP_BYTES => {
                 let message = format!(
                     "this model's tokenizer reads at most {MAX_DEEP_BYTES} bytes of text at once, and got {}",
@@ -163,12 +156,7 @@ fn spellings(model: &LlamaModel) -> Vec<String> {
 }
 
 /// Reads the vocabulary, and compares what it makes of a text with llama.cpp's tokens. Errors: why it cannot be used.
-fn byte_pairs(
-    model: &LlamaModel,
-    spellings: &[String],
-    stages: pre::Stages,
-    path: &Path,
-) -> Result<BytePairs, String> {
+fn byte_pairs(model: &LlamaModel, spellings: &[String], stages: pre::Stages, path: &Path) -> Result<BytePairs, String> {
     let merges = Gguf::strings(path, "tokenizer.ggml.merges").map_err(|e| e.to_string())?;
     let pairs = BytePairs::new(spellings, stages, &merges.unwrap_or_default())?;
     let tokens = pairs.tokenize(SAMPLE, 0, &CancellationToken::new()).map_err(|e| e.to_string())?;

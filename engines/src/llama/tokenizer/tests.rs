@@ -5,10 +5,10 @@ use std::ffi::c_char;
 use std::path::PathBuf;
 use std::pin::pin;
 
-use llama_cpp_2::model::params::LlamaModelParams;
-use llama_cpp_2::model::params::kv_overrides::ParamOverrideValue;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::model::params::kv_overrides::ParamOverrideValue;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -56,8 +56,7 @@ fn with_pre(name: &str) -> LlamaModel {
 fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
     let Ok(PreTokenizer::Recursive(stages)) = PreTokenizer::named(Some(name)) else { panic!("{name} is unknown") };
     let spellings = spellings(&model);
-    let pairs =
-        byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
+    let pairs = byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
     let special = SpecialTokens::of(&model, &spellings).unwrap();
     let long_words = LongWords::BytePairs(Box::new(pairs));
     Tokenizer { model: Arc::new(model), special, long_words, before: Vec::new(), after: Vec::new() }
@@ -74,14 +73,20 @@ fn check(tokenizer: &Tokenizer, name: &str, text: &str) {
         let tokens = tokenizer.special.cut(text, parse_special).into_iter().flat_map(|fragment| match fragment {
             Fragment::Special(special) => vec![special],
             // A fragment may have no words.
-            Fragment::Text(text) => pairs.tokenize(text, 0, &is_left).unwrap().unwrap_or_else(|| {
-                vocabulary::tokenize(&tokenizer.model, text, false, false)
-            }),
+            Fragment::Text(text) => pairs
+                .tokenize(text, 0, &is_left)
+                .unwrap()
+                .unwrap_or_else(|| vocabulary::tokenize(&tokenizer.model, text, false, false)),
         });
         let found: Vec<Token> = tokens.collect();
         let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
         let shown: String = text.chars().take(200).collect();
-        assert!(expected == found, "{name}: {} and {} tokens, first at {differs:?}: {shown:?}", expected.len(), found.len());
+        assert!(
+            expected == found,
+            "{name}: {} and {} tokens, first at {differs:?}: {shown:?}",
+            expected.len(),
+            found.len()
+        );
     }
 }
 
@@ -172,7 +177,8 @@ fn special_tokens_are_cut_out_as_by_llama_cpp() {
         let params = LlamaModelParams::default().with_vocab_only(true);
         let model = Arc::new(LlamaModel::load_from_file(backend().unwrap(), &path, &params).unwrap());
         let tokenizer = Tokenizer::new(Arc::clone(&model), &Gguf::open(&path).unwrap(), &path).unwrap();
-        let pieces = ["<|im_start|>", "<end_of_turn>", "<unused1>", "<unused12>", "<<bos>", " ", "\n\n", "text ", "<", "</s>"];
+        let pieces =
+            ["<|im_start|>", "<end_of_turn>", "<unused1>", "<unused12>", "<<bos>", " ", "\n\n", "text ", "<", "</s>"];
         let mut random = StdRng::seed_from_u64(9);
         let text: String = (0..2000).map(|_| pieces[random.random_range(0..pieces.len())]).collect();
         for (add_special, parse_special) in [(false, false), (true, true)] {
