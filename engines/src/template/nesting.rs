@@ -68,7 +68,7 @@ fn parts(tag: &str) -> (usize, usize) {
             None if tag[at..].starts_with("}}") || tag[at..].starts_with("%}") => return (n_parts, at),
             None => {
                 let is_word = c.is_alphanumeric() || c == '_';
-                n_parts += usize::from(!c.is_whitespace() && !(is_word && in_word));
+                n_parts += usize::from(!(c.is_whitespace() || is_word && in_word));
                 in_word = is_word;
                 quote = (c == '"' || c == '\'').then_some(c);
             }
