@@ -75,10 +75,11 @@ pub(super) async fn run(base: &str, model: &str, kinds: &[Misconduct], due: Inst
                 Bomb => send_bomb(base, &bomb).await,
                 Garbage => garbage(base).await.err().map(|_| String::new()),
             };
-            let mut counts = counts.lock().unwrap();
-            *counts.n.entry(kind).or_default() += 1;
-            counts.wrong.extend(wrong.filter(|wrong| !wrong.is_empty()));
-            drop(counts);
+            {
+                let mut counts = counts.lock().unwrap();
+                *counts.n.entry(kind).or_default() += 1;
+                counts.wrong.extend(wrong.filter(|wrong| !wrong.is_empty()));
+            }
             tokio::time::sleep(kind.pause()).await;
         }
     });
