@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ModelError;
+use super::files;
 use super::progress::DownloadProgress;
 
 /// The interval at which a waiting pull tries the lock again. A file lock cannot be awaited.
@@ -77,11 +78,7 @@ impl PullLock {
     /// The lock file stays: deleting it would let two processes lock two different files of the same name.
     pub(super) async fn acquire(path: &Path, progress: &dyn DownloadProgress) -> Result<PullLock, ModelError> {
         let lock_path = with_suffix(path, ".lock");
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path)
+        let file = files::open_own(&lock_path, File::options().create(true).truncate(false).write(true))
             .map_err(|source| ModelError::file(&lock_path, source))?;
         let mut announced = false;
         loop {

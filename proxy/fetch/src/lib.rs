@@ -22,6 +22,7 @@ mod error;
 mod fake_python;
 #[cfg(test)]
 mod fake_server;
+mod files;
 mod hub;
 mod package_index;
 mod part_file;
@@ -207,7 +208,7 @@ fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
     let folder = hub_folder(model, cache_dir);
     let file = match &model.selector {
         Some(file) if spec::ends_in_gguf(file) => file.clone(),
-        selector => fs::read_to_string(folder.join(choice_name(selector.as_deref()))).ok()?,
+        selector => files::read_text(&folder.join(choice_name(selector.as_deref()))).ok()?,
     };
     let path = folder.join(Some(file).filter(|file| spec::is_relative_path(file))?);
     path.is_file().then_some(path)
@@ -219,7 +220,7 @@ fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), Mo
         return Ok(());
     }
     let path = folder.join(choice_name(model.selector.as_deref()));
-    fs::write(&path, file).map_err(|source| ModelError::file(&path, source))
+    files::write(&path, file.as_bytes()).map_err(|source| ModelError::file(&path, source))
 }
 
 /// The name of a hidden file. No file of a repository has such a name here.

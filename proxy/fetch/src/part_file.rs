@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::ModelError;
 use super::cache::{PullLock, with_suffix};
+use super::files;
 
 /// Chunks on their way to the disk: enough to keep network and disk busy, with little memory.
 const CHUNKS_IN_FLIGHT: usize = 16;
@@ -56,8 +57,8 @@ impl PartFile {
 
     /// The size and identity of a part that an earlier pull left.
     pub(super) fn left_behind(&self) -> Option<(u64, PartIdentity)> {
-        let n_bytes = fs::metadata(&self.part).ok().filter(|meta| meta.is_file())?.len();
-        let identity = serde_json::from_slice(&fs::read(&self.identity).ok()?).ok()?;
+        let n_bytes = fs::symlink_metadata(&self.part).ok().filter(|meta| meta.is_file())?.len();
+        let identity = serde_json::from_str(&files::read_text(&self.identity).ok()?).ok()?;
         (n_bytes > 0).then_some((n_bytes, identity))
     }
 
@@ -76,8 +77,8 @@ impl PartFile {
     pub(super) fn begin(&self, identity: &PartIdentity) -> Result<(), ModelError> {
         self.discard()?;
         let json = serde_json::to_vec(identity).expect("two optional strings serialize");
-        fs::write(&self.identity, json).map_err(|source| ModelError::file(&self.identity, source))?;
-        File::create(&self.part).map_err(|source| ModelError::file(&self.part, source))?;
+        files::write(&self.identity, &json).map_err(|source| ModelError::file(&self.identity, source))?;
+        files::write(&self.part, b"").map_err(|source| ModelError::file(&self.part, source))?;
         Ok(())
     }
 
@@ -90,7 +91,7 @@ impl PartFile {
 
     fn write_all(&self, mut queue: mpsc::Receiver<Bytes>) -> Result<(), ModelError> {
         let failed = |source| ModelError::file(&self.part, source);
-        let mut file = File::options().append(true).open(&self.part).map_err(failed)?;
+        let mut file = files::open_own(&self.part, File::options().append(true)).map_err(failed)?;
         while let Some(chunk) = queue.blocking_recv() {
             file.write_all(&chunk).map_err(failed)?;
         }
@@ -104,7 +105,7 @@ impl PartFile {
     pub(super) async fn seal(&self) -> Result<(u64, String), ModelError> {
         let part = self.clone();
         let sealed = tokio::task::spawn_blocking(move || {
-            let mut file = File::open(&part.part)?;
+            let mut file = files::open_own(&part.part, File::options().read(true))?;
             file.sync_all()?;
             file.rewind()?;
             hash(&mut file)
@@ -128,7 +129,7 @@ impl PartFile {
 /// The sha256 in hex of a complete file.
 pub(super) async fn sha256_of(path: &Path) -> Result<String, ModelError> {
     let owned = path.to_owned();
-    let hashed = tokio::task::spawn_blocking(move || hash(&mut File::open(owned)?));
+    let hashed = tokio::task::spawn_blocking(move || hash(&mut files::open_to_read(&owned)?));
     let (_, sha256) =
         hashed.await.map_err(|_| ModelError::Stopped)?.map_err(|source| ModelError::file(path, source))?;
     Ok(sha256)

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::ModelError;
+use super::files;
 use super::part_file::sha256_of;
 use super::progress::DownloadProgress;
 
@@ -34,7 +35,7 @@ pub(super) async fn is_whole(
 /// Refuses a user's file that cannot be a model.
 pub(super) fn check_magic(path: &Path) -> Result<(), ModelError> {
     let mut magic = [0; MAGIC.len()];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    let read = files::open_to_read(path).and_then(|mut file| file.read_exact(&mut magic));
     match read {
         Err(source) if source.kind() != ErrorKind::UnexpectedEof => Err(ModelError::file(path, source)),
         _ if magic != MAGIC => Err(ModelError::NotGguf { path: path.to_owned() }),
@@ -51,11 +52,11 @@ fn checksum_path(path: &Path) -> PathBuf {
 pub(super) fn remember(path: &Path, sha256: Option<&str>) -> Result<(), ModelError> {
     let Some(sha256) = sha256 else { return Ok(()) };
     let kept = checksum_path(path);
-    fs::write(&kept, sha256).map_err(|source| ModelError::file(&kept, source))
+    files::write(&kept, sha256.as_bytes()).map_err(|source| ModelError::file(&kept, source))
 }
 
 /// The kept checksum, if there is one.
 pub(super) fn remembered(path: &Path) -> Option<String> {
-    let kept = fs::read_to_string(checksum_path(path)).ok()?.trim().to_owned();
+    let kept = files::read_text(&checksum_path(path)).ok()?.trim().to_owned();
     (kept.len() == 64 && kept.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(kept)
 }

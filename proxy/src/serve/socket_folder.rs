@@ -5,8 +5,10 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use tempfile::TempDir;
 
 const PREFIX: &str = "baton-";
@@ -76,12 +78,26 @@ fn locked_file(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens the lock of a folder if this user made both. Any user may put anything into a folder for temporary files: a link
+/// could lead elsewhere, and opening a pipe could wait for ever.
+fn own_lock(folder: &Path) -> Option<File> {
+    let of_folder = std::fs::symlink_metadata(folder).ok()?;
+    let user = rustix::process::geteuid().as_raw();
+    if !of_folder.is_dir() || of_folder.uid() != user {
+        return None;
+    }
+    let safely = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let lock = File::options().write(true).custom_flags(safely).open(folder.join(LOCK)).ok()?;
+    let of_lock = lock.metadata().ok()?;
+    (of_lock.is_file() && of_lock.uid() == user).then_some(lock)
+}
+
 /// Removes what dead owners left. A folder of another user, or one without the file, is left alone.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
     for folder in ours.map(|entry| entry.path()) {
-        let Ok(lock) = File::options().write(true).open(folder.join(LOCK)) else { continue };
+        let Some(lock) = own_lock(&folder) else { continue };
         if lock.try_lock().is_ok()
             && let Err(error) = std::fs::remove_dir_all(&folder)
         {
@@ -108,6 +124,30 @@ mod tests {
         let new = SocketFolder::create_in(parent.path()).unwrap();
         assert!(!left.exists());
         assert!(living.folder.path().exists() && foreign.exists() && new.folder.path().exists());
+    }
+
+    #[test]
+    fn pipes_and_links_in_the_place_of_a_lock_are_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let of_pipe = parent.path().join("baton-pipe");
+        std::fs::create_dir(&of_pipe).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(of_pipe.join(LOCK)).status().unwrap();
+        assert!(made.success());
+        let outside = tempfile::tempdir().unwrap();
+        let kept = outside.path().join(LOCK);
+        std::fs::write(&kept, "").unwrap();
+        let of_link = parent.path().join("baton-link");
+        std::fs::create_dir(&of_link).unwrap();
+        std::os::unix::fs::symlink(&kept, of_link.join(LOCK)).unwrap();
+        let link = parent.path().join("baton-linked");
+        std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+
+        let (tell, made) = std::sync::mpsc::channel();
+        let path = parent.path().to_owned();
+        std::thread::spawn(move || tell.send(SocketFolder::create_in(&path).is_ok()));
+        let made = made.recv_timeout(std::time::Duration::from_secs(60));
+        assert!(made.expect("the start waits for a writer of the pipe"));
+        assert!(of_pipe.exists() && of_link.exists() && link.exists() && kept.exists());
     }
 
     #[test]

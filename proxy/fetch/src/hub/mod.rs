@@ -124,8 +124,9 @@ struct Lfs {
 }
 
 fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
-    // hf-hub requires a cache folder, which is never used here. Its default would panic without a home folder.
-    let mut builder = ApiBuilder::from_cache(Cache::new(env::temp_dir())).with_progress(false);
+    // hf-hub requires a cache folder, which is never used here; but it reads a token next to it. Its default would panic
+    // without a home folder, and a temporary folder could hold another user's file or pipe. Nothing is below /dev/null.
+    let mut builder = ApiBuilder::from_cache(Cache::new("/dev/null/hub".into())).with_progress(false);
     if let Some(endpoint) = &access.endpoint {
         builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
     }
