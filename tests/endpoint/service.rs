@@ -132,3 +132,24 @@ fn systemd_accepts_the_units() {
         assert!(ours.is_empty(), "{ours:#?}");
     }
 }
+
+#[test]
+fn a_node_without_a_model_runs_the_default_model_as_the_endpoint_does() {
+    let cache = tempfile::tempdir().unwrap();
+    let errors = [&["serve"][..], &["node"]].map(|command| {
+        let mut command = std::process::Command::new(&*BATON).args(command).args(["--listen", "127.0.0.1:0"])
+            .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            .env("BATON_CACHE", cache.path())
+            // Without pip, the model cannot be fetched, and the error names it.
+            .env("PATH", cache.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let error = harness::read_all(command.stderr.take());
+        assert!(!command.wait().unwrap().success());
+        error
+    });
+    assert!(errors[0].contains("cannot run python3 to ask pip for"), "{}", errors[0]);
+    assert_eq!(errors[0], errors[1]);
+}

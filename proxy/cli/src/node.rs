@@ -9,6 +9,7 @@ use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
 use baton_engines::registry::{self, EngineOptions};
 use baton_engines::transport::Transport;
+use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::http::open_files;
@@ -24,7 +25,7 @@ use super::terminal;
 /// Options of `baton node`.
 #[derive(Args)]
 pub(super) struct NodeArgs {
-    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
+    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
     /// The model's name, which endpoints use unless they configure another [default: from the catalogue or the file]
@@ -170,7 +171,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let model = match model {
         // The parent has located the file; if it is gone by now, the engine says so in words for clients.
         model if args.child || !options.engine.unwrap_or_default().needs_file() => NodeModel { path: model, name },
-        model => located(model, name).await?,
+        model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name).await?,
     };
     let started = registry::start(engine_options(options, model)?, puller).await;
     late.set(started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?);
@@ -204,8 +205,7 @@ struct NodeModel {
 
 /// Finds the file of a model that may be named as `baton serve` names it, and fetches it if need be. Without `name`, the
 /// model is called as an endpoint would call it.
-async fn located(model: Option<PathBuf>, name: Option<String>) -> Result<NodeModel, NodeFailure> {
-    let Some(model) = model else { return Ok(NodeModel { path: None, name }) };
+async fn located(model: PathBuf, name: Option<String>) -> Result<NodeModel, NodeFailure> {
     let path = match model.to_str() {
         Some(source) => {
             let path = model_files::locate_or_pull(source).await;
