@@ -1,11 +1,14 @@
 //! Admission: keys, their limits, and the queue.
 
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::StreamExt;
 use harness::{BATON, BatonServer, eventually_async};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 /// A generation of 600 tokens takes half a minute.
 const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "20"];
@@ -167,5 +170,125 @@ async fn counting_and_showing_a_prompt_cost_its_tokens() {
         // Refilling the key takes minutes.
         let (status, error, _) = refusal(post().await.unwrap()).await;
         assert!(status == 429 && error.to_string().contains("tokens per minute"), "{path}: {status} {error}");
+    }
+}
+
+/// A stream of many choices, read in the background, with the number of choices that have ended.
+struct Choices {
+    n_ended: Arc<AtomicUsize>,
+    whole: JoinHandle<String>,
+}
+
+impl Choices {
+    /// Sends a request for 16 choices and waits for the first token.
+    async fn begun(request: RequestBuilder) -> Choices {
+        let mut bytes = request.send().await.unwrap().bytes_stream();
+        let n_ended = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&n_ended);
+        let (tell, begun) = tokio::sync::oneshot::channel();
+        let whole = tokio::spawn(async move {
+            let mut tell = Some(tell);
+            let mut text = String::new();
+            while let Some(part) = bytes.next().await {
+                text += std::str::from_utf8(&part.unwrap()).unwrap();
+                counted.store(text.matches("\"finish_reason\":\"").count(), Ordering::Release);
+                if let Some(tell) = tell.take_if(|_| text.contains("\"content\":\"")) {
+                    tell.send(()).unwrap();
+                }
+            }
+            text
+        });
+        begun.await.unwrap();
+        Choices { n_ended, whole }
+    }
+}
+
+fn choices(server: &BatonServer, key: &str, n: u32, n_tokens: u32) -> RequestBuilder {
+    let body = json!({
+        "model": "sim", "stream": true, "n": n, "max_tokens": n_tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "many" }],
+    });
+    reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).bearer_auth(key).json(&body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_with_many_choices_delays_another_key_by_one_of_them() {
+    let (server, [greedy, modest], _file) = with_keys("", ["operator = true", ""]);
+    let many = Choices::begun(choices(&server, &greedy, 16, 20)).await;
+    let url = format!("{}/baton/state", server.base);
+    let state = reqwest::Client::new().get(url).bearer_auth(&greedy).send().await.unwrap();
+    let state: Value = state.json().await.unwrap();
+    let requests = &state["requests"];
+    assert_eq!((&requests["admitted"], &requests["places"]), (&json!(1), &json!(4)), "four slots: {requests}");
+    let reply = ask(&server, &modest, 5).send().await.unwrap().text().await.unwrap();
+    let n_ended = many.n_ended.load(Ordering::Acquire);
+    assert!(reply.ends_with("data: [DONE]\n\n"), "{reply}");
+    // It gets the first slot that is free; a round of four choices may end together.
+    println!("{n_ended} of 16 choices had ended when the other key had its reply");
+    assert!(n_ended <= 8, "{n_ended} choices went before it");
+    let whole = many.whole.await.unwrap();
+    assert!(whole.ends_with("data: [DONE]\n\n"), "{whole}");
+    for choice in 0..16 {
+        assert!(whole.contains(&format!("\"index\":{choice},")), "no choice {choice}");
+    }
+    assert_eq!(many.n_ended.load(Ordering::Acquire), 16);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_and_prompts_count_for_the_limits_of_their_key() {
+    let limits = ["requests_per_minute = 3", "max_concurrent = 1\nrequests_per_minute = 10"];
+    let (server, [rated, one], _file) = with_keys("", limits);
+    let complete = async |key: &str, n_prompts: usize, n: u32| {
+        let prompts: Vec<String> = (0..n_prompts).map(|i| format!("prompt {i}")).collect();
+        let body = json!({ "model": "sim", "prompt": prompts, "n": n, "max_tokens": 2, "ignore_eos": true });
+        let url = format!("{}/v1/completions", server.base);
+        let reply = reqwest::Client::new().post(url).bearer_auth(key).json(&body).send().await.unwrap();
+        refusal(reply).await
+    };
+    // A key with one place generates one after another.
+    let (status, reply, headers) = complete(&one, 3, 2).await;
+    assert_eq!((status, reply["choices"].as_array().map(Vec::len)), (200, Some(6)), "{reply}");
+    // Six of ten are used; one is refilled every 6 s.
+    let left: u32 = headers["x-ratelimit-remaining-requests"].to_str().unwrap().parse().unwrap();
+    assert!((4..=5).contains(&left), "{left}");
+    // More than the rate has left is served, and the key waits afterwards.
+    let (status, reply, _) = complete(&rated, 2, 2).await;
+    assert_eq!((status, reply["choices"].as_array().map(Vec::len)), (200, Some(4)), "{reply}");
+    let (status, reply, headers) = complete(&rated, 1, 1).await;
+    assert_eq!((status, &reply["error"]["code"]), (429, &json!("rate_limit_exceeded")), "{reply}");
+    assert_eq!(headers["x-ratelimit-remaining-requests"], "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_at_its_rate_limit_loads_no_model() {
+    let model = "[[models]]\nname = \"big\"\nsource = \"sim\"\n[models.engine]\nengine = \"sim\"\n";
+    let (server, [key, owner], _file) =
+        with_keys(model, ["requests_per_minute = 1", "operator = true\nrequests_per_minute = 100"]);
+    let client = reqwest::Client::new();
+    let post = async |path: &str, body: Value| {
+        let request = client.post(format!("{}{path}", server.base)).bearer_auth(&key).json(&body);
+        request.send().await.unwrap().status().as_u16()
+    };
+    let message = json!([{ "role": "user", "content": "hi" }]);
+    let chat = |model: &str| json!({ "model": model, "max_tokens": 1, "messages": message });
+    assert_eq!(post("/v1/chat/completions", chat("sim")).await, 200);
+    for (path, body) in [
+        ("/v1/chat/completions", chat("big")),
+        ("/v1/messages", chat("big")),
+        ("/v1/completions", json!({ "model": "big", "prompt": ["a", "b"], "max_tokens": 1 })),
+        ("/v1/responses", json!({ "model": "big", "input": "hi" })),
+        ("/v1/embeddings", json!({ "model": "big", "input": "hi" })),
+        ("/v1/messages/count_tokens", json!({ "model": "big", "messages": message })),
+        ("/tokenize", json!({ "model": "big", "content": "hi" })),
+        ("/baton/plan", chat("big")),
+        ("/api/chat", json!({ "model": "big", "messages": message, "stream": false })),
+        ("/api/generate", json!({ "model": "big", "stream": false })),
+        ("/api/embed", json!({ "model": "big", "input": "hi" })),
+    ] {
+        assert_eq!(post(path, body).await, 429, "{path}");
+        let state = client.get(format!("{}/baton/state", server.base)).bearer_auth(&owner).send().await.unwrap();
+        let state: Value = state.json().await.unwrap();
+        let big = state["models"].as_array().unwrap().iter().find(|model| model["name"] == "big").unwrap();
+        assert_eq!((&big["residency"]["life"], &big["residency"]["loads"]), (&json!("unloaded"), &json!(0)), "{path}");
     }
 }

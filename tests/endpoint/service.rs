@@ -137,7 +137,9 @@ fn systemd_accepts_the_units() {
 fn a_node_without_a_model_runs_the_default_model_as_the_endpoint_does() {
     let cache = tempfile::tempdir().unwrap();
     let errors = [&["serve"][..], &["node"]].map(|command| {
-        let mut command = std::process::Command::new(&*BATON).args(command).args(["--listen", "127.0.0.1:0"])
+        let mut command = std::process::Command::new(&*BATON)
+            .args(command)
+            .args(["--listen", "127.0.0.1:0"])
             .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
             .env("BATON_CACHE", cache.path())
             // Without pip, the model cannot be fetched, and the error names it.

@@ -21,7 +21,7 @@ pub struct KeyLimits {
     pub requests_per_minute: Option<u32>,
     /// Tokens per minute, of prompts and replies together.
     pub tokens_per_minute: Option<u32>,
-    /// Requests that may run at once.
+    /// Places that its requests may have at once.
     pub max_concurrent: Option<usize>,
     /// Requests of a key with a higher priority are admitted first.
     pub priority: u8,
@@ -103,14 +103,23 @@ impl Account {
         allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| model_name::are_same(allowed, name)))
     }
 
-    /// Charges one request. Tokens are charged after they are counted, so a reply may overdraw the token rate; the next
-    /// request is admitted once the debt is paid back. Errors: the exhausted rate and the time until it recovers.
+    /// Charges one request. See [`Account::take_requests`].
     pub(crate) fn take_request(&self) -> Result<(), RequestError> {
+        self.take_requests(1)
+    }
+
+    /// Charges `n` requests that come as one. One unit of the rate is enough to begin; the others may be a debt, so that a
+    /// request with more choices than the rate has units is served, and its key waits afterwards. Tokens are charged after
+    /// they are counted, so a reply may overdraw the token rate, too.
+    ///
+    /// Errors: the exhausted rate and the time until it recovers.
+    pub(crate) fn take_requests(&self, n: usize) -> Result<(), RequestError> {
         if let Some(rate) = &self.tokens {
             rate.settle().map_err(|after| limited(RateUnit::Tokens, rate, after))?;
         }
         if let Some(rate) = &self.requests {
             rate.take().map_err(|after| limited(RateUnit::Requests, rate, after))?;
+            rate.charge(n.saturating_sub(1) as u64);
         }
         Ok(())
     }

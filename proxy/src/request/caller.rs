@@ -19,7 +19,7 @@ pub struct Caller {
     pub role: CallerRole,
     /// The account with the limits that apply.
     pub account: Arc<Account>,
-    /// The request's position in the queue while it waits for admission.
+    /// The request's position in the queue while it waits for admission. The prompts of one request share it.
     pub place: QueuePlace,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,

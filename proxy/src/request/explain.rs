@@ -28,8 +28,9 @@ pub async fn explain(
             "plans of a model that only upstreams serve: the one with the fewest replies gets the request".to_owned();
         return Err(EngineError::Unsupported { feature }.into());
     };
+    caller.account.take_request()?;
     let _lease = targets.lease(&target, request.keep_alive).await?;
-    let _permit = admission.admit_brief(&caller.account)?;
+    let _permit = admission.admit_brief()?;
     let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };

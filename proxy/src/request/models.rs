@@ -103,7 +103,8 @@ pub async fn describe(
     name: Option<&str>,
     caller: &Caller,
 ) -> Result<ModelDescription, RequestError> {
-    let _permit = admission.admit_brief(&caller.account)?;
+    caller.account.take_request()?;
+    let _permit = admission.admit_brief()?;
     let model = match targets.resolve(name, &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
@@ -137,7 +138,8 @@ pub async fn describe_upstream(
     model: &str,
     caller: &Caller,
 ) -> Result<UpstreamModelInfo, RequestError> {
-    let _permit = admission.admit_brief(&caller.account)?;
+    caller.account.take_request()?;
+    let _permit = admission.admit_brief()?;
     match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { .. } => Ok(UpstreamModelInfo::default()),
         Target::Upstreams(serving) => Ok(upstreams::model_info(&serving, &caller.request_id).await),
@@ -153,8 +155,9 @@ pub async fn load(
     caller: &Caller,
 ) -> Result<(), RequestError> {
     let target = targets.resolve(Some(model), &caller.account)?;
+    caller.account.take_request()?;
     let _lease = targets.lease(&target, keep_alive).await?;
-    let _permit = admission.admit_brief(&caller.account)?;
+    let _permit = admission.admit_brief()?;
     match target {
         Target::Nodes { model: served, .. } => served.ready_node(Some(model), &[], ImageNeed::None).await.map(drop),
         Target::Upstreams(serving) => upstreams::load(&serving, keep_alive, &caller.request_id).await,
@@ -168,7 +171,8 @@ pub async fn unload(
     model: &str,
     caller: &Caller,
 ) -> Result<(), RequestError> {
-    let _permit = admission.admit_brief(&caller.account)?;
+    caller.account.take_request()?;
+    let _permit = admission.admit_brief()?;
     let served = match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,

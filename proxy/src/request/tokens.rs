@@ -24,9 +24,10 @@ pub async fn ask(
     caller: &Caller,
 ) -> Result<TokenAnswer, RequestError> {
     let target = targets.resolve(model, &caller.account)?;
-    // Load before admission, as for generation.
+    // The rate before memory, and memory before admission, as for generation.
+    caller.account.take_request()?;
     let _lease = targets.lease(&target, None).await?;
-    let _permit = admission.admit_brief(&caller.account)?;
+    let _permit = admission.admit_brief()?;
     let counted = match &target {
         Target::Nodes { model: served, .. } => ask_nodes(served, model, question).await?,
         Target::Upstreams(serving) => {

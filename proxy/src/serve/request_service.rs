@@ -32,7 +32,7 @@ use crate::targets::{Embedded, Targets};
 
 /// The parts that answer requests.
 pub struct RequestService {
-    /// Bounds the requests that run at once.
+    /// Bounds what runs at once.
     pub admission: Admission,
     /// Models, nodes and upstreams.
     pub targets: Targets,
@@ -129,6 +129,7 @@ impl HttpBackend for RequestService {
             upstreams: &self.targets.upstreams.load(),
             requests: RequestsState {
                 admitted: self.admission.n_admitted() as u64,
+                places: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
                 waiting: self.admission.n_waiting() as u64,
             },

@@ -18,8 +18,8 @@ pub(super) fn render(state: &EndpointState) -> String {
     let requests = &state.requests;
     let stops = if state.is_stopping { "; stopping, and waiting for these requests" } else { "" };
     let mut out = format!(
-        "baton {}: {} of {} requests running, {} waiting{stops}\n",
-        state.version, requests.admitted, requests.limit, requests.waiting
+        "baton {}: {} requests running in {} of {} places, {} waiting{stops}\n",
+        state.version, requests.admitted, requests.places, requests.limit, requests.waiting
     );
     for warning in &state.warnings {
         let _ = writeln!(out, "WARNING {}", clean(warning));
@@ -291,7 +291,7 @@ mod tests {
             is_stopping: false,
             version: "0.1.0".into(),
             at_ms: 180_000,
-            requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
+            requests: RequestsState { admitted: 1, places: 4, limit: 8, waiting: 2 },
             models: vec![model],
             upstreams: vec![
                 UpstreamReport {
@@ -318,7 +318,7 @@ mod tests {
         };
         let text = render(&state);
         for part in [
-            "1 of 8 requests running, 2 waiting",
+            "1 requests running in 4 of 8 places, 2 waiting",
             "predictions off by 11 %  loaded (300 MiB, holds 200), goes in 10 s\n",
             "local      decode   ready                                1/4    0       -          78        closed",
             "open: prefill_down",

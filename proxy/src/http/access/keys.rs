@@ -116,7 +116,6 @@ fn scope_of(hash: &blake3::Hash) -> CacheScope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::admission::{Admission, AdmissionLimits};
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
@@ -183,9 +182,8 @@ mod tests {
         let keys = Keys::new(&config(5));
         let same = keys.renewed(&config(5));
         assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
-        let door = Admission::new(AdmissionLimits::default());
         for _ in 0..4 {
-            drop(door.admit_brief(&keys.allowed[0].account).unwrap());
+            keys.allowed[0].account.take_request().unwrap();
         }
         let changed = keys.renewed(&config(6));
         let account = &changed.allowed[0].account;
@@ -194,6 +192,6 @@ mod tests {
         // Lower the limit below the usage: the rest becomes a debt.
         let less = changed.renewed(&config(2));
         let quota = less.allowed[0].account.quotas().next().unwrap().1;
-        assert!(quota.remaining == 0 && door.admit_brief(&less.allowed[0].account).is_err(), "{quota:?}");
+        assert!(quota.remaining == 0 && less.allowed[0].account.take_request().is_err(), "{quota:?}");
     }
 }

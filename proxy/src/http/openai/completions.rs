@@ -18,6 +18,7 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
+use crate::request::admission::QueuePlace;
 use crate::request::caller::Caller;
 
 pub(super) fn operation() -> Operation {
@@ -28,7 +29,7 @@ pub(super) fn operation() -> Operation {
         .planned()
 }
 
-/// `POST /v1/completions`. Each prompt is admitted as a separate request.
+/// `POST /v1/completions`. The prompts are admitted together, and each of their choices takes a place.
 pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -66,6 +67,8 @@ async fn answer(
         stream,
     };
     let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
+    let place = QueuePlace::shared_by(shape.n_choices as usize);
+    let caller = &Caller { place, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
     reply(steps, shape, choices, &state.config, caller).await

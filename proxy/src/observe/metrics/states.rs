@@ -22,7 +22,8 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
     series.one("requests_running", "Requests being served", requests.admitted as f64);
-    series.one("requests_running_limit", "Requests served at once at most", requests.limit as f64);
+    series.one("requests_places", "Places taken, one for each choice that is generated", requests.places as f64);
+    series.one("requests_running_limit", "Places of the endpoint", requests.limit as f64);
     series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
 
     let models = || state.models.iter();

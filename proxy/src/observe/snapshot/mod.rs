@@ -55,7 +55,10 @@ pub struct EndpointState {
 pub struct RequestsState {
     /// Being served.
     pub admitted: u64,
-    /// The most requests served at once.
+    /// Places that these requests have: one for each choice that is generated now.
+    #[serde(default)]
+    pub places: u64,
+    /// All places.
     pub limit: u64,
     /// Waiting to be served.
     pub waiting: u64,

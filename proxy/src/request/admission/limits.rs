@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Requests admitted at once by default, for each slot of the engines: one that runs, and one that starts when it ends.
-/// An engine's own queue has no lanes, so a request that waits there for long loses its fair share.
-pub const REQUESTS_PER_SLOT: usize = 2;
+/// Places by default, for each slot of the engines: one for a sequence that runs, and one for a sequence that starts when
+/// it ends. An engine's own queue has no lanes, so a request that waits there for long loses its fair share.
+pub const PLACES_PER_SLOT: usize = 2;
 
-/// Requests admitted while no engine is ready, when the number of slots is unknown. A larger number could admit more
-/// requests than the slots allow, past the lanes.
+/// Places while no engine is ready, when the number of slots is unknown. A larger number could admit more requests than
+/// the slots allow, past the lanes.
 pub(super) const WITHOUT_SLOTS: usize = 16;
 
 /// The maximum number of concurrent requests that generate nothing. They take milliseconds, so none of them waits.
@@ -25,7 +25,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The limits of admission, as configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// The maximum number of requests served at once; `None` for as many as the engines have room for.
+    /// The number of places; `None` for as many as the engines have room for.
     pub max_requests: Option<usize>,
     /// The maximum number of waiting requests.
     pub max_waiting: usize,

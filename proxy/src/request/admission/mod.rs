@@ -1,31 +1,34 @@
-//! Admission: how many requests run at once, and which waiting request is next.
+//! Admission: how many sequences run at once, and which request gets the next place.
 //!
-//! A permit is taken before the prompt is prepared and lives to its last token, not to the response head: it
-//! travels inside the stream and is returned when the stream is dropped. Beyond the limit, requests wait in a bounded
-//! queue with a lane for each key. The highest priority goes first, then the key with the fewest running requests, then
-//! the request that has waited longest. So a key with a thousand requests delays another key by only one of them.
+//! Every sequence that an engine generates needs a place ([`PlaceNeed`]). A permit is taken before the prompt is prepared
+//! and lives to its last token, not to the response head: it travels inside the stream and is returned when the stream
+//! is dropped. Beyond the limit, requests wait in a bounded queue with a lane for each key. The highest priority goes
+//! first, then the key with the fewest places, then the request that has waited longest. A request with many choices
+//! takes its turn for each place, so it delays another key no more than as many requests with one choice each.
 
+mod gate;
 mod limits;
+mod need;
+mod permit;
 mod queue;
+mod queue_place;
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING, REQUESTS_PER_SLOT};
+use self::gate::{AdmittedRequest, Gate, QueueEntry};
+pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING, PLACES_PER_SLOT};
 use self::limits::{MAX_BRIEF, RETRY_AFTER};
+pub use self::need::PlaceNeed;
+pub use self::permit::{Permit, Place, Places};
 use self::queue::{AdmissionQueue, Refusal};
+pub use self::queue_place::QueuePlace;
 use crate::account::Account;
 use crate::error::RequestError;
 
 /// Admits requests, at once or when it is their turn.
 pub struct Admission(Arc<Gate>);
-
-struct Gate {
-    queue: Mutex<AdmissionQueue<Permit>>,
-    brief: Arc<Semaphore>,
-}
 
 impl Admission {
     /// Admits within these limits.
@@ -47,27 +50,49 @@ impl Admission {
         }
     }
 
-    /// Admits a request that generates nothing, without waiting for a slot. It counts for its key's rates.
-    ///
-    /// Errors: a rate of the key is exhausted, or too many such requests run.
-    pub fn admit_brief(&self, account: &Account) -> Result<OwnedSemaphorePermit, RequestError> {
-        account.take_request()?;
+    /// Admits a request that generates nothing, without waiting for a place. Errors: too many such requests run.
+    pub fn admit_brief(&self) -> Result<OwnedSemaphorePermit, RequestError> {
         let full = Refusal::Full { limit: MAX_BRIEF };
         Arc::clone(&self.0.brief).try_acquire_owned().map_err(|_| full.into())
     }
 
-    /// Admits a request, at once or when it is its turn. Dropping the future leaves the queue.
+    /// Admits a request, at once or when it is its turn. Its key's rate was charged before, with [`QueuePlace::charge`].
+    /// Dropping the future leaves the queue.
     ///
-    /// Errors: a rate of the key is exhausted, the queue is full, or the turn did not come in time.
-    pub async fn admit(&self, account: &Arc<Account>, place: &QueuePlace) -> Result<Permit, RequestError> {
-        account.take_request()?;
+    /// Errors: the queue is full, or the turn did not come in time.
+    pub async fn admit(
+        &self,
+        account: &Arc<Account>,
+        place: &QueuePlace,
+        need: PlaceNeed,
+    ) -> Result<Permit, RequestError> {
+        let admitted = match (need, &place.shared) {
+            (PlaceNeed::Each { at_once, .. }, Some(shared)) => {
+                let of_all = PlaceNeed::Each { n: shared.n_sequences, at_once };
+                Arc::clone(shared.admitted.get_or_try_init(|| self.enter(account, place, of_all)).await?)
+            }
+            _ => self.enter(account, place, need).await?,
+        };
+        Ok(Permit::new(admitted))
+    }
+
+    async fn enter(
+        &self,
+        account: &Arc<Account>,
+        place: &QueuePlace,
+        need: PlaceNeed,
+    ) -> Result<Arc<AdmittedRequest>, RequestError> {
         let (answer, turn) = oneshot::channel();
         let ticket = {
             let mut queue = self.0.lock();
-            if queue.try_enter(account) {
-                return Ok(Permit::new(&self.0, account));
+            if let Some(entered) = queue.try_enter(account, need) {
+                drop(queue);
+                let admitted = AdmittedRequest::new(&self.0, account, entered);
+                // It may get more places at once.
+                self.0.admit_next();
+                return Ok(admitted);
             }
-            queue.wait(account, answer)?
+            queue.wait(account, need, answer)?
         };
         let max_wait = self.0.lock().limits.max_wait;
         let entry = QueueEntry { gate: Arc::clone(&self.0), account: Arc::clone(account), ticket };
@@ -76,7 +101,7 @@ impl Admission {
         let is_own_limit = self.0.lock().is_at_own_limit(account);
         drop(entry);
         match outcome {
-            Ok(Ok(Ok(permit))) => Ok(permit),
+            Ok(Ok(Ok(admitted))) => Ok(admitted),
             // A key with fewer waiting requests got the place.
             Ok(Ok(Err(refusal))) => Err(refusal.into()),
             Ok(Err(_)) | Err(_) if is_own_limit => Err(self.0.lock().concurrency(account).into()),
@@ -84,9 +109,9 @@ impl Admission {
         }
     }
 
-    /// The maximum number of requests served at once.
+    /// The number of places.
     pub fn limit(&self) -> usize {
-        self.0.lock().max_requests()
+        self.0.lock().max_places()
     }
 
     /// Requests that are being served.
@@ -94,91 +119,14 @@ impl Admission {
         self.0.lock().n_running()
     }
 
+    /// Places that these requests have.
+    pub fn n_places(&self) -> usize {
+        self.0.lock().n_places()
+    }
+
     /// Requests that wait to be served.
     pub fn n_waiting(&self) -> usize {
         self.0.lock().n_waiting()
-    }
-}
-
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, AdmissionQueue<Permit>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Admits waiting requests until the limit is reached.
-    fn admit_next(self: &Arc<Self>) {
-        loop {
-            let Some(next) = self.lock().next() else { return };
-            // Not under the lock: if the request is gone, its permit is dropped here, which takes the lock again.
-            let _ = next.answer.send(Ok(Permit::new(self, &next.account)));
-        }
-    }
-}
-
-/// An admitted request. Dropping it admits the next one and charges its key for the generated tokens.
-#[derive(Debug)]
-pub struct Permit {
-    gate: Arc<Gate>,
-    account: Arc<Account>,
-    n_generated: Arc<AtomicU32>,
-}
-
-impl Permit {
-    fn new(gate: &Arc<Gate>, account: &Arc<Account>) -> Permit {
-        Permit { gate: Arc::clone(gate), account: Arc::clone(account), n_generated: Arc::default() }
-    }
-
-    /// Charges the key for a prompt.
-    pub fn charge_prompt(&self, n_tokens: u32) {
-        self.account.charge_tokens(n_tokens.into());
-    }
-
-    /// The counter of the tokens that are generated under this permit.
-    pub fn meter(&self) -> Arc<AtomicU32> {
-        Arc::clone(&self.n_generated)
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.account.charge_tokens(self.n_generated.load(Ordering::Relaxed).into());
-        self.gate.lock().leave(&self.account);
-        self.gate.admit_next();
-    }
-}
-
-impl std::fmt::Debug for Gate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Gate")
-    }
-}
-
-/// A waiting request's entry. Dropping it leaves the queue.
-struct QueueEntry {
-    gate: Arc<Gate>,
-    account: Arc<Account>,
-    ticket: u64,
-}
-
-impl Drop for QueueEntry {
-    fn drop(&mut self) {
-        self.gate.lock().give_up(&self.account, self.ticket);
-    }
-}
-
-/// A request's place in the queue, for its client.
-#[derive(Debug, Clone, Default)]
-pub struct QueuePlace(Arc<OnceLock<(Arc<Gate>, u64)>>);
-
-impl QueuePlace {
-    fn set(&self, entry: &QueueEntry) {
-        let _ = self.0.set((Arc::clone(&entry.gate), entry.ticket));
-    }
-
-    /// The place, 1 for the next request; `None` if the request does not wait.
-    pub fn get(&self) -> Option<usize> {
-        let (gate, ticket) = self.0.get()?;
-        gate.lock().place_of(*ticket)
     }
 }
 

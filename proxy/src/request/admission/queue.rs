@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
-use super::limits::{AdmissionLimits, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
+use super::limits::{AdmissionLimits, PLACES_PER_SLOT, WITHOUT_SLOTS};
+use super::need::PlaceNeed;
 use crate::account::Account;
 
 /// All requests that run or wait. A lane exists only while its key has any.
@@ -17,35 +18,87 @@ pub(super) struct AdmissionQueue<P> {
 }
 
 struct Lane<P> {
-    n_running: usize,
+    running: Vec<RunningRequest>,
     waiting: VecDeque<Waiter<P>>,
+}
+
+/// An admitted request.
+struct RunningRequest {
+    ticket: u64,
+    account: Arc<Account>,
+    /// Places that it has now.
+    n_places: usize,
+    /// Its sequences that have not ended, started or not.
+    n_left: usize,
+    /// The most places that it uses at once.
+    at_once: usize,
+    /// A permit for each place that no sequence of the request has taken yet.
+    free_places: Arc<Semaphore>,
+}
+
+impl RunningRequest {
+    fn wants_place(&self) -> bool {
+        self.n_places < self.n_left.min(self.at_once)
+    }
 }
 
 pub(super) struct Waiter<P> {
     ticket: u64,
     pub(super) account: Arc<Account>,
+    need: PlaceNeed,
     pub(super) answer: oneshot::Sender<Result<P, Refusal>>,
+}
+
+/// A request that has just been admitted.
+pub(super) struct Entered {
+    pub(super) ticket: u64,
+    pub(super) free_places: Arc<Semaphore>,
+}
+
+/// The one that gets the next place.
+enum Next {
+    /// A running request with more sequences.
+    Running(u64),
+    /// The first request in its lane, which needs so many places to start.
+    Waiting { n_places: usize },
 }
 
 /// The reason why a request is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The limit of running requests is reached, and the queue is full.
+    /// All places are taken, and the queue is full.
     Full { limit: usize },
-    /// The key's limit of running requests is reached.
+    /// The key has as many places as it may have.
     Concurrency { limit: usize },
 }
 
 impl<P> Default for Lane<P> {
     fn default() -> Self {
-        Lane { n_running: 0, waiting: VecDeque::new() }
+        Lane { running: Vec::new(), waiting: VecDeque::new() }
     }
 }
 
 impl<P> Lane<P> {
-    /// Returns true if the account's own limit allows another running request.
-    fn has_room(&self, account: &Account) -> bool {
-        account.limits.max_concurrent.is_none_or(|limit| self.n_running < limit)
+    fn n_places(&self) -> usize {
+        self.running.iter().map(|request| request.n_places).sum()
+    }
+
+    /// Returns true if the account's own limit allows so many more places.
+    fn has_room(&self, account: &Account, n_places: usize) -> bool {
+        account.limits.max_concurrent.is_none_or(|limit| self.n_places() + n_places <= limit)
+    }
+
+    fn enter(&mut self, ticket: u64, account: &Arc<Account>, need: PlaceNeed, n_places: usize) -> Entered {
+        let free_places = Arc::new(Semaphore::new(n_places));
+        self.running.push(RunningRequest {
+            ticket,
+            account: Arc::clone(account),
+            n_places,
+            n_left: need.n_sequences(n_places),
+            at_once: need.at_once().max(n_places),
+            free_places: Arc::clone(&free_places),
+        });
+        Entered { ticket, free_places }
     }
 }
 
@@ -54,11 +107,11 @@ impl<P> AdmissionQueue<P> {
         AdmissionQueue { limits, n_slots: 0, lanes_by_key: HashMap::new(), next_ticket: 0 }
     }
 
-    /// The maximum number of requests served at once.
-    pub(super) fn max_requests(&self) -> usize {
+    /// The maximum number of places.
+    pub(super) fn max_places(&self) -> usize {
         let room = match self.n_slots {
             0 => WITHOUT_SLOTS,
-            n_slots => n_slots.saturating_mul(REQUESTS_PER_SLOT),
+            n_slots => n_slots.saturating_mul(PLACES_PER_SLOT),
         };
         self.limits.max_requests.unwrap_or(room)
     }
@@ -68,24 +121,36 @@ impl<P> AdmissionQueue<P> {
         std::mem::replace(&mut self.n_slots, n_slots) != n_slots
     }
 
+    /// Admitted requests.
     pub(super) fn n_running(&self) -> usize {
-        self.lanes_by_key.values().map(|lane| lane.n_running).sum()
+        self.lanes_by_key.values().map(|lane| lane.running.len()).sum()
+    }
+
+    /// Places that running requests have.
+    pub(super) fn n_places(&self) -> usize {
+        self.lanes_by_key.values().map(Lane::n_places).sum()
     }
 
     pub(super) fn n_waiting(&self) -> usize {
         self.lanes_by_key.values().map(|lane| lane.waiting.len()).sum()
     }
 
-    /// Admits a new request if there is room and no request of its key waits. A request may wait even if there is room,
-    /// because its key's own limit is reached.
-    pub(super) fn try_enter(&mut self, account: &Arc<Account>) -> bool {
-        let has_room = self.n_running() < self.max_requests();
+    /// Admits a new request if there is room and no other request has a better claim to it. A request may wait even if
+    /// there is room, because its key's own limit is reached.
+    pub(super) fn try_enter(&mut self, account: &Arc<Account>, need: PlaceNeed) -> Option<Entered> {
+        let n_places = self.first_places(account, need);
+        let has_room = self.n_places() + n_places <= self.max_places() && self.best().is_none();
         let lane = self.lanes_by_key.entry(account.name.clone()).or_default();
-        let enters = has_room && lane.waiting.is_empty() && lane.has_room(account);
-        if enters {
-            lane.n_running += 1;
-        }
-        enters
+        let enters = has_room && lane.waiting.is_empty() && lane.has_room(account, n_places);
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        enters.then(|| lane.enter(ticket, account, need, n_places))
+    }
+
+    /// The places without which a request cannot start, as far as the limits can ever give them.
+    fn first_places(&self, account: &Account, need: PlaceNeed) -> usize {
+        let most = account.limits.max_concurrent.unwrap_or(usize::MAX).min(self.max_places());
+        need.to_start().min(most).max(1)
     }
 
     /// Puts a new request at the end of its lane and returns its ticket. In a full queue it takes the place of the last
@@ -93,6 +158,7 @@ impl<P> AdmissionQueue<P> {
     pub(super) fn wait(
         &mut self,
         account: &Arc<Account>,
+        need: PlaceNeed,
         answer: oneshot::Sender<Result<P, Refusal>>,
     ) -> Result<u64, Refusal> {
         if self.n_waiting() >= self.limits.max_waiting {
@@ -112,30 +178,76 @@ impl<P> AdmissionQueue<P> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let lane = self.lanes_by_key.entry(account.name.clone()).or_default();
-        lane.waiting.push_back(Waiter { ticket, account: Arc::clone(account), answer });
+        lane.waiting.push_back(Waiter { ticket, account: Arc::clone(account), need, answer });
         Ok(ticket)
     }
 
-    /// Takes the next request out of the queue and counts it as running.
-    pub(super) fn next(&mut self) -> Option<Waiter<P>> {
-        if self.n_running() >= self.max_requests() {
-            return None;
+    /// Gives free places to those who are next, until a waiting request is admitted. Returns that request.
+    pub(super) fn next(&mut self) -> Option<(Waiter<P>, Entered)> {
+        loop {
+            let (name, next) = self.best()?;
+            let n_free = self.max_places().saturating_sub(self.n_places());
+            match next {
+                Next::Running(ticket) if n_free > 0 => self.give_place(&name, ticket),
+                Next::Waiting { n_places } if n_free >= n_places => {
+                    let lane = self.lanes_by_key.get_mut(&name)?;
+                    let first = lane.waiting.pop_front()?;
+                    let entered = lane.enter(first.ticket, &first.account, first.need, n_places);
+                    return Some((first, entered));
+                }
+                // Nobody overtakes a request that needs more places than are free, or it might wait for ever.
+                Next::Running(_) | Next::Waiting { .. } => return None,
+            }
         }
-        let order = |lane: &Lane<P>| {
-            let first = lane.waiting.front()?;
-            let may_run = lane.has_room(&first.account);
-            may_run.then_some((std::cmp::Reverse(first.account.limits.priority), lane.n_running, first.ticket))
-        };
-        let (_, lane) =
-            self.lanes_by_key.values_mut().filter_map(|lane| Some((order(lane)?, lane))).min_by_key(|(o, _)| *o)?;
-        lane.n_running += 1;
-        lane.waiting.pop_front()
     }
 
-    /// One of this account's requests has ended.
-    pub(super) fn leave(&mut self, account: &Account) {
+    /// The lane and the request that get the next place: the highest priority, then the key with the fewest places, then
+    /// the oldest request. A lane at its key's own limit is passed over.
+    fn best(&self) -> Option<(String, Next)> {
+        let candidate = |lane: &Lane<P>| {
+            let running = lane.running.iter().filter(|request| request.wants_place()).min_by_key(|r| r.ticket);
+            let (account, ticket, next) = match (running, lane.waiting.front()) {
+                (Some(request), _) => (&request.account, request.ticket, Next::Running(request.ticket)),
+                (None, Some(waiter)) => {
+                    let n_places = self.first_places(&waiter.account, waiter.need);
+                    (&waiter.account, waiter.ticket, Next::Waiting { n_places })
+                }
+                (None, None) => return None,
+            };
+            let n_places = if let Next::Waiting { n_places } = next { n_places } else { 1 };
+            let order = (std::cmp::Reverse(account.limits.priority), lane.n_places(), ticket);
+            lane.has_room(account, n_places).then_some((order, next))
+        };
+        let candidates = self.lanes_by_key.iter().filter_map(|(name, lane)| Some((name, candidate(lane)?)));
+        candidates.min_by_key(|(_, (order, _))| *order).map(|(name, (_, next))| (name.clone(), next))
+    }
+
+    fn give_place(&mut self, name: &str, ticket: u64) {
+        if let Some(request) = self.running(name, ticket) {
+            request.n_places += 1;
+            request.free_places.add_permits(1);
+        }
+    }
+
+    fn running(&mut self, name: &str, ticket: u64) -> Option<&mut RunningRequest> {
+        self.lanes_by_key.get_mut(name)?.running.iter_mut().find(|request| request.ticket == ticket)
+    }
+
+    /// A sequence of this request has ended. Its place goes to whoever is next. The request's last place stays with it
+    /// while it has sequences left: a reply that has begun is not made to wait.
+    pub(super) fn end_sequence(&mut self, account: &Account, ticket: u64) {
+        let Some(request) = self.running(&account.name, ticket) else { return };
+        request.n_places = request.n_places.saturating_sub(1);
+        request.n_left = request.n_left.saturating_sub(1);
+        if request.n_places == 0 && request.n_left > 0 {
+            self.give_place(&account.name, ticket);
+        }
+    }
+
+    /// This request has ended.
+    pub(super) fn leave(&mut self, account: &Account, ticket: u64) {
         if let Some(lane) = self.lanes_by_key.get_mut(&account.name) {
-            lane.n_running = lane.n_running.saturating_sub(1);
+            lane.running.retain(|request| request.ticket != ticket);
         }
         self.sweep(&account.name);
     }
@@ -149,7 +261,7 @@ impl<P> AdmissionQueue<P> {
     }
 
     /// The place in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
-    /// many requests each key has running when a place becomes free.
+    /// many places each key has when one becomes free.
     pub(super) fn place_of(&self, ticket: u64) -> Option<usize> {
         let waiting = || self.lanes_by_key.values().flat_map(|lane| &lane.waiting);
         let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);
@@ -159,22 +271,22 @@ impl<P> AdmissionQueue<P> {
 
     /// Returns true if the key's own limit keeps its requests waiting.
     pub(super) fn is_at_own_limit(&self, account: &Account) -> bool {
-        self.lanes_by_key.get(&account.name).is_some_and(|lane| !lane.has_room(account))
+        self.lanes_by_key.get(&account.name).is_some_and(|lane| !lane.has_room(account, 1))
     }
 
     /// The refusal when the queue is full.
     pub(super) fn full(&self) -> Refusal {
-        Refusal::Full { limit: self.max_requests() }
+        Refusal::Full { limit: self.max_places() }
     }
 
     /// The refusal when the key's own limit is reached.
     pub(super) fn concurrency(&self, account: &Account) -> Refusal {
-        Refusal::Concurrency { limit: account.limits.max_concurrent.unwrap_or(self.max_requests()) }
+        Refusal::Concurrency { limit: account.limits.max_concurrent.unwrap_or(self.max_places()) }
     }
 
     /// Removes an empty lane: the configuration may add and remove keys at any time.
     fn sweep(&mut self, name: &str) {
-        if self.lanes_by_key.get(name).is_some_and(|lane| lane.n_running == 0 && lane.waiting.is_empty()) {
+        if self.lanes_by_key.get(name).is_some_and(|lane| lane.running.is_empty() && lane.waiting.is_empty()) {
             self.lanes_by_key.remove(name);
         }
     }

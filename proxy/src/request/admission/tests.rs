@@ -1,3 +1,4 @@
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -20,7 +21,13 @@ fn door(max_requests: usize, max_waiting: usize) -> Admission {
 }
 
 async fn enter(door: &Admission, account: &Arc<Account>) -> Result<Permit, RequestError> {
-    door.admit(account, &QueuePlace::default()).await
+    enter_as(door, account, PlaceNeed::One).await
+}
+
+async fn enter_as(door: &Admission, account: &Arc<Account>, need: PlaceNeed) -> Result<Permit, RequestError> {
+    let place = QueuePlace::default();
+    place.charge(account, need.n_sequences(1)).await?;
+    door.admit(account, &place, need).await
 }
 
 #[tokio::test]
@@ -87,13 +94,13 @@ async fn a_key_with_many_requests_delays_another_by_one() {
     for wait in &mut waiting {
         assert!(wait.now_or_never().is_none());
     }
-    let mut late = Box::pin(door.admit(&modest, &place));
+    let mut late = Box::pin(door.admit(&modest, &place, PlaceNeed::One));
     assert!((&mut late).now_or_never().is_none());
     assert_eq!((place.get(), door.n_waiting()), (Some(11), 11));
     let [one, other] = running;
     drop(one);
     let permit = late.await.unwrap();
-    assert_eq!((place.get(), permit.account.name.as_str()), (None, "modest"));
+    assert_eq!((place.get(), permit.key()), (None, "modest"));
     drop((other, permit, waiting));
     assert_eq!((door.n_admitted(), door.n_waiting()), (0, 0), "a client that leaves frees its place");
 }
@@ -170,7 +177,7 @@ async fn as_many_are_let_in_as_the_engines_have_room_for() {
     let mut next = Box::pin(enter(&door, &key));
     assert!((&mut next).now_or_never().is_none());
     door.set_slots(WITHOUT_SLOTS);
-    assert_eq!(door.limit(), WITHOUT_SLOTS * REQUESTS_PER_SLOT);
+    assert_eq!(door.limit(), WITHOUT_SLOTS * PLACES_PER_SLOT);
     assert!(next.await.is_ok(), "room that comes is used at once");
 }
 
@@ -183,7 +190,7 @@ async fn with_few_slots_a_high_priority_overtakes_all_who_wait() {
         let modest = free("modest");
         let high = account("high", KeyLimits { priority: 9, ..KeyLimits::default() });
         let mut running = Vec::new();
-        for _ in 0..n_slots * REQUESTS_PER_SLOT {
+        for _ in 0..n_slots * PLACES_PER_SLOT {
             running.push(enter(&door, &low).await.unwrap());
         }
         let mut waiting: Vec<_> = (0..16).map(|_| Box::pin(enter(&door, &low))).collect();
@@ -207,13 +214,151 @@ async fn with_few_slots_a_high_priority_overtakes_all_who_wait() {
 }
 
 #[tokio::test]
-async fn what_generates_nothing_passes_the_queue_and_counts_for_its_key() {
+async fn what_generates_nothing_passes_the_queue_up_to_a_limit() {
     let door = door(1, 0);
     let _running = enter(&door, &free("a")).await.unwrap();
-    let key = account("k", KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() });
-    let _brief = door.admit_brief(&key).unwrap();
-    assert!(matches!(door.admit_brief(&key), Err(RequestError::RateLimited { .. })));
-    let many: Vec<_> = (1..MAX_BRIEF).map(|_| door.admit_brief(&free("b")).unwrap()).collect();
-    assert!(matches!(door.admit_brief(&free("b")), Err(RequestError::Overloaded { limit: MAX_BRIEF, .. })));
+    let many: Vec<_> = (0..MAX_BRIEF).map(|_| door.admit_brief().unwrap()).collect();
+    assert!(matches!(door.admit_brief(), Err(RequestError::Overloaded { limit: MAX_BRIEF, .. })));
     drop(many);
+}
+
+/// Starts sequences as their places come, and returns them.
+fn running(permit: &Permit) -> Vec<Place> {
+    std::iter::from_fn(|| permit.places().try_next()).collect()
+}
+
+fn each(n: usize, at_once: usize) -> PlaceNeed {
+    PlaceNeed::Each { n, at_once }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_many_choices_leaves_places_to_others_and_uses_them_while_nobody_waits() {
+    let door = door(8, 100);
+    let greedy = free("greedy");
+    let permit = enter_as(&door, &greedy, each(16, 4)).await.unwrap();
+    let mut sequences = running(&permit);
+    assert_eq!((sequences.len(), door.n_places(), door.n_admitted()), (4, 4, 1), "as many as the engine runs at once");
+    let modest = free("modest");
+    let others: Vec<_> = (0..4).map(|_| enter(&door, &modest).now_or_never().unwrap().unwrap()).collect();
+    // With everything taken, a second request of a third key gets the next place, before the ten other choices.
+    let third = free("late");
+    let mut late = Box::pin(enter(&door, &third));
+    assert!((&mut late).now_or_never().is_none());
+    sequences.pop();
+    let late = late.now_or_never().unwrap().unwrap();
+    assert!(running(&permit).is_empty());
+    // What becomes free while nobody waits goes to the next choices, up to four at once.
+    drop((late, others));
+    let next = running(&permit);
+    assert_eq!((next.len(), door.n_places()), (1, 4));
+    sequences.extend(next);
+    for _ in 5..16 {
+        sequences.remove(0);
+        sequences.extend(running(&permit));
+        assert_eq!(sequences.len(), 4);
+    }
+    for n_left in (0..4).rev() {
+        sequences.remove(0);
+        assert_eq!((running(&permit).len(), door.n_places()), (0, n_left), "all choices have started");
+    }
+    drop(permit);
+    assert_eq!((door.n_admitted(), door.n_places()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_keeps_its_last_place_until_all_its_choices_have_run() {
+    let door = door(2, 100);
+    let permit = enter_as(&door, &free("greedy"), each(5, 2)).await.unwrap();
+    let mut sequences = running(&permit);
+    let urgent = account("urgent", KeyLimits { priority: 9, ..KeyLimits::default() });
+    let mut waiting: Vec<_> = (0..9).map(|_| Box::pin(enter(&door, &urgent))).collect();
+    assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
+    sequences.pop();
+    let first = waiting.remove(0).now_or_never().unwrap().unwrap();
+    let mut n_run = 2;
+    while n_run < 5 {
+        sequences.pop();
+        sequences.extend(running(&permit));
+        assert_eq!((sequences.len(), door.n_places()), (1, 2), "after {n_run}");
+        n_run += 1;
+    }
+    drop(sequences);
+    let second = waiting.remove(0).now_or_never().unwrap().unwrap();
+    drop((first, second, waiting, permit));
+    assert_eq!((door.n_admitted(), door.n_places(), door.n_waiting()), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_choices_of_a_request_stay_within_the_limits_of_its_key() {
+    let door = door(8, 100);
+    let limits = KeyLimits { max_concurrent: Some(2), requests_per_minute: Some(10), ..KeyLimits::default() };
+    let key = account("k", limits);
+    let place = QueuePlace::default();
+    place.charge(&key, 16).await.unwrap();
+    let refused = place.charge(&key, 1).await;
+    assert!(
+        matches!(refused, Err(RequestError::RateLimited { unit: RateUnit::Requests, limit: 10, .. })),
+        "each choice counts, and what exceeds the rate is a debt: {refused:?}"
+    );
+    let permit = door.admit(&key, &place, each(16, 4)).await.unwrap();
+    let mut sequences = running(&permit);
+    for _ in 2..16 {
+        assert_eq!((sequences.len(), door.n_places()), (2, 2));
+        sequences.remove(0);
+        sequences.extend(running(&permit));
+    }
+    let together = door.admit(&key, &place, PlaceNeed::Together { n: 5 });
+    let mut together = Box::pin(together);
+    assert!((&mut together).now_or_never().is_none());
+    sequences.pop();
+    assert!((&mut together).now_or_never().is_none(), "no part of it waits in a place");
+    assert_eq!(door.n_places(), 1);
+    sequences.pop();
+    let _together = together.now_or_never().unwrap().unwrap();
+    assert_eq!(door.n_places(), 2, "as many as it can ever get");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_overtakes_a_request_that_needs_its_places_together() {
+    let door = door(4, 100);
+    let singles: Vec<_> = (0..3).map(|_| enter(&door, &free("a")).now_or_never().unwrap().unwrap()).collect();
+    let [of_wide, of_late, of_last] = ["wide", "late", "last"].map(free);
+    let mut wide = Box::pin(enter_as(&door, &of_wide, PlaceNeed::Together { n: 3 }));
+    assert!((&mut wide).now_or_never().is_none());
+    let mut single = Box::pin(enter(&door, &of_late));
+    assert!((&mut single).now_or_never().is_none(), "a place is free, but it waits its turn");
+    drop(singles);
+    let wide = wide.now_or_never().unwrap().unwrap();
+    let single = single.now_or_never().unwrap().unwrap();
+    let sequences = running(&wide);
+    assert_eq!((sequences.len(), door.n_places()), (3, 4));
+    let mut next = Box::pin(enter_as(&door, &of_wide, PlaceNeed::Together { n: 3 }));
+    assert!((&mut next).now_or_never().is_none());
+    let mut last = Box::pin(enter(&door, &of_last));
+    drop(single);
+    assert!((&mut last).now_or_never().is_none());
+    drop(next);
+    assert!(last.now_or_never().is_some(), "when it leaves, the others go on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompts_that_share_a_place_are_charged_and_admitted_once() {
+    let door = door(2, 0);
+    let key = account("k", KeyLimits { requests_per_minute: Some(4), ..KeyLimits::default() });
+    let place = QueuePlace::shared_by(3);
+    let mut permits = Vec::new();
+    for _ in 0..3 {
+        place.charge(&key, 1).await.unwrap();
+        permits.push(door.admit(&key, &place, each(1, 4)).await.unwrap());
+    }
+    assert_eq!(key.quotas().next().unwrap().1.remaining, 1);
+    assert_eq!((door.n_admitted(), door.n_places()), (1, 2));
+    let mut sequences: Vec<_> = permits.iter().flat_map(running).collect();
+    assert_eq!(sequences.len(), 2);
+    sequences.pop();
+    assert_eq!(running(&permits[2]).len(), 1);
+    drop((sequences, permits));
+    assert_eq!(door.n_admitted(), 1, "until its last part is gone");
+    drop(place);
+    assert_eq!((door.n_admitted(), door.n_places()), (0, 0));
 }

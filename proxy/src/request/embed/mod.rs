@@ -15,7 +15,7 @@ use tracing::Instrument;
 
 use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
-use crate::request::admission::Admission;
+use crate::request::admission::{Admission, PlaceNeed};
 use crate::request::caller::Caller;
 use crate::request::failover::StartRetry;
 use crate::targets::models::ServedModel;
@@ -24,6 +24,11 @@ use crate::targets::{Embedded, Target, Targets, upstreams};
 
 /// The number of texts that are tokenized in parallel. Each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
+
+/// The texts and tokens that a node gets at once: some steps of the engine, which computes requests in the order of their
+/// arrival. A request with more texts lets others in between.
+const PIECE_TEXTS: usize = 64;
+const PIECE_TOKENS: usize = 4_096;
 
 /// Computes the vectors of a request's texts. Dropping the future cancels the rest within one step of the engine.
 pub async fn embed(
@@ -52,10 +57,12 @@ async fn admit_and_compute(
 ) -> Result<Embedded, RequestError> {
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
-    // Load before admission, as for generation.
+    // The rate before memory, and memory before admission, as for generation.
+    caller.place.charge(&caller.account, 1).await?;
     let _lease = targets.lease(&target, request.keep_alive).await?;
     admission.set_slots(targets.n_slots());
-    let permit = admission.admit(&caller.account, &caller.place).await?;
+    // The node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
+    let permit = admission.admit(&caller.account, &caller.place, PlaceNeed::One).await?;
     let model = match &target {
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
@@ -174,7 +181,7 @@ async fn compute(
         let error = match choose(model, &mut retry).await {
             Ok(node) => {
                 let visit = retry.visit(node);
-                let (attempt, outcome) = attempt(node, &inputs, facts).await;
+                let (attempt, outcome) = attempt(node, &inputs[..piece(&inputs)], facts).await;
                 timings.queue_ms += attempt.timings.queue_ms;
                 timings.compute_ms += attempt.timings.compute_ms;
                 if !attempt.vectors.is_empty() {
@@ -184,7 +191,8 @@ async fn compute(
                 vectors.extend(attempt.vectors);
                 retry.note(model, &visit, &outcome);
                 match outcome {
-                    Ok(()) => return Ok((vectors, timings)),
+                    Ok(()) if inputs.is_empty() => return Ok((vectors, timings)),
+                    Ok(()) => continue,
                     Err(error) => error.into(),
                 }
             }
@@ -192,6 +200,17 @@ async fn compute(
         };
         retry.go_on(model, error).await?;
     }
+}
+
+/// The number of texts that are computed next.
+fn piece(inputs: &[Vec<Token>]) -> usize {
+    let mut n_tokens = 0;
+    let fits = |input: &&Vec<Token>| {
+        n_tokens += input.len();
+        n_tokens <= PIECE_TOKENS
+    };
+    // A text that is longer than a piece is computed alone.
+    inputs.iter().take(PIECE_TEXTS).take_while(fits).count().max(1)
 }
 
 /// Collects the vectors that one node sends before it finishes or fails.

@@ -1,7 +1,7 @@
 //! Vectors from the simulator, and from one that dies on the way.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -134,4 +134,60 @@ async fn what_happened_can_be_scraped() {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
     assert!(!text.contains("secret"));
+}
+
+/// Notes how many texts and tokens each call has.
+struct SizeLog {
+    sim: SimEngine,
+    sizes: Arc<Mutex<Vec<(usize, usize)>>>,
+}
+
+#[async_trait]
+impl EngineWrapper for SizeLog {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        let n_tokens = request.inputs.iter().map(Vec::len).sum();
+        self.sizes.lock().unwrap().push((request.inputs.len(), n_tokens));
+        self.sim.embed(request).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_many_texts_lets_others_in_between() {
+    let sizes = Arc::default();
+    let log = SizeLog {
+        sim: SimEngine::new(SimConfig { prefill_tps: 10_000.0, n_ctx: 8_192, ..SimConfig::default() }),
+        sizes: Arc::clone(&sizes),
+    };
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], vec![node("log", log).await], Vec::new());
+    let app = RequestService::over(Arc::new(ModelPool::of(vec![Arc::new(model)])));
+    let short = vec!["x"; 130];
+    let medium = "x".repeat(1_500);
+    let long = "x".repeat(6_000);
+    let texts = [&short[..], &[medium.as_str(); 3], &[long.as_str()], &["y"]].concat();
+    let whole = app.embed(request(&texts), &caller()).await.unwrap();
+    assert_eq!(whole.vectors.len(), texts.len());
+    assert_eq!(whole.vectors.last(), app.embed(request(&["y"]), &caller()).await.unwrap().vectors.last());
+    let asked = std::mem::take(&mut *sizes.lock().unwrap());
+    assert!(asked.iter().all(|&(n, n_tokens)| n <= PIECE_TEXTS && (n_tokens <= PIECE_TOKENS || n == 1)), "{asked:?}");
+    assert_eq!(asked.iter().map(|&(n, _)| n).sum::<usize>(), texts.len() + 1, "none is computed twice: {asked:?}");
+
+    // The other request is computed after one piece, though 2,048 texts came first.
+    let texts = vec!["abcdefgh"; 2_048];
+    let caller = caller();
+    let mut many = Box::pin(app.embed(request(&texts), &caller));
+    while sizes.lock().unwrap().is_empty() {
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut many).await.is_err());
+    }
+    assert_eq!(app.state(false).requests.places, 1);
+    let one = app.embed(request(&["z"]), &caller);
+    let (is_first, n_pieces) = tokio::select! {
+        _ = &mut many => (false, 0),
+        one = one => (one.is_ok(), sizes.lock().unwrap().len()),
+    };
+    assert!(is_first && n_pieces <= 4, "{n_pieces} pieces");
+    assert_eq!(many.await.unwrap().vectors.len(), 2_048);
 }

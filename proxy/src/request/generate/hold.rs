@@ -81,10 +81,15 @@ fn merged(
             });
             streams.collect()
         }
-        StartedChoices::Text(choices) => {
-            let streams = (0..).zip(choices);
+        StartedChoices::Text { choices, places } => {
+            // A request that fell back to an upstream may have fewer places than choices.
+            let places = places.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+            let streams = (0..).zip(choices).zip(places);
             streams
-                .map(|(i, choice)| text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt }).boxed())
+                .map(|((i, choice), place)| {
+                    let events = text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt });
+                    events.inspect(move |_| _ = &place).boxed()
+                })
                 .collect()
         }
     }

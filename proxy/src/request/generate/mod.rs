@@ -5,6 +5,7 @@
 
 mod choice;
 mod hold;
+mod late_choice;
 mod start;
 mod upstream;
 
@@ -20,7 +21,7 @@ pub use self::hold::EventStream;
 use self::hold::hold;
 use self::start::{Loaded, StartedRequest, Starting, start_on_nodes};
 use self::upstream::{fall_back, start_on_upstreams};
-use super::admission::{Admission, Permit};
+use super::admission::{Admission, Permit, PlaceNeed};
 use super::caller::Caller;
 use crate::error::RequestError;
 use crate::observe::{Observer, RequestWatch};
@@ -42,7 +43,8 @@ pub struct Generation {
 
 /// Serves a request, independent of HTTP.
 ///
-/// Returns once an engine has accepted every choice, or an upstream has begun to answer. Dropping this future, or what
+/// Returns once an engine has accepted every choice that has a place, or an upstream has begun to answer. The other choices
+/// start as they get places. Dropping this future, or what
 /// it returns, cancels the request within one step of its engine.
 pub async fn generate(
     admission: &Admission,
@@ -67,7 +69,7 @@ pub async fn generate(
     }
 }
 
-/// Finds the target, admits the request, and starts every choice.
+/// Finds the target, admits the request, and starts every choice that has a place.
 async fn admit_and_start(
     admission: &Admission,
     targets: &Targets,
@@ -78,6 +80,8 @@ async fn admit_and_start(
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
     apply_sampling_defaults(&target, request);
+    // Before memory: a key whose rate is exhausted must not unload another key's model.
+    caller.place.charge(&caller.account, request.n as usize).await?;
     // Load before admission, so that a request that waits for memory does not block others. Loading has its own limit.
     let loaded = load(targets, &target, request, watch).await;
     if let (Err(error), false) = (&loaded, target.has_fallback()) {
@@ -85,10 +89,18 @@ async fn admit_and_start(
     }
     admission.set_slots(targets.n_slots());
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
-    let permit = admission.admit(&caller.account, &caller.place).instrument(span).await?;
+    let need = place_need(&target, request);
+    let (permit, first) = async {
+        let permit = admission.admit(&caller.account, &caller.place, need).await?;
+        // A prompt that shares its place with others may not be the next to get one.
+        let first = permit.places().next().await;
+        Ok::<_, RequestError>((permit, first))
+    }
+    .instrument(span)
+    .await?;
     watch.admitted(permit.meter());
 
-    let mut starting = Starting { request, caller, watch };
+    let mut starting = Starting::new(request, caller, watch, permit.places(), first);
     let started = match &target {
         Target::Upstreams(upstreams) => start_on_upstreams(&mut starting, upstreams, None).await?,
         Target::Nodes { model, fallback } => {
@@ -100,6 +112,15 @@ async fn admit_and_start(
     };
     permit.charge_prompt(started.n_prompt);
     Ok((permit, started))
+}
+
+/// The places that a request's choices need. An upstream gets all of them in one go.
+fn place_need(target: &Target, request: &GenerateRequest) -> PlaceNeed {
+    let n = request.n as usize;
+    match target {
+        Target::Upstreams(_) => PlaceNeed::Together { n },
+        Target::Nodes { model, .. } => PlaceNeed::Each { n, at_once: model.n_slots_of_a_node().unwrap_or(n) },
+    }
 }
 
 /// Applies the model's sampling defaults, then the client's own values over them.

@@ -12,8 +12,10 @@ use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
 use tokio::sync::watch;
 use tracing::Instrument;
 
+use super::late_choice::{LateChoice, holding};
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
+use crate::request::admission::{Place, Places};
 use crate::request::caller::Caller;
 use crate::request::failover::{Resilient, StartRetry};
 use crate::request::plan::{self, Plan, PlanRequest};
@@ -27,9 +29,32 @@ pub(super) struct Starting<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) caller: &'a Caller,
     pub(super) watch: &'a mut RequestWatch,
+    places: Places,
+    /// The places of the choices that start first.
+    held: Vec<Place>,
 }
 
-/// A request whose choices were all accepted.
+impl<'a> Starting<'a> {
+    /// Takes the places that are free now, for as many choices.
+    pub(super) fn new(
+        request: &'a GenerateRequest,
+        caller: &'a Caller,
+        watch: &'a mut RequestWatch,
+        places: Places,
+        first: Place,
+    ) -> Starting<'a> {
+        let mut held = vec![first];
+        held.extend(std::iter::from_fn(|| places.try_next()).take((request.n as usize).saturating_sub(1)));
+        Starting { request, caller, watch, places, held }
+    }
+
+    /// The places, once every choice that has one is accepted.
+    pub(super) fn take_places(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// A request whose first choices were accepted.
 pub(super) struct StartedRequest {
     /// Tokens of the prompt; an estimate on upstreams.
     pub(super) n_prompt: u32,
@@ -55,7 +80,7 @@ pub(super) enum StartedChoices {
         events: Vec<SequenceStream>,
     },
     /// Text, from an upstream.
-    Text(Vec<StartedChoice>),
+    Text { choices: Vec<StartedChoice>, places: Vec<Place> },
 }
 
 /// The lease of a model that is loaded on demand, and how long loading took.
@@ -65,7 +90,7 @@ pub(super) struct Loaded {
     pub(super) waited: Duration,
 }
 
-/// Starts every choice on nodes. Does not wait for a node if upstreams can answer instead.
+/// Starts a request on nodes. Does not wait for a node if upstreams can answer instead.
 pub(super) async fn start_on_nodes(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
@@ -89,13 +114,13 @@ pub(super) async fn start_on_nodes(
     }
 }
 
-/// Waits for an engine, prepares the prompt, plans, and starts every choice.
+/// Waits for an engine, prepares the prompt, plans, and starts every choice that has a place.
 async fn try_start(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
     retry: &mut StartRetry,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch } = starting;
+    let Starting { request, caller, watch, places, held } = starting;
     let (node, info) = retry.next_node(model, Some(&request.model)).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
     let prompt = async {
@@ -115,12 +140,19 @@ async fn try_start(
     watch.planned(plan.summary(n_prompt));
 
     let sequence = sequence(request, &prompt, caller);
-    let mut events = Vec::with_capacity(request.n as usize);
-    let mut followed = None;
-    for choice in 0..request.n {
+    let group_id = rand::random();
+    let of_choice = |choice: u32, n_together: u32| {
         let mut sequence = sequence.clone();
         // Each choice has its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
+        sequence.group = (n_together > 1).then_some(Group { id: group_id, size: n_together });
+        sequence
+    };
+    let n_first = held.len() as u32;
+    let mut events = Vec::with_capacity(request.n as usize);
+    let mut followed = None;
+    for choice in 0..n_first {
+        let sequence = of_choice(choice, n_first);
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
         let visit = retry.visit(node);
@@ -129,6 +161,18 @@ async fn try_start(
         let accepted = accepted.map_err(|error| refused(error, request))?;
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());
+    }
+    events = events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events)).collect();
+    for choice in n_first..request.n {
+        let late = LateChoice {
+            plan: plan.for_choice(choice),
+            sequence: of_choice(choice, 1),
+            choice,
+            policy: caller.policy,
+            mark: retry.mark().clone(),
+            request_span: watch.span().clone(),
+        };
+        events.push(late.events(places.clone()));
     }
     let PreparedPrompt { tokens, form, max_tokens, .. } = prompt;
     let context = request.context.is_some().then_some(tokens);
@@ -147,7 +191,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         max_tokens: prompt.max_tokens,
         top_logprobs: request.top_logprobs,
         ignore_eos: request.ignore_eos,
-        group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
+        group: None,
         cache_scope: caller.cache_scope,
         constraint: prompt.form.constraint(request),
         ephemeral: false,
@@ -156,7 +200,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
     }
 }
 
-/// A full queue is worth a retry, unless this request has more choices than the queue can hold: all choices of a
+/// A full queue is worth a retry, unless this request has more choices than the queue can hold: the first choices of a
 /// request are queued together.
 fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
     match error {

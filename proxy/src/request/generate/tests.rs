@@ -1,15 +1,24 @@
 //! A context of the client's own size, and one that goes on, on the simulator.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
+use baton_engines::{Engine, SequenceStream};
 use baton_schemas::FinishReason;
+use baton_schemas::SequenceRequest;
 use baton_schemas::generate::{Conversation, Input, Message};
 use baton_schemas::{EngineError, MessageRole, Token};
 use futures::StreamExt;
 
 use super::*;
 use crate::http::HttpBackend;
-use crate::observe::tests::{app, caller, request};
+use crate::observe::tests::{app, caller, over_models, request};
 use crate::reply_event::EventKind;
 use crate::serve::request_service::RequestService;
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::{Health, Node};
 
 /// Longer than any reply here.
 const LONG: u32 = 1_000_000;
@@ -103,4 +112,50 @@ async fn a_reply_is_gone_on_with_from_its_tokens() {
 async fn tokens_that_the_model_does_not_have_are_refused() {
     let refused = ask(&app().await, chat("hi", &[1, 5_000])).await.unwrap_err();
     assert!(matches!(&refused, RequestError::InvalidField { field: "context", .. }), "{refused:?}");
+}
+
+/// Refuses or loses some sequences, by the order in which they arrive.
+struct Unsteady {
+    sim: SimEngine,
+    n_asked: AtomicU32,
+}
+
+#[async_trait]
+impl EngineWrapper for Unsteady {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        match self.n_asked.fetch_add(1, Ordering::AcqRel) {
+            5 => Err(EngineError::QueueFull { limit: 1 }),
+            6 => Err(EngineError::lost("gone")),
+            _ => self.sim.generate(request).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
+    let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
+    let health = Health::new("it");
+    health.note_answer(Arc::new(sim.info().await.unwrap()));
+    let unsteady = Unsteady { sim, n_asked: AtomicU32::new(0) };
+    let node = Node::new("local".into(), None, Arc::new(unsteady), health);
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], vec![node], Vec::new());
+    let app = over_models(vec![Arc::new(model)]);
+    let mut reply = app.generate(GenerateRequest { n: 10, ..request("m") }, caller()).await.unwrap();
+    let mut finished = std::collections::BTreeSet::new();
+    while let Some(event) = reply.events.next().await {
+        let event = event.unwrap();
+        assert!(app.state(false).requests.places <= 4);
+        if let EventKind::Finished { n_completion, .. } = event.kind {
+            assert_eq!(n_completion, 8);
+            finished.insert(event.choice);
+        }
+    }
+    assert_eq!(finished, (0..10).collect());
+    drop(reply);
+    let requests = app.state(false).requests;
+    assert_eq!((requests.admitted, requests.places), (0, 0));
 }

@@ -18,7 +18,7 @@ pub(super) async fn start_on_upstreams(
     serving: &ServedByUpstreams,
     reason: Option<RouteReason>,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch } = starting;
+    let Starting { request, caller, watch, .. } = starting;
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
         return Err(RequestError::InvalidField { field: "context", problem });
@@ -28,7 +28,7 @@ pub(super) async fn start_on_upstreams(
     let reason = reason.unwrap_or(started.reason);
     watch.upstream(started.server.name(), reason, n_prompt, started.asked);
     let route = route_words::of_upstream(started.server.name(), reason);
-    let choices = StartedChoices::Text(started.choices);
+    let choices = StartedChoices::Text { choices: started.choices, places: starting.take_places() };
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }
 

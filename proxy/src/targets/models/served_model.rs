@@ -221,6 +221,11 @@ impl ServedModel {
         self.ready_decode(node).filter(|info| need.is_met_by(info))
     }
 
+    /// The slots of the ready decode node that has the most of them; `None` if no node is ready.
+    pub fn n_slots_of_a_node(&self) -> Option<usize> {
+        self.decode.iter().filter_map(|node| self.ready_decode(node)).map(|info| info.n_slots as usize).max()
+    }
+
     /// The number of decode nodes that support the request's images, including nodes that are down and nodes that have not
     /// answered yet.
     pub fn n_supporting(&self, need: ImageNeed<'_>) -> usize {

@@ -1,0 +1,107 @@
+//! A choice that starts after the others of its request, once there is a place for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::SequenceStream;
+use baton_engines::trace::TARGET;
+use baton_planner::policy::Policy;
+use baton_schemas::{EngineError, SequenceRequest};
+use futures::{StreamExt, TryStreamExt};
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::error::RequestError;
+use crate::request::admission::{DEFAULT_MAX_WAIT, Place, Places};
+use crate::request::failover::{PoisonMark, Resilient, StartRetry};
+use crate::request::plan::{self, Plan, PlanRequest};
+
+/// The pause before an engine whose queue is full is asked again. The reply has begun, so it waits instead of failing.
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
+
+/// A choice that no engine has started.
+pub(super) struct LateChoice {
+    pub(super) choice: u32,
+    /// The plan of the request's first choices. Its decode node has the prompt in its cache.
+    pub(super) plan: Plan,
+    pub(super) sequence: SequenceRequest,
+    pub(super) policy: Option<&'static dyn Policy>,
+    /// Shared by all choices of the request.
+    pub(super) mark: PoisonMark,
+    pub(super) request_span: Span,
+}
+
+impl LateChoice {
+    /// The events of the choice. Waits for its place first.
+    pub(super) fn events(self, places: Places) -> SequenceStream {
+        let started = async move {
+            let place = places.next().await;
+            Ok(holding(place, self.start().await?))
+        };
+        futures::stream::once(started).try_flatten().boxed()
+    }
+
+    /// Starts the choice by the request's plan, or on another node if that node is lost or refuses.
+    async fn start(self) -> Result<SequenceStream, EngineError> {
+        let model = Arc::clone(&self.plan.model);
+        let images = || self.sequence.images.as_ref().map_or(&[][..], |images| &images.images);
+        let mut retry = StartRetry::about(images());
+        let give_up_at = Instant::now() + DEFAULT_MAX_WAIT;
+        let mut plan = Ok(self.plan.for_choice(self.choice));
+        loop {
+            let error = match plan {
+                Ok(plan) => match self.begin(plan, &mut retry).await {
+                    Ok(events) => return Ok(events),
+                    Err(error) => error.into(),
+                },
+                Err(error) => error,
+            };
+            match retry.go_on(&model, error).await {
+                Ok(()) => {}
+                Err(RequestError::Engine(EngineError::QueueFull { .. })) if Instant::now() < give_up_at => {
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                    retry = StartRetry::about(images());
+                }
+                Err(RequestError::Engine(error)) => return Err(error),
+                Err(error) => return Err(EngineError::Unavailable { reason: error.to_string() }),
+            }
+            plan =
+                plan::plan(&model, &self.plan_request(&retry.exclude(&model))).map(|plan| plan.for_choice(self.choice));
+        }
+    }
+
+    async fn begin(&self, plan: Plan, retry: &mut StartRetry) -> Result<SequenceStream, EngineError> {
+        let node = Arc::clone(plan.decode());
+        let model = Arc::clone(&plan.model);
+        let span = tracing::info_span!(
+            target: TARGET,
+            parent: &self.request_span,
+            "decode",
+            choice = self.choice,
+            node = node.name
+        );
+        let visit = retry.visit(&node);
+        let accepted = Resilient::begin(plan, self.sequence.clone(), self.mark.clone(), span).await;
+        retry.note(&model, &visit, &accepted);
+        accepted.map(Resilient::into_events)
+    }
+
+    fn plan_request<'a>(&'a self, exclude: &'a [usize]) -> PlanRequest<'a> {
+        let SequenceRequest { prompt, cache_scope, max_tokens, images, .. } = &self.sequence;
+        PlanRequest {
+            tokens: prompt,
+            n_replayed: 0,
+            scope: *cache_scope,
+            max_tokens: *max_tokens,
+            policy: self.policy,
+            projector: images.as_ref().map(|images| images.projector.as_str()),
+            exclude,
+            exclude_prefill: &[],
+        }
+    }
+}
+
+/// Keeps the place of a sequence until its stream is dropped.
+pub(super) fn holding(place: Place, events: SequenceStream) -> SequenceStream {
+    events.inspect(move |_| _ = &place).boxed()
+}
