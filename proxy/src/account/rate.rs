@@ -14,6 +14,9 @@ use governor::state::{InMemoryState, NotKeyed};
 /// The longest wait that an error names: OpenAI's SDKs ignore longer advice.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
+/// The largest part of a unit that counts as less than one.
+const BELOW_ONE: f64 = 1.0 - 1e-6;
+
 type Limiter<C> = governor::RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>;
 
 /// A limit per minute and its current use. Tests choose the clock.
@@ -27,8 +30,9 @@ pub(super) struct Rate<C: Clock = DefaultClock> {
 struct Balance<I> {
     /// Units that were charged beyond the burst. While there are any, nothing is taken from the limiter.
     debt: u64,
-    /// The units that the limiter had left at `read_at`; 0 when the debt was made.
-    left: u32,
+    /// The units that the limiter had left at `read_at`, with the part of a unit that it does not report. Less than one
+    /// while there is a debt.
+    left: f64,
     read_at: I,
 }
 
@@ -55,7 +59,7 @@ impl<C: Clock + Clone> Rate<C> {
         let limit = NonZeroU32::new(limit)?;
         let quota = governor::Quota::per_minute(limit);
         let limiter = governor::RateLimiter::direct_with_clock(quota, clock.clone()).with_middleware();
-        let balance = Mutex::new(Balance { debt: 0, left: limit.get(), read_at: clock.now() });
+        let balance = Mutex::new(Balance { debt: 0, left: limit.get().into(), read_at: clock.now() });
         Some(Rate { limit, limiter, clock, balance })
     }
 
@@ -68,7 +72,12 @@ impl<C: Clock + Clone> Rate<C> {
 
     /// Returns the units left now; negative while there is a debt.
     fn owned(&self, balance: &Balance<C::Instant>) -> f64 {
-        (f64::from(balance.left) + self.refilled(balance) - balance.debt as f64).min(f64::from(self.limit.get()))
+        (balance.left + self.refilled(balance) - balance.debt as f64).min(f64::from(self.limit.get()))
+    }
+
+    /// Returns the units in the limiter now, from which a debt is not subtracted yet.
+    fn in_limiter(&self, balance: &Balance<C::Instant>) -> f64 {
+        (balance.left + self.refilled(balance)).min(f64::from(self.limit.get()))
     }
 
     /// Returns the units that were refilled since the balance was read. They pay the debt first.
@@ -106,7 +115,7 @@ impl<C: Clock + Clone> Rate<C> {
             let limit = u64::from(self.limit.get());
             while let Some(part) = NonZeroU32::new(n.min((self.owned(&balance) as u64).clamp(1, limit)) as u32) {
                 if self.pay(&mut balance, part).is_err() {
-                    balance.left = 0;
+                    balance.left = self.in_limiter(&balance).min(BELOW_ONE);
                     balance.read_at = self.clock.now();
                     break;
                 }
@@ -143,7 +152,7 @@ impl<C: Clock + Clone> Rate<C> {
             return Err(Duration::from_secs_f64((-owned / self.per_second()).min(MAX_WAIT.as_secs_f64())));
         }
         // The limiter refilled meanwhile, so it gives up what the debt has used of that.
-        let in_limiter = self.refilled(balance).min(f64::from(self.limit.get())) as u32;
+        let in_limiter = self.in_limiter(balance) as u32;
         if let Some(used) = NonZeroU32::new(in_limiter - (owned as u32).min(in_limiter)) {
             self.pay(balance, used)?;
         }
@@ -153,9 +162,12 @@ impl<C: Clock + Clone> Rate<C> {
 
     /// Pays `n` units; `n` is at most the limit. Errors: the time until that is possible.
     fn pay(&self, balance: &mut Balance<C::Instant>, n: NonZeroU32) -> Result<(), Duration> {
+        let left = self.in_limiter(balance) - f64::from(n.get());
         match self.limiter.check_n(n) {
             Ok(Ok(state)) => {
-                balance.left = state.remaining_burst_capacity();
+                // The limiter reports whole units, and keeps the rest.
+                let whole = f64::from(state.remaining_burst_capacity());
+                balance.left = left.clamp(whole, whole + BELOW_ONE);
                 balance.read_at = self.clock.now();
                 Ok(())
             }
@@ -244,6 +256,22 @@ mod tests {
         assert_eq!(rate.take(), Err(seconds(1)));
         clock.advance(seconds(600));
         assert_eq!(rate.quota().remaining, 60);
+    }
+
+    #[test]
+    fn parts_of_a_unit_are_not_lost_when_debts_are_paid() {
+        let (rate, clock) = rate(60);
+        rate.charge(60);
+        for _ in 0..4 {
+            rate.charge(10);
+            clock.advance(Duration::from_millis(10_500));
+            rate.settle().unwrap();
+        }
+        // 42 units were refilled and 40 used.
+        assert_eq!(rate.quota().remaining, 2);
+        rate.take().unwrap();
+        rate.take().unwrap();
+        assert_eq!(rate.take(), Err(seconds(1)));
     }
 
     #[test]
