@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::{Certificate, Client, Url};
 
 use super::ModelError;
+use super::files;
 
 /// Timeouts and retries of a pull.
 #[derive(Debug, Clone)]
@@ -58,7 +59,7 @@ pub(super) fn build(limits: &DownloadLimits, extra_roots: Option<&Path>) -> Resu
         .read_timeout(limits.idle);
     if let Some(path) = extra_roots {
         let unusable = |reason: String| ModelError::Certificates { path: path.to_owned(), reason };
-        let pem = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+        let pem = files::read_bytes(path).map_err(|error| unusable(error.to_string()))?;
         let roots = Certificate::from_pem_bundle(&pem).map_err(|error| unusable(root_cause(&error)))?;
         builder = roots.into_iter().fold(builder, |builder, root| builder.add_root_certificate(root));
     }

@@ -124,6 +124,9 @@ pub enum ModelError {
         reason: String,
         n_attempts: u32,
     },
+    /// `HF_ENDPOINT` names no server. It may hold a password, so it is not repeated.
+    #[error("HF_ENDPOINT must be the URL of a hub, like https://huggingface.co")]
+    WrongHubAddress,
     /// The hub's host does not exist or does not answer. Usually this machine is offline.
     #[error("cannot reach the hub at {host} to ask for {name}: {reason}; is this machine online?")]
     HubUnreachable {

@@ -11,6 +11,8 @@ use rustix::fs::OFlags;
 /// The longest of the small files next to a model.
 const MAX_TEXT_BYTES: u64 = 64 << 10;
 
+const MAX_BUNDLE_BYTES: u64 = 4 << 20;
+
 /// Opens one of this crate's own files. Errors: the system's; a link; no regular file.
 pub(super) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open(path, options, OFlags::NOFOLLOW | OFlags::NONBLOCK)
@@ -28,6 +30,13 @@ fn open(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<Fil
         true => Ok(file),
         false => Err(io::Error::other("it is no regular file")),
     }
+}
+
+/// Reads a file that the user names: a bundle of certificates has half a megabyte.
+pub(super) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_to_read(path)?.take(MAX_BUNDLE_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Writes one of this crate's own files.

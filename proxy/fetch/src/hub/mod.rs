@@ -73,6 +73,7 @@ pub(super) async fn find(
     progress: &dyn DownloadProgress,
 ) -> Result<HubFile, ModelError> {
     let repo_id = model.repo_id();
+    check_endpoint(access)?;
     let api = connect(access, &repo_id)?;
     let main = api.model(repo_id.clone());
     let host = Url::parse(&main.url("")).map_or_else(|_| "an invalid address".to_owned(), |url| client::host(&url));
@@ -121,6 +122,13 @@ struct Sibling {
 #[derive(Deserialize)]
 struct Lfs {
     sha256: String,
+}
+
+/// Refuses an address that no retry makes right.
+fn check_endpoint(access: &HubAccess) -> Result<(), ModelError> {
+    let is_address =
+        |text: &String| Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    access.endpoint.as_ref().is_none_or(is_address).then_some(()).ok_or(ModelError::WrongHubAddress)
 }
 
 fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {

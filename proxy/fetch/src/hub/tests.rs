@@ -133,3 +133,12 @@ async fn an_unreachable_hub_is_one_line() {
         assert!(line.contains(host) && line.contains("online") && !line.contains('\n'), "{line}");
     }
 }
+
+#[tokio::test]
+async fn an_address_that_is_no_url_is_refused_without_a_retry() {
+    for endpoint in ["huggingface.co", "ftp://hub.example", "https://", "x y"] {
+        let access = HubAccess { endpoint: Some(endpoint.into()), token: None };
+        let found = find(&model(None), &access, &DownloadLimits::default(), &Silent).await;
+        assert!(matches!(found, Err(ModelError::WrongHubAddress)), "{endpoint}");
+    }
+}
