@@ -28,7 +28,7 @@ use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
@@ -95,7 +95,11 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let traces = cli.command.traces();
-    start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
+    let log_problem = start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
+    // A child has its parent's environment.
+    if let Some(problem) = log_problem.filter(|_| !cli.command.is_child()) {
+        terminal::note(format_args!("baton: {problem}"));
+    }
     let result = traces.map_err(CommandFailure::from).and_then(|traces| {
         let result = run_command(cli.command);
         traces.into_iter().for_each(Traces::finish);
@@ -113,6 +117,10 @@ pub fn main() -> ExitCode {
 }
 
 impl Command {
+    fn is_child(&self) -> bool {
+        matches!(self, Command::Node(args) if args.child)
+    }
+
     /// Starts sending traces, if this command serves and a collector is configured.
     fn traces(&self) -> Result<Option<Traces>, TelemetryError> {
         let (endpoint, service) = match self {
@@ -148,13 +156,30 @@ fn default_filter() -> String {
     format!("{QUIET_LLAMA},warn,{NOTICE}=info")
 }
 
-fn start_log(format: LogFormat, traces: Option<&Traces>) {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(asked) if asked.contains("llama") => EnvFilter::try_new(asked),
-        Ok(asked) => EnvFilter::try_new(format!("{QUIET_LLAMA},{asked}")),
-        Err(_) => EnvFilter::try_new(default_filter()),
-    };
-    let filter = filter.unwrap_or_else(|_| EnvFilter::new(default_filter()));
+/// The filter of RUST_LOG, and what is wrong with it.
+fn log_filter(asked: Option<String>) -> (EnvFilter, Option<String>) {
+    let Some(asked) = asked else { return (EnvFilter::new(default_filter()), None) };
+    let misspelt = asked.split(',').map(str::trim).find(|part| {
+        // A directive without a level enables everything of the module that it names.
+        let is_word = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        is_word && !part.starts_with("baton") && part.parse::<LevelFilter>().is_err()
+    });
+    let misspelt = misspelt.map(|word| {
+        format!("RUST_LOG: {word:?} is no level (error, warn, info, debug, trace, off), so it is taken as a module")
+    });
+    let filter = if asked.contains("llama") { asked.clone() } else { format!("{QUIET_LLAMA},{asked}") };
+    match EnvFilter::try_new(filter) {
+        Ok(filter) => (filter, misspelt),
+        Err(error) => {
+            let problem = format!("RUST_LOG={asked:?} is ignored: {error}");
+            (EnvFilter::new(default_filter()), Some(problem))
+        }
+    }
+}
+
+/// Returns what is wrong with RUST_LOG.
+fn start_log(format: LogFormat, traces: Option<&Traces>) -> Option<String> {
+    let (filter, problem) = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok());
     // Spans of traces go to the collector alone.
     let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;
@@ -165,6 +190,7 @@ fn start_log(format: LogFormat, traces: Option<&Traces>) {
         LogFormat::Json => log.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
     };
     tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
+    problem
 }
 
 fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), CommandFailure> {
@@ -178,6 +204,17 @@ fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mistake_in_the_log_filter_is_named() {
+        let problem = |asked: &str| log_filter(Some(asked.to_owned())).1.unwrap_or_default();
+        for fine in ["info", "WARN", "debug,hyper=info", "baton_proxy", "off,baton_engines::llama=trace", ""] {
+            assert_eq!(problem(fine), "", "{fine}");
+        }
+        assert!(problem("inof").contains("\"inof\" is no level"));
+        assert!(problem("warn,debgu").contains("\"debgu\" is no level"));
+        assert!(problem("hyper=inof").contains("is ignored"));
+    }
 
     #[test]
     fn help_says_what_this_is_and_shows_an_example() {

@@ -49,7 +49,7 @@ pub(super) struct NodeArgs {
     engine: EngineArgs,
     /// Report on standard output, and end when standard input does
     #[arg(long, hide = true)]
-    child: bool,
+    pub(super) child: bool,
 }
 
 /// The task of a node.
@@ -168,6 +168,11 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let late = LateEngine::default();
     let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
     let server = tokio::spawn(listener.serve(router, stop.clone()));
+    if !args.child
+        && let Some(note) = engine_args::unused_model(model.is_some(), &options)
+    {
+        terminal::note(format_args!("baton node: {note}"));
+    }
     let model = match model {
         // The parent has located the file; if it is gone by now, the engine says so in words for clients.
         model if args.child || !options.engine.unwrap_or_default().needs_file() => NodeModel { path: model, name },

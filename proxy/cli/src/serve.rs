@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_proxy::config::engine_args;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
 use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
 use clap::Args;
@@ -35,6 +36,12 @@ impl ServeArgs {
         file.check(more)
     }
 
+    /// A remark about a configuration without mistakes.
+    fn remark(&self) -> Option<String> {
+        let model = self.read().ok()?.raw.model;
+        engine_args::unused_model(model.source.is_some(), &model.engine)
+    }
+
     fn read(&self) -> Result<ConfigFile, ConfigError> {
         let file = self.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
         file.with_flags(&self.flags)
@@ -53,6 +60,9 @@ fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     refuse_an_empty_variable()?;
     let config = args.check().map_err(config_file::print_mistakes)?;
+    if let Some(remark) = args.remark() {
+        terminal::note(format_args!("baton: {remark}"));
+    }
     let source = ConfigSource { path: args.config.clone(), read: Arc::new(move || args.check()) };
     let mut endpoint = Endpoint::start(config, source).await?;
     endpoint.drain_on_signal(print_drain);

@@ -26,22 +26,22 @@ pub struct EngineArgs {
     #[arg(long, value_name = "KIND", value_parser = engine_kinds())]
     pub engine: Option<EngineKind>,
     /// Sequences decoded together [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub slots: Option<u32>,
     /// Tokens one request may hold [default: the model's, up to 16384]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub ctx_size: Option<u32>,
     /// Tokens the KV cache holds for all slots together [default: 4096 a slot]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub kv_cells: Option<u32>,
     /// Tokens of one physical compute batch [default: 512]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub ubatch: Option<u32>,
     /// Compute threads [default: one per core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub threads: Option<u32>,
     /// Layers on the GPU [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub gpu_layers: Option<u32>,
     /// The one device that computes, by its name in `baton doctor`, or cpu [default: every GPU there is]
     #[arg(long, value_name = "NAME")]
@@ -50,13 +50,13 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BOOL")]
     pub mmap: Option<bool>,
     /// Prompt tokens per step while streams run [default: what 100 ms allow]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub prefill_budget: Option<u32>,
     /// Requests that may wait for a slot [default: 256]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub max_queued: Option<u32>,
     /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
-    #[arg(long, value_name = "DISTANCE")]
+    #[arg(long, value_name = "DISTANCE", value_parser = number)]
     pub max_canary_distance: Option<f64>,
     /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0 is lossy [default: none,planes_zstd]
     #[arg(long, value_name = "CODECS", value_parser = codecs(), value_delimiter = ',')]
@@ -68,10 +68,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
     /// Simulator: prompt tokens per second
-    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    #[arg(long, value_name = "RATE", hide_short_help = true, value_parser = number)]
     pub sim_prefill_tps: Option<f64>,
     /// Simulator: tokens per second of one stream
-    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    #[arg(long, value_name = "RATE", hide_short_help = true, value_parser = number)]
     pub sim_decode_tps: Option<f64>,
 }
 
@@ -85,6 +85,15 @@ fn codecs() -> impl TypedValueParser<Value = Codec> {
     let values = Codec::ALL.map(|codec| PossibleValue::new(codec.as_str()).help(codec.about()));
     let of_name = |name: String| Codec::ALL.into_iter().find(|codec| codec.as_str() == name);
     PossibleValuesParser::new(values).try_map(move |name| of_name(name).ok_or("unknown codec"))
+}
+
+/// clap's own messages are those of Rust's parser: "invalid digit found in string".
+fn whole_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u32::MAX))
+}
+
+fn number(text: &str) -> Result<f64, &'static str> {
+    text.parse().map_err(|_| "must be a number")
 }
 
 impl EngineArgs {
@@ -206,6 +215,12 @@ impl EngineArgs {
     }
 }
 
+/// What to tell an operator who names a model for an engine that runs none.
+pub fn unused_model(is_named: bool, engine: &EngineArgs) -> Option<String> {
+    let kind = engine.engine.filter(|kind| is_named && !kind.needs_file())?;
+    Some(format!("the model that --model or source names is not used: the engine {} needs no file", kind.as_str()))
+}
+
 /// The flag of an option, by its key in the configuration file.
 pub fn flag(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
@@ -248,6 +263,14 @@ mod tests {
         assert_eq!(EngineFlags::parse_from(args).engine, all);
         let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
         assert_eq!(EngineFlags::parse_from(args).engine, EngineArgs::default());
+    }
+
+    #[test]
+    fn text_in_the_place_of_a_number_is_named_in_plain_words() {
+        for (flag, expected) in [("--slots", "must be a whole number"), ("--sim-decode-tps", "must be a number")] {
+            let error = EngineFlags::try_parse_from(["baton", flag, "x"]).err().unwrap().to_string();
+            assert!(error.contains(expected) && error.contains(flag), "{error}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct RawKey {
     pub requests_per_minute: Option<NonZeroU32>,
     /// Tokens a minute, of prompts and replies together.
     pub tokens_per_minute: Option<NonZeroU32>,
-    /// Requests served at once.
+    /// Places at once.
     pub max_concurrent: Option<NonZeroU32>,
     /// 0 to 9: of two keys with waiting requests the higher goes first.
     #[schemars(range(max = MAX_PRIORITY))]
@@ -65,10 +65,12 @@ pub(super) fn problems(keys: &[RawKey]) -> Vec<ConfigProblem> {
         if keys[..i].iter().any(|other| other.name == key.name) {
             problem("name", "must not be another key's name too");
         }
-        if parse_hash(&key.hash).is_none() {
+        if key.hash.is_empty() {
+            problem("hash", "is missing: `baton key new` makes a key and prints its hash");
+        } else if parse_hash(&key.hash).is_none() {
             problem("hash", "must be a hash as `baton key new` prints it, and never the key itself");
         }
-        if keys[..i].iter().any(|other| other.hash == key.hash) {
+        if !key.hash.is_empty() && keys[..i].iter().any(|other| other.hash == key.hash) {
             problem("hash", "must not be another key's hash too");
         }
         if key.models.iter().any(|model| model.trim().is_empty()) {

@@ -37,10 +37,10 @@ impl RawConfig {
             let message = format!("must be HOST:PORT, e.g. {OLLAMA_LISTEN}, not {listen:?}");
             problem("ollama_listen", "--ollama-listen", message);
         }
-        // For port 0 the system picks two different ports.
-        let is_fixed = |listen: &&String| !listen.ends_with(":0");
-        if self.listen.as_ref().filter(is_fixed).is_some_and(|listen| self.ollama_listen.as_ref() == Some(listen)) {
-            problem("ollama_listen", "--ollama-listen", "must not be the same as listen".into());
+        let listen = self.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
+        if self.ollama_listen.as_ref().is_some_and(|ollama| is_one_address(listen, ollama)) {
+            let message = format!("must not be the same as listen, which is {listen}");
+            problem("ollama_listen", "--ollama-listen", message);
         }
         if self.api_keys.iter().any(|key| key.trim().is_empty()) {
             let message = "must not be empty: a request without a key would be accepted";
@@ -120,6 +120,19 @@ impl RawConfig {
         found.extend(on_demand_models::problems(&self.models, &self.loading, &taken));
         found
     }
+}
+
+/// Returns true if two listeners cannot have these two addresses.
+fn is_one_address(one: &str, other: &str) -> bool {
+    let parts = |address: &str| {
+        let (host, port) = address.rsplit_once(':')?;
+        let host = if host == "localhost" { "127.0.0.1" } else { host.trim_matches(['[', ']']) };
+        // For port 0 the system picks two different ports.
+        Some((host.to_owned(), port.parse::<u16>().ok().filter(|port| *port != 0)?))
+    };
+    let (Some((host, port)), Some((other_host, other_port))) = (parts(one), parts(other)) else { return false };
+    let is_any = |host: &str| host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    port == other_port && (host == other_host || is_any(&host) || is_any(&other_host))
 }
 
 fn is_collector(endpoint: &str) -> bool {

@@ -42,8 +42,8 @@ const MAX_DEADLINE_MS: u32 = 3_600_000;
 /// The smallest factor is 1: with a smaller one, a correct prediction would miss its deadline.
 const MAX_DEADLINE_FACTOR: u32 = 1_000;
 
-/// The file as written; every key may be absent. A field with `#[arg(long)]` has a flag, too.
-#[derive(Debug, Default, Args, Deserialize, JsonSchema)]
+/// The file as written; every key may be absent. A field with `#[arg(long)]` has a flag, too. Not `Debug`: it holds keys.
+#[derive(Default, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawConfig {
     /// The address of the endpoint [default: 127.0.0.1:8080]
@@ -52,7 +52,7 @@ pub struct RawConfig {
     /// A second address with the same routes, for clients that expect Ollama at its own port: 127.0.0.1:11434
     #[arg(long, value_name = "HOST:PORT")]
     pub ollama_listen: Option<String>,
-    /// Requests served at once.
+    /// Places: replies generated at once.
     #[arg(skip)]
     #[schemars(range(min = 1, max = MAX_MAX_REQUESTS))]
     pub max_requests: Option<usize>,

@@ -494,3 +494,29 @@ fn on_demand_models_are_read_with_their_defaults_and_checked_together() {
     assert_eq!([budget("\"1.5GiB\""), budget("\"500 MB\""), budget("7")], [3 << 29, 500_000_000, 7]);
     assert!(read("").unwrap().loading.budget() > 1 << 20, "a part of what the machine has");
 }
+
+#[test]
+fn the_two_addresses_differ() {
+    let check = |listen: &str, ollama: &str, is_fine: bool| {
+        let listen = if listen.is_empty() { String::new() } else { format!("listen = {listen:?}\n") };
+        let outcome = read(&format!("{listen}ollama_listen = {ollama:?}\n"));
+        match outcome {
+            Ok(_) => assert!(is_fine, "{listen} {ollama}"),
+            Err(error) => assert!(!is_fine && error.contains("ollama_listen must not be the same"), "{error}"),
+        }
+    };
+    check("", "127.0.0.1:8080", false);
+    check("", "localhost:8080", false);
+    check("", "0.0.0.0:8080", false);
+    check("[::]:11434", "127.0.0.1:11434", false);
+    check("10.0.0.1:11434", "127.0.0.1:11434", true);
+    check("127.0.0.1:0", "127.0.0.1:0", true);
+    check("", "127.0.0.1:11434", true);
+}
+
+#[test]
+fn a_missing_hash_is_not_reported_as_a_wrong_one() {
+    let error = read("[[keys]]\nname = \"a\"\n\n[[keys]]\nname = \"b\"\n").unwrap_err();
+    assert_eq!(error.matches("hash is missing").count(), 2, "{error}");
+    assert!(!error.contains("another key's hash"), "{error}");
+}
