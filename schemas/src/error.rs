@@ -76,6 +76,9 @@ pub enum EngineError {
         /// The number of processes.
         n_processes: u32,
     },
+    /// A measurement ended because the engine got a request. Only calibration sends such sequences.
+    #[error("the measurement gave way to a request")]
+    GaveWay,
     /// The engine itself failed, e.g. llama.cpp refused a batch.
     #[error("the engine failed: {detail}")]
     Internal {

@@ -48,6 +48,9 @@ pub struct PrefillRequest {
     /// Do not cache the prompt: it was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
+    /// A measurement, which ends as soon as the prefill node has a request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gives_way: bool,
 }
 
 /// A measurement of the link from a prefill node, made by a decode node.

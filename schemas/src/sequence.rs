@@ -43,6 +43,10 @@ pub struct SequenceRequest {
     /// Do not cache the sequence: its prompt was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
+    /// A measurement of an idle engine: it ends with [`EngineError::GaveWay`](crate::EngineError::GaveWay) as soon as
+    /// the engine has a request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gives_way: bool,
     /// The images of the placeholders in the prompt, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<PromptImages>,

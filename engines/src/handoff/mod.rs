@@ -67,6 +67,8 @@ pub struct PullOrder {
     pub cache_scope: CacheScope,
     /// The prompt will not be continued, so that the prefill node does not cache it.
     pub ephemeral: bool,
+    /// A measurement, which gives way to requests on the prefill node, too.
+    pub gives_way: bool,
     /// Decides where the rows of a chunk lie in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, for reuse.

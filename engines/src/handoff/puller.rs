@@ -192,6 +192,7 @@ impl PullerState {
             start: 0,
             cache_scope: CacheScope::SHARED,
             ephemeral: true,
+            gives_way: false,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

@@ -55,6 +55,7 @@ impl PullClient {
             fingerprint: local.identity.fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
+            gives_way: order.gives_way,
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
@@ -200,6 +201,8 @@ pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
         EngineError::Lost { .. } => HandoffFailure::PrefillDown,
         EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
         EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        // It computes a request first, and is not to be avoided for that.
+        EngineError::GaveWay => HandoffFailure::PrefillLate,
         _ => HandoffFailure::PrefillRefused,
     }
 }

@@ -364,6 +364,7 @@ impl Engine for LlamaEngine {
             max_tokens: Some(0),
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
+            gives_way: request.gives_way,
             ..SequenceRequest::default()
         };
         self.check(&sequence)?;

@@ -268,7 +268,9 @@ fn status(error: &EngineError) -> StatusCode {
         | EngineError::Template { .. } => StatusCode::BAD_REQUEST,
         EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
         EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
-        EngineError::QueueFull { .. } | EngineError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        EngineError::QueueFull { .. } | EngineError::Unavailable { .. } | EngineError::GaveWay => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         EngineError::Lost { .. } | EngineError::Poison { .. } | EngineError::Internal { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR
         }

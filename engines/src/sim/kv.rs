@@ -81,6 +81,7 @@ impl SimState {
             start: n_cached as u32,
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
+            gives_way: request.gives_way,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

@@ -27,6 +27,7 @@ impl Loopback {
             fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
+            gives_way: order.gives_way,
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };

@@ -35,6 +35,7 @@ async fn pull(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<Token
         fingerprint: engine.info().await.unwrap().kv.unwrap().fingerprint,
         cache_scope: CacheScope::default(),
         ephemeral: false,
+        gives_way: false,
     };
     let call = client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(KEY).json(&request);
     call.send().await.unwrap().error_for_status().unwrap()

@@ -103,6 +103,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
                 fingerprint,
                 cache_scope: baton_schemas::CacheScope::SHARED,
                 ephemeral: false,
+                gives_way: false,
             };
             let mut events = engine.prefill(request).await.unwrap();
             match events.next().await.unwrap().unwrap() {

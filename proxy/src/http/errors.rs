@@ -166,7 +166,7 @@ fn map_engine(error: &EngineError) -> HttpFailure {
             retry: Retry::Never,
             ..HttpFailure::new(StatusCode::NOT_IMPLEMENTED, ErrorBody::new(ErrorKind::NotSupported, error.to_string()))
         },
-        EngineError::Unavailable { .. } => HttpFailure::unavailable(error, SOON),
+        EngineError::Unavailable { .. } | EngineError::GaveWay => HttpFailure::unavailable(error, SOON),
         EngineError::Lost { .. } => {
             HttpFailure::unavailable("The engine stopped while it worked on this request.", SOON)
         }

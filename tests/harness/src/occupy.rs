@@ -51,6 +51,7 @@ pub async fn occupy(url: String, i: u32) {
             fingerprint: info.kv.unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),
             ephemeral: false,
+            gives_way: false,
         };
         client.post(node("prefill")).json(&request)
     };

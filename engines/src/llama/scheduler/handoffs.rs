@@ -61,6 +61,7 @@ impl Scheduler<'_> {
             start: n_kept as u32,
             cache_scope: sequence.request.cache_scope,
             ephemeral: sequence.request.ephemeral,
+            gives_way: sequence.request.gives_way,
             placement: Arc::clone(&handoffs.placement),
         };
         sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));

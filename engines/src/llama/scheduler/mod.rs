@@ -133,6 +133,7 @@ impl<'m> Scheduler<'m> {
     pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         while self.receive(messages) {
             self.drop_cancelled();
+            self.give_way();
             self.fill_slots();
             self.import_chunks();
             self.publish_load();

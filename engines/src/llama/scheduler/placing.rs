@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use baton_schemas::EngineError;
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::sequence::Sequence;
@@ -13,6 +14,31 @@ use super::{Scheduler, seq_id};
 const HEADROOM: usize = 64;
 
 impl Scheduler<'_> {
+    /// Ends the measurements if there is a request: in its steps they would change the shape of the batches, and with it
+    /// the rounding of its numbers.
+    pub(super) fn give_way(&mut self) {
+        if self.running.iter().flatten().chain(&self.waiting).all(|sequence| sequence.request.gives_way) {
+            return;
+        }
+        for slot in 0..self.slots.len() {
+            if self.running[slot].as_ref().is_some_and(|sequence| sequence.request.gives_way)
+                && let Some(sequence) = self.release(slot)
+            {
+                // Whatever its request says, nothing of it stays.
+                self.cut(slot, 0);
+                sequence.send(Err(EngineError::GaveWay));
+            }
+        }
+        let n_waiting = self.waiting.len();
+        self.waiting.retain(|sequence| {
+            if sequence.request.gives_way {
+                sequence.send(Err(EngineError::GaveWay));
+            }
+            !sequence.request.gives_way
+        });
+        self.shared.n_queued.fetch_sub(n_waiting - self.waiting.len(), Ordering::AcqRel);
+    }
+
     /// Gives slots to waiting sequences, oldest first. A sequence that waits for another's prefill lets others pass.
     pub(super) fn fill_slots(&mut self) {
         if self.short_of_cells && self.running.iter().any(Option::is_some) {

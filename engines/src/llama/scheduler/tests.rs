@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use baton_schemas::sequence::SequenceEvent;
+use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
@@ -36,10 +36,25 @@ fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'
     Scheduler::new(context, Arc::new(Vocabulary::of(model)), limits, None, embedder)
 }
 
-fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Events {
-    let (events, receiver) = mpsc::channel(super::EVENT_WINDOW);
+/// The real model, and a configuration whose rounding does not depend on the machine.
+fn real_model() -> (Arc<LlamaModel>, LlamaConfig) {
+    let mut config = LlamaConfig::new(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF"));
+    config.n_slots = 2;
+    config.n_threads = Some(1);
+    let gguf = Gguf::open(&config.model).unwrap();
+    (Arc::new(load::model(&config, &gguf).unwrap()), config)
+}
+
+/// A request for 24 greedy tokens with their log-probabilities.
+fn request(prompt: Vec<Token>) -> SequenceRequest {
     let mut request = SequenceRequest { prompt, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
     request.sampling.temperature = 0.0;
+    request.top_logprobs = Some(1);
+    request
+}
+
+fn submit(scheduler: &mut Scheduler<'_>, request: SequenceRequest) -> Events {
+    let (events, receiver) = mpsc::channel(super::EVENT_WINDOW);
     let job = Job {
         request,
         events,
@@ -55,11 +70,11 @@ fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Events {
 }
 
 /// The tokens that have arrived, and the error that ended the sequence, if there is one.
-fn received(events: &mut Events) -> (Vec<Token>, Option<EngineError>) {
+fn received(events: &mut Events) -> (Vec<GeneratedToken>, Option<EngineError>) {
     let mut tokens = Vec::new();
     while let Ok(event) = events.try_recv() {
         match event {
-            Ok(SequenceEvent::Token(token)) => tokens.push(token.id),
+            Ok(SequenceEvent::Token(token)) => tokens.push(token),
             Ok(_) => {}
             Err(error) => return (tokens, Some(error)),
         }
@@ -69,20 +84,17 @@ fn received(events: &mut Events) -> (Vec<Token>, Option<EngineError>) {
 
 fn turn(scheduler: &mut Scheduler<'_>) {
     scheduler.drop_cancelled();
+    scheduler.give_way();
     scheduler.fill_slots();
     scheduler.step();
 }
 
 #[test]
 fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
-    let mut config = LlamaConfig::new(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF"));
-    config.n_slots = 2;
-    config.n_threads = Some(1);
-    let gguf = Gguf::open(&config.model).unwrap();
-    let model = Arc::new(load::model(&config, &gguf).unwrap());
+    let (model, config) = real_model();
     let mut scheduler = scheduler(&model, config);
-    let mut good = submit(&mut scheduler, (100..140).collect());
-    let mut bad = submit(&mut scheduler, (300..340).collect());
+    let mut good = submit(&mut scheduler, request((100..140).collect()));
+    let mut bad = submit(&mut scheduler, request((300..340).collect()));
     for _ in 0..5 {
         turn(&mut scheduler);
     }
@@ -104,12 +116,50 @@ fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
     assert!(scheduler.running.iter().all(Option::is_none));
 
     // The slot of the faulty sequence works again, and so does the other slot.
-    let mut again = submit(&mut scheduler, (100..140).collect());
-    let mut anew = submit(&mut scheduler, (300..340).collect());
+    let mut again = submit(&mut scheduler, request((100..140).collect()));
+    let mut anew = submit(&mut scheduler, request((300..340).collect()));
     for _ in 0..40 {
         turn(&mut scheduler);
     }
     assert_eq!(received(&mut again).0.len(), 24);
     let (tokens, error) = received(&mut anew);
     assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+}
+
+#[test]
+fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
+    let (model, config) = real_model();
+    let prompt: Vec<Token> = (100..140).collect();
+    let logprobs = |events: &mut Events| {
+        let (tokens, error) = received(events);
+        assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+        tokens.into_iter().map(|token| (token.id, token.logprobs.unwrap().chosen.to_bits())).collect::<Vec<_>>()
+    };
+    let mut quiet = scheduler(&model, config.clone());
+    let mut reply = submit(&mut quiet, request(prompt.clone()));
+    for _ in 0..30 {
+        turn(&mut quiet);
+    }
+    let expected = logprobs(&mut reply);
+
+    let measurement = || SequenceRequest { ephemeral: true, gives_way: true, ..request((1_000..1_200).collect()) };
+    // The request comes while the measurement waits, between its prompt and its first token, and while it decodes.
+    for n_turns in [0, 1, 3] {
+        let mut scheduler = scheduler(&model, config.clone());
+        let mut measured = submit(&mut scheduler, measurement());
+        for _ in 0..n_turns {
+            turn(&mut scheduler);
+        }
+        let mut reply = submit(&mut scheduler, request(prompt.clone()));
+        turn(&mut scheduler);
+        assert_eq!(received(&mut measured).1, Some(EngineError::GaveWay), "after {n_turns} turns");
+        // None starts beside a request, either.
+        let mut another = submit(&mut scheduler, measurement());
+        for _ in 0..30 {
+            turn(&mut scheduler);
+        }
+        assert_eq!(received(&mut another).1, Some(EngineError::GaveWay));
+        assert_eq!(logprobs(&mut reply), expected, "after {n_turns} turns");
+        assert_eq!(scheduler.shared.n_queued.load(super::Ordering::Acquire), 0);
+    }
 }

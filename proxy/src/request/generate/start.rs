@@ -195,6 +195,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         cache_scope: caller.cache_scope,
         constraint: prompt.form.constraint(request),
         ephemeral: false,
+        gives_way: false,
         images: prompt.projector.as_ref().map(images),
         kv_source: None,
     }

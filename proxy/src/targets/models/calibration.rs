@@ -3,6 +3,9 @@
 //! A plan needs a prefill rate and a decode rate of each decode node, a prefill rate of each prefill node, and the rate
 //! of each link between them. One short made-up prompt measures an unknown rate. Links are measured again from time to
 //! time, because a network changes without any request that would show it.
+//!
+//! A measurement gives way: an engine that gets a request ends it before the next step, because prompts that share a
+//! step change the rounding of each other's numbers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +13,7 @@ use std::time::Duration;
 
 use baton_planner::cost::Route;
 use baton_schemas::CacheScope;
+use baton_schemas::handoff::Blame;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -55,15 +59,27 @@ struct NextMeasurement {
     n_failed: u32,
 }
 
+/// How a measurement ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Measured,
+    /// A request came.
+    GaveWay,
+    Failed,
+}
+
 impl NextMeasurement {
-    /// The next time after a measurement that succeeded or failed.
-    fn after(is_measured: bool, before: Option<NextMeasurement>) -> NextMeasurement {
-        if is_measured {
-            return NextMeasurement { at: Instant::now() + LINK_AGE, n_failed: 0 };
-        }
+    /// The next time after a measurement.
+    fn after(outcome: Outcome, before: Option<NextMeasurement>) -> NextMeasurement {
         let n_failed = before.map_or(0, |due| due.n_failed);
-        let pause = RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE);
-        NextMeasurement { at: Instant::now() + pause, n_failed: n_failed.saturating_add(1) }
+        let (pause, n_failed) = match outcome {
+            Outcome::Measured => (LINK_AGE, 0),
+            Outcome::GaveWay => (RETRY_AFTER, n_failed),
+            Outcome::Failed => {
+                (RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE), n_failed.saturating_add(1))
+            }
+        };
+        NextMeasurement { at: Instant::now() + pause, n_failed }
     }
 }
 
@@ -82,8 +98,12 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
                 if let Ok(Err(error)) = &measured {
                     tracing::debug!(?unknown, %error, "a rate could not be measured; it is tried again later");
                 }
-                let is_measured = matches!(measured, Ok(Ok(())));
-                due.insert(unknown, NextMeasurement::after(is_measured, due.get(&unknown).copied()));
+                let outcome = match measured {
+                    Ok(Ok(())) => Outcome::Measured,
+                    Ok(Err(EngineError::GaveWay)) => Outcome::GaveWay,
+                    Ok(Err(_)) | Err(_) => Outcome::Failed,
+                };
+                due.insert(unknown, NextMeasurement::after(outcome, due.get(&unknown).copied()));
             }
             drop(model);
             tokio::time::sleep(INTERVAL).await;
@@ -136,7 +156,8 @@ async fn measure(model: &ServedModel, unknown: Measurement) -> Result<(), Engine
 }
 
 /// Runs a made-up prompt that no node has cached on a route, in a cache scope of its own. The decode node keeps nothing.
-/// Errors: the engine's, or that the handoff failed, even if the decode node computed the prompt itself.
+/// Errors: the engine's, or that the handoff failed, even if the decode node computed the prompt itself; `GaveWay` if a
+/// request came on either node.
 async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     let node = &model.decode[route.decode];
     let Some(info) = node.info() else { return Ok(()) };
@@ -146,6 +167,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
         max_tokens: Some(OUTPUT_TOKENS),
         ignore_eos: true,
         ephemeral: true,
+        gives_way: true,
         cache_scope: CacheScope(rand::random()),
         kv_source: route.prefill.and_then(|p| model.prefill[p].kv_source()),
         ..SequenceRequest::default()
@@ -164,6 +186,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     }
     match failure {
         None => Ok(()),
+        Some(failure) if failure.blame() == Blame::Nobody => Err(EngineError::GaveWay),
         Some(failure) => Err(EngineError::internal(format!("the handoff failed: {}", failure.as_str()))),
     }
 }
