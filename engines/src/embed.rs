@@ -33,7 +33,7 @@ pub fn normalised(vector: &[f32]) -> Result<Vec<f32>, EngineError> {
     // In f64 no sum of squares of finite f32 values overflows.
     let squares: f64 = vector.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     if !squares.is_finite() {
-        return Err(EngineError::internal("the model gave a vector with a value that is not finite"));
+        return Err(EngineError::NotFinite);
     }
     let scale = if squares > 0.0 { squares.sqrt().recip() } else { 0.0 };
     Ok(vector.iter().map(|&value| (f64::from(value) * scale) as f32).collect())

@@ -167,7 +167,7 @@ impl RequestError {
                 EngineError::Unauthorized => RequestErrorKind::Unauthorized,
                 EngineError::Lost { .. } => RequestErrorKind::EngineLost,
                 EngineError::Poison { .. } => RequestErrorKind::Poison,
-                EngineError::Internal { .. } => RequestErrorKind::Internal,
+                EngineError::Internal { .. } | EngineError::NotFinite => RequestErrorKind::Internal,
             },
         }
     }

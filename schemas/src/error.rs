@@ -76,6 +76,10 @@ pub enum EngineError {
         /// The number of processes.
         n_processes: u32,
     },
+    /// The model computed logits or a vector that contain NaN or infinity: its weights or its arithmetic are at fault.
+    /// A retry would fail, too, wherever these weights run. Client-safe.
+    #[error("the model computed values that are not numbers for this request (NaN or infinity)")]
+    NotFinite,
     /// A measurement ended because the engine got a request. Only calibration sends such sequences.
     #[error("the measurement gave way to a request")]
     GaveWay,

@@ -2,6 +2,7 @@
 //! Each engine computes on one thread: run no more tests at once than there are cores.
 
 mod bench;
+mod broken_weights;
 mod cancellation;
 mod decode_nodes;
 mod demo;

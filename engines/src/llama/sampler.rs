@@ -154,6 +154,18 @@ fn draw_seed(seed: u64, position: usize) -> u32 {
     ((z ^ (z >> 31)) >> 33) as u32
 }
 
+/// Returns true if logits give probabilities: none is NaN or +infinity, and at least one is finite. A model may give a
+/// token no chance (-infinity).
+pub(super) fn are_probabilities(logits: &[f32]) -> bool {
+    let mut any_finite = false;
+    let mut none_wrong = true;
+    for &logit in logits {
+        any_finite |= logit.is_finite();
+        none_wrong &= logit < f32::INFINITY;
+    }
+    any_finite && none_wrong
+}
+
 /// The first index of the largest logit.
 pub(super) fn argmax(logits: &[f32]) -> Token {
     let mut best = 0;
@@ -234,6 +246,17 @@ mod tests {
         assert_eq!(after(&presence, &[1], &[]), 1, "presence and frequency count the output alone");
         let repeat = Sampling { repeat_penalty: 2.0, ..greedy };
         assert_eq!(after(&repeat, &[1], &[]), 2, "repeat counts the prompt too");
+    }
+
+    #[test]
+    fn logits_that_are_not_numbers_are_found() {
+        const NONE: f32 = f32::NEG_INFINITY;
+        let check = |logits: &[f32], expected| assert_eq!(are_probabilities(logits), expected, "{logits:?}");
+        check(&[1.0, -2.0, NONE], true);
+        check(&[1.0, f32::NAN], false);
+        check(&[f32::INFINITY, 1.0], false);
+        check(&[NONE, NONE], false);
+        check(&[], false);
     }
 
     #[test]

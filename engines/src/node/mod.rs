@@ -271,8 +271,9 @@ fn status(error: &EngineError) -> StatusCode {
         EngineError::QueueFull { .. } | EngineError::Unavailable { .. } | EngineError::GaveWay => {
             StatusCode::SERVICE_UNAVAILABLE
         }
-        EngineError::Lost { .. } | EngineError::Poison { .. } | EngineError::Internal { .. } => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
+        EngineError::Lost { .. }
+        | EngineError::Poison { .. }
+        | EngineError::Internal { .. }
+        | EngineError::NotFinite => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

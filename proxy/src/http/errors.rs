@@ -15,6 +15,9 @@ use super::dialect::Dialect;
 use super::request_steps::panic_message;
 use crate::error::RequestError;
 
+/// The message of failures whose cause is for the log only.
+const INTERNAL: &str = "The server failed on this request.";
+
 /// A full queue has room again when one request ends; a lost engine restarts in about this time.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -93,8 +96,8 @@ impl HttpFailure {
     }
 
     /// Creates the error for an internal failure that a retry would repeat.
-    fn internal() -> Self {
-        let error = ErrorBody::new(ErrorKind::Server, "The server failed on this request.");
+    fn internal(reason: impl ToString) -> Self {
+        let error = ErrorBody::new(ErrorKind::Server, reason.to_string());
         HttpFailure {
             retry: Retry::Never,
             ..HttpFailure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(ErrorCode::InternalError))
@@ -170,11 +173,12 @@ fn map_engine(error: &EngineError) -> HttpFailure {
         EngineError::Lost { .. } => {
             HttpFailure::unavailable("The engine stopped while it worked on this request.", SOON)
         }
-        EngineError::Poison { .. } => HttpFailure {
-            error: ErrorBody::new(ErrorKind::Server, error.to_string()).code(ErrorCode::PoisonRequest),
-            ..HttpFailure::internal()
-        },
-        EngineError::Unauthorized | EngineError::Internal { .. } => HttpFailure::internal(),
+        EngineError::Poison { .. } => {
+            let failure = HttpFailure::internal(error);
+            HttpFailure { error: failure.error.code(ErrorCode::PoisonRequest), ..failure }
+        }
+        EngineError::NotFinite => HttpFailure::internal(error),
+        EngineError::Unauthorized | EngineError::Internal { .. } => HttpFailure::internal(INTERNAL),
     }
 }
 
@@ -208,7 +212,7 @@ impl From<InvalidRequest> for HttpFailure {
 /// Answers a request whose handler panicked.
 pub fn panicked(panic: Box<dyn Any + Send>, dialect: Dialect) -> Response {
     tracing::error!(message = panic_message(&*panic), "a request handler panicked; answering 500");
-    HttpFailure::internal().respond(dialect)
+    HttpFailure::internal(INTERNAL).respond(dialect)
 }
 
 impl IntoResponse for HttpFailure {

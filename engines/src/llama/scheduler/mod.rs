@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use baton_schemas::EngineError;
 use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::sequence::{FinishReason, GeneratedToken, Group, SequenceEvent};
 use llama_cpp_2::DecodeError;
@@ -28,7 +29,7 @@ pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
-use super::sampler::logprobs;
+use super::sampler::{are_probabilities, logprobs};
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{MIN_TOKENS, PrefillBudget, share};
@@ -77,6 +78,8 @@ pub(super) struct Scheduler<'m> {
     /// A sequence was preempted for lack of cells, so none starts until a running one has ended. Counting cells cannot
     /// replace this flag, because llama.cpp may need more than the count, as for a sliding window that forks share.
     short_of_cells: bool,
+    /// Freed cells may hold NaN. The cache is overwritten as soon as no sequence runs.
+    has_nan: bool,
     prefill_tps: f64,
     /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt
     /// tokens of such steps.
@@ -114,6 +117,7 @@ impl<'m> Scheduler<'m> {
             batch: LlamaBatch::new(capacity, 1),
             clock: 0,
             short_of_cells: false,
+            has_nan: false,
             prefill_tps: 0.0,
             mixed_tps: 0.0,
             decode_tps: 0.0,
@@ -313,7 +317,7 @@ impl<'m> Scheduler<'m> {
                 self.learn_rates(&parts, took);
             }
             Err(DecodeError::NoKvCacheSlot) => self.give_up_cells(),
-            Err(error) if parts.len() == 1 => self.fail(parts[0].slot, &error.to_string()),
+            Err(error) if parts.len() == 1 => self.fail(parts[0].slot, EngineError::internal(error)),
             Err(error) => {
                 tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are computed alone");
                 for part in parts {
@@ -386,6 +390,9 @@ impl<'m> Scheduler<'m> {
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
+        if !are_probabilities(logits) {
+            return self.fail_not_finite(slot);
+        }
         let id = match sequence.sampler.sample(logits, sequence.tokens.len()) {
             Ok(id) => id,
             Err(none) => {

@@ -45,6 +45,7 @@ impl Scheduler<'_> {
             return;
         }
         self.short_of_cells = false;
+        self.remove_nan();
         let mut i = 0;
         while i < self.waiting.len() {
             let sequence = &self.waiting[i];

@@ -40,7 +40,7 @@ impl Scheduler<'_> {
         let Some(slot) = youngest else { return false };
         if n_running == 1 {
             // One sequence never needs more than n_ctx ≤ n_cells cells, so llama.cpp is at fault.
-            self.fail(slot, "no cell in the KV cache");
+            self.fail(slot, EngineError::internal("no cell in the KV cache"));
             return true;
         }
         tracing::info!(slot, "the KV cache is full; the youngest sequence goes back to the queue");
@@ -69,13 +69,34 @@ impl Scheduler<'_> {
         is_cut
     }
 
-    /// Ends a sequence whose tokens llama.cpp refuses even alone, and clears its cache, whose content is unknown.
-    pub(super) fn fail(&mut self, slot: usize, detail: &str) {
-        tracing::error!(detail, slot, "llama.cpp cannot compute a sequence; it fails");
+    /// Ends a sequence that llama.cpp cannot compute even alone, and clears its cache, whose content is unknown.
+    pub(super) fn fail(&mut self, slot: usize, error: EngineError) {
+        tracing::error!(%error, slot, "llama.cpp cannot compute a sequence; it fails");
         if let Some(sequence) = self.release(slot) {
-            sequence.send(Err(EngineError::internal(detail)));
+            sequence.send(Err(error));
         }
         self.forget(slot);
+    }
+
+    /// Ends a sequence whose logits are not numbers. Its KV may hold NaN, which some backends read even from cells that
+    /// a sequence does not attend to: weight 0 times NaN is NaN.
+    pub(super) fn fail_not_finite(&mut self, slot: usize) {
+        self.fail(slot, EngineError::NotFinite);
+        self.has_nan = true;
+    }
+
+    /// Overwrites the cache if freed cells may hold NaN and no sequence runs.
+    pub(super) fn remove_nan(&mut self) {
+        if !self.has_nan || self.running.iter().any(Option::is_some) {
+            return;
+        }
+        tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");
+        self.context.clear_kv_cache();
+        for slot in &mut self.slots {
+            slot.kv.clear();
+            slot.n_shared = 0;
+        }
+        self.has_nan = false;
     }
 
     fn forget(&mut self, slot: usize) {
