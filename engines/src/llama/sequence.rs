@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     _room: Option<OwnedSemaphorePermit>,
     /// The first attempt to decode its next image found no cells.
     pub(super) lacked_cells: bool,
+    /// It shares no batch until its KV has this many tokens: the last batch with them was refused, and its state is lost.
+    pub(super) alone_until: Option<usize>,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all of the request's choices.
@@ -64,6 +66,7 @@ impl Sequence {
             images: job.images,
             _room: job.room,
             lacked_cells: false,
+            alone_until: None,
             sampler,
             accepted: job.accepted,
             number: 0,

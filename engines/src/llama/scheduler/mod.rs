@@ -88,6 +88,8 @@ pub(super) struct Scheduler<'m> {
     handoffs: Option<Handoffs>,
     embedder: Embedder<'m>,
     projector: Option<Arc<Projector>>,
+    #[cfg(test)]
+    fails_at: Option<baton_schemas::Token>,
 }
 
 /// A slot's part of a step.
@@ -124,6 +126,8 @@ impl<'m> Scheduler<'m> {
             handoffs,
             embedder,
             projector: None,
+            #[cfg(test)]
+            fails_at: None,
             limits,
         }
     }
@@ -276,7 +280,11 @@ impl<'m> Scheduler<'m> {
     /// Makes one `llama_decode` for all sequences that can step.
     fn step(&mut self) {
         self.finish_prefill_only();
-        let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
+        let mut ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
+        // A sequence that may be at fault for a refused batch must not fail the others again.
+        if let Some(&suspect) = ready.iter().find(|&&slot| self.is_suspect(slot)) {
+            ready = vec![suspect];
+        }
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
         let budget = self.limits.budget.tokens(decoding.len(), self.budget_tps());
@@ -298,12 +306,20 @@ impl<'m> Scheduler<'m> {
         self.compute(parts);
     }
 
+    /// Returns true if a slot's sequence lost its KV in a batch that llama.cpp refused, and has not computed again all
+    /// that it computed in that batch.
+    fn is_suspect(&self, slot: usize) -> bool {
+        let n_kv = self.slots[slot].kv.len();
+        self.running[slot].as_ref().and_then(|s| s.alone_until).is_some_and(|until| n_kv < until)
+    }
+
     /// Computes the next tokens of `parts` in one batch. If llama.cpp refuses the batch, each part is computed alone,
-    /// so that only the faulty sequence fails.
+    /// so that only the faulty sequence fails. A state that cannot be cut (of a recurrent model) is lost with the batch;
+    /// its sequence starts again and is alone in its batches until it has passed the place where the batch was refused.
     fn compute(&mut self, mut parts: Vec<BatchPart>) {
         self.fill_batch(&mut parts);
         let began = Instant::now();
-        match self.context.decode(&mut self.batch) {
+        match self.decode(&parts) {
             Ok(()) => {
                 self.commit(&parts);
                 let took = began.elapsed();
@@ -321,12 +337,32 @@ impl<'m> Scheduler<'m> {
             Err(error) => {
                 tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are computed alone");
                 for part in parts {
+                    let until = self.slots[part.slot].kv.len() + part.n_tokens;
                     if self.restore(part.slot) {
                         self.compute(vec![part]);
+                    } else if let Some(sequence) = &mut self.running[part.slot] {
+                        sequence.alone_until = Some(until);
                     }
                 }
             }
         }
+    }
+
+    #[cfg(not(test))]
+    fn decode(&mut self, _: &[BatchPart]) -> Result<(), DecodeError> {
+        self.context.decode(&mut self.batch)
+    }
+
+    /// The same, but a batch with the token `fails_at` fails after it was computed, like one that was interrupted.
+    #[cfg(test)]
+    fn decode(&mut self, parts: &[BatchPart]) -> Result<(), DecodeError> {
+        self.context.decode(&mut self.batch)?;
+        let has_token = |part: &BatchPart| {
+            let from = self.slots[part.slot].kv.len();
+            let tokens = self.running[part.slot].as_ref().map_or(&[][..], |s| &s.tokens[from..from + part.n_tokens]);
+            self.fails_at.is_some_and(|token| tokens.contains(&token))
+        };
+        if parts.iter().any(has_token) { Err(DecodeError::Unknown(-3)) } else { Ok(()) }
     }
 
     /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.
@@ -380,6 +416,7 @@ impl<'m> Scheduler<'m> {
             if sequence.first_token.is_none() {
                 sequence.n_computed += part.n_tokens as u32;
             }
+            sequence.alone_until = sequence.alone_until.filter(|until| kv.len() < *until);
             if kv.len() + 1 >= sequence.tokens.len() {
                 sequence.prefilled.get_or_insert_with(Instant::now);
             }

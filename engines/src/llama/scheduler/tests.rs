@@ -1,5 +1,6 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -22,6 +23,7 @@ type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 const N_CELLS: u32 = 512;
 
 fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'m> {
+    let indivisible = model.is_recurrent();
     let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
     let limits = SchedulerLimits {
         n_slots: 2,
@@ -29,7 +31,7 @@ fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'
         n_cells: N_CELLS as usize,
         budget: PrefillBudget { fixed: None, n_ubatch: config.n_ubatch as usize },
         sliding_window: None,
-        indivisible: false,
+        indivisible,
     };
     let context = load::context(model, &config, N_CELLS).unwrap();
     let embedder = Embedder::new(model, config, None, 0, shared);
@@ -38,7 +40,11 @@ fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'
 
 /// The real model, and a configuration whose rounding does not depend on the machine.
 fn real_model() -> (Arc<LlamaModel>, LlamaConfig) {
-    let mut config = LlamaConfig::new(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF"));
+    loaded(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").as_ref())
+}
+
+fn loaded(file: &Path) -> (Arc<LlamaModel>, LlamaConfig) {
+    let mut config = LlamaConfig::new(file);
     config.n_slots = 2;
     config.n_threads = Some(1);
     let gguf = Gguf::open(&config.model).unwrap();
@@ -124,6 +130,37 @@ fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
     assert_eq!(received(&mut again).0.len(), 24);
     let (tokens, error) = received(&mut anew);
     assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+}
+
+#[test]
+fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mamba.gguf");
+    tiny_gguf::write(&file, tiny_gguf::Architecture::Mamba, 1);
+    let (model, config) = loaded(&file);
+    let submit_good = |scheduler: &mut Scheduler<'_>| submit(scheduler, request((100..140).collect()));
+    let mut alone = scheduler(&model, config.clone());
+    let mut expected = submit_good(&mut alone);
+    for _ in 0..30 {
+        turn(&mut alone);
+    }
+    let ids = |events: &mut Events| {
+        let (tokens, error) = received(events);
+        (tokens.iter().map(|token| token.id).collect::<Vec<_>>(), error)
+    };
+
+    // The last token of the prompt is decoded, together with those of the other sequence.
+    const WRONG: Token = 7;
+    let mut scheduler = scheduler(&model, config);
+    scheduler.fails_at = Some(WRONG);
+    let mut good = submit_good(&mut scheduler);
+    let mut bad = submit(&mut scheduler, request((200..240).chain([WRONG]).collect()));
+    for _ in 0..60 {
+        turn(&mut scheduler);
+    }
+    assert!(matches!(ids(&mut bad), (tokens, Some(EngineError::Internal { .. })) if tokens.is_empty()));
+    assert_eq!(ids(&mut good), ids(&mut expected), "the other sequence starts again and loses nothing");
+    assert!(scheduler.running.iter().all(Option::is_none));
 }
 
 #[test]
