@@ -105,6 +105,12 @@ impl Import {
         }
     }
 
+    /// Returns true if another sequence should wait for `n_missing` further positions of this pull, instead of computing
+    /// them here in `compute`. `None`: that time is unknown.
+    pub(super) fn is_worth_waiting(&self, n_missing: usize, compute: Option<Duration>) -> bool {
+        is_worth_waiting(self.began.elapsed(), self.n_tokens, n_missing, compute)
+    }
+
     /// Counts a chunk that was imported in `took`.
     pub(super) fn count(&mut self, span: &Span, took: Duration) {
         self.n_tokens += span.p1 - span.p0;
@@ -124,6 +130,53 @@ impl Import {
     }
 }
 
+/// The longest wait for the first chunk of another sequence's pull, counted from its start. Before that chunk nothing
+/// shows when the prefill node will begin.
+const FIRST_CHUNK_WAIT: Duration = Duration::from_millis(200);
+
+/// Compares when a pull that began `elapsed` ago and has brought `n_arrived` positions will have brought `n_missing` more
+/// with the time to compute them here. A pull that falls silent is predicted to take ever longer.
+fn is_worth_waiting(elapsed: Duration, n_arrived: u32, n_missing: usize, compute: Option<Duration>) -> bool {
+    let compute = compute.unwrap_or(FIRST_CHUNK_WAIT);
+    if n_arrived == 0 {
+        return elapsed < FIRST_CHUNK_WAIT.min(compute);
+    }
+    elapsed.as_secs_f64() * n_missing as f64 / f64::from(n_arrived) < compute.as_secs_f64()
+}
+
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pull_is_worth_waiting_for_if_it_is_predicted_to_be_faster_than_computing() {
+        let check = |elapsed_ms, n_arrived, n_missing, compute_ms: Option<u64>, expected| {
+            let worth = is_worth_waiting(
+                Duration::from_millis(elapsed_ms),
+                n_arrived,
+                n_missing,
+                compute_ms.map(Duration::from_millis),
+            );
+            assert_eq!(worth, expected, "{n_arrived} in {elapsed_ms} ms, {n_missing} more, or {compute_ms:?} ms here");
+        };
+        // Before the first chunk: at most 200 ms, and no longer than computing takes.
+        check(0, 0, 60, Some(300), true);
+        check(199, 0, 60, Some(300), true);
+        check(200, 0, 60, Some(300), false);
+        check(8_000, 0, 6_000, Some(30_000), false);
+        check(25, 0, 60, Some(20), false);
+        check(199, 0, 60, None, true);
+        check(200, 0, 60, None, false);
+        // Then by its rate so far.
+        check(1_000, 512, 512, Some(1_100), true);
+        check(1_000, 512, 512, Some(900), false);
+        check(1_000, 512, 51, Some(150), true);
+        check(9_000, 512, 512, Some(1_100), false);
+        check(100, 512, 512, None, true);
+        check(1_000, 512, 512, None, false);
+    }
 }

@@ -49,8 +49,9 @@ pub(super) enum Assignment {
 pub(super) struct SlotMemory<'a> {
     /// Maps a slot and the length of a cached prefix to the usable length.
     pub(super) usable: &'a dyn Fn(usize, usize) -> usize,
-    /// Returns true if a slot's prefill is progressing and the slot can then share this many tokens.
-    pub(super) will_have: &'a dyn Fn(usize, usize) -> bool,
+    /// Returns true if a slot's KV is coming, can then be shared up to this many tokens, and comes sooner than the new
+    /// sequence could compute it from this many cached tokens on.
+    pub(super) is_worth_waiting: &'a dyn Fn(usize, usize, usize) -> bool,
 }
 
 /// A new sequence waits for another's prefill only if that saves at least this many tokens. Computing fewer is faster
@@ -77,9 +78,8 @@ pub(super) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
     let coming = same_scope()
         .filter(|(_, s)| s.busy && s.kv.len() < s.target.len())
         .map(|(i, s)| (i, common_prefix(&s.target, wanted)))
-        .filter(|&(i, n)| (memory.will_have)(i, n))
-        .max_by_key(|&(_, n)| n)
-        .filter(|&(_, n)| n >= n_best + MIN_WAIT_TOKENS);
+        .filter(|&(i, n)| n >= n_best + MIN_WAIT_TOKENS && (memory.is_worth_waiting)(i, n, n_best))
+        .max_by_key(|&(_, n)| n);
     if let Some((source, _)) = coming {
         return Assignment::WaitFor { source };
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn check(slots: &[CacheSlot], tokens: &[Token], expected: Assignment) {
-        let memory = SlotMemory { usable: &|_, n| n, will_have: &|_, _| true };
+        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn prefixes_that_cannot_be_reused_do_not_count() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let memory = SlotMemory { usable: &|_, _| 0, will_have: &|_, _| false };
+        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
         // It does not wait for them either.

@@ -34,3 +34,5 @@ mod other_weights;
 #[cfg(feature = "llama")]
 mod resume;
 mod template_goldens;
+#[cfg(feature = "llama")]
+mod waiting_for_pulls;

@@ -1,7 +1,7 @@
 //! Moves sequences from the queue into slots.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::sequence::SequenceEvent;
@@ -55,12 +55,7 @@ impl Scheduler<'_> {
             }
             let memory = SlotMemory {
                 usable: &|slot, n| self.usable_prefix(slot, n),
-                will_have: &|slot, n| {
-                    let whole = n == self.slots[slot].target.len();
-                    let gets_on =
-                        self.can_step(slot) || self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
-                    gets_on && (whole || !self.limits.indivisible)
-                },
+                is_worth_waiting: &|slot, n, n_cached| self.is_worth_waiting(sequence, slot, n, n_cached),
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
@@ -81,6 +76,28 @@ impl Scheduler<'_> {
                 }
             }
         }
+    }
+
+    /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
+    /// cached, should wait for the others.
+    fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
+        let is_whole = n == self.slots[slot].target.len();
+        if self.limits.indivisible && !is_whole {
+            return false;
+        }
+        let Some(import) = self.running[slot].as_ref().and_then(|s| s.import.as_ref()) else {
+            // Its prefill shares the steps of this engine.
+            return self.can_step(slot);
+        };
+        // Another choice of the same request would only queue behind it at the prefill node.
+        let pulls_the_same = is_whole && sequence.request.kv_source.is_some();
+        // Without streams, a step computes at the prefill's own rate.
+        let decodes = (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0);
+        let tps = if decodes { self.budget_tps() } else { self.prefill_tps };
+        let n_before = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).map(|slot| self.missing_prefill(slot));
+        let n_computed = n_before.sum::<usize>() + n - n_cached;
+        let compute = (tps > 0.0).then(|| Duration::from_secs_f64(n_computed as f64 / tps));
+        pulls_the_same || import.is_worth_waiting(n.saturating_sub(self.slots[slot].kv.len()), compute)
     }
 
     /// Returns true if enough cells are free for one more sequence. The headroom prevents that a sequence which was
