@@ -1,13 +1,16 @@
 //! The projector (mmproj), which turns images into embeddings that the model reads in place of tokens.
 //!
-//! Its weights are in a separate file, which llama.cpp's mtmd runs. Rendering a prompt needs the number of tokens of
-//! each image; the scheduler calls [`Projector::decode_image`], which encodes the image and decodes its embeddings. In a prompt,
-//! an image is a run of placeholders ([`baton_schemas::image`]), which includes the text that the projector puts around
-//! the embeddings. Such a run is always complete.
+//! Its weights are in a separate file, which llama.cpp's mtmd runs. An image is prepared (its file decoded, its pixels
+//! scaled and normalised) when the prompt is rendered, which needs its number of tokens. The sequence then takes the
+//! prepared image, or prepares it again on a thread of its own if another node rendered the prompt. The scheduler calls
+//! [`Projector::decode_image`], which encodes a prepared image and decodes its embeddings. In a prompt, an image is a run
+//! of placeholders ([`baton_schemas::image`]), which includes the text that the projector puts around the embeddings.
+//! Such a run is always complete.
 
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
 use baton_schemas::{EngineError, SequenceRequest};
@@ -31,6 +34,55 @@ const NO_CELLS: i32 = 1;
 /// KiB of image files that all sequences may hold together: those of at least 21 requests.
 const MAX_KIB: usize = 256 << 10;
 
+/// Memory for prepared images that no sequence has taken yet: several large images, or a conversation's small ones.
+const MAX_KEPT_BYTES: usize = 128 << 20;
+
+/// The most memory that a prepared image takes for each of its tokens: SmolVLM makes one of 64×64 pixels with three
+/// 32-bit channels, other projectors fewer.
+const BYTES_PER_TOKEN: usize = 64 * 64 * 3 * 4;
+
+/// An image whose file is decoded, in mtmd's form, with the text that the projector puts around it.
+pub(super) type PreparedImage = Arc<MtmdInputChunks>;
+
+/// An image that is being prepared on another thread.
+pub(super) struct ImagePreparation {
+    /// The first position of the image.
+    pub(super) start: usize,
+    prepared: Arc<OnceLock<Result<PreparedImage, EngineError>>>,
+}
+
+impl ImagePreparation {
+    /// The outcome, once there is one.
+    pub(super) fn outcome(&self) -> Option<&Result<PreparedImage, EngineError>> {
+        self.prepared.get()
+    }
+}
+
+/// The images that were prepared last, with the marks that name them; the oldest goes first.
+#[derive(Default)]
+struct KeptImages {
+    images: VecDeque<(String, PreparedImage)>,
+}
+
+impl KeptImages {
+    /// A sequence takes its image, so that the next caller with the same image cannot tell by the time that it was here.
+    fn take(&mut self, mark: &str) -> Option<PreparedImage> {
+        let idx = self.images.iter().position(|(kept, _)| kept == mark)?;
+        self.images.remove(idx).map(|(_, image)| image)
+    }
+
+    fn put(&mut self, mark: String, image: PreparedImage) {
+        drop(self.take(&mark));
+        self.images.push_back((mark, image));
+        let n_bytes = |images: &VecDeque<(String, PreparedImage)>| {
+            images.iter().map(|(_, image)| image.total_tokens().saturating_mul(BYTES_PER_TOKEN)).sum::<usize>()
+        };
+        while n_bytes(&self.images) > MAX_KEPT_BYTES {
+            self.images.pop_front();
+        }
+    }
+}
+
 /// A loaded projector. It encodes one image at a time.
 pub(super) struct Projector {
     // Dropped before the model, whose vocabulary it reads.
@@ -42,6 +94,9 @@ pub(super) struct Projector {
     n_ubatch: usize,
     /// Permits counting the tokens of one prompt's images at a time: decoding an image may take hundreds of megabytes.
     counting: Arc<Semaphore>,
+    kept: Mutex<KeptImages>,
+    /// Held while an image is prepared: decoding one may take hundreds of megabytes.
+    preparing: Mutex<()>,
     /// KiB of image files that further sequences may hold.
     room: Arc<Semaphore>,
 }
@@ -97,6 +152,8 @@ impl Projector {
             in_one_batch,
             n_ubatch: config.n_ubatch as usize,
             counting: Arc::new(Semaphore::new(1)),
+            kept: Mutex::default(),
+            preparing: Mutex::default(),
             room: Arc::new(Semaphore::new(MAX_KIB)),
         }))
     }
@@ -118,10 +175,38 @@ impl Projector {
         Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
     }
 
-    /// The number of tokens of an image in a prompt. Blocking: decodes the image. Errors: the image cannot be read or
-    /// is too large.
+    /// The number of tokens of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. Errors:
+    /// the image cannot be read or is too large.
     pub(super) fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
-        self.chunks(image).map(|chunks| chunks.total_tokens())
+        let _one_at_a_time = lock(&self.preparing);
+        let prepared = self.chunks(image)?;
+        let n_tokens = prepared.total_tokens();
+        lock(&self.kept).put(image.mark(), Arc::new(prepared));
+        Ok(n_tokens)
+    }
+
+    /// Takes an image of a sequence from those that are kept, or prepares it on a thread of its own.
+    pub(super) fn prepare(self: &Arc<Self>, run: &ImageRun) -> ImagePreparation {
+        let prepared = Arc::new(OnceLock::new());
+        let preparation = ImagePreparation { start: run.at.start, prepared: Arc::clone(&prepared) };
+        if let Some(kept) = lock(&self.kept).take(&run.image.mark()) {
+            let _ = prepared.set(Ok(kept));
+            return preparation;
+        }
+        let projector = Arc::clone(self);
+        let image = run.image.clone();
+        let result = Arc::downgrade(&prepared);
+        let prepares = move || {
+            let _one_at_a_time = lock(&projector.preparing);
+            // Its sequence may have ended while others were prepared.
+            if let Some(result) = result.upgrade() {
+                let _ = result.set(projector.chunks(&image).map(Arc::new));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("image".into()).spawn(prepares) {
+            let _ = prepared.set(Err(EngineError::internal(format!("no thread for an image: {error}"))));
+        }
+        preparation
     }
 
     /// Finds the images of a request's prompt. Errors: the prompt was rendered with another projector, or placeholders
@@ -130,15 +215,15 @@ impl Projector {
         find(&request.prompt, request.images.as_ref(), &self.id)
     }
 
-    /// Encodes an image and decodes its embeddings into the cache of sequence `seq`, from the run's first position on.
-    /// Blocking: up to seconds without a GPU.
+    /// Encodes a prepared image and decodes its embeddings into the cache of sequence `seq`, from the run's first
+    /// position on. Blocking: up to seconds without a GPU.
     pub(super) fn decode_image(
         &self,
         run: &ImageRun,
+        chunks: &PreparedImage,
         context: &mut LlamaContext<'_>,
         seq: i32,
     ) -> Result<(), ImageFailure> {
-        let chunks = self.chunks(&run.image).map_err(ImageFailure::Failed)?;
         if chunks.total_tokens() != run.at.len() {
             return Err(ImageFailure::Failed(EngineError::invalid("the prompt was rendered with another projector")));
         }
@@ -179,9 +264,19 @@ impl Projector {
         Ok(chunks)
     }
 
-    fn lock(&self) -> MutexGuard<'_, MtmdContext> {
-        self.context.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// No image is prepared until the guard is dropped.
+    #[cfg(test)]
+    pub(super) fn block_preparing(&self) -> MutexGuard<'_, ()> {
+        lock(&self.preparing)
     }
+
+    fn lock(&self) -> MutexGuard<'_, MtmdContext> {
+        lock(&self.context)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn marker() -> Result<CString, LoadError> {

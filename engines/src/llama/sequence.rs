@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
-use super::projector::ImageRun;
+use super::projector::{ImagePreparation, ImageRun};
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
 
@@ -21,6 +21,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<Token>,
     /// The images among the tokens, in their order.
     pub(super) images: Vec<ImageRun>,
+    /// Its next image.
+    pub(super) preparation: Option<ImagePreparation>,
     /// Memory reserved for the images' files.
     _room: Option<OwnedSemaphorePermit>,
     /// The first attempt to decode its next image found no cells.
@@ -64,6 +66,7 @@ impl Sequence {
             events: job.events,
             tokens,
             images: job.images,
+            preparation: None,
             _room: job.room,
             lacked_cells: false,
             alone_until: None,

@@ -1,5 +1,6 @@
 //! Decodes images, each in a step of its own.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_schemas::EngineError;
@@ -21,8 +22,13 @@ impl Scheduler<'_> {
         let Some(projector) = self.projector.clone() else {
             return self.refuse(slot, EngineError::internal("an image without a projector"));
         };
+        let prepared = match self.running[slot].as_ref().and_then(|s| s.preparation.as_ref()?.outcome()) {
+            Some(Ok(prepared)) => Arc::clone(prepared),
+            Some(Err(error)) => return self.refuse(slot, error.clone()),
+            None => return,
+        };
         let began = Instant::now();
-        match projector.decode_image(&run, &mut self.context, seq_id(slot)) {
+        match projector.decode_image(&run, &prepared, &mut self.context, seq_id(slot)) {
             Ok(()) => {
                 self.image_decoded(slot, &run);
                 tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was decoded");
@@ -43,6 +49,30 @@ impl Scheduler<'_> {
         }
     }
 
+    /// Begins to prepare the next image of each sequence in a slot, so that at most one of each is in memory.
+    pub(super) fn prepare_images(&mut self) {
+        let Some(projector) = self.projector.clone() else { return };
+        for slot in 0..self.slots.len() {
+            let Some(run) = self.next_image(slot).cloned() else { continue };
+            // The pulled KV may include the image.
+            let Some(sequence) = self.running[slot].as_mut().filter(|s| s.import.is_none()) else { continue };
+            if sequence.preparation.as_ref().is_none_or(|preparation| preparation.start != run.at.start) {
+                sequence.preparation = Some(projector.prepare(&run));
+            }
+        }
+    }
+
+    /// Returns true if a slot's sequence can only go on with an image that is not prepared yet.
+    pub(super) fn awaits_image(&self, slot: usize) -> bool {
+        let is_prepared = |image: &ImageRun| {
+            let preparation = self.running[slot].as_ref().and_then(|s| s.preparation.as_ref());
+            preparation.is_some_and(|p| p.start == image.at.start && p.outcome().is_some())
+        };
+        self.projector.is_some()
+            && self.to_next_image(slot) == Some(0)
+            && !self.next_image(slot).is_some_and(is_prepared)
+    }
+
     /// The number of tokens before the next image of a slot's sequence, if it has one.
     pub(super) fn to_next_image(&self, slot: usize) -> Option<usize> {
         self.next_image(slot).map(|run| run.at.start - self.slots[slot].kv.len())
@@ -57,6 +87,7 @@ impl Scheduler<'_> {
     fn image_decoded(&mut self, slot: usize, run: &ImageRun) {
         let Some(sequence) = &mut self.running[slot] else { return };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[run.at.clone()]);
+        sequence.preparation = None;
         sequence.lacked_cells = false;
         if sequence.first_token.is_none() {
             sequence.n_computed += run.at.len() as u32;

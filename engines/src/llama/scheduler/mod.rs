@@ -145,6 +145,7 @@ impl<'m> Scheduler<'m> {
             self.fill_slots();
             self.import_chunks();
             self.publish_load();
+            self.prepare_images();
             self.decode_next_image();
             self.step();
             self.export_chunks();
@@ -249,11 +250,12 @@ impl<'m> Scheduler<'m> {
     }
 
     /// Returns true if a slot's sequence can be part of the next step: it runs, its reader keeps up, and it does not
-    /// wait for another node.
+    /// wait for another node or for an image.
     fn can_step(&self, slot: usize) -> bool {
-        self.running[slot].as_ref().is_some_and(|s| {
-            s.events.is_closed() || (s.events.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
-        })
+        !self.awaits_image(slot)
+            && self.running[slot].as_ref().is_some_and(|s| {
+                s.events.is_closed() || (s.events.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
+            })
     }
 
     /// The number of tokens that a slot's sequence still has to compute. The last one is decoded.

@@ -86,8 +86,8 @@ impl Scheduler<'_> {
             return false;
         }
         let Some(import) = self.running[slot].as_ref().and_then(|s| s.import.as_ref()) else {
-            // Its prefill shares the steps of this engine.
-            return self.can_step(slot);
+            // Its prefill goes on in the steps of this engine, or as soon as an image is prepared.
+            return self.can_step(slot) || self.awaits_image(slot);
         };
         // Another choice of the same request would only queue behind it at the prefill node.
         let pulls_the_same = is_whole && sequence.request.kv_source.is_some();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
+use baton_schemas::image::{Image, PromptImages};
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
@@ -12,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::embed::Embedder;
 use super::super::jobs::{EngineLoad, Job, SchedulerMessage};
+use super::super::projector::Projector;
 use super::super::step_budget::PrefillBudget;
 use super::super::vocabulary::Vocabulary;
 use super::super::{LlamaConfig, load};
@@ -61,15 +63,8 @@ fn request(prompt: Vec<Token>) -> SequenceRequest {
 
 fn submit(scheduler: &mut Scheduler<'_>, request: SequenceRequest) -> Events {
     let (events, receiver) = mpsc::channel(super::EVENT_WINDOW);
-    let job = Job {
-        request,
-        events,
-        accepted: Instant::now(),
-        export: None,
-        constrained: None,
-        images: Vec::new(),
-        room: None,
-    };
+    let images = scheduler.projector.as_ref().map_or_else(Vec::new, |projector| projector.find(&request).unwrap());
+    let job = Job { request, events, accepted: Instant::now(), export: None, constrained: None, images, room: None };
     scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
     scheduler.take(SchedulerMessage::Job(Box::new(job)));
     receiver
@@ -92,6 +87,8 @@ fn turn(scheduler: &mut Scheduler<'_>) {
     scheduler.drop_cancelled();
     scheduler.give_way();
     scheduler.fill_slots();
+    scheduler.prepare_images();
+    scheduler.decode_next_image();
     scheduler.step();
 }
 
@@ -199,4 +196,55 @@ fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
         assert_eq!(logprobs(&mut reply), expected, "after {n_turns} turns");
         assert_eq!(scheduler.shared.n_queued.load(super::Ordering::Acquire), 0);
     }
+}
+
+#[test]
+fn images_are_prepared_once_and_never_on_the_schedulers_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("llama.gguf");
+    tiny_gguf::write(&file, tiny_gguf::Architecture::Llama, 1);
+    let (model, mut config) = loaded(&file);
+    let projector = folder.path().join("mmproj.gguf");
+    tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
+    config.projector = Some(projector);
+    let projector = Arc::new(Projector::load(&config, &model).unwrap().unwrap());
+    let picture = |shade| {
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        let picture = image::RgbImage::from_pixel(64, 48, image::Rgb([shade; 3]));
+        picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+        Image::new(bytes.into_inner(), "image")
+    };
+    let [rendered, other] = [picture(100), picture(200)];
+    let n_tokens = projector.n_tokens(&rendered).unwrap();
+    let about = |image: &Image| {
+        let images = Some(PromptImages { projector: projector.id().to_owned(), images: vec![image.clone()] });
+        let prompt = [&[100, 101][..], &image.placeholders(n_tokens), &[102]].concat();
+        SequenceRequest { images, ..request(prompt) }
+    };
+
+    let mut scheduler = scheduler(&model, config).with_projector(Some(Arc::clone(&projector)));
+    let preparing = projector.block_preparing();
+    // This image was prepared with its prompt, so that it needs nothing more.
+    let mut first = submit(&mut scheduler, about(&rendered));
+    for _ in 0..30 {
+        turn(&mut scheduler);
+    }
+    let (tokens, error) = received(&mut first);
+    assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+    // The prompt of this image was rendered elsewhere. Others go on while it is prepared.
+    let mut waiting = submit(&mut scheduler, about(&other));
+    let mut streaming = submit(&mut scheduler, request((100..140).collect()));
+    for _ in 0..30 {
+        turn(&mut scheduler);
+    }
+    assert_eq!(received(&mut streaming).0.len(), 24);
+    assert_eq!(received(&mut waiting), (Vec::new(), None));
+    drop(preparing);
+    let deadline = Instant::now() + std::time::Duration::from_secs(60);
+    let mut n_tokens = 0;
+    while n_tokens < 24 && Instant::now() < deadline {
+        turn(&mut scheduler);
+        n_tokens += received(&mut waiting).0.len();
+    }
+    assert_eq!(n_tokens, 24);
 }
