@@ -259,7 +259,7 @@ async fn a_node_with_256_streams_dies_and_all_go_on_without_a_second_failure() {
         );
     }
     let cluster = FragileCluster { model: model_within(nodes, Deadlines::default()), n_ends: vec![mortal.clone()] };
-    let long = |i: u32| SequenceRequest { max_tokens: Some(200 + i), ..innocent(i % 90) };
+    let long = |i: u32| SequenceRequest { max_tokens: Some(2_000 + i), ..innocent(i % 90) };
     let dies = async {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let health = &cluster.model.decode[0].health;
