@@ -2,7 +2,7 @@
 //! with it.
 //!
 //! Peers reach this before any key is checked. So it bounds their number, their silence, what they do not read
-//! ([`progress`], and a deadline for the socket itself), and frames that only cost work ([`floods`]).
+//! (`progress`, and a deadline for the socket itself), and frames that only cost work (`floods`).
 
 mod floods;
 mod progress;

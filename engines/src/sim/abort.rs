@@ -21,7 +21,7 @@ pub enum SimWork {
     Tokenize,
     /// Computing a prompt, for itself or for another node.
     Prefill,
-    /// Generating, after [`DECODE_TOKENS`] tokens.
+    /// Generating, after `DECODE_TOKENS` tokens.
     Decode,
     /// Computing vectors.
     Embed,

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::vocab::VocabType;
 use tokio_util::sync::CancellationToken;
 
 use self::byte_pairs::BytePairs;
@@ -102,9 +101,13 @@ impl Tokenizer {
     }
 }
 
+/// The vocabularies of byte pairs, by their names in `tokenizer.ggml.model`. llama.cpp cuts their texts into words with
+/// regular expressions.
+const BYTE_PAIR_VOCABULARIES: [&str; 4] = ["gpt2", "gemma4", "hybriddna", "whitespace"];
+
 impl LongWords {
     fn of(model: &LlamaModel, spellings: &[String], gguf: &Gguf, path: &Path) -> Self {
-        if model.vocab().vocab_type() != VocabType::BPE {
+        if !gguf.str("tokenizer.ggml.model").is_some_and(|name| BYTE_PAIR_VOCABULARIES.contains(&name)) {
             return LongWords::Native;
         }
         let pre = gguf.str("tokenizer.ggml.pre").filter(|name| !name.is_empty());
