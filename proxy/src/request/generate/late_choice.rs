@@ -7,7 +7,7 @@ use baton_engines::SequenceStream;
 use baton_engines::trace::TARGET;
 use baton_planner::policy::Policy;
 use baton_schemas::{EngineError, SequenceRequest};
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -101,7 +101,7 @@ impl LateChoice {
     }
 }
 
-/// Keeps the place of a sequence until its stream is dropped.
-pub(super) fn holding(place: Place, events: SequenceStream) -> SequenceStream {
-    events.inspect(move |_| _ = &place).boxed()
+/// Keeps the place of a choice until its stream is dropped.
+pub(super) fn holding<S: Stream>(place: Place, events: S) -> impl Stream<Item = S::Item> {
+    events.inspect(move |_| _ = &place)
 }
