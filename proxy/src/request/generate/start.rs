@@ -161,11 +161,12 @@ async fn try_start(
         let visit = retry.visit(node);
         let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        let accepted = accepted.map_err(|error| refused(error, request))?;
+        let accepted = accepted.map_err(|error| refused(error, n_first))?;
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());
     }
-    events = events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events).boxed()).collect();
+    events =
+        events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events).boxed()).collect();
     for choice in n_first..request.n {
         let late = LateChoice {
             plan: plan.for_choice(choice),
@@ -204,13 +205,12 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
     }
 }
 
-/// A full queue is worth a retry, unless this request has more choices than the queue can hold: the first choices of a
-/// request are queued together.
-fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+/// A full queue is worth a retry, unless more choices start together than the queue can hold.
+fn refused(error: EngineError, n_together: u32) -> RequestError {
     match error {
-        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+        EngineError::QueueFull { limit } if n_together > limit => RequestError::InvalidField {
             field: "n",
-            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+            problem: format!("must be at most {limit} on this server, but is {n_together}"),
         },
         error => error.into(),
     }

@@ -36,8 +36,8 @@ pub(super) async fn start_on_upstreams(
     watch.upstream(started.server.name(), reason, n_prompt, started.asked);
     let route = route_words::of_upstream(started.server.name(), reason);
     let first = started.choices.into_iter().zip(std::mem::take(held));
-    let first = first
-        .map(|(choice, place)| UpstreamChoice { place: ready(place).boxed(), started: ready(Ok(choice)).boxed() });
+    let first =
+        first.map(|(choice, place)| UpstreamChoice { place: ready(place).boxed(), started: ready(Ok(choice)).boxed() });
     let source = Arc::new(LateSource {
         serving: serving.clone(),
         request: request.clone(),

@@ -92,7 +92,8 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         upstream: &ServingUpstream,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let choices = self.choices.clone().zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
+        let choices =
+            self.choices.clone().zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
         try_join_all(choices).await
     }
 }
