@@ -84,6 +84,8 @@ pub struct EngineOptions {
     pub sim_prefill_tps: Option<f64>,
     /// Simulator: tokens per second of one stream.
     pub sim_decode_tps: Option<f64>,
+    /// Simulator: a fault for tests.
+    pub sim_abort: Option<SimAbort>,
 }
 
 /// Why an engine did not start. For the operator: the message may name files.
@@ -137,7 +139,7 @@ fn sim(options: EngineOptions) -> SimConfig {
         prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
         decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
-        abort: SimAbort::from_environment(),
+        abort: options.sim_abort,
         ..SimConfig::default()
     }
 }

@@ -4,7 +4,7 @@ use baton_schemas::Token;
 
 use super::text;
 
-/// The variable that sets the fault of a node's process: `WORK:TEXT`, with a word of [`SimWork`].
+/// The variable that sets the fault of an engine's process; see [`SimAbort::parse`].
 pub const ABORT_VARIABLE: &str = "BATON_SIM_ABORT";
 
 /// Aborts the process during this work on a text that contains `text`.
@@ -44,12 +44,14 @@ impl SimWork {
 }
 
 impl SimAbort {
-    /// Reads [`ABORT_VARIABLE`].
-    pub fn from_environment() -> Option<SimAbort> {
-        let value = std::env::var(ABORT_VARIABLE).ok()?;
-        let (word, text) = value.split_once(':')?;
-        let during = SimWork::ALL.into_iter().find(|work| work.as_str() == word)?;
-        Some(SimAbort { during, text: text.to_owned() })
+    /// Parses `WORK:TEXT`, with a word of [`SimWork`]. Errors: what is wrong.
+    pub fn parse(value: &str) -> Result<SimAbort, String> {
+        let (word, text) = value.split_once(':').filter(|(_, text)| !text.is_empty()).ok_or("must be WORK:TEXT")?;
+        let during = SimWork::ALL.into_iter().find(|work| work.as_str() == word).ok_or_else(|| {
+            let known = SimWork::ALL.map(SimWork::as_str).join(", ");
+            format!("unknown work {word:?}; must be one of {known}")
+        })?;
+        Ok(SimAbort { during, text: text.to_owned() })
     }
 
     /// Aborts if this work on these tokens is the fault.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use baton_engines::limits;
 use baton_engines::registry::{EngineKind, EngineOptions};
+use baton_engines::sim::{ABORT_VARIABLE, SimAbort};
 use baton_schemas::kv::Codec;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -73,6 +74,11 @@ pub struct EngineArgs {
     /// Simulator: tokens per second of one stream
     #[arg(long, value_name = "RATE", hide_short_help = true, value_parser = number)]
     pub sim_decode_tps: Option<f64>,
+    /// Simulator: abort during this work on a text that contains TEXT, for tests
+    // A child gets it from the environment.
+    #[arg(long, value_name = "WORK:TEXT", hide = true, env = ABORT_VARIABLE, value_parser = SimAbort::parse)]
+    #[serde(skip)]
+    pub sim_abort: Option<SimAbort>,
 }
 
 fn engine_kinds() -> impl TypedValueParser<Value = EngineKind> {
@@ -192,6 +198,7 @@ impl EngineArgs {
             mmproj,
             sim_prefill_tps,
             sim_decode_tps,
+            sim_abort,
         } = self;
         EngineOptions {
             kind: engine.unwrap_or_default(),
@@ -211,6 +218,7 @@ impl EngineArgs {
             projector: mmproj,
             sim_prefill_tps,
             sim_decode_tps,
+            sim_abort,
         }
     }
 }
@@ -228,6 +236,7 @@ pub fn flag(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_engines::sim::SimWork;
     use clap::Parser;
 
     use super::*;
@@ -258,6 +267,7 @@ mod tests {
             mmproj: Some("c d.gguf".into()),
             sim_prefill_tps: Some(9.5),
             sim_decode_tps: Some(10.25),
+            sim_abort: None,
         };
         let args = std::iter::once("baton".into()).chain(all.to_args());
         assert_eq!(EngineFlags::parse_from(args).engine, all);
@@ -270,6 +280,17 @@ mod tests {
         for (flag, expected) in [("--slots", "must be a whole number"), ("--sim-decode-tps", "must be a number")] {
             let error = EngineFlags::try_parse_from(["baton", flag, "x"]).err().unwrap().to_string();
             assert!(error.contains(expected) && error.contains(flag), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_fault_of_the_simulator_is_refused() {
+        let parse = |value| EngineFlags::try_parse_from(["baton", "--sim-abort", value]);
+        let of = parse("decode:a:b").unwrap().engine.into_options(None, None, None).sim_abort;
+        assert_eq!(of, Some(SimAbort { during: SimWork::Decode, text: "a:b".into() }));
+        for (value, expected) in [("decod:a", "unknown work"), ("decode", "WORK:TEXT"), ("decode:", "WORK:TEXT")] {
+            let error = parse(value).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 
