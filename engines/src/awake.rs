@@ -1,4 +1,4 @@
-//! Deadlines for the silence of others that do not count the time in which this process itself was stopped.
+//! Deadlines for the silence of others. Time in which this process was stopped does not count.
 //!
 //! A laptop that wakes up, a process after SIGCONT and a paused virtual machine find all their timers expired, and the
 //! bytes that came meanwhile not read yet. Taken literally, every other machine has been silent.
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stop_of_the_process_is_no_silence_of_others() {
+    async fn time_in_which_this_process_was_stopped_does_not_count() {
         // The answer is there when the process runs again, but is noticed a little later.
         let answer = tokio::time::sleep(Duration::from_millis(120_300));
         let stop = async {

@@ -3,7 +3,6 @@
 //! Off by default. A sequence is a function of its prompt, its sampling and its seed, so both routes give the same
 //! tokens. The route that gives the first token continues; the other one is dropped.
 
-use baton_engines::awake;
 use baton_engines::trace::TARGET;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
@@ -33,18 +32,12 @@ pub(super) enum RaceEvent {
 
 impl Race {
     pub(super) async fn next(&mut self) -> RaceEvent {
-        loop {
-            let due = self.first.deadline.due();
-            tokio::select! {
-                biased;
-                event = next_of(&mut self.first.events) => return RaceEvent::First(event),
-                event = next_of(&mut self.second.events) => return RaceEvent::Second(event),
-                () = tokio::time::sleep_until(due.at) => {}
-            }
-            if !awake::has_overslept(due.at) {
-                return RaceEvent::FirstIsStuck;
-            }
-            self.first.deadline.restart();
+        tokio::select! {
+            biased;
+            event = next_of(&mut self.first.events) => RaceEvent::First(event),
+            event = next_of(&mut self.second.events) => RaceEvent::Second(event),
+            // The deadline of a late token has passed.
+            _ = self.first.deadline.overdue() => RaceEvent::FirstIsStuck,
         }
     }
 

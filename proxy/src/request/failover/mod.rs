@@ -225,7 +225,7 @@ impl Resilient {
                 tracing::info!(%error, "the second route of a late request was lost; the first one is awaited");
                 if error.is_lost_engine() {
                     race.second.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
-                    self.mark.lost(&race.second.visit, false);
+                    self.mark.lost(&race.second.visit);
                     race.first.visit.note_suspect(&self.mark);
                 }
                 Ok(SequenceState::Streaming(race.first).into())
@@ -269,13 +269,13 @@ impl Resilient {
                 }
                 self.progress.token();
                 self.losses.n_in_a_row = 0;
-                self.mark.clear();
-                run.visit.clear();
+                run.visit.token(&mut self.mark);
                 self.request.generated.push(token.id);
                 run.expect_next_token();
                 Some(SequenceEvent::Token(token))
             }
             SequenceEvent::Finished { reason, timings } => {
+                run.visit.clear(&mut self.mark);
                 run.learn_finished(&timings, &self.request);
                 Some(SequenceEvent::Finished { reason, timings: self.progress.timings(timings, &self.request) })
             }
@@ -287,7 +287,7 @@ impl Resilient {
         let visit = run.prefill_visit.take();
         let may_have_ended = matches!(report.failure, Some(HandoffFailure::PrefillLost | HandoffFailure::PrefillDown));
         if let Some(visit) = visit.filter(|_| may_have_ended) {
-            self.mark.lost(&visit, false);
+            self.mark.lost(&visit);
             run.visit.note_suspect(&self.mark);
         }
     }
@@ -345,8 +345,8 @@ impl Resilient {
         match kind {
             LossKind::Lost => {
                 // The outcome of the handoff may have been lost with the decode node.
-                run.prefill_visit.iter().for_each(|visit| self.mark.lost(visit, false));
-                self.mark.lost(&run.visit, run.has_token);
+                run.prefill_visit.iter().for_each(|visit| self.mark.lost(visit));
+                self.mark.lost(&run.visit);
                 node.failed(Task::Decode, FailureReason::DecodeLost);
                 node.forget();
                 fallbacks.count(FallbackReason::DecodeLost);

@@ -1,87 +1,189 @@
 //! The poison mark: the engine processes that ended under a request, which decide if another engine gets it.
 //!
 //! A request that crashes its engine would crash the next one, too, and failover would carry it through the cluster. So a
-//! request that has lost an engine is a suspect until it receives a token. Two rules follow:
+//! choice that has lost an engine is a suspect until another engine has given it [`CLEARING_TOKENS`] tokens. It is a weak
+//! suspect if the lost engine had given it as many. The rules:
 //!
-//! 1. A suspect goes to a node without another suspect, if it finds one before its patience is over. A suspect without any
-//!    token from the lost engine is not handed over either, so that only one process works on it.
-//! 2. If two processes have ended under a request since its last token, and the request shared the last of them with no
-//!    other suspect, the request is the cause: it ends with [`EngineError::Poison`].
+//! 1. A suspect goes to a node without another suspect, and waits for one unless it is a weak suspect. If the lost engine
+//!    gave no token, the prompt is not handed over, so that only one process works on it.
+//! 2. The suspected choices of a request are tried one after another.
+//! 3. The request is the cause if two processes have ended under its suspected choices, and no other request's suspect was
+//!    in the last of them; if three have ended, whoever was there; or if four have ended in the request's life. It ends with
+//!    [`EngineError::Poison`].
 //!
 //! Innocent requests become suspects together with the cause. They are cleared one after another by their next tokens.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use baton_schemas::EngineError;
 use futures::future::join_all;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::targets::models::{ImageNeed, ServedModel};
-use crate::targets::nodes::{Node, SuspectStay, Task, probe};
+use crate::targets::nodes::{Node, SuspectStay, Suspicion, Task, probe};
 
-/// The processes that may end under a request before it counts as the cause.
-const MAX_PROCESSES: usize = 2;
+/// The tokens from one engine that clear a suspect.
+const CLEARING_TOKENS: u32 = 16;
+
+/// The processes that may end under a request's suspects if the last of them ends under one that is alone there.
+const MAX_ALONE: usize = 2;
+
+/// The same if other suspects were always there.
+const MAX_SUSPECTED: usize = 3;
+
+/// The processes that may end under a request in its life.
+const MAX_IN_LIFE: usize = 4;
 
 /// How long a suspect without any token from its lost engine waits for a node without other suspects. Most crashes happen
 /// in the prompt, so such a suspect is the likely cause.
 const PROMPT_PATIENCE: Duration = Duration::from_secs(8);
 
-/// The same for a suspect that was generating. Its reader waits for the next token.
+/// The same for a suspect that had begun to generate. Its reader waits for the next token.
 const STREAM_PATIENCE: Duration = Duration::from_secs(3);
 
-/// A request's poison mark. It travels with the request from engine to engine. A clone is the mark of another choice of the
-/// same request.
-#[derive(Clone)]
+/// The poison mark of one choice of a request. It travels with the choice from engine to engine. A clone is the mark of
+/// another choice of the same request.
 pub struct PoisonMark {
-    /// Identifies the request on nodes.
-    request: u64,
-    /// The processes that were lost since the last token.
-    lost: Vec<LostProcess>,
+    choice: u64,
+    history: Arc<LossHistory>,
 }
 
-/// A process on which a request was lost. It may still run: the link may have failed, or the machine may be cut off.
-#[derive(Clone)]
+/// The processes that a request has lost. Its choices share it.
+struct LossHistory {
+    /// Identifies the request on nodes.
+    request: u64,
+    n_choices: AtomicU64,
+    lost: Mutex<Vec<LostProcess>>,
+    /// The suspected choices take turns.
+    turns: Arc<Semaphore>,
+    /// The processes that ended, once the request counts as their cause.
+    verdict: OnceLock<u32>,
+}
+
+/// A process on which a request was lost.
 struct LostProcess {
     node: Arc<Node>,
     process: u64,
-    /// The request had received no token from it.
-    in_prompt: bool,
-    /// No other suspect was there.
+    /// False for a process that may still run: the link may have failed, or the machine may be cut off.
+    has_ended: bool,
+    /// No other request's suspect was there.
     was_alone: bool,
+    /// The choices that were lost here and have not been cleared.
+    suspects: BTreeMap<u64, LossPhase>,
 }
 
-/// The time that a request spends on a node.
+/// The state of a choice when its engine was lost. The most suspect one comes last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum LossPhase {
+    /// It had received [`CLEARING_TOKENS`] from the engine.
+    Stream,
+    /// It had received fewer tokens.
+    FirstTokens,
+    /// It had received none.
+    Prompt,
+}
+
+/// The time that a choice spends on a node.
 pub struct Visit {
     node: Arc<Node>,
     process: u64,
+    n_tokens: u32,
     stay: Option<SuspectStay>,
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Default for PoisonMark {
     fn default() -> PoisonMark {
-        PoisonMark { request: rand::random(), lost: Vec::new() }
+        let history = LossHistory {
+            request: rand::random(),
+            n_choices: AtomicU64::new(1),
+            lost: Mutex::default(),
+            turns: Arc::new(Semaphore::new(1)),
+            verdict: OnceLock::new(),
+        };
+        PoisonMark { choice: 0, history: Arc::new(history) }
     }
 }
 
+impl Clone for PoisonMark {
+    /// If this choice is a suspect, the other one is.
+    fn clone(&self) -> PoisonMark {
+        let choice = self.history.n_choices.fetch_add(1, Ordering::Relaxed);
+        for lost in self.history.lost().iter_mut() {
+            if let Some(phase) = lost.suspects.get(&self.choice).copied() {
+                lost.suspects.insert(choice, phase);
+            }
+        }
+        PoisonMark { choice, history: Arc::clone(&self.history) }
+    }
+}
+
+impl Drop for PoisonMark {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl LossHistory {
+    fn lost(&self) -> MutexGuard<'_, Vec<LostProcess>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns true if a request is the cause of the ends of these processes, provided that they have ended.
+fn is_cause(lost: &[LostProcess]) -> bool {
+    let suspected = || lost.iter().filter(|lost| !lost.suspects.is_empty());
+    let was_alone = suspected().next_back().is_some_and(|last| last.was_alone);
+    let max_suspected = if was_alone { MAX_ALONE } else { MAX_SUSPECTED };
+    suspected().count() >= max_suspected || lost.len() >= MAX_IN_LIFE
+}
+
 impl PoisonMark {
-    /// Returns true if an engine was lost since the last token.
+    /// Returns true if the choice has lost an engine and has not been cleared.
     pub fn is_suspect(&self) -> bool {
-        !self.lost.is_empty()
+        self.phase().is_some()
     }
 
     /// Returns true if an engine was lost before it gave a token.
     pub fn is_of_prompt(&self) -> bool {
-        self.lost.iter().any(|lost| lost.in_prompt)
+        self.phase() == Some(LossPhase::Prompt)
     }
 
-    /// How long the request waits for a node without other suspects.
+    /// The most suspect of the choice's losses.
+    fn phase(&self) -> Option<LossPhase> {
+        self.history.lost().iter().filter_map(|lost| lost.suspects.get(&self.choice).copied()).max()
+    }
+
+    fn suspicion(&self) -> Suspicion {
+        match self.phase() {
+            None => Suspicion::Unsuspected,
+            Some(LossPhase::Stream) => Suspicion::Weak,
+            Some(LossPhase::FirstTokens | LossPhase::Prompt) => Suspicion::Strong,
+        }
+    }
+
+    /// How long the choice waits for a node without other suspects. Streams that lost one engine at the same moment lose
+    /// their patience at different times.
     pub fn patience(&self) -> Duration {
-        if self.is_of_prompt() { PROMPT_PATIENCE } else { STREAM_PATIENCE }
+        let patience = match self.phase() {
+            None | Some(LossPhase::Stream) => Duration::ZERO,
+            Some(LossPhase::FirstTokens) => STREAM_PATIENCE,
+            Some(LossPhase::Prompt) => PROMPT_PATIENCE,
+        };
+        patience.mul_f64(rand::random_range(0.75..1.25))
     }
 
-    /// The request goes to this node.
+    /// Waits until no other suspected choice of the request is being tried.
+    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.history.turns).acquire_owned().await.ok()
+    }
+
+    /// The choice goes to this node.
     pub fn visit(&self, node: &Arc<Node>) -> Visit {
-        let mut visit = Visit { node: Arc::clone(node), process: node.process(), stay: None };
+        let mut visit = Visit::begin(node, None);
         visit.note_suspect(self);
         visit
     }
@@ -91,18 +193,18 @@ impl PoisonMark {
         Visit { process: visit.process, ..self.visit(&visit.node) }
     }
 
-    /// The request goes to this node, unless it is a suspect and another suspect is there.
+    /// The choice goes to this node, unless it would have to wait because another suspect is there.
     pub fn visit_alone(&self, node: &Arc<Node>) -> Option<Visit> {
-        if !self.is_suspect() {
-            return Some(self.visit(node));
+        match self.suspicion() {
+            Suspicion::Unsuspected | Suspicion::Weak => Some(self.visit(node)),
+            Suspicion::Strong => Some(Visit::begin(node, Some(node.suspects.enter_alone(self.history.request)?))),
         }
-        let stay = node.suspects.enter_alone(self.request)?;
-        Some(Visit { node: Arc::clone(node), process: node.process(), stay: Some(stay) })
     }
 
     /// The decode nodes that a suspect avoids, because other suspects are there.
     pub fn avoided(&self, model: &ServedModel) -> Vec<usize> {
-        let is_avoided = |node: &Arc<Node>| self.is_suspect() && !node.suspects.is_free_for(self.request);
+        let suspicion = self.suspicion();
+        let is_avoided = |node: &Arc<Node>| !node.suspects.is_free_for(self.history.request, suspicion);
         (0..model.decode.len()).filter(|i| is_avoided(&model.decode[*i])).collect()
     }
 
@@ -117,64 +219,97 @@ impl PoisonMark {
         if self.is_of_prompt() { (0..model.prefill.len()).collect() } else { Vec::new() }
     }
 
-    /// The request's engine was lost during this visit, after or before its first token.
-    pub fn lost(&mut self, visit: &Visit, has_token: bool) {
+    /// The choice's engine was lost during this visit.
+    pub fn lost(&mut self, visit: &Visit) {
         let was_alone = visit.stay.as_ref().is_some_and(SuspectStay::was_alone);
         let is_same = |lost: &&mut LostProcess| Arc::ptr_eq(&lost.node, &visit.node) && lost.process == visit.process;
-        match self.lost.iter_mut().find(is_same) {
-            Some(known) => known.was_alone |= was_alone,
-            None => self.lost.push(LostProcess {
+        let mut list = self.history.lost();
+        match list.iter_mut().find(is_same) {
+            Some(known) => {
+                known.was_alone |= was_alone;
+                known.suspects.insert(self.choice, visit.phase());
+            }
+            None => list.push(LostProcess {
                 node: Arc::clone(&visit.node),
                 process: visit.process,
-                in_prompt: !has_token,
+                has_ended: false,
                 was_alone,
+                suspects: BTreeMap::from([(self.choice, visit.phase())]),
             }),
         }
     }
 
-    fn was_alone(&self) -> bool {
-        self.lost.last().is_some_and(|lost| lost.was_alone)
-    }
-
-    /// The request received a token.
+    /// The choice is no suspect any more. The processes stay in the request's history.
     pub fn clear(&mut self) {
-        self.lost.clear();
+        for lost in self.history.lost().iter_mut() {
+            lost.suspects.remove(&self.choice);
+        }
     }
 
     /// Returns the error of a request that is the cause of the ends of its engines. Asks the nodes of the lost processes if
-    /// they have ended; the request stays a suspect only for those.
+    /// they have ended, and forgets those that have not.
     pub async fn verdict(&mut self) -> Option<EngineError> {
-        if self.lost.len() < MAX_PROCESSES || !self.was_alone() {
+        if let Some(&n_processes) = self.history.verdict.get() {
+            return Some(EngineError::Poison { n_processes });
+        }
+        if !is_cause(&self.history.lost()) {
             return None;
         }
-        let ended = join_all(self.lost.iter().map(|lost| lost.node.has_ended(lost.process))).await;
-        let mut ended = ended.into_iter();
-        self.lost.retain(|_| ended.next().unwrap_or(false));
-        let is_cause = self.lost.len() >= MAX_PROCESSES && self.was_alone();
-        is_cause.then(|| {
-            let nodes: Vec<&str> = self.lost.iter().map(|lost| lost.node.name.as_str()).collect();
+        let is_unsure = |lost: &&LostProcess| !lost.has_ended;
+        let unsure: Vec<(Arc<Node>, u64)> =
+            self.history.lost().iter().filter(is_unsure).map(|lost| (Arc::clone(&lost.node), lost.process)).collect();
+        let ended = join_all(unsure.iter().map(|(node, process)| node.has_ended(*process))).await;
+        let mut list = self.history.lost();
+        for ((node, process), has_ended) in unsure.iter().zip(ended) {
+            let is_same = |lost: &LostProcess| Arc::ptr_eq(&lost.node, node) && lost.process == *process;
+            list.iter_mut().filter(|lost| is_same(lost)).for_each(|lost| lost.has_ended = has_ended);
+            list.retain(|lost| has_ended || !is_same(lost));
+        }
+        is_cause(&list).then(|| {
+            let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();
             tracing::error!(?nodes, "these nodes' processes ended under one request; no other engine gets the request");
-            EngineError::Poison { n_processes: self.lost.len() as u32 }
+            let n_processes = *self.history.verdict.get_or_init(|| list.len() as u32);
+            EngineError::Poison { n_processes }
         })
     }
 }
 
 impl Visit {
+    fn begin(node: &Arc<Node>, stay: Option<SuspectStay>) -> Visit {
+        Visit { node: Arc::clone(node), process: node.process(), n_tokens: 0, stay, turn: None }
+    }
+
     /// The node.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
-    /// If the request has become a suspect on another node meanwhile, it is one here, too.
+    fn phase(&self) -> LossPhase {
+        match self.n_tokens {
+            0 => LossPhase::Prompt,
+            1..CLEARING_TOKENS => LossPhase::FirstTokens,
+            _ => LossPhase::Stream,
+        }
+    }
+
+    /// If the choice has become a suspect on another node meanwhile, it is one here, too.
     pub fn note_suspect(&mut self, mark: &PoisonMark) {
-        if mark.is_suspect() {
-            self.stay.get_or_insert_with(|| self.node.suspects.enter(mark.request)).suspect();
+        let suspicion = mark.suspicion();
+        if suspicion > Suspicion::Unsuspected {
+            let request = mark.history.request;
+            self.stay.get_or_insert_with(|| self.node.suspects.enter(request, suspicion)).suspect(suspicion);
         }
     }
 
     /// Another node computes the prompt. If both nodes are lost together, this shows who else was here.
     pub fn note_handoff(&mut self, mark: &PoisonMark) {
-        self.stay.get_or_insert_with(|| self.node.suspects.enter_unsuspected(mark.request));
+        let request = mark.history.request;
+        self.stay.get_or_insert_with(|| self.node.suspects.enter(request, Suspicion::Unsuspected));
+    }
+
+    /// It is the turn of this choice until it is cleared or lost.
+    pub fn keep_turn(&mut self, turn: Option<OwnedSemaphorePermit>) {
+        self.turn = turn;
     }
 
     /// Asks the node of a suspect if it still runs. A process that ended before it got the request is no evidence. Errors:
@@ -184,8 +319,19 @@ impl Visit {
         Ok(())
     }
 
-    /// The request received a token from this node.
-    pub fn clear(&mut self) {
+    /// The choice received a token from this node.
+    pub fn token(&mut self, mark: &mut PoisonMark) {
+        self.n_tokens = self.n_tokens.saturating_add(1);
+        let is_few = self.n_tokens < CLEARING_TOKENS;
+        if self.n_tokens == CLEARING_TOKENS || is_few && !mark.is_suspect() {
+            self.clear(mark);
+        }
+    }
+
+    /// The choice is no suspect any more. If the process ends later, it does not excuse the others.
+    pub fn clear(&mut self, mark: &mut PoisonMark) {
+        mark.clear();
         self.stay.take().into_iter().for_each(SuspectStay::clear);
+        self.turn = None;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_engines::{SequenceStream, awake};
+use baton_engines::SequenceStream;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
@@ -81,18 +81,10 @@ impl RouteRun {
 
     /// Waits for the next event, or for the next deadline if that is earlier.
     pub(super) async fn next(&mut self) -> RunEvent {
-        loop {
-            let due = self.deadline.due();
-            tokio::select! {
-                biased;
-                event = next_of(&mut self.events) => return RunEvent::Sequence(event),
-                () = tokio::time::sleep_until(due.at) => {}
-            }
-            if !awake::has_overslept(due.at) {
-                return RunEvent::Overdue(due.overdue);
-            }
-            // This process was stopped meanwhile, so the engine gets the time again.
-            self.deadline.restart();
+        tokio::select! {
+            biased;
+            event = next_of(&mut self.events) => RunEvent::Sequence(event),
+            overdue = self.deadline.overdue() => RunEvent::Overdue(overdue),
         }
     }
 

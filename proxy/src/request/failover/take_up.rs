@@ -6,6 +6,7 @@ use std::time::Duration;
 use baton_engines::awake;
 use baton_planner::reason::FailureReason;
 use baton_schemas::{EngineError, SequenceRequest};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -43,6 +44,8 @@ struct EngineSearch<'a> {
     /// Decode nodes that were lost, or refused to continue.
     failed: Vec<usize>,
     mark: &'a mut PoisonMark,
+    /// No other suspected choice of the request is tried meanwhile.
+    turn: Option<OwnedSemaphorePermit>,
     /// Until then a suspect waits for a node without other suspects. Set when a node is ready.
     alone_until: Option<Instant>,
     span: &'a Span,
@@ -59,12 +62,13 @@ pub(super) async fn take_up(
     // The other choices of the group stay where they are.
     request.group = None;
     tokio::time::sleep(head_start(request.prompt.len() + request.generated.len())).await;
+    let longest = lost.plan.model.deadlines.max;
+    let Ok(turn) = awake::timeout(longest, mark.turn()).await else { return Err(lost.error) };
     let began = Instant::now();
     let mut deadline = began + TAKE_UP_DEADLINE;
-    let longest = lost.plan.model.deadlines.max;
     let decode = lost.plan.route.decode;
     let barred = is_engine_failure(&lost.error).then_some(decode);
-    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, alone_until: None, span };
+    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, turn, alone_until: None, span };
     loop {
         if let Some(poison) = search.mark.verdict().await {
             lost.plan.model.fallbacks.count(FallbackReason::Poison);
@@ -112,10 +116,13 @@ impl EngineSearch<'_> {
         model.ready_node(None, &[], need).await?;
         let alone_until = *self.alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
         let is_patient = Instant::now() < alone_until;
-        let avoided = if is_patient { self.mark.avoided(model) } else { Vec::new() };
-        let exclude = [&self.failed[..], &avoided].concat();
+        let avoided = self.mark.avoided(model);
+        let mut exclude = [&self.failed[..], &avoided].concat();
         if !avoided.is_empty() && !PoisonMark::has_other_node(model, &exclude, need) {
-            return Err(others_first());
+            if is_patient {
+                return Err(others_first());
+            }
+            exclude.clone_from(&self.failed);
         }
         let plan = self.plan(request, &exclude)?;
         let mut visit = match self.mark.visit_alone(plan.decode()) {
@@ -135,9 +142,10 @@ impl EngineSearch<'_> {
             self.failed.push(run.plan.route.decode);
             if error.is_lost_engine() {
                 run.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
-                self.mark.lost(&run.visit, false);
+                self.mark.lost(&run.visit);
             }
         })?;
+        run.visit.keep_turn(self.turn.take());
         run.began = Instant::now();
         tracing::info!(route = %run.plan, n_generated = request.generated.len(), "another engine continues the stream");
         Ok(run)

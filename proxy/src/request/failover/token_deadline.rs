@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_engines::awake;
 use tokio::time::Instant;
 
 use crate::request::plan::Plan;
@@ -61,6 +62,18 @@ impl TokenDeadline {
             NextDeadline { at: began + self.stuck_after, overdue: Overdue::Stuck }
         } else {
             NextDeadline { at: began + self.late_after, overdue: Overdue::Late }
+        }
+    }
+
+    /// Waits for the next deadline. If this process was stopped meanwhile, the engine gets the time again.
+    pub(super) async fn overdue(&mut self) -> Overdue {
+        loop {
+            let due = self.due();
+            tokio::time::sleep_until(due.at).await;
+            if !awake::has_overslept(due.at) {
+                return due.overdue;
+            }
+            self.restart();
         }
     }
 

@@ -21,4 +21,4 @@ pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTran
 pub use self::identity::ModelIdentity;
 pub use self::node::{Node, NodeClaim, READY_WAIT};
 pub use self::node_state::NodeState;
-pub use self::suspects::{SuspectStay, Suspects};
+pub use self::suspects::{SuspectStay, Suspects, Suspicion};

@@ -1,4 +1,4 @@
-//! The suspects on a node: requests that have lost an engine and have received no token since.
+//! The suspects on a node: requests that have lost an engine and have received few tokens since.
 //!
 //! If the node's process ends under a suspect that shares it with no other suspect, that request is the cause. A request
 //! whose prompt another node computes is entered too: that node may be lost at the same moment as this one.
@@ -20,10 +20,20 @@ struct SuspectList {
 struct SuspectRecord {
     stay: u64,
     request: u64,
-    /// False for a request that has lost no engine so far.
-    is_suspect: bool,
+    suspicion: Suspicion,
     /// The other requests that have been entered meanwhile, except for those that were cleared.
     others: BTreeSet<u64>,
+}
+
+/// How likely a request is the cause of the end of its engine. The likeliest comes last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Suspicion {
+    /// It has lost no engine so far.
+    Unsuspected,
+    /// It was generating for a while when its engine was lost. It keeps away from strong suspects if it can.
+    Weak,
+    /// It had just begun, or it was in the prompt. It keeps away from all suspects, and waits until it can.
+    Strong,
 }
 
 /// The stay of a suspect on a node. Dropping it ends the stay without clearing the suspect.
@@ -34,28 +44,23 @@ pub struct SuspectStay {
 }
 
 impl Suspects {
-    /// Enters if no other request's suspect is here. `request` is any number that identifies the request.
+    /// Enters a strong suspect if no other request's suspect is here. `request` is any number that identifies the request.
     pub fn enter_alone(self: &Arc<Self>, request: u64) -> Option<SuspectStay> {
         let mut list = self.lock();
-        list.is_free_for(request).then(|| self.note(&mut list, request, true))
+        list.is_free_for(request, Suspicion::Strong).then(|| self.note(&mut list, request, Suspicion::Strong))
     }
 
     /// Enters even if other suspects are here.
-    pub fn enter(self: &Arc<Self>, request: u64) -> SuspectStay {
-        self.note(&mut self.lock(), request, true)
+    pub fn enter(self: &Arc<Self>, request: u64, suspicion: Suspicion) -> SuspectStay {
+        self.note(&mut self.lock(), request, suspicion)
     }
 
-    /// Enters a request that has lost no engine so far, and keeps no suspect away.
-    pub fn enter_unsuspected(self: &Arc<Self>, request: u64) -> SuspectStay {
-        self.note(&mut self.lock(), request, false)
+    /// Returns true if no other request is here that this one keeps away from.
+    pub fn is_free_for(&self, request: u64, suspicion: Suspicion) -> bool {
+        self.lock().is_free_for(request, suspicion)
     }
 
-    /// Returns true if no other request's suspect is here.
-    pub fn is_free_for(&self, request: u64) -> bool {
-        self.lock().is_free_for(request)
-    }
-
-    fn note(self: &Arc<Self>, list: &mut SuspectList, request: u64, is_suspect: bool) -> SuspectStay {
+    fn note(self: &Arc<Self>, list: &mut SuspectList, request: u64, suspicion: Suspicion) -> SuspectStay {
         let mut others = BTreeSet::new();
         for record in list.present.iter_mut().filter(|record| record.request != request) {
             record.others.insert(request);
@@ -63,7 +68,7 @@ impl Suspects {
         }
         list.n_entered += 1;
         let stay = list.n_entered;
-        list.present.push(SuspectRecord { stay, request, is_suspect, others });
+        list.present.push(SuspectRecord { stay, request, suspicion, others });
         SuspectStay { suspects: Arc::clone(self), stay }
     }
 
@@ -73,16 +78,22 @@ impl Suspects {
 }
 
 impl SuspectList {
-    fn is_free_for(&self, request: u64) -> bool {
-        self.present.iter().all(|record| record.request == request || !record.is_suspect)
+    fn is_free_for(&self, request: u64, suspicion: Suspicion) -> bool {
+        self.present.iter().filter(|record| record.request != request).all(|record| match suspicion {
+            Suspicion::Unsuspected => true,
+            Suspicion::Weak => record.suspicion < Suspicion::Strong,
+            Suspicion::Strong => record.suspicion == Suspicion::Unsuspected,
+        })
     }
 }
 
 impl SuspectStay {
-    /// The request has lost an engine.
-    pub fn suspect(&self) {
+    /// The request has lost an engine; it is a suspect to this degree at least.
+    pub fn suspect(&self, suspicion: Suspicion) {
         let mut list = self.suspects.lock();
-        list.present.iter_mut().filter(|record| record.stay == self.stay).for_each(|record| record.is_suspect = true);
+        for record in list.present.iter_mut().filter(|record| record.stay == self.stay) {
+            record.suspicion = record.suspicion.max(suspicion);
+        }
     }
 
     /// Returns true if no other suspect has been on the node meanwhile, except for those that were cleared.
@@ -91,7 +102,7 @@ impl SuspectStay {
         list.present.iter().any(|record| record.stay == self.stay && record.others.is_empty())
     }
 
-    /// The suspect has received a token. If the process ends later, this request does not excuse the others.
+    /// The request is no suspect any more. If the process ends later, this request does not excuse the others.
     pub fn clear(self) {
         let mut list = self.suspects.lock();
         let Some(own) = list.present.iter().find(|record| record.stay == self.stay) else { return };
@@ -118,21 +129,21 @@ mod tests {
         let first = suspects.enter_alone(1).unwrap();
         let same = suspects.enter_alone(1).expect("it is the same request");
         assert!(first.was_alone() && same.was_alone());
-        assert!(suspects.enter_alone(2).is_none() && !suspects.is_free_for(2));
-        let second = suspects.enter(2);
+        assert!(suspects.enter_alone(2).is_none() && !suspects.is_free_for(2, Suspicion::Weak));
+        let second = suspects.enter(2, Suspicion::Strong);
         assert!(!first.was_alone() && !same.was_alone() && !second.was_alone());
         second.clear();
         assert!(first.was_alone() && same.was_alone());
         // One that leaves with its engine may have been the cause, so it goes on excusing the others.
-        drop(suspects.enter(3));
+        drop(suspects.enter(3, Suspicion::Strong));
         assert!(!first.was_alone());
         drop((first, same));
         assert!(suspects.enter_alone(4).is_some_and(|stay| stay.was_alone()));
-        let unsuspected = suspects.enter_unsuspected(5);
+        let unsuspected = suspects.enter(5, Suspicion::Unsuspected);
         let suspect = suspects.enter_alone(6).expect("it keeps no suspect away");
         assert!(!suspect.was_alone() && !unsuspected.was_alone());
         drop(suspect);
-        unsuspected.suspect();
-        assert!(suspects.enter_alone(6).is_none());
+        unsuspected.suspect(Suspicion::Weak);
+        assert!(suspects.enter_alone(6).is_none() && suspects.is_free_for(6, Suspicion::Weak));
     }
 }

@@ -46,12 +46,6 @@ impl StartRetry {
         StartRetry { image_need: ImageNeed::of_images(images), ..StartRetry::default() }
     }
 
-    /// The attempts of another choice of the request that has this mark.
-    #[must_use]
-    pub fn with_mark(self, mark: PoisonMark) -> StartRetry {
-        StartRetry { mark, ..self }
-    }
-
     /// An upstream can answer instead. Each node is asked once, and no lost node is waited for.
     #[must_use]
     pub fn with_upstream(self) -> StartRetry {
@@ -124,14 +118,9 @@ impl StartRetry {
     pub fn progressed(&mut self) {
         self.deadline = None;
         self.mark.clear();
-        self.reserved.take().into_iter().for_each(|(_, mut visit)| visit.clear());
-    }
-
-    /// Every queue was full a while ago: each node is asked again. What is known of lost and failed engines stays.
-    pub fn ask_all_again(&mut self) {
-        self.failed.clear();
-        self.was_repeated = false;
-        self.deadline = None;
+        if let Some((_, mut visit)) = self.reserved.take() {
+            visit.clear(&mut self.mark);
+        }
     }
 
     /// Notes the outcome of asking a decode node. A node that was lost, failed or refused is asked again only after the
@@ -140,7 +129,7 @@ impl StartRetry {
         let Err(error) = outcome else { return };
         let node = visit.node();
         if error.is_lost_engine() {
-            self.mark.lost(visit, false);
+            self.mark.lost(visit);
             node.failed(Task::Decode, FailureReason::DecodeLost);
         }
         if is_engine_failure(error) {

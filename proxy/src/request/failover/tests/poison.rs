@@ -16,6 +16,8 @@ const POISON: Token = 255;
 enum EndsIn {
     Prompt,
     Reply,
+    /// After so many tokens of each process.
+    EachProcess(usize),
 }
 
 /// An engine whose process ends while it works on [`POISON`], with all its streams, and is replaced at once.
@@ -64,10 +66,15 @@ impl EngineWrapper for Fragile {
                 let is_due = match ends_in {
                     EndsIn::Prompt => !is_token,
                     EndsIn::Reply => is_token && n_tokens == 4,
+                    EndsIn::EachProcess(n) => is_token && n_tokens - n_generated == n,
                 };
                 if is_poison && is_due {
-                    tokio::time::sleep(works_for).await;
-                    n_ends.send_modify(|n| *n += 1);
+                    // The process may end meanwhile under another sequence.
+                    tokio::select! {
+                        biased;
+                        _ = ends.changed() => {}
+                        () = tokio::time::sleep(works_for) => n_ends.send_modify(|n| *n += 1),
+                    }
                     yield Err(EngineError::lost("the process has ended"));
                     return;
                 }
@@ -100,8 +107,8 @@ impl FragileCluster {
         self.n_ends.iter().map(|n| *n.borrow()).sum()
     }
 
-    /// Runs a request whose first engine is the first node.
-    async fn run(&self, request: SequenceRequest) -> Result<Vec<Token>, EngineError> {
+    /// Starts a sequence on the first node.
+    async fn begin(&self, request: SequenceRequest, mark: PoisonMark) -> Result<SequenceStream, EngineError> {
         let others: Vec<usize> = (1..self.model.decode.len()).collect();
         let ask = PlanRequest {
             tokens: &request.prompt,
@@ -114,15 +121,33 @@ impl FragileCluster {
             exclude_prefill: &[],
         };
         let plan = plan(&self.model, &ask).unwrap();
-        let mut events = Resilient::begin(plan, request, PoisonMark::default(), Span::none()).await?.into_events();
-        let mut tokens = Vec::new();
-        while let Some(event) = events.next().await {
-            if let SequenceEvent::Token(token) = event? {
-                tokens.push(token.id);
-            }
-        }
-        Ok(tokens)
+        Ok(Resilient::begin(plan, request, mark, Span::none()).await?.into_events())
     }
+
+    /// Runs a request whose first engine is the first node.
+    async fn run(&self, request: SequenceRequest) -> Result<Vec<Token>, EngineError> {
+        tokens(self.begin(request, PoisonMark::default()).await?).await
+    }
+
+    /// Runs four choices of a request whose first engine is the first node.
+    async fn run_four(&self, request: SequenceRequest) -> Vec<Result<Vec<Token>, EngineError>> {
+        let mark = PoisonMark::default();
+        let mut choices = Vec::new();
+        for _ in 0..4 {
+            choices.push(self.begin(request.clone(), mark.clone()).await.unwrap());
+        }
+        join_all(choices.into_iter().map(tokens)).await
+    }
+}
+
+async fn tokens(mut events: SequenceStream) -> Result<Vec<Token>, EngineError> {
+    let mut tokens = Vec::new();
+    while let Some(event) = events.next().await {
+        if let SequenceEvent::Token(token) = event? {
+            tokens.push(token.id);
+        }
+    }
+    Ok(tokens)
 }
 
 fn innocent(i: u32) -> SequenceRequest {
@@ -174,6 +199,77 @@ async fn both_routes_of_a_hedged_poison_request_count() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_poison_request_with_four_choices_ends_after_two_processes() {
+    // At once, and after longer than a suspect's patience.
+    for (ends_in, works_for) in
+        [(EndsIn::Prompt, 0), (EndsIn::Reply, 0), (EndsIn::EachProcess(20), 0), (EndsIn::Prompt, 12)]
+    {
+        let cluster = FragileCluster::of(4, ends_in, Duration::from_secs(works_for), Deadlines::default()).await;
+        let replies = cluster.run_four(SequenceRequest { max_tokens: Some(100), ..poison() }).await;
+        assert_eq!(replies, vec![Err(EngineError::Poison { n_processes: 2 }); 4], "{ends_in:?} {works_for}");
+        assert_eq!(cluster.n_ended(), 2, "{ends_in:?} {works_for}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn four_innocent_choices_go_on_one_after_another() {
+    let cluster = FragileCluster::of(4, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
+    let ends = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        cluster.n_ends[0].send_modify(|n| *n += 1);
+    };
+    let (replies, ()) = tokio::join!(cluster.run_four(innocent(0)), ends);
+    assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|tokens| tokens.len() == 60)), "{replies:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_gets_tokens_between_the_ends_has_a_bound_too() {
+    for (n_tokens, n_processes) in [(1, 2), (3, 2), (15, 2), (20, 4), (60, 4)] {
+        let cluster = FragileCluster::of(6, EndsIn::EachProcess(n_tokens), Duration::ZERO, Deadlines::default()).await;
+        let long = SequenceRequest { max_tokens: Some(1_000), ..poison() };
+        assert_eq!(cluster.run(long).await, Err(EngineError::Poison { n_processes }), "{n_tokens} tokens");
+        assert_eq!(cluster.n_ended(), u64::from(n_processes), "{n_tokens} tokens");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_outlive_a_request_that_gets_tokens_between_the_ends() {
+    for n_tokens in [3, 15, 20] {
+        let cluster = FragileCluster::of(6, EndsIn::EachProcess(n_tokens), Duration::ZERO, Deadlines::default()).await;
+        let long = |i| SequenceRequest { max_tokens: Some(300), sampling: warm(), ..innocent(i) };
+        let killer = SequenceRequest { max_tokens: Some(1_000), ..poison() };
+        let (replies, killed) = tokio::join!(join_all((0..12).map(|i| cluster.run(long(i)))), cluster.run(killer));
+        assert!(matches!(killed, Err(EngineError::Poison { .. })), "{n_tokens} tokens: {killed:?}");
+        assert!(cluster.n_ended() <= 4, "{n_tokens} tokens: {}", cluster.n_ended());
+        let n_tokens_each: Vec<_> = replies.iter().map(|reply| reply.as_ref().map(Vec::len)).collect();
+        assert_eq!(n_tokens_each, vec![Ok(300); 12], "{n_tokens} tokens");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn thirty_streams_of_a_dead_node_pause_briefly() {
+    let cluster = FragileCluster::of(3, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
+    let died_at = Duration::from_secs(1);
+    let ends = async {
+        tokio::time::sleep(died_at).await;
+        cluster.n_ends[0].send_modify(|n| *n += 1);
+    };
+    let timed = async |i| {
+        let began = Instant::now();
+        let request = SequenceRequest { max_tokens: Some(300), sampling: warm(), ..innocent(i) };
+        let n_tokens = cluster.run(request).await.map(|tokens| tokens.len());
+        (n_tokens, began.elapsed())
+    };
+    let undisturbed = timed(0).await.1;
+    let (replies, ()) = tokio::join!(join_all((0..30).map(timed)), ends);
+    assert!(replies.iter().all(|(n_tokens, _)| *n_tokens == Ok(300)));
+    let mut pauses: Vec<Duration> = replies.iter().map(|(_, took)| took.saturating_sub(undisturbed)).collect();
+    pauses.sort();
+    println!("pauses: median {:?}, longest {:?}", pauses[15], pauses[29]);
+    assert!(pauses[15] < Duration::from_secs(1), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_whose_links_break_is_no_poison() {
     // The streams break, and the processes live on.
     let model = model(vec![node("a", mortal(0, 2)).await, node("b", mortal(0, 2)).await]);
@@ -220,11 +316,11 @@ async fn nodes_that_were_gone_before_are_no_evidence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_ended_by_chance_under_a_lone_suspect_does_not_matter_after_a_token() {
+async fn a_stream_outlives_three_processes_that_end_by_chance() {
     let cluster = FragileCluster::of(2, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
     let ends = async {
-        for i in 0..10 {
-            // Each stream receives tokens in between.
+        for i in 0..3 {
+            // The stream receives tokens in between.
             tokio::time::sleep(Duration::from_millis(400)).await;
             cluster.n_ends[i % 2].send_modify(|n| *n += 1);
         }
