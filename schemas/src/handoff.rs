@@ -74,7 +74,7 @@ pub enum HandoffFailure {
     PrefillBusy,
     /// Nothing arrived for too long.
     PrefillStalled,
-    /// The prefill node is alive, but it or the link is slower than predicted.
+    /// Both nodes are alive, but one of them or the link is slower than predicted.
     PrefillLate,
     /// The stream broke after it had begun.
     PrefillLost,

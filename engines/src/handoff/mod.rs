@@ -11,6 +11,7 @@ mod link;
 mod peers;
 mod policy;
 mod puller;
+mod read_ahead;
 mod receive;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub use self::buffers::ChunkBuffers;
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
 pub use self::puller::HttpPuller;
+pub(crate) use self::read_ahead::READ_DEADLINE;
 use crate::engine::KvEvent;
 
 /// Chunks that are received ahead of the engine.

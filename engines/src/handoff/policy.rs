@@ -13,6 +13,9 @@ const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 /// The lossless codecs, which are allowed unless the operator names others.
 const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
 
+/// What all pulls of an engine may read ahead together while it is busy with a step: some seconds of a fast link.
+const DEFAULT_READ_AHEAD: usize = 256 << 20;
+
 #[derive(Debug, Clone)]
 pub struct PullPolicy {
     /// KV from other weights of the same base model is accepted up to this canary distance (relative L2). `None`: only
@@ -25,6 +28,10 @@ pub struct PullPolicy {
     /// The longest time without a new position for a pull without a predicted time; signs of life do not count. The
     /// whole pull may take this plus 50 ms for each position.
     pub allowance: Duration,
+    /// Bytes that all pulls together may read ahead of the engine, in addition to the chunks in [`PULL_WINDOW`].
+    ///
+    /// [`PULL_WINDOW`]: super::PULL_WINDOW
+    pub read_ahead: usize,
     /// The longest silences.
     pub timeouts: PullTimeouts,
 }
@@ -43,6 +50,7 @@ impl Default for PullPolicy {
             codecs: Vec::new(),
             transport: Transport::default(),
             allowance: DEFAULT_ALLOWANCE,
+            read_ahead: DEFAULT_READ_AHEAD,
             timeouts: PullTimeouts::default(),
         }
     }

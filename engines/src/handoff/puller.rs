@@ -8,7 +8,7 @@ use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
@@ -38,6 +38,7 @@ impl HttpPuller {
         let client = PullClient {
             http: http.build().map_err(EngineError::internal)?,
             cluster_key: cluster_key.to_owned(),
+            read_ahead: Semaphore::new(policy.read_ahead.min(Semaphore::MAX_PERMITS)),
             policy,
             links: LinkCodecs::default(),
         };
@@ -100,7 +101,8 @@ struct Sink {
 }
 
 impl Sink {
-    /// Waits for room in the channel: this backpressure slows the prefill node down to the engine's speed.
+    /// Waits for room in the channel. Meanwhile the pull reads ahead; beyond its budget, this backpressure slows the
+    /// prefill node down to the engine's speed.
     async fn send(&self, event: PullEvent) {
         // `KvPuller::pull` ends the pull when the channel is closed.
         if self.sender.send(event).await.is_ok() {

@@ -9,21 +9,24 @@ use baton_schemas::kv::{
     KvLayout, Span, VerifiedKv,
 };
 use baton_schemas::node::BASE_PATH;
-use futures::StreamExt;
 use reqwest::{Client, Response};
+use tokio::sync::Semaphore;
 
 use super::codecs::{LinkCodecs, Sample};
 use super::deadline::PullDeadline;
 use super::policy::PullPolicy;
+use super::read_ahead::ReadAhead;
 use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::accepted;
-use crate::trace;
+use crate::{awake, trace};
 
 /// The client that all pulls of an engine share.
 pub(super) struct PullClient {
     pub(super) http: Client,
     pub(super) cluster_key: String,
     pub(super) policy: PullPolicy,
+    /// A permit for each byte of [`PullPolicy::read_ahead`].
+    pub(super) read_ahead: Semaphore,
     pub(super) links: LinkCodecs,
 }
 
@@ -65,13 +68,21 @@ impl PullClient {
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
-        let mut bytes = self.open(url, &request).await?.bytes_stream();
+        let mut bytes = ReadAhead::new(self.open(url, &request).await?.bytes_stream(), &self.read_ahead);
         let mut meter = PullMeter::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
             let deadline = pull_deadline.at().min(asked + self.policy.timeouts.stall);
-            let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
+            let piece = tokio::time::timeout_at(deadline.into(), bytes.next()).await;
+            let has_overslept = awake::has_overslept(deadline.max(asked).into());
+            if has_overslept {
+                pull_deadline.extend(asked.elapsed());
+                bytes.has_paused(asked.elapsed());
+            }
+            let piece = match piece {
+                // What came while this process was stopped is not read yet.
+                Err(_) if has_overslept => continue,
                 Err(_) => {
                     let lives = asked.elapsed() < self.policy.timeouts.life_sign;
                     tracing::warn!(
@@ -85,8 +96,12 @@ impl PullClient {
                         _ => HandoffFailure::PrefillStalled,
                     });
                 }
-                Ok(Some(Ok(piece))) => piece,
-                Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
+                Ok(Some(piece)) => piece,
+                Ok(None) if bytes.may_be_cut_for_slow_reading() => {
+                    tracing::warn!(url, "a pull was cut: this engine was busy for too long to take what came");
+                    return Err(HandoffFailure::PrefillLate);
+                }
+                Ok(None) => return Err(HandoffFailure::PrefillLost),
             };
             meter.n_bytes += piece.len() as u64;
             let mut input = &piece[..];
@@ -98,7 +113,7 @@ impl PullClient {
                         meter.frame_arrived(&kv);
                         pull_deadline.received(kv.span().p1 - kv.span().p0);
                         let handed_on = Instant::now();
-                        take(kv).await;
+                        bytes.read_during(take(kv)).await;
                         pull_deadline.extend(handed_on.elapsed());
                         reader.recycle(buffers.take());
                     }

@@ -1,7 +1,6 @@
 //! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
@@ -17,13 +16,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{NodeService, SIGN_OF_LIFE, failure};
 use crate::connections::ReadDeadline;
 use crate::engine::{KvEvent, KvStream};
+use crate::handoff::READ_DEADLINE;
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
-
-/// How long a puller may take nothing of the records that wait for it. The prefill keeps its slot until then, and the
-/// puller computes by itself what it did not take.
-const READ_DEADLINE: Duration = Duration::from_secs(7);
 
 /// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
 pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {

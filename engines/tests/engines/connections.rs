@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use baton_engines::Engine;
 use baton_engines::engine::{KvEvent, KvStream};
-use baton_engines::handoff::PullPolicy;
+use baton_engines::handoff::{HttpPuller, KvPuller, LocalKv, PullEvent, PullOrder, PullPolicy};
 use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::transport::Transport;
-use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::handoff::{Blame, HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, Codec, HandoffId, LayerRows, SectionRows};
 use baton_schemas::node::{BASE_PATH, Role};
 use baton_schemas::{CacheScope, EngineError, Token};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use reqwest::{Client, Response, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::peers::{self, KEY, TestNode};
@@ -105,6 +107,50 @@ async fn a_puller_that_does_not_read_frees_its_slot() {
         slot_is_freed(engine, client, "http://node", tokens.clone(), DEADLINE).await;
     };
     tokio::join!(plain, http_2, over_tls, unix);
+}
+
+/// Pulls for an engine whose step takes 12 s after the first chunk, longer than a prefill node waits.
+struct SlowSteps(Arc<HttpPuller>);
+
+impl KvPuller for SlowSteps {
+    fn introduce(&self, local: LocalKv) {
+        self.0.introduce(local);
+    }
+
+    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
+        let mut pulled = self.0.pull(order, notify);
+        let (taken, engine) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut step = Duration::from_secs(12);
+            while let Some(event) = pulled.recv().await {
+                taken.send(event).await.unwrap();
+                tokio::time::sleep(std::mem::take(&mut step)).await;
+            }
+        });
+        engine
+    }
+
+    fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
+        self.0.measure_link(source)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_whose_step_is_long_gets_its_kv_or_blames_nobody() {
+    let check = async |read_ahead: usize| {
+        // Much more than the buffers of the sockets hold.
+        let sim = || SimConfig { kv_bytes_per_token: 16 << 10, ..peers::small_sim() };
+        let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, KEY).await;
+        let puller = peers::puller(PullPolicy { read_ahead, ..PullPolicy::default() });
+        let decoder = SimEngine::with_puller(sim(), Some(Arc::new(SlowSteps(puller))));
+        let reply = peers::generate(&decoder, peers::request(&peers::tokens(3_001), 2, Some(&node.url))).await;
+        reply.handoff.unwrap()
+    };
+    let (read, unread) = tokio::join!(check(PullPolicy::default().read_ahead), check(1 << 20));
+    assert_eq!((read.n_tokens, read.failure), (3_000, None), "{read:?}");
+    let blame = unread.failure.map(HandoffFailure::blame);
+    assert_eq!(blame, Some(Blame::Nobody), "{unread:?}");
+    assert!((1..3_000).contains(&unread.n_tokens), "what came stays valid: {unread:?}");
 }
 
 #[cfg(feature = "llama")]
