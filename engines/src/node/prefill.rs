@@ -1,6 +1,7 @@
 //! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
 
 use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
@@ -76,25 +77,20 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
             }
             Err(error) => {
                 tracing::error!(%error, "a record cannot be written; the pull ends with an error");
-                let error = EngineError::internal("the prefill node cannot write a record of this handoff");
-                return finish(writer.error(&error), records).await;
+                return finish(writer.error(&not_written()), records).await;
             }
         }
         record = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
             Err(_) => writer.wait(Wait { n_done, ..Wait::default() }),
             Ok(Some(Ok(KvEvent::Chunk(chunk)))) => {
                 n_done += chunk.n_positions();
-                // Hashing and encoding take milliseconds, which would block an async thread.
-                let encoded = tokio::task::spawn_blocking(move || {
-                    let record = writer.frame(&chunk);
-                    (writer, record)
-                });
-                match encoded.await {
-                    Ok((returned, record)) => {
-                        writer = returned;
-                        record
-                    }
-                    Err(panic) => return tracing::error!(%panic, "encoding a record panicked; the stream is cut"),
+                let Some((returned, encoded)) = encode(writer, move |writer| writer.frame(&chunk)).await else {
+                    return tracing::debug!("a pull is cut: the node stops");
+                };
+                writer = returned;
+                match encoded {
+                    Some(record) => record,
+                    None => return finish(writer.error(&not_written()), records).await,
                 }
             }
             Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
@@ -102,6 +98,27 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
         };
     }
+}
+
+/// Encodes a record on a thread that may block, because hashing and encoding take milliseconds. Returns the writer, and
+/// `None` for the record if encoding panicked. Returns nothing if the runtime shuts down.
+async fn encode<T: Send + 'static>(
+    mut writer: HandoffWriter,
+    work: impl FnOnce(&mut HandoffWriter) -> T + Send + 'static,
+) -> Option<(HandoffWriter, Option<T>)> {
+    let encoded = tokio::task::spawn_blocking(move || {
+        // A writer changes only with its last, infallible step, so it can still write an error afterwards.
+        let encoded = catch_unwind(AssertUnwindSafe(|| work(&mut writer)));
+        if encoded.is_err() {
+            tracing::error!("encoding a record panicked; the pull ends with an error");
+        }
+        (writer, encoded.ok())
+    });
+    encoded.await.ok()
+}
+
+fn not_written() -> EngineError {
+    EngineError::internal("the prefill node cannot write a record of this handoff")
 }
 
 async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<Vec<Bytes>>) {
@@ -120,4 +137,39 @@ fn choose(codecs: &[u8]) -> Result<Codec, EngineError> {
 
 fn invalid(error: WriteError) -> EngineError {
     EngineError::invalid(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::kv::{
+        Dtype, Fingerprint, HandoffId, HandoffReader, HandoffRecord, KvLayout, LayerShape, RopePairing, Rows, Section,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_whose_encoding_panics_ends_with_an_error() {
+        let rows = Rows { dtype: Dtype::F16, n_values: 64 };
+        let handoff = Handoff {
+            id: HandoffId([1; 16]),
+            fingerprint: Fingerprint { vocabulary: [1; 32], weights: [1; 32] },
+            layout: KvLayout {
+                rope: RopePairing::Interleaved,
+                sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: Some(rows) }] }],
+            },
+            start: 0,
+            tokens: vec![1, 2, 3],
+        };
+        let (writer, head) = HandoffWriter::begin(b"key", handoff.clone(), Codec::None).unwrap();
+        let panicking = |_: &mut HandoffWriter| -> Vec<Bytes> { panic!("a fault in a codec") };
+        let (mut writer, record) = encode(writer, panicking).await.unwrap();
+        assert!(record.is_none());
+        let error = writer.error(&not_written()).unwrap();
+        let stream = [head, error].concat().concat();
+        let mut reader = HandoffReader::new(b"key", handoff, &[Codec::None]).unwrap();
+        let mut input = &stream[..];
+        assert!(matches!(reader.read(&mut input).unwrap(), Some(HandoffRecord::Head(_))));
+        let last = reader.read(&mut input).unwrap();
+        assert!(matches!(last, Some(HandoffRecord::Error(error)) if error == not_written()));
+    }
 }
