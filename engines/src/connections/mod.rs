@@ -5,8 +5,11 @@
 //! (`progress`, and a deadline for the socket itself), and frames that only cost work (`floods`).
 
 mod floods;
+mod open_requests;
 mod progress;
 mod sockets;
+#[cfg(test)]
+mod tests;
 
 use std::convert::Infallible;
 use std::io;
@@ -26,8 +29,10 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
 use self::floods::FloodGuard;
+use self::open_requests::OpenRequests;
 pub use self::progress::ReadDeadline;
 use self::progress::{StreamExecutor, watched};
+use crate::awake;
 pub use self::sockets::tune;
 
 /// Concurrent requests on one HTTP/2 connection.
@@ -45,14 +50,14 @@ const MAX_H2_ERROR_RESETS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time for the reply to a refused peer to leave, before its connection is closed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const REFUSAL_GRACE: Duration = Duration::from_secs(1);
 
 /// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionDeadlines {
     /// Time for the handshake and the head of the first request.
     pub first_head: Duration,
-    /// Time for the head of a later request, and so the time that a kept connection may be idle.
+    /// Time for the head of a later request, and so the time that a connection may be open without a request.
     pub head: Duration,
     /// Time for the peer to take some of the bytes that wait for it. A reply may have another one: [`ReadDeadline`].
     pub read: Duration,
@@ -186,9 +191,11 @@ impl ConnectionServer {
         F: Future<Output = Response<Body>> + Send + 'static,
     {
         let refused = CancellationToken::new();
+        let open_requests = OpenRequests::default();
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
             has_asked.store(true, Ordering::Relaxed);
             let version = request.version();
+            let open_request = open_requests.begin();
             let reply = answer(request.map(Body::new));
             let refused = refused.clone();
             async move {
@@ -199,7 +206,7 @@ impl ConnectionServer {
                         false => refused.cancel(),
                     }
                 }
-                Ok::<_, Infallible>(progress::counted(reply))
+                Ok::<_, Infallible>(progress::counted(reply, open_request))
             }
         });
         let mut stream = TimeoutStream::new(FloodGuard::new(stream));
@@ -216,22 +223,28 @@ impl ConnectionServer {
             result = connection.as_mut() => return ended(result),
             () = closing.cancelled() => {}
             () = refused.cancelled() => {}
+            // hyper has no such limit for HTTP/2: a peer that answers pings could keep its place for ever.
+            () = open_requests.idle_for(self.deadlines.head) => {}
         }
         connection.as_mut().graceful_shutdown();
         let is_overdue = async {
             refused.cancelled().await;
-            tokio::time::sleep(LAST_WORDS).await;
+            tokio::time::sleep(REFUSAL_GRACE).await;
         };
         tokio::select! {
             result = connection => ended(result),
             () = is_overdue => tracing::debug!("a connection is closed: its peer was refused, but goes on"),
+            () = open_requests.idle_for(self.deadlines.head) => {
+                tracing::debug!("a connection is closed: it is idle, and its peer does not close it");
+            }
         }
     }
 }
 
 /// Returns if no request has arrived in time.
 async fn silence(has_asked: &AtomicBool, deadline: Duration) {
-    tokio::time::sleep(deadline).await;
+    // Time in which this process is stopped does not count.
+    _ = awake::timeout(deadline, std::future::pending::<()>()).await;
     if has_asked.load(Ordering::Relaxed) {
         std::future::pending().await
     }

@@ -1,10 +1,11 @@
 //! Ends replies that their reader does not take.
 //!
-//! Every byte of a reply is counted twice: when hyper gets it, and when the connection takes it, which is when it is
-//! written to the socket. In HTTP/2 a peer can hold bytes back although its socket takes everything, by granting no
-//! window. Only time in which bytes wait counts, so a slow engine is not mistaken for a slow reader.
+//! A write deadline of the socket is not enough: an HTTP/2 peer that grants no window holds a reply back while its
+//! socket takes everything else. So each byte of a reply is counted twice: when hyper gets it from the body, and when
+//! the connection takes it from hyper. The reader is slow if bytes wait between the two for too long. Time in which no
+//! bytes wait does not count, because then the engine is slow.
 //!
-//! In HTTP/1.1 the connection is dropped; in HTTP/2 only the stream, and other streams of the connection go on.
+//! Ending a reply drops the whole connection in HTTP/1.1, but only the stream in HTTP/2.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,30 +22,34 @@ use hyper::rt::Executor;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The bytes that a reader must take within its deadline if more wait for it. A reader that takes a byte at a time would
-/// otherwise keep its request for hours. The kernel's buffers make a slow TCP reader's steps larger than this.
+use super::open_requests::OpenRequest;
+use crate::awake;
+
+/// The bytes that a reader must take within its deadline if as many wait for it. Without this minimum, a reader that
+/// takes a byte at a time would keep its request for hours. A slow reader over TCP takes more than this at once, because
+/// of the system's buffers.
 const MIN_PROGRESS_BYTES: u64 = 4 << 10;
 
-/// Checks within a deadline.
+/// The number of checks within a deadline.
 const N_CHECKS: u32 = 4;
 
-/// The deadline of a reply whose reader must be faster than the server's default. An extension of the response.
+/// The read deadline of one reply, in place of the server's default. An extension of the response.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadDeadline(pub Duration);
 
 tokio::task_local! {
-    /// The replies that this task sends.
+    /// The progress of the replies that this task sends.
     static PROGRESS: Arc<Progress>;
 }
 
-/// Runs `work`, which sends replies, until it ends or a reader misses the deadline. Then `work` is dropped.
+/// Runs `work`, which sends replies. Drops it if a reader misses the deadline.
 pub(super) async fn watched(work: impl Future, read_deadline: Duration) {
     let progress = Arc::new(Progress::new(read_deadline));
     tokio::select! {
         _ = PROGRESS.scope(Arc::clone(&progress), work) => {}
         deadline = progress.stalls() => {
             let seconds = deadline.as_secs_f32();
-            tracing::info!(seconds, "a reply is cut off: its reader took nothing of it in this time");
+            tracing::info!(seconds, "a reply is cut off: its reader took too little of it before the deadline");
         }
     }
 }
@@ -62,22 +67,25 @@ impl<F: Future + Send + 'static> Executor<F> for StreamExecutor {
 }
 
 /// Counts the bytes of a reply that this task sends.
-pub(super) fn counted(reply: Response<Body>) -> Response<CountedBody> {
+/// `open_request` lasts as long as the reply.
+pub(super) fn counted(reply: Response<Body>, open_request: OpenRequest) -> Response<CountedBody> {
     let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
     progress.begin_reply(reply.extensions().get::<ReadDeadline>().copied());
-    reply.map(|body| CountedBody { body, progress })
+    reply.map(|body| CountedBody { body, progress, _open_request: open_request })
 }
 
-/// The bytes of a task's replies, and how many of them the connection has taken.
+/// Counts the bytes of a task's replies.
 #[derive(Debug, Default)]
 struct Progress {
     default_deadline: Duration,
     deadline_ms: AtomicU64,
+    /// Bytes that hyper got.
     n_given: AtomicU64,
+    /// Bytes that the connection took from hyper, or dropped.
     n_taken: AtomicU64,
-    /// Bytes wait.
+    /// Notified when hyper gets bytes.
     given: Notify,
-    /// All bytes are taken.
+    /// Woken when no bytes wait.
     emptied: AtomicWaker,
 }
 
@@ -123,27 +131,25 @@ impl Progress {
         if self.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Returns the deadline once it has passed: bytes that already waited at its beginning still wait, and few others
-    /// were taken.
+    /// Waits until a reader misses its deadline, and returns that deadline. In this time it took neither all bytes that
+    /// waited at the beginning, nor [`MIN_PROGRESS_BYTES`].
     async fn stalls(&self) -> Duration {
-        loop {
+        'progress: loop {
             let (n_given, n_taken) = (self.n_given(), self.n_taken());
             if n_given == n_taken {
                 self.given.notified().await;
                 continue;
             }
-            let since = Instant::now();
             let deadline = Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed));
-            loop {
-                tokio::time::sleep(deadline / N_CHECKS).await;
-                let n_taken_now = self.n_taken();
-                if n_taken_now >= n_given.min(n_taken + MIN_PROGRESS_BYTES) {
-                    break;
-                }
-                if since.elapsed() >= deadline {
-                    return deadline;
+            for _ in 0..N_CHECKS {
+                let due = Instant::now() + deadline / N_CHECKS;
+                tokio::time::sleep_until(due).await;
+                // While this process was stopped, it sent nothing that the reader could take.
+                if awake::has_overslept(due) || self.n_taken() >= n_given.min(n_taken + MIN_PROGRESS_BYTES) {
+                    continue 'progress;
                 }
             }
+            return deadline;
         }
     }
 }
@@ -152,6 +158,7 @@ impl Progress {
 pub(super) struct CountedBody {
     body: Body,
     progress: Arc<Progress>,
+    _open_request: OpenRequest,
 }
 
 impl HttpBody for CountedBody {
@@ -165,8 +172,8 @@ impl HttpBody for CountedBody {
         match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             Some(frame) => Poll::Ready(Some(frame.map(|frame| frame.map_data(|bytes| self.progress.give(bytes))))),
             None => {
-                // This frees what the request holds. But the stream must not end before its last bytes are taken: h2
-                // would keep them for a peer that grants no window, and nothing would watch them.
+                // The body is complete: drop it, which frees the request's slot. But end the stream only when its last
+                // bytes are taken. Otherwise h2 would keep them for a peer that grants no window, without a deadline.
                 self.body = Body::empty();
                 self.progress.poll_empty(context).map(|()| None)
             }
@@ -182,7 +189,7 @@ impl HttpBody for CountedBody {
     }
 }
 
-/// Bytes that tell when the connection takes them, or drops them.
+/// Bytes that count as taken when the connection takes or drops them.
 pub(super) struct CountedBytes {
     bytes: Bytes,
     progress: Arc<Progress>,
@@ -253,6 +260,20 @@ mod tests {
             () = slow_reader => assert!(progress.is_empty()),
             deadline = progress.stalls() => panic!("cut off after {deadline:?}"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_of_the_process_is_not_slow_reading() {
+        let progress = Arc::new(Progress::new(DEADLINE));
+        let began = Instant::now();
+        let _waiting = progress.give(Bytes::from_static(b"token"));
+        let stop = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::advance(Duration::from_secs(120)).await;
+        };
+        let (deadline, ()) = tokio::join!(progress.stalls(), stop);
+        let after_stop = began.elapsed() - Duration::from_secs(121);
+        assert!(after_stop >= deadline, "{after_stop:?} after it runs again");
     }
 
     #[tokio::test(start_paused = true)]

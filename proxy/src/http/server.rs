@@ -41,7 +41,7 @@ const SEND_BUFFER: usize = 64 << 10;
 const MAX_HEAD_BYTES: u32 = 64 << 10;
 
 /// Time after the drain deadline for streams to send their error event.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Signals that stop a server.
 #[derive(Debug, Clone, Default)]
@@ -128,7 +128,7 @@ pub(super) async fn serve_with(
     if is_over {
         drained.0.cancel();
         // On timeout, the remaining clients do not read. Dropping `connections` closes their connections.
-        let _ = tokio::time::timeout(LAST_WORDS, connections.close()).await;
+        let _ = tokio::time::timeout(DRAIN_GRACE, connections.close()).await;
     }
     Ok(())
 }
