@@ -32,8 +32,8 @@ use self::floods::FloodGuard;
 use self::open_requests::OpenRequests;
 pub use self::progress::ReadDeadline;
 use self::progress::{StreamExecutor, watched};
-use crate::awake;
 pub use self::sockets::tune;
+use crate::awake;
 
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_H2_STREAMS: u32 = 128;
