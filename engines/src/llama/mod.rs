@@ -17,6 +17,7 @@ mod embed;
 mod facts;
 mod jobs;
 mod kv_flow;
+mod lane;
 mod lark;
 mod load;
 mod load_error;
@@ -179,6 +180,7 @@ impl LlamaEngine {
             facts,
             process: 0,
         };
+        let texts = TextWork::new(tokenizer.long_texts());
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
         Ok(LlamaEngine {
             model,
@@ -187,7 +189,7 @@ impl LlamaEngine {
             constraints,
             projector,
             template,
-            texts: TextWork::default(),
+            texts,
             info,
             max_queued: config.max_queued as usize,
             puller,

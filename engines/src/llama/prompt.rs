@@ -1,5 +1,6 @@
 //! Renders conversations and tokenizes text.
 
+use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -32,8 +33,9 @@ impl LlamaEngine {
         }
         // A template may run for seconds, which would block other connections on an async thread.
         let max_bytes = self.max_bytes();
-        let rendered =
-            self.texts.run(move || template.render_pieces(&conversation, SystemTime::now(), max_bytes)).await?;
+        let n_bytes = json_bytes(&conversation)?;
+        let render = move || template.render_pieces(&conversation, SystemTime::now(), max_bytes);
+        let rendered = self.texts.run(n_bytes, render).await?;
         let pieces = rendered.map_err(|e| match e {
             TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
             other => EngineError::Template { message: other.to_string() },
@@ -45,17 +47,18 @@ impl LlamaEngine {
             _ => None,
         };
         let n_ctx = self.info.n_ctx;
-        let is_left = CancellationToken::new();
+        let is_abandoned = CancellationToken::new();
         // Stops decoding images if the caller is dropped.
-        let _leaves = is_left.clone().drop_guard();
-        let tokenized = self.texts.run(move || {
+        let _abandons = is_abandoned.clone().drop_guard();
+        let n_bytes = pieces.iter().map(|piece| piece.text.len()).sum();
+        let tokenized = self.texts.run(n_bytes, move || {
             let _turn = turn;
             let mut prompt = PromptTokens {
                 tokenizer: &tokenizer,
                 vocabulary: &vocabulary,
                 projector,
                 n_ctx,
-                is_left,
+                is_abandoned,
                 tokens: Vec::new(),
             };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
@@ -75,11 +78,12 @@ impl LlamaEngine {
             return Err(self.overflow(request.text.len()));
         }
         let tokenizer = Arc::clone(&self.tokenizer);
-        let is_left = CancellationToken::new();
-        let _leaves = is_left.clone().drop_guard();
+        let is_abandoned = CancellationToken::new();
+        let _abandons = is_abandoned.clone().drop_guard();
         // A megabyte of text takes long enough to block other connections.
-        let work = move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_left);
-        self.texts.run(work).await?
+        let n_bytes = request.text.len();
+        let work = move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_abandoned);
+        self.texts.run(n_bytes, work).await?
     }
 
     /// The longest text that can fit the context, bytes. Longer text is refused before it is tokenized, since that
@@ -95,6 +99,26 @@ impl LlamaEngine {
     }
 }
 
+/// The length of a conversation as JSON.
+fn json_bytes(conversation: &Conversation) -> Result<usize, EngineError> {
+    let mut n_bytes = ByteCount(0);
+    serde_json::to_writer(&mut n_bytes, conversation).map_err(EngineError::internal)?;
+    Ok(n_bytes.0)
+}
+
+struct ByteCount(usize);
+
+impl io::Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Tokenizes a rendered prompt, piece by piece. Its caller adds BOS if the template did not.
 struct PromptTokens<'a> {
     tokenizer: &'a Tokenizer,
@@ -103,7 +127,7 @@ struct PromptTokens<'a> {
     /// The most tokens; the check comes before each further image is decoded.
     n_ctx: u32,
     /// Cancelled when the caller has gone.
-    is_left: CancellationToken,
+    is_abandoned: CancellationToken,
     tokens: Vec<Token>,
 }
 
@@ -131,7 +155,7 @@ impl PromptTokens<'_> {
     }
 
     fn add_text(&mut self, text: &str, has_control: bool) -> Result<(), EngineError> {
-        let tokens = self.tokenizer.tokenize(text, false, has_control, &self.is_left)?;
+        let tokens = self.tokenizer.tokenize(text, false, has_control, &self.is_abandoned)?;
         // Some tokenizers merge characters into any token of the vocabulary, even a control token.
         if !has_control && tokens.iter().any(|&t| self.vocabulary.is_control(t)) {
             let message = "a message spells a control token of this model, which its tokenizer cannot read as text";
@@ -143,7 +167,7 @@ impl PromptTokens<'_> {
 
     fn add_image(&mut self, image: &Image) -> Result<(), EngineError> {
         let projector = self.projector.as_ref().ok_or_else(no_projector)?;
-        if self.is_left.is_cancelled() {
+        if self.is_abandoned.is_cancelled() {
             return Err(EngineError::internal("the caller of the prompt has gone"));
         }
         self.tokens.extend(image.placeholders(projector.n_tokens(image)?));

@@ -1,49 +1,62 @@
 //! Bounds the threads that render templates and tokenize text. A client's long text takes one for seconds, and clients
 //! send such texts without generating: to count tokens, or to see a prompt.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use baton_schemas::EngineError;
-use tokio::sync::Semaphore;
+
+use super::lane::Lane;
 
 /// Texts worked on at once. More threads would take processor time from decoding.
-const MAX_RUNNING: usize = 4;
+const MAX_RUNNING: u32 = 4;
 
 /// Texts that wait: as many as the endpoint admits at once from a few hundred clients.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING: u32 = 256;
 
-/// How long a text waits for a thread.
-const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Long texts that wait.
+const MAX_LONG_WAITING: u32 = 64;
 
-/// Runs work on texts: some at once, others wait, further ones are refused.
+/// Runs work on texts: some at once, others wait, further ones are refused. Most chats are short texts, and never wait
+/// until long ones are done.
 pub(super) struct TextWork {
-    running: Arc<Semaphore>,
-    waiting: Semaphore,
+    all: Lane,
+    /// For long texts, before they wait for a turn among all.
+    long: Lane,
+    long_texts: LongTexts,
 }
 
-impl Default for TextWork {
-    fn default() -> Self {
-        TextWork { running: Arc::new(Semaphore::new(MAX_RUNNING)), waiting: Semaphore::new(MAX_WAITING) }
-    }
+/// The texts that leave threads free for others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LongTexts {
+    /// The longest text that is not long, bytes.
+    pub(super) longest_short: usize,
+    /// Long texts worked on at once.
+    pub(super) max_running: u32,
 }
 
 impl TextWork {
-    /// Runs `work` on a thread of its own. Dropping the future leaves the queue; work that has begun goes on, and counts
-    /// until it ends.
+    pub(super) fn new(long_texts: LongTexts) -> Self {
+        TextWork {
+            all: Lane::new(MAX_RUNNING, MAX_WAITING),
+            long: Lane::new(long_texts.max_running, MAX_LONG_WAITING),
+            long_texts,
+        }
+    }
+
+    /// Runs `work` on a text of `n_bytes` on a thread of its own. Dropping the future leaves the queue; work that has
+    /// begun goes on, and counts until it ends.
     ///
     /// Errors: too many texts wait, or no thread became free in time.
     pub(super) async fn run<T: Send + 'static>(
         &self,
+        n_bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, EngineError> {
-        let full = || EngineError::QueueFull { limit: MAX_WAITING as u32 };
-        let place = self.waiting.try_acquire().map_err(|_| full())?;
-        let turn = tokio::time::timeout(MAX_WAIT, Arc::clone(&self.running).acquire_owned()).await;
-        let turn = turn.ok().and_then(Result::ok).ok_or_else(full)?;
-        drop(place);
+        let long_turn = match n_bytes > self.long_texts.longest_short {
+            true => Some(self.long.turn().await?),
+            false => None,
+        };
+        let turn = self.all.turn().await?;
         let done = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _turns = (turn, long_turn);
             work()
         });
         done.await.map_err(EngineError::internal)
@@ -52,44 +65,49 @@ impl TextWork {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use futures::FutureExt;
-    use futures::future::join_all;
 
     use super::*;
 
-    #[tokio::test]
-    async fn work_of_callers_that_left_still_counts_and_the_queue_has_a_bound() {
-        let texts = TextWork::default();
-        let (begun, begins) = channel();
-        let mut gates = Vec::new();
-        for _ in 0..MAX_RUNNING {
-            let (gate, end) = channel::<()>();
-            let begun = begun.clone();
-            let work = move || {
-                begun.send(()).unwrap();
-                let _ = end.recv();
-            };
-            // The caller leaves as soon as the work has begun.
-            assert!(texts.run(work).now_or_never().is_none());
-            begins.recv().unwrap();
-            gates.push(gate);
-        }
-        let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| Box::pin(texts.run(|| ()))).collect();
-        for one in &mut waiting {
-            assert!(one.as_mut().now_or_never().is_none(), "no thread is free");
-        }
-        let refused = texts.run(|| ()).await;
-        assert!(matches!(refused, Err(EngineError::QueueFull { .. })), "{refused:?}");
-        drop(gates);
-        assert!(join_all(waiting).await.iter().all(Result::is_ok));
+    const LONG_TEXTS: LongTexts = LongTexts { longest_short: 100, max_running: 2 };
+
+    /// Work that runs until the returned sender is dropped. Its caller leaves as soon as it has begun.
+    fn abandoned(texts: &TextWork, n_bytes: usize, begun: &Sender<()>, begins: &Receiver<()>) -> Sender<()> {
+        let (gate, end) = channel();
+        let begun = begun.clone();
+        let work = move || {
+            begun.send(()).unwrap();
+            let _ = end.recv();
+        };
+        assert!(texts.run(n_bytes, work).now_or_never().is_none());
+        begins.recv().unwrap();
+        gate
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_text_does_not_wait_for_ever() {
-        let texts = TextWork::default();
-        let _busy = Arc::clone(&texts.running).acquire_many_owned(MAX_RUNNING as u32).await.unwrap();
-        assert!(matches!(texts.run(|| ()).await, Err(EngineError::QueueFull { .. })));
+    #[tokio::test]
+    async fn work_of_callers_that_left_still_counts() {
+        let texts = TextWork::new(LONG_TEXTS);
+        let (begun, begins) = channel();
+        let gates: Vec<_> = (0..MAX_RUNNING).map(|_| abandoned(&texts, 100, &begun, &begins)).collect();
+        let mut waiting = Box::pin(texts.run(1, || ()));
+        assert!(waiting.as_mut().now_or_never().is_none(), "no thread is free");
+        drop(gates);
+        assert_eq!(waiting.await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_short_text_does_not_wait_for_long_ones() {
+        let texts = TextWork::new(LONG_TEXTS);
+        let (begun, begins) = channel();
+        let gates: Vec<_> = (0..2).map(|_| abandoned(&texts, 101, &begun, &begins)).collect();
+        let mut long: Vec<_> = (0..MAX_LONG_WAITING).map(|_| Box::pin(texts.run(101, || ()))).collect();
+        assert!(long.iter_mut().all(|one| one.now_or_never().is_none()), "two long texts at once");
+        let refused = texts.run(101, || ()).await;
+        assert_eq!(refused, Err(EngineError::QueueFull { limit: MAX_LONG_WAITING }));
+        assert_eq!(texts.run(100, || ()).await, Ok(()), "a short text has a thread, and a place");
+        drop(gates);
+        assert!(futures::future::join_all(long).await.iter().all(Result::is_ok));
     }
 }

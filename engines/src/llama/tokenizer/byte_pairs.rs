@@ -66,19 +66,19 @@ impl BytePairs {
         &self,
         text: &str,
         longest: usize,
-        is_left: &CancellationToken,
+        is_abandoned: &CancellationToken,
     ) -> Result<Option<Vec<Token>>, EngineError> {
         let cut = self.stages.cut(text);
         if cut.longest <= longest {
             return Ok(None);
         }
         let mut tokens = Vec::new();
-        cut.words.into_iter().try_for_each(|word| self.merge(word, &mut tokens, is_left))?;
+        cut.words.into_iter().try_for_each(|word| self.merge(word, &mut tokens, is_abandoned))?;
         Ok(Some(tokens))
     }
 
     /// Adds a word's tokens.
-    fn merge(&self, word: &str, tokens: &mut Vec<Token>, is_left: &CancellationToken) -> Result<(), EngineError> {
+    fn merge(&self, word: &str, tokens: &mut Vec<Token>, is_abandoned: &CancellationToken) -> Result<(), EngineError> {
         if let Some(&t) = (!self.words.is_empty())
             .then(|| self.words.get(word.bytes().map(spelled).collect::<String>().as_str()))
             .flatten()
@@ -94,7 +94,7 @@ impl BytePairs {
         let mut n_merged = 0u32;
         while let Some(Reverse(Candidate { rank, left })) = candidates.pop() {
             n_merged = n_merged.wrapping_add(1);
-            if n_merged.is_multiple_of(1 << 16) && is_left.is_cancelled() {
+            if n_merged.is_multiple_of(1 << 16) && is_abandoned.is_cancelled() {
                 return Err(EngineError::internal("the caller of the tokenizer has gone"));
             }
             // A rank belongs to one pair, so an equal rank means that the pair is unchanged.

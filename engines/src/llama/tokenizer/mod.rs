@@ -12,7 +12,7 @@ mod special;
 mod tests;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
@@ -20,15 +20,19 @@ use tokio_util::sync::CancellationToken;
 
 use self::byte_pairs::BytePairs;
 use self::pre::PreTokenizer;
-use self::special::{Fragment, SpecialTokens};
+use self::special::{Fragment, SpecialSpellings};
 use super::deep_stack::on_deep_stack;
 use super::load_error::LoadError;
+use super::text_work::LongTexts;
 use super::vocabulary::{self, token};
 use crate::gguf::Gguf;
 
 /// The longest text, and the longest word, that llama.cpp gets on an ordinary thread, bytes. It needs up to 1 KiB of
 /// stack for each character, and threads have 2 MiB.
 const MAX_SHALLOW_BYTES: usize = 1000;
+
+/// The longest text that takes at most some tens of milliseconds, bytes.
+const MAX_SHORT_BYTES: usize = 64 << 10;
 
 /// Stack for each byte of a text.
 const STACK_BYTES: usize = 1500;
@@ -39,7 +43,7 @@ const MAX_DEEP_BYTES: usize = 256 << 10;
 /// A model's tokenizer. Blocking: a megabyte takes up to a second.
 pub(super) struct Tokenizer {
     model: Arc<LlamaModel>,
-    special: SpecialTokens,
+    special: SpecialSpellings,
     long_words: LongWords,
     /// The tokens that llama.cpp adds before a text, if it is asked to.
     before: Vec<Token>,
@@ -53,8 +57,8 @@ enum LongWords {
     Native,
     /// By Baton.
     BytePairs(Box<BytePairs>),
-    /// By llama.cpp, one text at a time on a thread with a deep stack.
-    DeepStack(Mutex<()>),
+    /// By llama.cpp, on a thread with a deep stack. [`Tokenizer::long_texts`] keeps to one text at a time.
+    DeepStack,
 }
 
 impl Tokenizer {
@@ -62,7 +66,7 @@ impl Tokenizer {
     /// special tokens cannot be searched for.
     pub(super) fn new(model: Arc<LlamaModel>, gguf: &Gguf, path: &Path) -> Result<Self, LoadError> {
         let spellings = spellings(&model);
-        let special = SpecialTokens::of(&model, &spellings)
+        let special = SpecialSpellings::of(&model, &spellings)
             .map_err(|e| LoadError::Config(format!("the special tokens cannot be searched for: {e}")))?;
         let long_words = LongWords::of(&model, &spellings, gguf, path);
         let [plain, whole] = [false, true].map(|add_special| vocabulary::tokenize(&model, SAMPLE, add_special, false));
@@ -72,6 +76,15 @@ impl Tokenizer {
         Ok(Tokenizer { model, special, long_words, before, after })
     }
 
+    /// The texts that take long or much memory.
+    pub(super) fn long_texts(&self) -> LongTexts {
+        match self.long_words {
+            LongWords::Native | LongWords::BytePairs(_) => LongTexts { longest_short: MAX_SHORT_BYTES, max_running: 2 },
+            // A deep stack takes up to 400 MB.
+            LongWords::DeepStack => LongTexts { longest_short: MAX_SHALLOW_BYTES, max_running: 1 },
+        }
+    }
+
     /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
     /// tokens as these tokens. Errors: the text cannot be tokenized, or its caller has gone.
     pub(super) fn tokenize(
@@ -79,19 +92,19 @@ impl Tokenizer {
         text: &str,
         add_special: bool,
         parse_special: bool,
-        is_left: &CancellationToken,
+        is_abandoned: &CancellationToken,
     ) -> Result<Vec<Token>, EngineError> {
         if text.len() <= MAX_SHALLOW_BYTES {
             return Ok(vocabulary::tokenize(&self.model, text, add_special, parse_special));
         }
         let mut tokens = if add_special { self.before.clone() } else { Vec::new() };
-        for fragment in self.special.cut(text, parse_special) {
-            if is_left.is_cancelled() {
+        for fragment in self.special.cut(text, parse_special, is_abandoned)? {
+            if is_abandoned.is_cancelled() {
                 return Err(EngineError::internal("the caller of the tokenizer has gone"));
             }
             match fragment {
                 Fragment::Special(special) => tokens.push(special),
-                Fragment::Text(text) => tokens.extend(self.long_words.tokenize(&self.model, text, is_left)?),
+                Fragment::Text(text) => tokens.extend(self.long_words.tokenize(&self.model, text, is_abandoned)?),
             }
         }
         if add_special {
@@ -125,27 +138,31 @@ impl LongWords {
             problem,
             "texts of more than {MAX_DEEP_BYTES} bytes are refused, because this vocabulary is read by llama.cpp's recursion"
         );
-        LongWords::DeepStack(Mutex::default())
+        LongWords::DeepStack
     }
 
     /// Tokenizes a text without special tokens.
-    fn tokenize(&self, model: &LlamaModel, text: &str, is_left: &CancellationToken) -> Result<Vec<Token>, EngineError> {
+    fn tokenize(
+        &self,
+        model: &LlamaModel,
+        text: &str,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Vec<Token>, EngineError> {
         let native = || vocabulary::tokenize(model, text, false, false);
         match self {
             _ if text.len() <= MAX_SHALLOW_BYTES => Ok(native()),
             LongWords::Native => Ok(native()),
-            LongWords::BytePairs(pairs) => Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_left)?.unwrap_or_else(native)),
-            LongWords::DeepStack(_) if text.len() > MAX_DEEP_BYTES => {
+            LongWords::BytePairs(pairs) => {
+                Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_abandoned)?.unwrap_or_else(native))
+            }
+            LongWords::DeepStack if text.len() > MAX_DEEP_BYTES => {
                 let message = format!(
                     "this model's tokenizer reads at most {MAX_DEEP_BYTES} bytes of text at once, and got {}",
                     text.len()
                 );
                 Err(EngineError::invalid(message))
             }
-            LongWords::DeepStack(one_at_a_time) => {
-                let _turn = one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
-                on_deep_stack(text.len() * STACK_BYTES + (1 << 20), native)
-            }
+            LongWords::DeepStack => on_deep_stack(text.len() * STACK_BYTES + (1 << 20), native),
         }
     }
 }

@@ -1,29 +1,38 @@
 //! Finds the tokens that are cut out of a text before it is cut into words, such as control tokens.
 //!
-//! llama.cpp searches the text for each of them in turn. With the 6,000 of Gemma 3, a text that has many beginnings of
-//! their spellings takes a minute for each megabyte.
+//! llama.cpp searches the text for each of them in turn, longer spellings first. With the 6,000 of Gemma 3, a text that
+//! has many beginnings of their spellings takes a minute for each megabyte. So here equally long spellings are searched
+//! for together. llama.cpp leaves the order of equally long ones to `std::sort`; here the leftmost wins.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use aho_corasick::{AhoCorasick, BuildError};
-use baton_schemas::Token;
+use aho_corasick::{AhoCorasick, BuildError, MatchKind};
+use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token_type::LlamaTokenAttr;
+use tokio_util::sync::CancellationToken;
 
 use super::super::vocabulary::token;
 
-/// All special tokens of a vocabulary.
-pub(super) struct SpecialTokens {
+/// The spellings of a vocabulary's special tokens, the longest first.
+pub(super) struct SpecialSpellings {
+    passes: Vec<Pass>,
+}
+
+/// One search through a text.
+struct Pass {
+    /// The length of each spelling.
+    n_bytes: usize,
+    /// Made only if the caller asks for spellings of control tokens.
+    is_control: bool,
     tokens: Vec<SpecialToken>,
     spellings: AhoCorasick,
 }
 
+#[derive(Clone, Copy)]
 struct SpecialToken {
     token: Token,
-    n_bytes: usize,
-    /// Found only if the caller asks for spellings of control tokens.
-    is_control: bool,
     /// Takes the spaces before it.
     strips_left: bool,
     /// Takes the spaces after it.
@@ -37,67 +46,73 @@ pub(super) enum Fragment<'t> {
     Special(Token),
 }
 
-impl SpecialTokens {
+impl SpecialSpellings {
     /// `spellings` are those of all tokens.
     pub(super) fn of(model: &LlamaModel, spellings: &[String]) -> Result<Self, BuildError> {
         let vocab = model.vocab();
-        let mut tokens = Vec::new();
-        let mut found = Vec::new();
+        let mut passes: BTreeMap<(Reverse<usize>, bool), Vec<(SpecialToken, &String)>> = BTreeMap::new();
         for (id, spelling) in (0..).zip(spellings) {
             let attr = vocab.attr(token(id));
             let is_control = attr.intersects(LlamaTokenAttr::Control | LlamaTokenAttr::Unknown);
             if spelling.is_empty() || !(is_control || attr.contains(LlamaTokenAttr::UserDefined)) {
                 continue;
             }
-            tokens.push(SpecialToken {
+            let special = SpecialToken {
                 token: id,
-                n_bytes: spelling.len(),
-                is_control,
                 strips_left: attr.contains(LlamaTokenAttr::LStrip),
                 strips_right: attr.contains(LlamaTokenAttr::RStrip),
-            });
-            found.push(spelling);
+            };
+            passes.entry((Reverse(spelling.len()), is_control)).or_default().push((special, spelling));
         }
-        Ok(SpecialTokens { tokens, spellings: AhoCorasick::new(found)? })
+        let passes = passes.into_iter().map(|((Reverse(n_bytes), is_control), found)| {
+            let (tokens, spellings): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+            let spellings = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build(spellings)?;
+            Ok(Pass { n_bytes, is_control, tokens, spellings })
+        });
+        Ok(SpecialSpellings { passes: passes.collect::<Result<_, _>>()? })
     }
 
-    /// Cuts a text. Where spellings overlap, the longest wins, and of equally long ones the first.
-    pub(super) fn cut<'t>(&self, text: &'t str, parse_special: bool) -> Vec<Fragment<'t>> {
-        let found = self.spellings.find_overlapping_iter(text);
-        let found = found.map(|found| (found.start(), &self.tokens[found.pattern().as_usize()]));
-        let mut found: Vec<_> = found.filter(|(_, special)| parse_special || !special.is_control).collect();
-        found.sort_by_key(|(start, special)| (Reverse(special.n_bytes), special.token, *start));
-        // By their starts: the end, and the token. With the spaces that they take, they do not overlap.
-        let mut taken: BTreeMap<usize, (usize, Token)> = BTreeMap::new();
-        for (start, special) in found {
-            let mut end = start + special.n_bytes;
-            let before = taken.range(..end).next_back().map_or(0, |(_, (end, _))| *end);
-            if before > start {
-                continue;
+    /// Cuts a text. Where spellings overlap, the longest wins. Errors: the caller has gone.
+    pub(super) fn cut<'t>(
+        &self,
+        text: &'t str,
+        parse_special: bool,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Vec<Fragment<'t>>, EngineError> {
+        let mut fragments = vec![Fragment::Text(text)];
+        for pass in self.passes.iter().filter(|pass| parse_special || !pass.is_control) {
+            if is_abandoned.is_cancelled() {
+                return Err(EngineError::internal("the caller of the tokenizer has gone"));
             }
-            let after = taken.range(end..).next().map_or(text.len(), |(start, _)| *start);
-            let is_space = |c: char| matches!(c, '\t'..='\r' | ' ');
-            let mut start = start;
+            for fragment in std::mem::take(&mut fragments) {
+                match fragment {
+                    Fragment::Text(text) if text.len() >= pass.n_bytes => pass.cut(text, &mut fragments),
+                    shorter_or_special => fragments.push(shorter_or_special),
+                }
+            }
+        }
+        Ok(fragments)
+    }
+}
+
+impl Pass {
+    /// Adds the parts of a text.
+    fn cut<'t>(&self, text: &'t str, fragments: &mut Vec<Fragment<'t>>) {
+        let is_space = |c: char| matches!(c, '\t'..='\r' | ' ');
+        let mut rest = text;
+        while let Some(found) = self.spellings.find(rest) {
+            let special = self.tokens[found.pattern().as_usize()];
+            let (mut before, mut after) = (&rest[..found.start()], &rest[found.end()..]);
             if special.strips_left {
-                start = before + text[before..start].trim_end_matches(is_space).len();
+                before = before.trim_end_matches(is_space);
             }
             if special.strips_right {
-                end = after - text[end..after].trim_start_matches(is_space).len();
+                after = after.trim_start_matches(is_space);
             }
-            taken.insert(start, (end, special.token));
+            fragments.extend((!before.is_empty()).then_some(Fragment::Text(before)));
+            fragments.push(Fragment::Special(special.token));
+            rest = after;
         }
-        let mut fragments = Vec::new();
-        let mut reached = 0;
-        for (start, (end, special)) in taken {
-            if reached < start {
-                fragments.push(Fragment::Text(&text[reached..start]));
-            }
-            fragments.push(Fragment::Special(special));
-            reached = end;
-        }
-        if reached < text.len() {
-            fragments.push(Fragment::Text(&text[reached..]));
-        }
-        fragments
+        fragments.extend((!rest.is_empty()).then_some(Fragment::Text(rest)));
     }
 }

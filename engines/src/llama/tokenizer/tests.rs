@@ -17,6 +17,10 @@ use super::super::{LlamaConfig, LlamaEngine};
 use super::*;
 use crate::engine::Engine;
 
+#[path = "../../../tests/engines/own_process.rs"]
+mod own_process;
+use self::own_process::is_own;
+
 /// The pre-tokenizers that llama.cpp matches by recursion, one of each kind.
 const RECURSIVE: [&str; 19] = [
     "gpt-4o",
@@ -57,7 +61,7 @@ fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
     let Ok(PreTokenizer::Recursive(stages)) = PreTokenizer::named(Some(name)) else { panic!("{name} is unknown") };
     let spellings = spellings(&model);
     let pairs = byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
-    let special = SpecialTokens::of(&model, &spellings).unwrap();
+    let special = SpecialSpellings::of(&model, &spellings).unwrap();
     let long_words = LongWords::BytePairs(Box::new(pairs));
     Tokenizer { model: Arc::new(model), special, long_words, before: Vec::new(), after: Vec::new() }
 }
@@ -65,16 +69,17 @@ fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
 #[track_caller]
 fn check(tokenizer: &Tokenizer, name: &str, text: &str) {
     let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!("{name}") };
-    let is_left = CancellationToken::new();
+    let is_abandoned = CancellationToken::new();
     for parse_special in [false, true] {
         let expected = || vocabulary::tokenize(&tokenizer.model, text, false, parse_special);
         let expected = on_deep_stack(text.len() * STACK_BYTES + (1 << 20), expected).unwrap();
         // All of the text, also what llama.cpp would get.
-        let tokens = tokenizer.special.cut(text, parse_special).into_iter().flat_map(|fragment| match fragment {
+        let fragments = tokenizer.special.cut(text, parse_special, &is_abandoned).unwrap();
+        let tokens = fragments.into_iter().flat_map(|fragment| match fragment {
             Fragment::Special(special) => vec![special],
             // A fragment may have no words.
             Fragment::Text(text) => pairs
-                .tokenize(text, 0, &is_left)
+                .tokenize(text, 0, &is_abandoned)
                 .unwrap()
                 .unwrap_or_else(|| vocabulary::tokenize(&tokenizer.model, text, false, false)),
         });
@@ -161,13 +166,13 @@ fn words_of_64_kib_give_llama_cpps_tokens() {
 fn only_texts_with_long_words_are_tokenized_here() {
     let tokenizer = tokenizer(with_pre("gpt-4o"), "gpt-4o");
     let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!() };
-    let is_left = CancellationToken::new();
+    let is_abandoned = CancellationToken::new();
     let prose = "A sentence of ordinary words, numbers (12,345) and lines.\n".repeat(1000);
-    assert_eq!(pairs.tokenize(&prose, MAX_SHALLOW_BYTES, &is_left), Ok(None));
+    assert_eq!(pairs.tokenize(&prose, MAX_SHALLOW_BYTES, &is_abandoned), Ok(None));
     let word = "ab".repeat(1 << 17);
-    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_left).unwrap().is_some());
-    is_left.cancel();
-    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_left).is_err(), "nobody waits for the tokens");
+    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_abandoned).unwrap().is_some());
+    is_abandoned.cancel();
+    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_abandoned).is_err(), "nobody waits for the tokens");
 }
 
 #[test]
@@ -183,8 +188,11 @@ fn special_tokens_are_cut_out_as_by_llama_cpp() {
         let text: String = (0..2000).map(|_| pieces[random.random_range(0..pieces.len())]).collect();
         for (add_special, parse_special) in [(false, false), (true, true)] {
             let expected = vocabulary::tokenize(&model, &text, add_special, parse_special);
-            let is_left = CancellationToken::new();
-            assert!(tokenizer.tokenize(&text, add_special, parse_special, &is_left).unwrap() == expected, "{variable}");
+            let is_abandoned = CancellationToken::new();
+            assert!(
+                tokenizer.tokenize(&text, add_special, parse_special, &is_abandoned).unwrap() == expected,
+                "{variable}"
+            );
         }
     }
 }
@@ -223,4 +231,67 @@ async fn an_engine_survives_messages_of_one_word() {
             }
         }
     }
+}
+
+fn gemma() -> Tokenizer {
+    let path = PathBuf::from(std::env::var("BATON_TEST_SWA_MODEL").expect("BATON_TEST_SWA_MODEL names a GGUF"));
+    let params = LlamaModelParams::default().with_vocab_only(true);
+    let model = LlamaModel::load_from_file(backend().unwrap(), &path, &params).unwrap();
+    Tokenizer::new(Arc::new(model), &Gguf::open(&path).unwrap(), &path).unwrap()
+}
+
+/// Gemma 3 has a special token for each run of up to 31 line breaks or spaces. A space is also spelled U+2581.
+const OF_RUNS: [&str; 5] = ["\n", "\u{2581}", " ", "\n\n \u{2581}\u{2581}", "<unused1"];
+
+#[test]
+fn runs_of_special_tokens_give_llama_cpps_tokens() {
+    let tokenizer = gemma();
+    for unit in OF_RUNS {
+        let text = unit.repeat(20_000 / unit.len()) + "x";
+        let expected = vocabulary::tokenize(&tokenizer.model, &text, false, false);
+        let found = tokenizer.tokenize(&text, false, false, &CancellationToken::new()).unwrap();
+        assert!(found == expected, "{unit:?}: {} and {} tokens", found.len(), expected.len());
+    }
+}
+
+#[test]
+fn a_megabyte_of_special_tokens_takes_little_memory() {
+    if !is_own("llama::tokenizer::tests::a_megabyte_of_special_tokens_takes_little_memory") {
+        return;
+    }
+    let tokenizer = gemma();
+    let is_abandoned = CancellationToken::new();
+    let before = peak_mib();
+    for unit in OF_RUNS {
+        let text = unit.repeat((1 << 20) / unit.len());
+        tokenizer.special.cut(&text, false, &is_abandoned).unwrap();
+    }
+    let grown = peak_mib() - before;
+    assert!(grown < 100, "cutting a megabyte took {grown} MiB");
+    is_abandoned.cancel();
+    assert!(tokenizer.special.cut("text", false, &is_abandoned).is_err(), "nobody waits for the tokens");
+}
+
+/// The most memory that this process has had, in MiB.
+fn peak_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    peak.map_or(0, |kib| kib.parse::<u64>().unwrap() / 1024)
+}
+
+#[test]
+fn one_long_text_at_a_time_takes_a_deep_stack() {
+    let tokenizer = |long_words| Tokenizer { long_words, ..tokenizer(with_pre("gpt-4o"), "gpt-4o") };
+    let deep = tokenizer(LongWords::DeepStack);
+    assert_eq!(deep.long_texts().max_running, 1);
+    // A shorter text takes none.
+    let short = deep.long_texts().longest_short;
+    assert!(short <= MAX_SHALLOW_BYTES && short < tokenizer(LongWords::Native).long_texts().longest_short);
+    let is_abandoned = CancellationToken::new();
+    let word = "ab".repeat(20_000);
+    let expected = on_deep_stack(word.len() * STACK_BYTES, || vocabulary::tokenize(&deep.model, &word, false, false));
+    assert_eq!(deep.tokenize(&word, false, false, &is_abandoned), expected);
+    let longest = "ab ".repeat(MAX_DEEP_BYTES);
+    let refused = deep.tokenize(&longest, false, false, &is_abandoned);
+    assert!(matches!(refused, Err(EngineError::InvalidRequest { .. })), "{refused:?}");
 }
