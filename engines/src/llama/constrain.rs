@@ -7,18 +7,22 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
+use super::lane::Lane;
 use super::lark::{self, with_settings};
 use super::vocabulary::Vocabulary;
 
@@ -26,7 +30,16 @@ use super::vocabulary::Vocabulary;
 const MAX_KEPT: usize = 64;
 
 /// Constraints that are compiled at the same time.
-const MAX_COMPILING: usize = 4;
+const MAX_COMPILING: u32 = 4;
+
+/// Constraints that wait to be compiled.
+const MAX_WAITING: u32 = 64;
+
+/// How long a schema may take to compile.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the replay of what was generated before may take. It takes microseconds for each token.
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Stack for a compilation. llguidance follows chains of references by recursion, and a schema of the permitted size has
 /// up to 7,000.
@@ -42,8 +55,8 @@ pub(super) struct Compiler {
     factory: OnceLock<Result<ParserFactory, String>>,
     /// Cached matchers, the most recently used last.
     kept: Mutex<VecDeque<(Constraint, Matcher)>>,
-    /// A compilation cannot be interrupted everywhere. It keeps its slot until it ends, even if nobody waits for it.
-    slots: Arc<Semaphore>,
+    /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
+    compiling: Lane,
 }
 
 impl Compiler {
@@ -52,17 +65,38 @@ impl Compiler {
             vocabulary,
             factory: OnceLock::new(),
             kept: Mutex::default(),
-            slots: Arc::new(Semaphore::new(MAX_COMPILING)),
+            compiling: Lane::new(MAX_COMPILING, MAX_WAITING),
         }
     }
 
-    /// A slot for compiling, or `None` if the constraint is cached.
-    pub(super) async fn slot(&self, constraint: &Constraint) -> Option<OwnedSemaphorePermit> {
-        if self.is_cached(constraint) {
-            return None;
-        }
-        // The semaphore is never closed.
-        Arc::clone(&self.slots).acquire_owned().await.ok()
+    /// Compiles a constraint and replays what was generated under it before. Each part has its own deadline, so that a
+    /// wait for others, or a long reply, never counts against the schema. The thread that owns the model waits for none.
+    /// Errors: the constraint cannot be enforced or takes too long to compile; too many others are compiled.
+    pub(super) async fn constrained(
+        self: &Arc<Self>,
+        constraint: &Constraint,
+        generated: &[Token],
+    ) -> Result<Constrained, EngineError> {
+        let turn = match self.is_cached(constraint) {
+            true => None,
+            false => Some(self.compiling.turn().await?),
+        };
+        let is_abandoned = CancellationToken::new();
+        let _abandons = is_abandoned.clone().drop_guard();
+        let compile = {
+            let (compiler, constraint, is_abandoned) = (Arc::clone(self), constraint.clone(), is_abandoned.clone());
+            move || compiler.compile(&constraint, turn, &is_abandoned)
+        };
+        let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
+            .await
+            .map_err(|_| EngineError::invalid_field(constraint.field(), "the schema takes too long to compile"))?;
+        let matcher = matcher.map_err(EngineError::internal)??;
+        let generated = generated.to_vec();
+        let replay = spawn_blocking(move || Constrained::after(matcher, &generated, &is_abandoned));
+        let replayed = timeout(REPLAY_TIMEOUT, replay).await.map_err(|_| EngineError::Unavailable {
+            reason: "the reply so far could not be checked against its schema in time".to_owned(),
+        })?;
+        replayed.map_err(EngineError::internal)?
     }
 
     fn is_cached(&self, constraint: &Constraint) -> bool {
@@ -70,13 +104,13 @@ impl Compiler {
         kept.iter().any(|(known, _)| known == constraint)
     }
 
-    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds, and keeps its slot
+    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds, and keeps its turn
     /// for so long. Errors: the constraint cannot be enforced, or its caller has gone.
-    pub(super) fn compile(
+    fn compile(
         &self,
         constraint: &Constraint,
-        _slot: Option<OwnedSemaphorePermit>,
-        is_left: &CancellationToken,
+        _turn: Option<OwnedSemaphorePermit>,
+        is_abandoned: &CancellationToken,
     ) -> Result<Matcher, EngineError> {
         // It may be cached by now.
         if let Some(matcher) = self.cached(constraint) {
@@ -84,7 +118,7 @@ impl Compiler {
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_left))??;
+        let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= MAX_KEPT {
             kept.pop_front();
@@ -97,9 +131,9 @@ impl Compiler {
         &self,
         factory: &ParserFactory,
         constraint: &Constraint,
-        is_left: &CancellationToken,
+        is_abandoned: &CancellationToken,
     ) -> Result<Matcher, EngineError> {
-        let problem = match self.matcher(factory, constraint, is_left) {
+        let problem = match self.matcher(factory, constraint, is_abandoned) {
             Ok(matcher) => return Ok(matcher),
             Err(problem) => problem,
         };
@@ -109,7 +143,7 @@ impl Compiler {
         };
         if !rule.has_alternatives() {
             return Err(self
-                .culprit(factory, rule, field, is_left)
+                .culprit(factory, rule, field, is_abandoned)
                 .unwrap_or_else(|| EngineError::invalid_field(field, problem)));
         }
         // The problem may be in parts that need not be enforced, so each of them is tried alone. If each works alone,
@@ -117,15 +151,15 @@ impl Compiler {
         let mut n_known = 0;
         let one_by_one = rule.decided(&mut |part| {
             let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
-            let is_known = self.matcher(factory, &part, is_left).is_ok();
+            let is_known = self.matcher(factory, &part, is_abandoned).is_ok();
             n_known += u32::from(is_known);
             is_known
         });
         tracing::info!(field, problem, n_known, "some schemas cannot be enforced; the optional ones are left out");
         let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
-        self.compile_with(factory, &decided(one_by_one), is_left).or_else(|error| match n_known {
+        self.compile_with(factory, &decided(one_by_one), is_abandoned).or_else(|error| match n_known {
             0 => Err(error),
-            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false)), is_left),
+            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false)), is_abandoned),
         })
     }
 
@@ -134,9 +168,9 @@ impl Compiler {
         &self,
         factory: &ParserFactory,
         constraint: &Constraint,
-        is_left: &CancellationToken,
+        is_abandoned: &CancellationToken,
     ) -> Result<Matcher, String> {
-        if is_left.is_cancelled() {
+        if is_abandoned.is_cancelled() {
             return Err("its caller has gone".to_owned());
         }
         let can_end = match constraint {
@@ -177,11 +211,11 @@ impl Compiler {
         factory: &ParserFactory,
         rule: &Rule,
         field: &str,
-        is_left: &CancellationToken,
+        is_abandoned: &CancellationToken,
     ) -> Option<EngineError> {
         rule.schemas(Asker { field, tool: None }).into_iter().find_map(|(asker, schema)| {
             let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
-            let problem = self.matcher(factory, &alone, is_left).err()?;
+            let problem = self.matcher(factory, &alone, is_abandoned).err()?;
             Some(match asker.tool {
                 Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
                 None => EngineError::invalid_field(asker.field, problem),
@@ -260,15 +294,11 @@ pub(super) enum NoToken {
 impl Constrained {
     /// The state after `generated`, which was drawn under the same constraint. Blocking: some microseconds for each
     /// token. Errors: a token does not satisfy the constraint, or the caller has gone.
-    pub(super) fn after(
-        matcher: Matcher,
-        generated: &[Token],
-        is_left: &CancellationToken,
-    ) -> Result<Self, EngineError> {
+    fn after(matcher: Matcher, generated: &[Token], is_abandoned: &CancellationToken) -> Result<Self, EngineError> {
         let mut constrained = Constrained { matcher, is_kept: true };
         for &t in generated {
             constrained.accept(t);
-            if !constrained.is_kept || is_left.is_cancelled() {
+            if !constrained.is_kept || is_abandoned.is_cancelled() {
                 return Err(NoToken::NotKept.error(None));
             }
         }
@@ -318,33 +348,91 @@ fn follow(matcher: &mut Matcher, t: Token) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
     use futures::FutureExt;
+    use futures::future::join_all;
     use llama_cpp_2::model::LlamaModel;
     use llama_cpp_2::model::params::LlamaModelParams;
+    use tokio::time::advance;
 
     use super::super::backend::backend;
+    use super::super::lane::MAX_WAIT;
     use super::*;
 
-    #[tokio::test]
-    async fn four_constraints_are_compiled_at_once() {
+    fn compiler() -> Arc<Compiler> {
         let file = std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF");
         let params = LlamaModelParams::default().with_vocab_only(true);
         let model = LlamaModel::load_from_file(backend().unwrap(), file, &params).unwrap();
-        let compiler = Compiler::new(Arc::new(Vocabulary::of(&model)));
-        let constraint = |n: usize| Constraint::JsonSchema { schema: json!({ "const": n }), field: "f".to_owned() };
-        let mut slots = Vec::new();
-        for n in 0..MAX_COMPILING {
-            slots.push(compiler.slot(&constraint(n)).await);
+        Arc::new(Compiler::new(Arc::new(Vocabulary::of(&model))))
+    }
+
+    /// All compilations wait until the sender is dropped: they need the factory.
+    fn hold(compiler: &Arc<Compiler>) -> Sender<()> {
+        let (gate, opens) = channel();
+        let (begun, begins) = channel();
+        let compiler = Arc::clone(compiler);
+        std::thread::spawn(move || {
+            compiler.factory.get_or_init(|| {
+                begun.send(()).unwrap();
+                let _ = opens.recv();
+                factory(&compiler.vocabulary)
+            });
+        });
+        begins.recv().unwrap();
+        gate
+    }
+
+    fn constraint(n: u32) -> Constraint {
+        Constraint::JsonSchema { schema: json!({ "const": n }), field: "f".to_owned() }
+    }
+
+    async fn all_turns(compiler: &Compiler) -> Vec<OwnedSemaphorePermit> {
+        let turns = join_all((0..MAX_COMPILING).map(|_| compiler.compiling.turn())).await;
+        turns.into_iter().collect::<Result<_, _>>().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_compilation_that_takes_too_long_keeps_its_turn_until_it_ends() {
+        let compiler = compiler();
+        let gate = hold(&compiler);
+        let constraints: Vec<_> = (0..MAX_COMPILING).map(constraint).collect();
+        let mut slow = Box::pin(join_all(constraints.iter().map(|one| compiler.constrained(one, &[]))));
+        assert!(slow.as_mut().now_or_never().is_none());
+        advance(COMPILE_TIMEOUT).await;
+        for outcome in slow.await {
+            assert!(matches!(outcome.err(), Some(EngineError::InvalidRequest { field: Some(_), .. })));
         }
-        assert!(compiler.slot(&constraint(9)).now_or_never().is_none(), "no slot is free");
-        // The compilation gives its slot back when it ends, whoever waits for it.
-        let is_left = CancellationToken::new();
-        compiler.compile(&constraint(0), slots.swap_remove(0), &is_left).unwrap();
-        assert!(compiler.slot(&constraint(9)).now_or_never().is_some());
-        // A cached constraint needs none.
-        assert!(compiler.slot(&constraint(0)).now_or_never().is_some_and(|slot| slot.is_none()));
-        // Nobody waits: it stops before the next part.
-        is_left.cancel();
-        assert!(compiler.compile(&constraint(9), None, &is_left).is_err());
+        // Their callers have gone, but they still run. The next caller learns that the engine is busy, not that its
+        // schema is at fault.
+        let next = constraint(9);
+        let mut waiting = Box::pin(compiler.constrained(&next, &[]));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        advance(MAX_WAIT).await;
+        assert_eq!(waiting.await.err(), Some(EngineError::QueueFull { limit: MAX_WAITING }));
+        // They notice that nobody waits.
+        drop(gate);
+        assert!(compiler.constrained(&next, &[]).await.is_ok());
+        assert!(constraints.iter().all(|one| !compiler.is_cached(one)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_a_turn_does_not_count_as_compiling() {
+        let compiler = compiler();
+        let gate = hold(&compiler);
+        let turns = all_turns(&compiler).await;
+        let constraint = constraint(0);
+        let mut waiting = Box::pin(compiler.constrained(&constraint, &[]));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        advance(MAX_WAIT.mul_f64(0.8)).await;
+        drop(turns);
+        assert!(waiting.as_mut().now_or_never().is_none());
+        advance(COMPILE_TIMEOUT.mul_f64(0.8)).await;
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(gate);
+        assert!(waiting.await.is_ok());
+        // A cached constraint needs no turn.
+        let _turns = all_turns(&compiler).await;
+        assert!(compiler.constrained(&constraint, &[]).await.is_ok());
     }
 }

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
@@ -58,7 +58,6 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::mtmd::mtmd_default_marker;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 
 pub use self::config::LlamaConfig;
 use self::constrain::{Compiler, Constrained};
@@ -76,9 +75,6 @@ use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, Sequen
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
 use crate::template::{ChatTemplate, SpecialTokens};
-
-/// How long a schema may take to compile, with the wait for a slot and the replay of what was generated before.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running model. Cheap to clone through an `Arc`.
 pub struct LlamaEngine {
@@ -180,8 +176,8 @@ impl LlamaEngine {
             facts,
             process: 0,
         };
-        let texts = TextWork::new(tokenizer.long_texts());
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
+        let texts = TextWork::new(tokenizer.long_texts());
         Ok(LlamaEngine {
             model,
             vocabulary,
@@ -223,28 +219,6 @@ impl LlamaEngine {
             return Err(EngineError::ContextOverflow { n_prompt: n_prompt as u32, n_ctx: self.info.n_ctx });
         }
         Ok(())
-    }
-
-    /// Compiles the request's constraint and replays the generated tokens, within [`COMPILE_TIMEOUT`]. The thread that
-    /// owns the model must not wait for either.
-    async fn constrained(&self, request: &SequenceRequest) -> Result<Option<Constrained>, EngineError> {
-        let Some(constraint) = &request.constraint else { return Ok(None) };
-        let deadline = tokio::time::Instant::now() + COMPILE_TIMEOUT;
-        let busy = |_| EngineError::QueueFull { limit: self.max_queued as u32 };
-        let slot = tokio::time::timeout_at(deadline, self.constraints.slot(constraint)).await.map_err(busy)?;
-        let is_left = CancellationToken::new();
-        let _leaves = is_left.clone().drop_guard();
-        let compiler = Arc::clone(&self.constraints);
-        let task = (constraint.clone(), request.generated.clone());
-        let constrained = tokio::task::spawn_blocking(move || {
-            let (constraint, generated) = task;
-            let matcher = compiler.compile(&constraint, slot, &is_left)?;
-            Constrained::after(matcher, &generated, &is_left)
-        });
-        match tokio::time::timeout_at(deadline, constrained).await {
-            Ok(constrained) => constrained.map_err(EngineError::internal)?.map(Some),
-            Err(_) => Err(EngineError::invalid_field(constraint.field(), "the schema takes too long to compile")),
-        }
     }
 
     /// Finds the images in a request's prompt.
@@ -331,7 +305,10 @@ impl Engine for LlamaEngine {
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.check(&request)?;
-        let constrained = self.constrained(&request).await?;
+        let constrained = match &request.constraint {
+            Some(constraint) => Some(self.constraints.constrained(constraint, &request.generated).await?),
+            None => None,
+        };
         Ok(ReceiverStream::new(self.submit(request, None, constrained)?).boxed())
     }
 
