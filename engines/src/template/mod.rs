@@ -58,7 +58,8 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TemplateError::Failed(format!("the template is larger than {MAX_SOURCE_BYTES} bytes")));
         }
-        nesting::check(source)?;
+        let source = without_generation_tags(source);
+        nesting::check(&source)?;
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -68,7 +69,7 @@ impl ChatTemplate {
         environment.set_formatter(write_as_python);
         python::extend(&mut environment);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(failed)?;
+        environment.add_template_owned(NAME, source).map_err(failed)?;
         let control = ControlTokens::new(&special.control)?;
         Ok(ChatTemplate { environment, special, control })
     }
