@@ -84,11 +84,11 @@ fn events(
     async_stream::stream! {
         let opening: String = held.iter().map(|step| writer.write(step)).collect();
         // Some proxies hold back a head until the first event; a heartbeat gets it through.
-        yield Ok(if opening.is_empty() { writer.heartbeat(caller.place.get()) } else { opening }.into());
+        yield Ok(if opening.is_empty() { writer.heartbeat(caller.admission.position()) } else { opening }.into());
         let mut last_sent = Instant::now();
         loop {
             let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
-                Err(_silent) => writer.heartbeat(caller.place.get()),
+                Err(_silent) => writer.heartbeat(caller.admission.position()),
                 Ok(Some(Ok(step))) => writer.write(&step),
                 Ok(Some(Err(error))) => {
                     yield Ok(writer.fail(HttpFailure::of_request(&error, &caller.request_id)).into());

@@ -17,7 +17,7 @@ use super::*;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
-use crate::request::admission::QueuePlace;
+use crate::request::admission::SharedAdmission;
 use crate::request::caller::{Caller, CallerRole};
 use crate::serve::request_service::RequestService;
 use crate::targets::models::{ModelPool, ServedModel};
@@ -63,7 +63,7 @@ pub(crate) fn caller() -> Caller {
         request_id: "req_1".into(),
         role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
-        place: QueuePlace::default(),
+        admission: SharedAdmission::default(),
         policy: None,
         trace: None,
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
-use super::admission::QueuePlace;
+use super::admission::SharedAdmission;
 use crate::account::Account;
 
 /// The caller of a request, with the settings of this request.
@@ -19,8 +19,8 @@ pub struct Caller {
     pub role: CallerRole,
     /// The account with the limits that apply.
     pub account: Arc<Account>,
-    /// The request's position in the queue while it waits for admission. The prompts of one request share it.
-    pub place: QueuePlace,
+    /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
+    pub admission: SharedAdmission,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

@@ -178,6 +178,24 @@ async fn what_an_upstream_cannot_do_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_choice_waits_for_a_place_of_its_own() {
+    let slow = |_: usize, _: &harness::mock::MockRequest| {
+        vec![head(), text("well"), Step::Wait(Duration::from_millis(100)), done()]
+    };
+    for (n_places, stream) in [(1, false), (2, true)] {
+        let mock = Mock::start(slow).await;
+        let front = ReloadableServer::start(&(format!("max_requests = {n_places}\n") + &one(&mock.url, "")));
+        let answer = front.chat(json!({ "n": 5, "stream": stream })).await;
+        assert_eq!((answer.status, answer.text.matches("well").count()), (200, 5), "{answer:?}");
+        assert_eq!(mock.n_asked(), 5);
+        assert_eq!(mock.log.most_running.load(Ordering::SeqCst), n_places, "no more run than have a place");
+        let seeds: std::collections::BTreeSet<u64> =
+            (0..5).map(|i| mock.asked(i).body["seed"].as_u64().unwrap()).collect();
+        assert_eq!(seeds.len(), 5);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn silence_in_the_middle_of_a_reply_ends_it_with_an_error() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
     let front = ReloadableServer::start(&one(&mock.url, "idle_seconds = 0.5"));

@@ -18,7 +18,7 @@ use crate::account::Account;
 use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
-use crate::request::admission::QueuePlace;
+use crate::request::admission::SharedAdmission;
 use crate::request::caller::Caller;
 
 /// The keys, and the paths that need none.
@@ -51,7 +51,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         request_id,
         role,
         account: Arc::clone(&account),
-        place: QueuePlace::default(),
+        admission: SharedAdmission::default(),
         policy,
         trace: trace::parent_in(request.headers()),
     };

@@ -44,8 +44,6 @@ pub(super) struct QueueEntry {
 impl Drop for QueueEntry {
     fn drop(&mut self) {
         self.gate.lock().give_up(&self.account, self.ticket);
-        // It may have kept others waiting, because it needed more places than were free.
-        self.gate.admit_next();
     }
 }
 

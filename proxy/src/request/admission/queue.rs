@@ -59,8 +59,8 @@ pub(super) struct Entered {
 enum Next {
     /// A running request with more sequences.
     Running(u64),
-    /// The first request in its lane, which needs so many places to start.
-    Waiting { n_places: usize },
+    /// The first request in its lane.
+    Waiting,
 }
 
 /// The reason why a request is not admitted.
@@ -83,19 +83,20 @@ impl<P> Lane<P> {
         self.running.iter().map(|request| request.n_places).sum()
     }
 
-    /// Returns true if the account's own limit allows so many more places.
-    fn has_room(&self, account: &Account, n_places: usize) -> bool {
-        account.limits.max_concurrent.is_none_or(|limit| self.n_places() + n_places <= limit)
+    /// Returns true if the account's own limit allows another place.
+    fn has_room(&self, account: &Account) -> bool {
+        account.limits.max_concurrent.is_none_or(|limit| self.n_places() < limit)
     }
 
-    fn enter(&mut self, ticket: u64, account: &Arc<Account>, need: PlaceNeed, n_places: usize) -> Entered {
-        let free_places = Arc::new(Semaphore::new(n_places));
+    /// Gives a request its first place.
+    fn enter(&mut self, ticket: u64, account: &Arc<Account>, need: PlaceNeed) -> Entered {
+        let free_places = Arc::new(Semaphore::new(1));
         self.running.push(RunningRequest {
             ticket,
             account: Arc::clone(account),
-            n_places,
-            n_left: need.n_sequences(n_places),
-            at_once: need.at_once().max(n_places),
+            n_places: 1,
+            n_left: need.n_sequences.max(1),
+            at_once: need.at_once,
             free_places: Arc::clone(&free_places),
         });
         Entered { ticket, free_places }
@@ -138,19 +139,12 @@ impl<P> AdmissionQueue<P> {
     /// Admits a new request if there is room and no other request has a better claim to it. A request may wait even if
     /// there is room, because its key's own limit is reached.
     pub(super) fn try_enter(&mut self, account: &Arc<Account>, need: PlaceNeed) -> Option<Entered> {
-        let n_places = self.first_places(account, need);
-        let has_room = self.n_places() + n_places <= self.max_places() && self.best().is_none();
+        let has_room = self.n_places() < self.max_places() && self.best().is_none();
         let lane = self.lanes_by_key.entry(account.name.clone()).or_default();
-        let enters = has_room && lane.waiting.is_empty() && lane.has_room(account, n_places);
+        let enters = has_room && lane.waiting.is_empty() && lane.has_room(account);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        enters.then(|| lane.enter(ticket, account, need, n_places))
-    }
-
-    /// The places without which a request cannot start, as far as the limits can ever give them.
-    fn first_places(&self, account: &Account, need: PlaceNeed) -> usize {
-        let most = account.limits.max_concurrent.unwrap_or(usize::MAX).min(self.max_places());
-        need.to_start().min(most).max(1)
+        enters.then(|| lane.enter(ticket, account, need))
     }
 
     /// Puts a new request at the end of its lane and returns its ticket. In a full queue it takes the place of the last
@@ -184,21 +178,19 @@ impl<P> AdmissionQueue<P> {
 
     /// Gives free places to those who are next, until a waiting request is admitted. Returns that request.
     pub(super) fn next(&mut self) -> Option<(Waiter<P>, Entered)> {
-        loop {
+        while self.n_places() < self.max_places() {
             let (name, next) = self.best()?;
-            let n_free = self.max_places().saturating_sub(self.n_places());
             match next {
-                Next::Running(ticket) if n_free > 0 => self.give_place(&name, ticket),
-                Next::Waiting { n_places } if n_free >= n_places => {
+                Next::Running(ticket) => self.give_place(&name, ticket),
+                Next::Waiting => {
                     let lane = self.lanes_by_key.get_mut(&name)?;
                     let first = lane.waiting.pop_front()?;
-                    let entered = lane.enter(first.ticket, &first.account, first.need, n_places);
+                    let entered = lane.enter(first.ticket, &first.account, first.need);
                     return Some((first, entered));
                 }
-                // Nobody overtakes a request that needs more places than are free, or it might wait for ever.
-                Next::Running(_) | Next::Waiting { .. } => return None,
             }
         }
+        None
     }
 
     /// The lane and the request that get the next place: the highest priority, then the key with the fewest places, then
@@ -208,15 +200,11 @@ impl<P> AdmissionQueue<P> {
             let running = lane.running.iter().filter(|request| request.wants_place()).min_by_key(|r| r.ticket);
             let (account, ticket, next) = match (running, lane.waiting.front()) {
                 (Some(request), _) => (&request.account, request.ticket, Next::Running(request.ticket)),
-                (None, Some(waiter)) => {
-                    let n_places = self.first_places(&waiter.account, waiter.need);
-                    (&waiter.account, waiter.ticket, Next::Waiting { n_places })
-                }
+                (None, Some(waiter)) => (&waiter.account, waiter.ticket, Next::Waiting),
                 (None, None) => return None,
             };
-            let n_places = if let Next::Waiting { n_places } = next { n_places } else { 1 };
             let order = (std::cmp::Reverse(account.limits.priority), lane.n_places(), ticket);
-            lane.has_room(account, n_places).then_some((order, next))
+            lane.has_room(account).then_some((order, next))
         };
         let candidates = self.lanes_by_key.iter().filter_map(|(name, lane)| Some((name, candidate(lane)?)));
         candidates.min_by_key(|(_, (order, _))| *order).map(|(name, (_, next))| (name.clone(), next))
@@ -260,9 +248,9 @@ impl<P> AdmissionQueue<P> {
         self.sweep(&account.name);
     }
 
-    /// The place in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
+    /// The position in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
     /// many places each key has when one becomes free.
-    pub(super) fn place_of(&self, ticket: u64) -> Option<usize> {
+    pub(super) fn position_of(&self, ticket: u64) -> Option<usize> {
         let waiting = || self.lanes_by_key.values().flat_map(|lane| &lane.waiting);
         let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);
         let own = order(waiting().find(|waiter| waiter.ticket == ticket)?);
@@ -271,7 +259,7 @@ impl<P> AdmissionQueue<P> {
 
     /// Returns true if the key's own limit keeps its requests waiting.
     pub(super) fn is_at_own_limit(&self, account: &Account) -> bool {
-        self.lanes_by_key.get(&account.name).is_some_and(|lane| !lane.has_room(account, 1))
+        self.lanes_by_key.get(&account.name).is_some_and(|lane| !lane.has_room(account))
     }
 
     /// The refusal when the queue is full.

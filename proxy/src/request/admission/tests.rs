@@ -21,12 +21,12 @@ fn door(max_requests: usize, max_waiting: usize) -> Admission {
 }
 
 async fn enter(door: &Admission, account: &Arc<Account>) -> Result<Permit, RequestError> {
-    enter_as(door, account, PlaceNeed::One).await
+    enter_as(door, account, PlaceNeed::ONE).await
 }
 
 async fn enter_as(door: &Admission, account: &Arc<Account>, need: PlaceNeed) -> Result<Permit, RequestError> {
-    let place = QueuePlace::default();
-    place.charge(account, need.n_sequences(1)).await?;
+    let place = SharedAdmission::default();
+    place.charge(account, need.n_sequences).await?;
     door.admit(account, &place, need).await
 }
 
@@ -89,18 +89,18 @@ async fn a_key_with_many_requests_delays_another_by_one() {
     let greedy = free("greedy");
     let modest = free("modest");
     let running = [enter(&door, &greedy).await.unwrap(), enter(&door, &greedy).await.unwrap()];
-    let place = QueuePlace::default();
+    let place = SharedAdmission::default();
     let mut waiting: Vec<_> = (0..10).map(|_| Box::pin(enter(&door, &greedy))).collect();
     for wait in &mut waiting {
         assert!(wait.now_or_never().is_none());
     }
-    let mut late = Box::pin(door.admit(&modest, &place, PlaceNeed::One));
+    let mut late = Box::pin(door.admit(&modest, &place, PlaceNeed::ONE));
     assert!((&mut late).now_or_never().is_none());
-    assert_eq!((place.get(), door.n_waiting()), (Some(11), 11));
+    assert_eq!((place.position(), door.n_waiting()), (Some(11), 11));
     let [one, other] = running;
     drop(one);
     let permit = late.await.unwrap();
-    assert_eq!((place.get(), permit.key()), (None, "modest"));
+    assert_eq!((place.position(), permit.key()), (None, "modest"));
     drop((other, permit, waiting));
     assert_eq!((door.n_admitted(), door.n_waiting()), (0, 0), "a client that leaves frees its place");
 }
@@ -228,7 +228,7 @@ fn running(permit: &Permit) -> Vec<Place> {
 }
 
 fn each(n: usize, at_once: usize) -> PlaceNeed {
-    PlaceNeed::Each { n, at_once }
+    PlaceNeed { n_sequences: n, at_once }
 }
 
 #[tokio::test(start_paused = true)]
@@ -293,7 +293,7 @@ async fn the_choices_of_a_request_stay_within_the_limits_of_its_key() {
     let door = door(8, 100);
     let limits = KeyLimits { max_concurrent: Some(2), requests_per_minute: Some(10), ..KeyLimits::default() };
     let key = account("k", limits);
-    let place = QueuePlace::default();
+    let place = SharedAdmission::default();
     place.charge(&key, 16).await.unwrap();
     let refused = place.charge(&key, 1).await;
     assert!(
@@ -307,45 +307,13 @@ async fn the_choices_of_a_request_stay_within_the_limits_of_its_key() {
         sequences.remove(0);
         sequences.extend(running(&permit));
     }
-    let together = door.admit(&key, &place, PlaceNeed::Together { n: 5 });
-    let mut together = Box::pin(together);
-    assert!((&mut together).now_or_never().is_none());
-    sequences.pop();
-    assert!((&mut together).now_or_never().is_none(), "no part of it waits in a place");
-    assert_eq!(door.n_places(), 1);
-    sequences.pop();
-    let _together = together.now_or_never().unwrap().unwrap();
-    assert_eq!(door.n_places(), 2, "as many as it can ever get");
-}
-
-#[tokio::test(start_paused = true)]
-async fn nobody_overtakes_a_request_that_needs_its_places_together() {
-    let door = door(4, 100);
-    let singles: Vec<_> = (0..3).map(|_| enter(&door, &free("a")).now_or_never().unwrap().unwrap()).collect();
-    let [of_wide, of_late, of_last] = ["wide", "late", "last"].map(free);
-    let mut wide = Box::pin(enter_as(&door, &of_wide, PlaceNeed::Together { n: 3 }));
-    assert!((&mut wide).now_or_never().is_none());
-    let mut single = Box::pin(enter(&door, &of_late));
-    assert!((&mut single).now_or_never().is_none(), "a place is free, but it waits its turn");
-    drop(singles);
-    let wide = wide.now_or_never().unwrap().unwrap();
-    let single = single.now_or_never().unwrap().unwrap();
-    let sequences = running(&wide);
-    assert_eq!((sequences.len(), door.n_places()), (3, 4));
-    let mut next = Box::pin(enter_as(&door, &of_wide, PlaceNeed::Together { n: 3 }));
-    assert!((&mut next).now_or_never().is_none());
-    let mut last = Box::pin(enter(&door, &of_last));
-    drop(single);
-    assert!((&mut last).now_or_never().is_none());
-    drop(next);
-    assert!(last.now_or_never().is_some(), "when it leaves, the others go on");
 }
 
 #[tokio::test(start_paused = true)]
 async fn prompts_that_share_a_place_are_charged_and_admitted_once() {
     let door = door(2, 0);
     let key = account("k", KeyLimits { requests_per_minute: Some(4), ..KeyLimits::default() });
-    let place = QueuePlace::shared_by(3);
+    let place = SharedAdmission::of_prompts(3);
     let mut permits = Vec::new();
     for _ in 0..3 {
         place.charge(&key, 1).await.unwrap();

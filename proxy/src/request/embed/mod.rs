@@ -57,12 +57,12 @@ async fn admit_and_compute(
 ) -> Result<Embedded, RequestError> {
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
-    // The rate before memory, and memory before admission, as for generation.
-    caller.place.charge(&caller.account, 1).await?;
+    // The rate before memory, and memory before admission, as for generation. Texts count by their tokens.
+    caller.admission.charge(&caller.account, 1).await?;
     let _lease = targets.lease(&target, request.keep_alive).await?;
     admission.set_slots(targets.n_slots());
     // The node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
-    let permit = admission.admit(&caller.account, &caller.place, PlaceNeed::One).await?;
+    let permit = admission.admit(&caller.account, &caller.admission, PlaceNeed::ONE).await?;
     let model = match &target {
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,

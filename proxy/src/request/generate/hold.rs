@@ -7,11 +7,12 @@ use baton_reply::ChoiceReply;
 use baton_schemas::GenerateRequest;
 use baton_schemas::handoff::HandoffReport;
 use futures::stream::{BoxStream, SelectAll};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::sync::watch;
 
 use super::choice::token_events;
-use super::start::{Loaded, StartedChoices, StartedRequest};
+use super::late_choice::holding;
+use super::start::{Loaded, StartedChoices, StartedRequest, UpstreamChoice};
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
@@ -81,16 +82,12 @@ fn merged(
             });
             streams.collect()
         }
-        StartedChoices::Text { choices, places } => {
-            // A request that fell back to an upstream may have fewer places than choices.
-            let places = places.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
-            let streams = (0..).zip(choices).zip(places);
-            streams
-                .map(|((i, choice), place)| {
-                    let events = text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt });
-                    events.inspect(move |_| _ = &place).boxed()
-                })
-                .collect()
+        StartedChoices::Text { choices } => {
+            let streams = (0..).zip(choices).map(|(i, UpstreamChoice { place, started })| {
+                let events = text_events(i, started, request, ReplyMeter { clock: clock(), n_prompt });
+                place.map(|place| holding(place, events)).flatten_stream().boxed()
+            });
+            streams.collect()
         }
     }
 }

@@ -7,7 +7,7 @@ use baton_engines::SequenceStream;
 use baton_engines::trace::TARGET;
 use baton_planner::policy::Policy;
 use baton_schemas::{EngineError, SequenceRequest};
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -43,36 +43,42 @@ impl LateChoice {
 
     /// Starts the choice by the request's plan, or on another node if that node is lost or refuses.
     async fn start(self) -> Result<SequenceStream, EngineError> {
-        let model = Arc::clone(&self.plan.model);
-        let images = || self.sequence.images.as_ref().map_or(&[][..], |images| &images.images);
-        let mut retry = StartRetry::about(images());
+        let model = &self.plan.model;
+        let images = self.sequence.images.as_ref().map_or(&[][..], |images| &images.images);
+        let mut retry = StartRetry::about(images).with_mark(self.mark.clone());
         let give_up_at = Instant::now() + DEFAULT_MAX_WAIT;
-        let mut plan = Ok(self.plan.for_choice(self.choice));
+        // A suspect does not follow the others.
+        let mut plan = (!retry.mark().is_suspect()).then(|| self.plan.for_choice(self.choice));
         loop {
-            let error = match plan {
-                Ok(plan) => match self.begin(plan, &mut retry).await {
-                    Ok(events) => return Ok(events),
-                    Err(error) => error.into(),
-                },
+            let error = match self.try_start(plan.take(), &mut retry).await {
+                Ok(events) => return Ok(events),
                 Err(error) => error,
             };
-            match retry.go_on(&model, error).await {
+            match retry.go_on(model, error).await {
                 Ok(()) => {}
                 Err(RequestError::Engine(EngineError::QueueFull { .. })) if Instant::now() < give_up_at => {
                     tokio::time::sleep(BUSY_PAUSE).await;
-                    retry = StartRetry::about(images());
+                    retry.ask_all_again();
                 }
                 Err(RequestError::Engine(error)) => return Err(error),
                 Err(error) => return Err(EngineError::Unavailable { reason: error.to_string() }),
             }
-            plan =
-                plan::plan(&model, &self.plan_request(&retry.exclude(&model))).map(|plan| plan.for_choice(self.choice));
         }
     }
 
-    async fn begin(&self, plan: Plan, retry: &mut StartRetry) -> Result<SequenceStream, EngineError> {
+    /// Starts the choice by this plan, or by a new one.
+    async fn try_start(&self, plan: Option<Plan>, retry: &mut StartRetry) -> Result<SequenceStream, RequestError> {
+        let model = &self.plan.model;
+        let plan = match plan {
+            Some(plan) => plan,
+            None => {
+                retry.next_node(model, None).await?;
+                let exclude = retry.exclude(model);
+                let exclude_prefill = retry.mark().avoided_prefill(model);
+                plan::plan(model, &self.plan_request(&exclude, &exclude_prefill))?.for_choice(self.choice)
+            }
+        };
         let node = Arc::clone(plan.decode());
-        let model = Arc::clone(&plan.model);
         let span = tracing::info_span!(
             target: TARGET,
             parent: &self.request_span,
@@ -81,12 +87,12 @@ impl LateChoice {
             node = node.name
         );
         let visit = retry.visit(&node);
-        let accepted = Resilient::begin(plan, self.sequence.clone(), self.mark.clone(), span).await;
-        retry.note(&model, &visit, &accepted);
-        accepted.map(Resilient::into_events)
+        let accepted = Resilient::begin(plan, self.sequence.clone(), retry.mark().clone(), span).await;
+        retry.note(model, &visit, &accepted);
+        Ok(accepted?.into_events())
     }
 
-    fn plan_request<'a>(&'a self, exclude: &'a [usize]) -> PlanRequest<'a> {
+    fn plan_request<'a>(&'a self, exclude: &'a [usize], exclude_prefill: &'a [usize]) -> PlanRequest<'a> {
         let SequenceRequest { prompt, cache_scope, max_tokens, images, .. } = &self.sequence;
         PlanRequest {
             tokens: prompt,
@@ -96,12 +102,12 @@ impl LateChoice {
             policy: self.policy,
             projector: images.as_ref().map(|images| images.projector.as_str()),
             exclude,
-            exclude_prefill: &[],
+            exclude_prefill,
         }
     }
 }
 
-/// Keeps the place of a sequence until its stream is dropped.
-pub(super) fn holding(place: Place, events: SequenceStream) -> SequenceStream {
-    events.inspect(move |_| _ = &place).boxed()
+/// Keeps the place of a choice until its stream is dropped.
+pub(super) fn holding<S: Stream>(place: Place, events: S) -> impl Stream<Item = S::Item> {
+    events.inspect(move |_| _ = &place)
 }

@@ -43,9 +43,9 @@ pub struct Generation {
 
 /// Serves a request, independent of HTTP.
 ///
-/// Returns once an engine has accepted every choice that has a place, or an upstream has begun to answer. The other choices
-/// start as they get places. Dropping this future, or what
-/// it returns, cancels the request within one step of its engine.
+/// Returns once an engine has accepted every choice that has a place, or an upstream has begun to answer them. The other
+/// choices start as they get places. Dropping this future, or what it returns, cancels the request within one step of its
+/// engine.
 pub async fn generate(
     admission: &Admission,
     targets: &Targets,
@@ -81,7 +81,7 @@ async fn admit_and_start(
     watch.is_for(target.name());
     apply_sampling_defaults(&target, request);
     // Before memory: a key whose rate is exhausted must not unload another key's model.
-    caller.place.charge(&caller.account, request.n as usize).await?;
+    caller.admission.charge(&caller.account, request.n as usize).await?;
     // Load before admission, so that a request that waits for memory does not block others. Loading has its own limit.
     let loaded = load(targets, &target, request, watch).await;
     if let (Err(error), false) = (&loaded, target.has_fallback()) {
@@ -91,7 +91,7 @@ async fn admit_and_start(
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
     let need = place_need(&target, request);
     let (permit, first) = async {
-        let permit = admission.admit(&caller.account, &caller.place, need).await?;
+        let permit = admission.admit(&caller.account, &caller.admission, need).await?;
         // A prompt that shares its place with others may not be the next to get one.
         let first = permit.places().next().await;
         Ok::<_, RequestError>((permit, first))
@@ -114,13 +114,12 @@ async fn admit_and_start(
     Ok((permit, started))
 }
 
-/// The places that a request's choices need. An upstream gets all of them in one go.
+/// The places that a request's choices need.
 fn place_need(target: &Target, request: &GenerateRequest) -> PlaceNeed {
-    let n = request.n as usize;
-    match target {
-        Target::Upstreams(_) => PlaceNeed::Together { n },
-        Target::Nodes { model, .. } => PlaceNeed::Each { n, at_once: model.n_slots_of_a_node().unwrap_or(n) },
-    }
+    let n_slots = target.served_model().and_then(|model| model.n_slots_of_a_node());
+    let n_sequences = request.n as usize;
+    // An upstream takes requests with at most as many choices as it generates at once.
+    PlaceNeed { n_sequences, at_once: n_slots.unwrap_or(n_sequences) }
 }
 
 /// Applies the model's sampling defaults, then the client's own values over them.

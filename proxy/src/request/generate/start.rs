@@ -9,6 +9,8 @@ use baton_reply::tools::ReplyForm;
 use baton_schemas::image::PromptImages;
 use baton_schemas::sequence::Group;
 use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
+use futures::StreamExt;
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tracing::Instrument;
 
@@ -29,9 +31,9 @@ pub(super) struct Starting<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) caller: &'a Caller,
     pub(super) watch: &'a mut RequestWatch,
-    places: Places,
+    pub(super) places: Places,
     /// The places of the choices that start first.
-    held: Vec<Place>,
+    pub(super) held: Vec<Place>,
 }
 
 impl<'a> Starting<'a> {
@@ -46,11 +48,6 @@ impl<'a> Starting<'a> {
         let mut held = vec![first];
         held.extend(std::iter::from_fn(|| places.try_next()).take((request.n as usize).saturating_sub(1)));
         Starting { request, caller, watch, places, held }
-    }
-
-    /// The places, once every choice that has one is accepted.
-    pub(super) fn take_places(&mut self) -> Vec<Place> {
-        std::mem::take(&mut self.held)
     }
 }
 
@@ -80,7 +77,13 @@ pub(super) enum StartedChoices {
         events: Vec<SequenceStream>,
     },
     /// Text, from an upstream.
-    Text { choices: Vec<StartedChoice>, places: Vec<Place> },
+    Text { choices: Vec<UpstreamChoice> },
+}
+
+/// A choice on an upstream. One that starts late awaits its place, and then the upstream.
+pub(super) struct UpstreamChoice {
+    pub(super) place: BoxFuture<'static, Place>,
+    pub(super) started: BoxFuture<'static, Result<StartedChoice, RequestError>>,
 }
 
 /// The lease of a model that is loaded on demand, and how long loading took.
@@ -158,11 +161,12 @@ async fn try_start(
         let visit = retry.visit(node);
         let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        let accepted = accepted.map_err(|error| refused(error, request))?;
+        let accepted = accepted.map_err(|error| refused(error, n_first))?;
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());
     }
-    events = events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events)).collect();
+    events =
+        events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events).boxed()).collect();
     for choice in n_first..request.n {
         let late = LateChoice {
             plan: plan.for_choice(choice),
@@ -201,13 +205,12 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
     }
 }
 
-/// A full queue is worth a retry, unless this request has more choices than the queue can hold: the first choices of a
-/// request are queued together.
-fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+/// A full queue is worth a retry, unless more choices start together than the queue can hold.
+fn refused(error: EngineError, n_together: u32) -> RequestError {
     match error {
-        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+        EngineError::QueueFull { limit } if n_together > limit => RequestError::InvalidField {
             field: "n",
-            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+            problem: format!("must be at most {limit} on this server, but is {n_together}"),
         },
         error => error.into(),
     }

@@ -9,10 +9,12 @@ use baton_engines::{Engine, SequenceStream};
 use baton_schemas::FinishReason;
 use baton_schemas::SequenceRequest;
 use baton_schemas::generate::{Conversation, Input, Message};
+use baton_schemas::node::NodeInfo;
 use baton_schemas::{EngineError, MessageRole, Token};
 use futures::StreamExt;
 
 use super::*;
+use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::tests::{app, caller, over_models, request};
 use crate::reply_event::EventKind;
@@ -114,6 +116,18 @@ async fn tokens_that_the_model_does_not_have_are_refused() {
     assert!(matches!(&refused, RequestError::InvalidField { field: "context", .. }), "{refused:?}");
 }
 
+/// An endpoint over one model on these engines.
+async fn served_by(engines: Vec<impl Engine>) -> RequestService {
+    let mut nodes = Vec::new();
+    for (i, engine) in engines.into_iter().enumerate() {
+        let health = Health::new("it");
+        health.note_answer(Arc::new(engine.info().await.unwrap()));
+        nodes.push(Node::new(i.to_string(), None, Arc::new(engine), health));
+    }
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], nodes, Vec::new());
+    over_models(vec![Arc::new(model)])
+}
+
 /// Refuses or loses some sequences, by the order in which they arrive.
 struct Unsteady {
     sim: SimEngine,
@@ -138,12 +152,7 @@ impl EngineWrapper for Unsteady {
 #[tokio::test(start_paused = true)]
 async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
-    let health = Health::new("it");
-    health.note_answer(Arc::new(sim.info().await.unwrap()));
-    let unsteady = Unsteady { sim, n_asked: AtomicU32::new(0) };
-    let node = Node::new("local".into(), None, Arc::new(unsteady), health);
-    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], vec![node], Vec::new());
-    let app = over_models(vec![Arc::new(model)]);
+    let app = served_by(vec![Unsteady { sim, n_asked: AtomicU32::new(0) }]).await;
     let mut reply = app.generate(GenerateRequest { n: 10, ..request("m") }, caller()).await.unwrap();
     let mut finished = std::collections::BTreeSet::new();
     while let Some(event) = reply.events.next().await {
@@ -158,4 +167,90 @@ async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
     drop(reply);
     let requests = app.state(false).requests;
     assert_eq!((requests.admitted, requests.places), (0, 0));
+}
+
+/// The choice whose sequence ends processes. It starts after the others: a node has two slots.
+const POISONOUS: u32 = 2;
+
+/// An engine whose process ends under one choice: the first of all processes before the sequence is accepted, the others
+/// in its prompt.
+struct Fragile {
+    sim: SimEngine,
+    n_ends: AtomicU32,
+    n_ends_of_all: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl EngineWrapper for Fragile {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        let process = u64::from(self.n_ends.load(Ordering::Acquire)) + 1;
+        Ok(NodeInfo { process, ..self.sim.info().await? })
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let seed = self::request("m").sampling.seed.wrapping_add(POISONOUS.into());
+        if request.sampling.seed != seed {
+            return self.sim.generate(request).await;
+        }
+        self.n_ends.fetch_add(1, Ordering::AcqRel);
+        let ended = EngineError::lost("the process has ended");
+        match self.n_ends_of_all.fetch_add(1, Ordering::AcqRel) {
+            0 => Err(ended),
+            _ => Ok(futures::stream::iter([Err(ended)]).boxed()),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_poisonous_choice_that_starts_late_ends_two_processes() {
+    let n_ends = Arc::new(AtomicU32::new(0));
+    let config = SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, n_slots: 2, ..SimConfig::default() };
+    let engine = || Fragile {
+        sim: SimEngine::new(config.clone()),
+        n_ends: AtomicU32::new(0),
+        n_ends_of_all: Arc::clone(&n_ends),
+    };
+    let app = served_by(vec![engine(), engine(), engine()]).await;
+    let mut reply = app.generate(GenerateRequest { n: 6, ..request("m") }, caller()).await.unwrap();
+    let error = loop {
+        match reply.events.next().await.expect("an error") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    let is_poison = matches!(error, RequestError::Engine(EngineError::Poison { n_processes: 2 }));
+    assert_eq!((is_poison, n_ends.load(Ordering::Acquire)), (true, 2), "{error:?}");
+}
+
+/// An engine whose queue has room for one sequence, and is full.
+struct Full(SimEngine);
+
+#[async_trait]
+impl EngineWrapper for Full {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        Err(EngineError::QueueFull { limit: 1 })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_choices_that_start_together_can_be_too_many_for_a_queue() {
+    let app = served_by(vec![Full(SimEngine::new(SimConfig::default()))]).await;
+    for (max_concurrent, is_wrong) in [(1, false), (4, true)] {
+        let limits = KeyLimits { max_concurrent: Some(max_concurrent), ..KeyLimits::default() };
+        let caller = Caller { account: Arc::new(Account::new("k", limits)), ..caller() };
+        let Err(error) = app.generate(GenerateRequest { n: 4, ..request("m") }, caller).await else { panic!() };
+        match error {
+            RequestError::InvalidField { field: "n", .. } => assert!(is_wrong, "{max_concurrent}"),
+            RequestError::Engine(EngineError::QueueFull { limit: 1 }) => assert!(!is_wrong, "{max_concurrent}"),
+            error => panic!("{error:?}"),
+        }
+    }
 }

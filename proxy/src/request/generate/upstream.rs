@@ -1,35 +1,72 @@
 //! Starts requests on upstreams: if only upstreams serve the model, or if no node can start the request.
 
-use baton_planner::reason::RouteReason;
-use baton_schemas::EngineError;
-use tracing::Instrument;
+use std::future::ready;
+use std::sync::Arc;
 
-use super::start::{Loaded, StartedChoices, StartedRequest, Starting};
+use baton_planner::reason::RouteReason;
+use baton_schemas::{EngineError, GenerateRequest};
+use futures::FutureExt;
+use tracing::{Instrument, Span};
+
+use super::start::{Loaded, StartedChoices, StartedRequest, Starting, UpstreamChoice};
 use crate::error::RequestError;
+use crate::request::admission::Places;
 use crate::request::plan::route_words;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
-/// Starts every choice on the first upstream that begins to answer. `reason`, if given, is announced instead of the
+/// Starts every choice that has a place on the first upstream that begins to answer. `reason`, if given, is announced instead of the
 /// reason for which that upstream was chosen.
 pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,
     reason: Option<RouteReason>,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch, .. } = starting;
+    let Starting { request, caller, watch, places, held } = starting;
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
         return Err(RequestError::InvalidField { field: "context", problem });
     }
-    let started = upstreams::start(serving, request, &caller.request_id).instrument(watch.span().clone()).await?;
+    let n_first = held.len() as u32;
+    let started = upstreams::start(serving, request, 0..n_first, &caller.request_id);
+    let started = started.instrument(watch.span().clone()).await?;
     let n_prompt = upstreams::estimated_tokens(request);
     let reason = reason.unwrap_or(started.reason);
     watch.upstream(started.server.name(), reason, n_prompt, started.asked);
     let route = route_words::of_upstream(started.server.name(), reason);
-    let choices = StartedChoices::Text { choices: started.choices, places: starting.take_places() };
+    let first = started.choices.into_iter().zip(std::mem::take(held));
+    let first =
+        first.map(|(choice, place)| UpstreamChoice { place: ready(place).boxed(), started: ready(Ok(choice)).boxed() });
+    let source = Arc::new(LateSource {
+        serving: serving.clone(),
+        request: request.clone(),
+        request_id: caller.request_id.clone(),
+        span: watch.span().clone(),
+    });
+    let late = (n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice, places.clone()));
+    let choices = StartedChoices::Text { choices: first.chain(late).collect() };
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
+}
+
+/// Starts the choices that get their places after the others.
+struct LateSource {
+    serving: ServedByUpstreams,
+    request: GenerateRequest,
+    request_id: String,
+    span: Span,
+}
+
+impl LateSource {
+    fn late_choice(self: Arc<Self>, choice: u32, places: Places) -> UpstreamChoice {
+        let started = async move {
+            let LateSource { serving, request, request_id, span } = &*self;
+            let started = upstreams::start(serving, request, choice..choice + 1, request_id);
+            let started = started.instrument(span.clone()).await?;
+            started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
+        };
+        UpstreamChoice { place: async move { places.next().await }.boxed(), started: started.boxed() }
+    }
 }
 
 /// Starts a request on upstreams after nodes refused it with this error, if upstreams can help.

@@ -19,6 +19,7 @@ pub struct UpstreamPool {
 }
 
 /// An upstream that serves a model.
+#[derive(Clone)]
 pub struct ServingUpstream {
     /// The upstream.
     pub server: Arc<UpstreamServer>,
@@ -27,6 +28,7 @@ pub struct ServingUpstream {
 }
 
 /// A model, and the upstreams that serve it.
+#[derive(Clone)]
 pub struct ServedByUpstreams {
     /// The model's public name.
     pub name: String,

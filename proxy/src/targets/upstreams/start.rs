@@ -1,5 +1,6 @@
 //! Starts a request on an upstream. Tries other upstreams until the first piece of a reply has come.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ pub struct StartedReply {
     pub reason: RouteReason,
     /// When the request was sent.
     pub asked: Instant,
-    /// One stream per choice.
+    /// One stream per choice that was asked for.
     pub choices: Vec<StartedChoice>,
 }
 
@@ -43,16 +44,17 @@ pub struct StartedChoice {
     pub span: Span,
 }
 
-/// Starts a request. Dropping the future cancels it.
+/// Starts these choices of a request, together and on one upstream. Dropping the future cancels them.
 ///
 /// Errors: the request is wrong, or no upstream answers; then the last upstream's error.
 pub async fn start(
     serving: &ServedByUpstreams,
     request: &GenerateRequest,
+    choices: Range<u32>,
     request_id: &str,
 ) -> Result<StartedReply, RequestError> {
     refuse_images(request.images())?;
-    let found = first_answer(serving, &GenerateQuestion { request, request_id }).await?;
+    let found = first_answer(serving, &GenerateQuestion { request, choices, request_id }).await?;
     let choices: Vec<StartedChoice> = found.answer;
     let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
     Ok(StartedReply { server: found.server, reason: found.reason, asked, choices })
@@ -60,6 +62,7 @@ pub async fn start(
 
 struct GenerateQuestion<'a> {
     request: &'a GenerateRequest,
+    choices: Range<u32>,
     request_id: &'a str,
 }
 
@@ -71,11 +74,11 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
     }
 
     fn n_permits(&self) -> u32 {
-        self.request.n
+        self.choices.end - self.choices.start
     }
 
     fn check(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
-        let GenerateQuestion { request, request_id } = *self;
+        let GenerateQuestion { request, request_id, .. } = *self;
         server.client.check(&ChoiceRequest { request, choice: 0, model, request_id })?;
         match request.n as usize > server.client.settings().max_concurrent {
             true => Err(UpstreamError::Unsupported { field: "n" }),
@@ -83,13 +86,14 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         }
     }
 
-    /// Requests all choices, and waits for the first piece of each.
+    /// Requests the choices, and waits for the first piece of each.
     async fn ask(
         &self,
         upstream: &ServingUpstream,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let choices = (0..).zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
+        let choices =
+            self.choices.clone().zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
         try_join_all(choices).await
     }
 }

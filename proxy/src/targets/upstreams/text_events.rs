@@ -6,6 +6,7 @@ use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, TokenLogprobs};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
+use futures::future::BoxFuture;
 use futures::{Stream, StreamExt};
 
 use super::StartedChoice;
@@ -23,15 +24,16 @@ pub(crate) struct ReplyMeter {
     pub(crate) n_prompt: u32,
 }
 
-/// The events of a choice. Dropping the stream closes the connection.
+/// The events of a choice, once it has started. Dropping the stream closes the connection.
 pub(crate) fn text_events(
     choice: u32,
-    StartedChoice { first, mut rest, server, asked, span }: StartedChoice,
+    started: BoxFuture<'static, Result<StartedChoice, RequestError>>,
     request: &GenerateRequest,
     ReplyMeter { mut clock, n_prompt }: ReplyMeter,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send + use<> {
     let mut reader = ChoiceReader::new(request);
     async_stream::try_stream! {
+        let StartedChoice { first, mut rest, server, asked, span } = started.await?;
         // Ends with the reply.
         let _span = span;
         clock.started_at(asked);

@@ -46,6 +46,12 @@ impl StartRetry {
         StartRetry { image_need: ImageNeed::of_images(images), ..StartRetry::default() }
     }
 
+    /// The attempts of another choice of the request that has this mark.
+    #[must_use]
+    pub fn with_mark(self, mark: PoisonMark) -> StartRetry {
+        StartRetry { mark, ..self }
+    }
+
     /// An upstream can answer instead. Each node is asked once, and no lost node is waited for.
     #[must_use]
     pub fn with_upstream(self) -> StartRetry {
@@ -121,6 +127,13 @@ impl StartRetry {
         if let Some((_, mut visit)) = self.reserved.take() {
             visit.clear(&mut self.mark);
         }
+    }
+
+    /// Every queue was full a while ago: each node is asked again. What is known of lost and failed engines stays.
+    pub fn ask_all_again(&mut self) {
+        self.failed.clear();
+        self.was_repeated = false;
+        self.deadline = None;
     }
 
     /// Notes the outcome of asking a decode node. A node that was lost, failed or refused is asked again only after the
