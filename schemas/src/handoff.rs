@@ -76,12 +76,16 @@ pub enum HandoffFailure {
     PrefillStalled,
     /// Both nodes are alive, but one of them or the link is slower than predicted.
     PrefillLate,
+    /// The pull belonged to a measurement, and the prefill node got a request.
+    GaveWay,
     /// The stream broke after it had begun.
     PrefillLost,
     /// The prefill node refused the cluster key or the request, or failed on it.
     PrefillRefused,
-    /// A record failed a check: MAC, order, length, position or value.
+    /// A record failed a check: MAC, order, length or position.
     FrameRejected,
+    /// The prompt's KV has NaN or infinity. The same weights compute the same everywhere.
+    NotFinite,
     /// The nodes do not run the same model, or its KV cannot be handed over.
     FingerprintMismatch,
     /// The KV of the canary text differs too much between the nodes.
@@ -96,7 +100,7 @@ impl HandoffFailure {
     /// Returns the nodes to avoid for a while.
     pub fn blame(self) -> Blame {
         match self {
-            HandoffFailure::PrefillLate => Blame::Nobody,
+            HandoffFailure::PrefillLate | HandoffFailure::GaveWay | HandoffFailure::NotFinite => Blame::Nobody,
             HandoffFailure::PrefillDown
             | HandoffFailure::PrefillBusy
             | HandoffFailure::PrefillStalled
@@ -117,9 +121,11 @@ impl HandoffFailure {
             HandoffFailure::PrefillBusy => "prefill_busy",
             HandoffFailure::PrefillStalled => "prefill_stalled",
             HandoffFailure::PrefillLate => "prefill_late",
+            HandoffFailure::GaveWay => "gave_way",
             HandoffFailure::PrefillLost => "prefill_lost",
             HandoffFailure::PrefillRefused => "prefill_refused",
             HandoffFailure::FrameRejected => "frame_rejected",
+            HandoffFailure::NotFinite => "not_finite",
             HandoffFailure::FingerprintMismatch => "fingerprint_mismatch",
             HandoffFailure::CanaryFailed => "canary_failed",
             HandoffFailure::ImportFailed => "import_failed",
@@ -131,7 +137,8 @@ impl HandoffFailure {
 /// The nodes to avoid for a while after a failed handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// Neither: a slow node may still serve others well, and predictions learn its speed.
+    /// Neither. A slow node may still serve others well, and predictions learn its speed; a prompt that computes NaN says
+    /// nothing about other prompts.
     Nobody,
     /// The prefill node, for every decode node.
     Prefill,

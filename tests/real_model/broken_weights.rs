@@ -21,6 +21,37 @@ fn write_broken(folder: &tempfile::TempDir) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// A prefill computes no logits, so that only the KV shows the fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_whose_kv_is_not_a_number_blames_no_prefill_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_broken(&folder);
+    let args = ["--model", &model, "--name", "broken", "--threads", "1", "--ctx-size", "512", "--slots", "2"];
+    let node = |role| BatonNode::with(&[&args[..], &["--role", role]].concat());
+    let [prefill, decode] = ["prefill", "decode"].map(node);
+    let links = ["--prefill", &prefill.url, "--decode", &decode.url];
+    let server = BatonServer::with(&[&links[..], &["--no-calibration", "--policy", "always_handoff"]].concat());
+    let complete = async |prompt: &str| {
+        let body = json!({ "model": "broken", "prompt": prompt.repeat(20), "max_tokens": 4 });
+        let call = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).json(&body);
+        let reply = call.send().await.unwrap();
+        let route = reply.headers().get("x-baton-route").map(|value| value.to_str().unwrap().to_owned());
+        (reply.status().as_u16(), route.unwrap_or_default(), reply.text().await.unwrap())
+    };
+    for _ in 0..3 {
+        let (status, route, text) = complete("buzz").await;
+        assert!(status == 500 && text.contains("not numbers"), "{route} {text}");
+    }
+    let (status, route, text) = complete("an honest prompt").await;
+    assert!(status == 200 && route.starts_with("handoff"), "{route} {text}");
+    let model = &server.state().await["models"][0];
+    assert_eq!(model["fallbacks"].as_object().map(serde_json::Map::len), Some(1), "{model}");
+    assert_eq!(model["fallbacks"]["not_finite"]["count"], 3, "{model}");
+    for node in model["nodes"].as_array().unwrap() {
+        assert_eq!((&node["life"], &node["breaker"]["failures"]), (&json!("ready"), &json!({})), "{node}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_is_not_a_number_fails_once_with_its_own_reason() {
     let folder = tempfile::tempdir().unwrap();

@@ -206,6 +206,7 @@ fn refused(url: &str, error: &FrameError) -> HandoffFailure {
     tracing::warn!(url, %error, "a pull failed: the prefill node sent an invalid stream");
     match error {
         FrameError::Fingerprint | FrameError::Layout => HandoffFailure::FingerprintMismatch,
+        FrameError::NotFinite { .. } => HandoffFailure::NotFinite,
         _ => HandoffFailure::FrameRejected,
     }
 }
@@ -216,8 +217,8 @@ pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
         EngineError::Lost { .. } => HandoffFailure::PrefillDown,
         EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
         EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
-        // It computes a request first, and is not to be avoided for that.
-        EngineError::GaveWay => HandoffFailure::PrefillLate,
+        EngineError::GaveWay => HandoffFailure::GaveWay,
+        EngineError::NotFinite => HandoffFailure::NotFinite,
         _ => HandoffFailure::PrefillRefused,
     }
 }

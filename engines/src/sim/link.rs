@@ -195,6 +195,7 @@ impl SimPeer {
 fn failure_of(error: &EngineError) -> HandoffFailure {
     match error {
         EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        EngineError::NotFinite => HandoffFailure::NotFinite,
         _ => HandoffFailure::PrefillRefused,
     }
 }

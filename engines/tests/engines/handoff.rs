@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, PullPolicy};
+use baton_engines::llama::LlamaConfig;
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_schemas::Token;
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::Role;
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
 
-use crate::peers;
+use crate::{models, peers};
 use crate::peers::{Reply, TestNode};
 
 async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&TestNode>) -> Reply {
@@ -65,6 +67,27 @@ async fn an_ephemeral_prompt_stays_on_neither_simulated_node() {
     let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, peers::KEY).await;
     let decoder = SimEngine::with_puller(sim(), Some(puller()));
     ephemeral_prompts_are_not_cached(&decoder, &peers::tokens(300), &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_measurement_gives_way_on_the_prefill_node() {
+    let Some(model) = models::smollm2() else { return };
+    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1_024), n_slots: 2, ..LlamaConfig::new(model) };
+    let prefill = models::start(config.clone(), None).await;
+    let node = peers::node(Arc::clone(&prefill) as Arc<dyn Engine>, Role::Prefill, peers::KEY).await;
+    let decoder = models::start(config, Some(puller())).await;
+    // A request that is not read to its end keeps its slot.
+    let unread = SequenceRequest { ignore_eos: true, ..peers::request(&[100, 101, 102], 900, None) };
+    let mut unread = prefill.generate(unread).await.unwrap();
+    assert!(unread.next().await.unwrap().is_ok());
+    let prompt: Vec<Token> = (1_000..1_200).collect();
+    let request = peers::request(&prompt, 2, Some(&node.url));
+    let measurement = SequenceRequest { ephemeral: true, gives_way: true, ..request.clone() };
+    let handoff = peers::generate(decoder.as_ref(), measurement).await.handoff.unwrap();
+    assert_eq!((handoff.failure, handoff.n_tokens), (Some(HandoffFailure::GaveWay), 0));
+    // A request's own handoff goes on beside the other.
+    let handoff = peers::generate(decoder.as_ref(), request).await.handoff.unwrap();
+    assert_eq!((handoff.failure, handoff.n_tokens), (None, 199));
 }
 
 #[tokio::test]

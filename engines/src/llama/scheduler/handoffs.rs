@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Contiguous, Placement, VerifiedKv, max_frame_positions};
+use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Placement, VerifiedKv, all_finite, max_frame_positions};
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::kv_flow::{Exported, Import};
@@ -166,6 +166,7 @@ impl Scheduler<'_> {
             let Some((positions, waited)) = export.next_range(n_kv, max) else { continue };
             let began = Instant::now();
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
+                Ok(chunk) if !is_finite(&chunk, transfer.layout()) => self.fail_not_finite(slot),
                 Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
                 Err(error) => {
                     tracing::error!(slot, %error, "computed KV cannot be exported; the prefill fails");
@@ -175,4 +176,13 @@ impl Scheduler<'_> {
             }
         }
     }
+}
+
+/// Returns true if no value is NaN or infinity. A prefill computes no logits that would show them, and the reader refuses
+/// such KV.
+fn is_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
+    let layers = layout.sections.iter().flat_map(|section| &section.layers);
+    // A V that does not exist has no bytes.
+    let shapes = layers.flat_map(|layer| [layer.k, layer.v.unwrap_or(layer.k)]);
+    chunk.tensors().zip(shapes).all(|(rows, shape)| all_finite(shape.dtype, rows))
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use baton_planner::cost::Route;
 use baton_schemas::CacheScope;
-use baton_schemas::handoff::Blame;
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -186,7 +186,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     }
     match failure {
         None => Ok(()),
-        Some(failure) if failure.blame() == Blame::Nobody => Err(EngineError::GaveWay),
+        Some(HandoffFailure::GaveWay) => Err(EngineError::GaveWay),
         Some(failure) => Err(EngineError::internal(format!("the handoff failed: {}", failure.as_str()))),
     }
 }
@@ -199,15 +199,16 @@ mod tests {
     use async_trait::async_trait;
     use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
     use baton_engines::{Engine, SequenceStream};
-    use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
+    use baton_schemas::handoff::{HandoffReport, KvSource, LinkMeasurement};
     use baton_schemas::sequence::Timings;
 
     use super::*;
     use crate::targets::nodes::Health;
 
-    /// A node on which this many pulls fail, and later ones succeed. Notes when it was asked to pull.
+    /// A node on which this many pulls fail for a reason, and later ones succeed. Notes when it was asked to pull.
     struct Pulling {
         sim: SimEngine,
+        failure: HandoffFailure,
         n_failures: AtomicU32,
         asked: Arc<Mutex<Vec<Instant>>>,
     }
@@ -227,7 +228,7 @@ mod tests {
             if request.kv_source.is_some() {
                 self.asked.lock().unwrap().push(Instant::now());
                 let fails = self.n_failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
-                handoff.failure = fails.is_ok().then_some(HandoffFailure::ImportFailed);
+                handoff.failure = fails.is_ok().then_some(self.failure);
             }
             let timings =
                 Timings { predicted_n: 8, predicted_ms: 70.0, prompt_n: 256, prompt_ms: 99.0, ..Timings::default() };
@@ -236,11 +237,11 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_handoff_that_failed_is_tried_again_soon_and_ever_less_often() {
+    /// The pauses in seconds between pulls, of which the first three fail for this reason.
+    async fn pauses_after(failure: HandoffFailure) -> Vec<u64> {
         let asked = Arc::default();
-        let pulling =
-            Pulling { sim: SimEngine::new(SimConfig::default()), n_failures: 3.into(), asked: Arc::clone(&asked) };
+        let sim = SimEngine::new(SimConfig::default());
+        let pulling = Pulling { sim, failure, n_failures: 3.into(), asked: Arc::clone(&asked) };
         let info = Arc::new(Engine::info(&pulling).await.unwrap());
         let node = |name: &str, engine: Arc<dyn Engine>| {
             let health = Health::new(name);
@@ -253,8 +254,19 @@ mod tests {
         keep_calibrated(&model);
         tokio::time::sleep(Duration::from_secs(120)).await;
         let asked = asked.lock().unwrap();
-        let pauses: Vec<_> = asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
-        assert_eq!(pauses, [5, 10, 20], "and once it went well, no more");
         assert!(model.prefill[0].rates().prefill.is_known());
+        asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handoff_that_failed_is_tried_again_soon_and_ever_less_often() {
+        for failure in [HandoffFailure::ImportFailed, HandoffFailure::PrefillLate] {
+            assert_eq!(pauses_after(failure).await, [5, 10, 20], "and once it went well, no more");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handoff_that_gave_way_is_not_a_failure() {
+        assert_eq!(pauses_after(HandoffFailure::GaveWay).await, [5, 5, 5]);
     }
 }
