@@ -78,7 +78,7 @@ pub(super) struct Scheduler<'m> {
     /// A sequence was preempted for lack of cells, so none starts until a running one has ended. Counting cells cannot
     /// replace this flag, because llama.cpp may need more than the count, as for a sliding window that forks share.
     short_of_cells: bool,
-    /// Freed cells may hold NaN. The cache is overwritten as soon as no sequence runs.
+    /// Freed cells may hold NaN, so none starts until the cache is overwritten, which is as soon as no sequence runs.
     has_nan: bool,
     prefill_tps: f64,
     /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt

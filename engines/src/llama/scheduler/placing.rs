@@ -41,11 +41,12 @@ impl Scheduler<'_> {
 
     /// Gives slots to waiting sequences, oldest first. A sequence that waits for another's prefill lets others pass.
     pub(super) fn fill_slots(&mut self) {
-        if self.short_of_cells && self.running.iter().any(Option::is_some) {
+        if self.running.iter().all(Option::is_none) {
+            self.short_of_cells = false;
+            self.remove_nan();
+        } else if self.short_of_cells || self.has_nan {
             return;
         }
-        self.short_of_cells = false;
-        self.remove_nan();
         let mut i = 0;
         while i < self.waiting.len() {
             let sequence = &self.waiting[i];

@@ -85,9 +85,9 @@ impl Scheduler<'_> {
         self.has_nan = true;
     }
 
-    /// Overwrites the cache if freed cells may hold NaN and no sequence runs.
+    /// Overwrites the cache if freed cells may hold NaN. No sequence may run.
     pub(super) fn remove_nan(&mut self) {
-        if !self.has_nan || self.running.iter().any(Option::is_some) {
+        if !self.has_nan {
             return;
         }
         tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");

@@ -161,6 +161,31 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
 }
 
 #[test]
+fn nothing_starts_beside_a_stream_while_freed_cells_may_hold_nan() {
+    let (model, config) = real_model();
+    let mut scheduler = scheduler(&model, config);
+    let mut good = submit(&mut scheduler, request((100..140).collect()));
+    let mut bad = submit(&mut scheduler, request((200..240).collect()));
+    turn(&mut scheduler);
+    let at = (0..2).find(|&slot| scheduler.running[slot].as_ref().unwrap().tokens[0] == 200).unwrap();
+    scheduler.fail_not_finite(at);
+    assert_eq!(received(&mut bad), (Vec::new(), Some(EngineError::NotFinite)));
+    let mut next = submit(&mut scheduler, request((150..190).collect()));
+    for _ in 0..3 {
+        turn(&mut scheduler);
+        assert_eq!((scheduler.running.iter().flatten().count(), scheduler.waiting.len()), (1, 1));
+    }
+    for _ in 0..60 {
+        turn(&mut scheduler);
+    }
+    for events in [&mut good, &mut next] {
+        let (tokens, error) = received(events);
+        assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+    }
+    assert!(!scheduler.has_nan);
+}
+
+#[test]
 fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
     let (model, config) = real_model();
     let prompt: Vec<Token> = (100..140).collect();
