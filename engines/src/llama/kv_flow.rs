@@ -80,6 +80,8 @@ impl Export {
 /// The import of KV from another node.
 pub(super) struct Import {
     pulled: mpsc::Receiver<PullEvent>,
+    /// The address of the node that it pulls from.
+    url: String,
     began: Instant,
     n_tokens: u32,
     took: Duration,
@@ -87,9 +89,13 @@ pub(super) struct Import {
 }
 
 impl Import {
-    pub(super) fn new(pulled: mpsc::Receiver<PullEvent>) -> Self {
+    pub(super) fn new(url: String, pulled: mpsc::Receiver<PullEvent>) -> Self {
         let began = Instant::now();
-        Import { pulled, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
+        Import { pulled, url, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
     }
 
     /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.

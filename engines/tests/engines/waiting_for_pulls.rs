@@ -54,7 +54,7 @@ async fn a_short_prompt_does_not_wait_for_a_strangers_pull() {
     let long: Vec<Token> = system.iter().copied().chain(2_000..2_540).collect();
     let mut pulling = engine.generate(peers::request(&long, 2, Some("http://192.0.2.1:9000"))).await.unwrap();
     assert!(matches!(pulling.next().await, Some(Ok(SequenceEvent::Started { .. }))));
-    // Another choice of the same request goes on waiting, instead of pulling the prompt once more.
+    // Another choice of the same request goes on waiting, instead of pulling the prompt once more from the same node.
     let mut choice = engine.generate(peers::request(&long, 2, Some("http://192.0.2.1:9000"))).await.unwrap();
 
     // The pull brings nothing until this reply is complete.
@@ -64,6 +64,14 @@ async fn a_short_prompt_does_not_wait_for_a_strangers_pull() {
     let reply = tokio::time::timeout(Duration::from_secs(60), reply).await.expect("it waits for the stranger's pull");
     assert_eq!((reply.tokens.len(), reply.timings.prompt_n as usize), (4, short.len()));
     assert_eq!(puller.n_pulls(), 1);
+    // A stranger with the whole prompt pulls it from another node.
+    let _stranger = engine.generate(peers::request(&long, 2, Some("http://192.0.2.2:9000"))).await.unwrap();
+    let pulls = async {
+        while puller.n_pulls() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), pulls).await.expect("it waits for the first pull");
 
     puller.give_up();
     let pulled = pulling.next().await;

@@ -54,6 +54,7 @@ impl Scheduler<'_> {
         let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
+        let url = source.url.clone();
         let order = PullOrder {
             source,
             buffers: handoffs.transfer.buffers().clone(),
@@ -64,7 +65,7 @@ impl Scheduler<'_> {
             gives_way: sequence.request.gives_way,
             placement: Arc::clone(&handoffs.placement),
         };
-        sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));
+        sequence.import = Some(Import::new(url, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
     /// Imports the chunks that have arrived: one for each sequence that waits for KV, and more within [`IMPORT_SHARE`].

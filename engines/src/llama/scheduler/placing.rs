@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
+use baton_schemas::handoff::KvSource;
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::sequence::Sequence;
@@ -90,8 +91,10 @@ impl Scheduler<'_> {
             // Its prefill goes on in the steps of this engine, or as soon as an image is prepared.
             return self.can_step(slot) || self.awaits_image(slot);
         };
-        // Another choice of the same request would only queue behind it at the prefill node.
-        let pulls_the_same = is_whole && sequence.request.kv_source.is_some();
+        // A pull from the same node, as that of another choice of the request, would only queue behind this one there.
+        let is_same =
+            |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
+        let pulls_the_same = is_whole && sequence.request.kv_source.as_ref().is_some_and(is_same);
         // Without streams, a step computes at the prefill's own rate.
         let decodes = (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0);
         let tps = if decodes { self.budget_tps() } else { self.prefill_tps };
