@@ -1,5 +1,6 @@
 //! A sequence and its progress, from the queue to its last event.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use baton_schemas::image::is_placeholder;
@@ -27,8 +28,9 @@ pub(super) struct Sequence {
     _room: Option<OwnedSemaphorePermit>,
     /// The first attempt to decode its next image found no cells.
     pub(super) lacked_cells: bool,
-    /// It shares no batch until its KV has this many tokens: the last batch with them was refused, and its state is lost.
-    pub(super) alone_until: Option<usize>,
+    /// The positions that it computes without other sequences: the last batch with them was refused, and its state is
+    /// lost.
+    pub(super) refused: Option<Range<usize>>,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all of the request's choices.
@@ -69,7 +71,7 @@ impl Sequence {
             preparation: None,
             _room: job.room,
             lacked_cells: false,
-            alone_until: None,
+            refused: None,
             sampler,
             accepted: job.accepted,
             number: 0,

@@ -269,9 +269,10 @@ impl<'m> Scheduler<'m> {
     }
 
     /// The most prompt tokens that a slot's sequence can use in the next step, in which `n_prompts` are prefilled. They
-    /// end before its next image, which has a step of its own.
+    /// end before its next image, and before the tokens of a refused batch: both have steps of their own.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
         let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
+        let n_left = n_left.min(self.to_refused(slot).unwrap_or(usize::MAX));
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node, so that a prompt's KV
         // is identical to the bit, wherever each part of it was computed.
@@ -283,7 +284,7 @@ impl<'m> Scheduler<'m> {
     fn step(&mut self) {
         self.finish_prefill_only();
         let mut ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
-        // A sequence that may be at fault for a refused batch must not fail the others again.
+        // A sequence that may be at fault for a refused batch must not fail the others again with the same tokens.
         if let Some(&suspect) = ready.iter().find(|&&slot| self.is_suspect(slot)) {
             ready = vec![suspect];
         }
@@ -308,16 +309,22 @@ impl<'m> Scheduler<'m> {
         self.compute(parts);
     }
 
-    /// Returns true if a slot's sequence lost its KV in a batch that llama.cpp refused, and has not computed again all
-    /// that it computed in that batch.
+    /// Returns true if a slot's sequence lost its KV in a batch that llama.cpp refused, and its next token was in that
+    /// batch.
     fn is_suspect(&self, slot: usize) -> bool {
         let n_kv = self.slots[slot].kv.len();
-        self.running[slot].as_ref().and_then(|s| s.alone_until).is_some_and(|until| n_kv < until)
+        self.running[slot].as_ref().and_then(|s| s.refused.as_ref()).is_some_and(|refused| refused.contains(&n_kv))
+    }
+
+    /// The number of tokens before those that a slot's sequence computes alone, if it is not there yet.
+    fn to_refused(&self, slot: usize) -> Option<usize> {
+        let refused = self.running[slot].as_ref()?.refused.as_ref()?;
+        refused.start.checked_sub(self.slots[slot].kv.len()).filter(|n| *n > 0)
     }
 
     /// Computes the next tokens of `parts` in one batch. If llama.cpp refuses the batch, each part is computed alone,
     /// so that only the faulty sequence fails. A state that cannot be cut (of a recurrent model) is lost with the batch;
-    /// its sequence starts again and is alone in its batches until it has passed the place where the batch was refused.
+    /// its sequence starts again, and computes alone the tokens that were in the batch.
     fn compute(&mut self, mut parts: Vec<BatchPart>) {
         self.fill_batch(&mut parts);
         let began = Instant::now();
@@ -339,11 +346,11 @@ impl<'m> Scheduler<'m> {
             Err(error) => {
                 tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are computed alone");
                 for part in parts {
-                    let until = self.slots[part.slot].kv.len() + part.n_tokens;
+                    let from = self.slots[part.slot].kv.len();
                     if self.restore(part.slot) {
                         self.compute(vec![part]);
                     } else if let Some(sequence) = &mut self.running[part.slot] {
-                        sequence.alone_until = Some(until);
+                        sequence.refused = Some(from..from + part.n_tokens);
                     }
                 }
             }
@@ -418,7 +425,7 @@ impl<'m> Scheduler<'m> {
             if sequence.first_token.is_none() {
                 sequence.n_computed += part.n_tokens as u32;
             }
-            sequence.alone_until = sequence.alone_until.filter(|until| kv.len() < *until);
+            sequence.refused.take_if(|refused| refused.end <= kv.len());
             if kv.len() + 1 >= sequence.tokens.len() {
                 sequence.prefilled.get_or_insert_with(Instant::now);
             }

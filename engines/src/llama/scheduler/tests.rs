@@ -152,6 +152,15 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
     scheduler.fails_at = Some(WRONG);
     let mut good = submit_good(&mut scheduler);
     let mut bad = submit(&mut scheduler, request((200..240).chain([WRONG]).collect()));
+    for _ in 0..10 {
+        if scheduler.running.iter().flatten().filter(|sequence| sequence.refused.is_some()).count() == 2 {
+            break;
+        }
+        turn(&mut scheduler);
+    }
+    assert!(scheduler.slots.iter().all(|slot| slot.busy && slot.kv.is_empty()), "both have lost their state");
+    turn(&mut scheduler);
+    assert!(scheduler.slots.iter().all(|slot| !slot.kv.is_empty()), "both start again in the same step");
     for _ in 0..60 {
         turn(&mut scheduler);
     }
