@@ -117,7 +117,7 @@ impl LlamaEngine {
         let model = Arc::new(load::model(&config, &gguf)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
-        let projector = Projector::load(&config, &model)?.map(Arc::new);
+        let projector = Projector::load(&config, &model)?;
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,

@@ -2,7 +2,8 @@
 //!
 //! Its weights are in a separate file, which llama.cpp's mtmd runs. An image is prepared (its file decoded, its pixels
 //! scaled and normalised) when the prompt is rendered, which needs its number of tokens. The sequence then takes the
-//! prepared image, or prepares it again on a thread of its own if another node rendered the prompt. The scheduler calls
+//! prepared image, or has it prepared again on the projector's thread if another node rendered the prompt. One prompt's
+//! images or one sequence's image are prepared at a time. The scheduler calls
 //! [`Projector::decode_image`], which encodes a prepared image and decodes its embeddings. In a prompt, an image is a run
 //! of placeholders ([`baton_schemas::image`]), which includes the text that the projector puts around the embeddings.
 //! Such a run is always complete.
@@ -10,7 +11,9 @@
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 
 use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
 use baton_schemas::{EngineError, SequenceRequest};
@@ -44,17 +47,31 @@ const BYTES_PER_TOKEN: usize = 64 * 64 * 3 * 4;
 /// An image whose file is decoded, in mtmd's form, with the text that the projector puts around it.
 pub(super) type PreparedImage = Arc<MtmdInputChunks>;
 
-/// An image that is being prepared on another thread.
+/// Images that wait for the projector's thread. Further sequences ask again in the scheduler's next turn.
+const MAX_QUEUED: usize = 16;
+
+/// An image of a sequence, prepared or about to be. Dropping it takes it out of the queue.
 pub(super) struct ImagePreparation {
-    /// The first position of the image.
-    pub(super) start: usize,
-    prepared: Arc<OnceLock<Result<PreparedImage, EngineError>>>,
+    image: ImageRun,
+    outcome: OnceLock<Result<PreparedImage, EngineError>>,
 }
 
 impl ImagePreparation {
+    /// The first position of the image.
+    pub(super) fn start(&self) -> usize {
+        self.image.at.start
+    }
+
     /// The outcome, once there is one.
     pub(super) fn outcome(&self) -> Option<&Result<PreparedImage, EngineError>> {
-        self.prepared.get()
+        self.outcome.get()
+    }
+
+    fn prepare(&self, chunks: impl FnOnce(&Image) -> Result<MtmdInputChunks, EngineError>) {
+        // Without an outcome, the sequence would wait for ever.
+        let prepared = catch_unwind(AssertUnwindSafe(|| chunks(&self.image.image)));
+        let panicked = || Err(EngineError::internal("preparing an image panicked"));
+        let _ = self.outcome.set(prepared.unwrap_or_else(|_| panicked()).map(Arc::new));
     }
 }
 
@@ -92,17 +109,19 @@ pub(super) struct Projector {
     /// An image's tokens attend to later ones, too, so that all must be in one physical batch.
     in_one_batch: bool,
     n_ubatch: usize,
-    /// Permits counting the tokens of one prompt's images at a time: decoding an image may take hundreds of megabytes.
-    counting: Arc<Semaphore>,
+    /// Permits preparing one prompt's or one sequence's images at a time: decoding one may take hundreds of megabytes.
+    preparing: Arc<Semaphore>,
     kept: Mutex<KeptImages>,
-    /// Held while an image is prepared: decoding one may take hundreds of megabytes.
-    preparing: Mutex<()>,
+    /// The queue of the projector's thread. A sequence that ends drops its image there, too.
+    queue: SyncSender<Weak<ImagePreparation>>,
     /// KiB of image files that further sequences may hold.
     room: Arc<Semaphore>,
 }
 
 /// Why an image was not decoded.
 pub(super) enum ImageFailure {
+    /// The projector is at work on another image.
+    Busy,
     /// No cells are free, or the projector failed: llama.cpp does not distinguish these.
     NoCells,
     /// The image is invalid, or the projector failed.
@@ -120,7 +139,7 @@ pub(super) struct ImageRun {
 impl Projector {
     /// Loads the configured projector, if there is one. Errors: the file is not a projector, belongs to another model,
     /// or is of a kind that this engine cannot run.
-    pub(super) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Projector>, LoadError> {
+    pub(super) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Arc<Projector>>, LoadError> {
         let Some(path) = &config.projector else { return Ok(None) };
         let refused = |why: &str| LoadError::Projector { path: path.clone(), why: why.to_owned() };
         let gguf = Gguf::open_projector(path)?;
@@ -145,17 +164,22 @@ impl Projector {
         }
         let id = gguf.weights_hash(path)?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
-        Ok(Some(Projector {
+        let (queue, queued) = sync_channel(MAX_QUEUED);
+        let projector = Arc::new(Projector {
             context: Mutex::new(context),
             _model: Arc::clone(model),
             id,
             in_one_batch,
             n_ubatch: config.n_ubatch as usize,
-            counting: Arc::new(Semaphore::new(1)),
+            preparing: Arc::new(Semaphore::new(1)),
             kept: Mutex::default(),
-            preparing: Mutex::default(),
+            queue,
             room: Arc::new(Semaphore::new(MAX_KIB)),
-        }))
+        });
+        let weak = Arc::downgrade(&projector);
+        let thread = std::thread::Builder::new().name("image".into()).spawn(move || prepare_queued(&weak, &queued));
+        thread.map_err(|e| LoadError::Config(format!("the projector's thread cannot start: {e}")))?;
+        Ok(Some(projector))
     }
 
     /// The value of [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector): the hash of its weights, in hex.
@@ -163,9 +187,9 @@ impl Projector {
         &self.id
     }
 
-    /// Waits for the permit to count images' tokens. The decoding thread holds it, even after its caller has gone.
+    /// Waits for the permit to prepare images. The thread that prepares them holds it, even after its caller has gone.
     pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.counting).acquire_owned().await.ok()
+        Arc::clone(&self.preparing).acquire_owned().await.ok()
     }
 
     /// Reserves memory for the files of these images until the permit is dropped. `None`: too little is free.
@@ -175,38 +199,29 @@ impl Projector {
         Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
     }
 
-    /// The number of tokens of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. Errors:
-    /// the image cannot be read or is too large.
+    /// The number of tokens of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. The
+    /// caller holds [`Projector::turn`]. Errors: the image cannot be read or is too large.
     pub(super) fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
-        let _one_at_a_time = lock(&self.preparing);
         let prepared = self.chunks(image)?;
         let n_tokens = prepared.total_tokens();
         lock(&self.kept).put(image.mark(), Arc::new(prepared));
         Ok(n_tokens)
     }
 
-    /// Takes an image of a sequence from those that are kept, or prepares it on a thread of its own.
-    pub(super) fn prepare(self: &Arc<Self>, run: &ImageRun) -> ImagePreparation {
-        let prepared = Arc::new(OnceLock::new());
-        let preparation = ImagePreparation { start: run.at.start, prepared: Arc::clone(&prepared) };
-        if let Some(kept) = lock(&self.kept).take(&run.image.mark()) {
-            let _ = prepared.set(Ok(kept));
-            return preparation;
+    /// Takes an image of a sequence from those that are kept, or queues it for the projector's thread. `None`: the queue
+    /// is full, or that thread has ended.
+    pub(super) fn prepare(&self, run: &ImageRun) -> Option<Arc<ImagePreparation>> {
+        let preparation = Arc::new(ImagePreparation { image: run.clone(), outcome: OnceLock::new() });
+        match lock(&self.kept).take(&run.image.mark()) {
+            Some(kept) => drop(preparation.outcome.set(Ok(kept))),
+            None => self.queue.try_send(Arc::downgrade(&preparation)).ok()?,
         }
-        let projector = Arc::clone(self);
-        let image = run.image.clone();
-        let result = Arc::downgrade(&prepared);
-        let prepares = move || {
-            let _one_at_a_time = lock(&projector.preparing);
-            // Its sequence may have ended while others were prepared.
-            if let Some(result) = result.upgrade() {
-                let _ = result.set(projector.chunks(&image).map(Arc::new));
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("image".into()).spawn(prepares) {
-            let _ = prepared.set(Err(EngineError::internal(format!("no thread for an image: {error}"))));
-        }
-        preparation
+        Some(preparation)
+    }
+
+    /// Returns true if the projector is at work on an image, so that another one cannot be decoded now.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.context.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Finds the images of a request's prompt. Errors: the prompt was rendered with another projector, or placeholders
@@ -216,7 +231,7 @@ impl Projector {
     }
 
     /// Encodes a prepared image and decodes its embeddings into the cache of sequence `seq`, from the run's first
-    /// position on. Blocking: up to seconds without a GPU.
+    /// position on. Blocking: up to seconds without a GPU. It does not wait for an image that is being prepared.
     pub(super) fn decode_image(
         &self,
         run: &ImageRun,
@@ -229,7 +244,12 @@ impl Projector {
         }
         let position = i32::try_from(run.at.start).map_err(|e| ImageFailure::Failed(EngineError::internal(e)))?;
         let n_batch = i32::try_from(self.n_ubatch).unwrap_or(i32::MAX);
-        let decoded = chunks.eval_chunks(&mut self.lock(), context, position, seq, n_batch, false);
+        let mut projector = match self.context.try_lock() {
+            Ok(projector) => projector,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(ImageFailure::Busy),
+        };
+        let decoded = chunks.eval_chunks(&mut projector, context, position, seq, n_batch, false);
         decoded.map(|_| ()).map_err(|MtmdEvalError::EvalFailure(code)| match code {
             NO_CELLS => ImageFailure::NoCells,
             code => {
@@ -264,14 +284,21 @@ impl Projector {
         Ok(chunks)
     }
 
-    /// No image is prepared until the guard is dropped.
-    #[cfg(test)]
-    pub(super) fn block_preparing(&self) -> MutexGuard<'_, ()> {
-        lock(&self.preparing)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MtmdContext> {
+    /// Waits until the projector is not at work. Until the guard is dropped, no image is scaled or decoded.
+    pub(super) fn lock(&self) -> MutexGuard<'_, MtmdContext> {
         lock(&self.context)
+    }
+}
+
+/// Prepares the images of sequences, one after the other, until the projector is dropped.
+fn prepare_queued(projector: &Weak<Projector>, queued: &Receiver<Weak<ImagePreparation>>) {
+    for preparation in queued {
+        let Some(projector) = projector.upgrade() else { return };
+        let _turn = futures::executor::block_on(projector.turn());
+        // Its sequence may have ended while others were prepared.
+        if let Some(preparation) = preparation.upgrade() {
+            preparation.prepare(|image| projector.chunks(image));
+        }
     }
 }
 
@@ -317,6 +344,14 @@ mod tests {
         let images = PromptImages { projector: "p".into(), images: images.to_vec() };
         let runs = find(prompt, Some(&images), "p").map_err(|error| error.to_string())?;
         Ok(runs.into_iter().map(|run| (run.at, run.image.field().to_owned())).collect())
+    }
+
+    #[test]
+    fn a_panic_while_an_image_is_prepared_is_its_outcome() {
+        let image = ImageRun { at: 3..9, image: image("a") };
+        let preparation = ImagePreparation { image, outcome: OnceLock::new() };
+        preparation.prepare(|_| panic!("the image is odd"));
+        assert!(matches!(preparation.outcome(), Some(Err(EngineError::Internal { .. }))));
     }
 
     #[test]

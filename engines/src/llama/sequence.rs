@@ -1,6 +1,7 @@
 //! A sequence and its progress, from the queue to its last event.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_schemas::image::is_placeholder;
@@ -23,7 +24,7 @@ pub(super) struct Sequence {
     /// The images among the tokens, in their order.
     pub(super) images: Vec<ImageRun>,
     /// Its next image.
-    pub(super) preparation: Option<ImagePreparation>,
+    pub(super) preparation: Option<Arc<ImagePreparation>>,
     /// Memory reserved for the images' files.
     _room: Option<OwnedSemaphorePermit>,
     /// The first attempt to decode its next image found no cells.

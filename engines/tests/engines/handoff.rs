@@ -11,8 +11,8 @@ use baton_schemas::node::Role;
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 
-use crate::{models, peers};
 use crate::peers::{Reply, TestNode};
+use crate::{models, peers};
 
 async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&TestNode>) -> Reply {
     peers::generate(engine, peers::request(prompt, n, source.map(|node| node.url.as_str()))).await

@@ -33,6 +33,8 @@ impl Scheduler<'_> {
                 self.image_decoded(slot, &run);
                 tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was decoded");
             }
+            // The next turn tries again.
+            Err(ImageFailure::Busy) => {}
             // The first time, cells were freed for it. So the second time it is the projector that fails, and no other
             // sequence must lose its cells.
             Err(ImageFailure::NoCells) if self.running[slot].as_ref().is_some_and(|sequence| sequence.lacked_cells) => {
@@ -56,21 +58,20 @@ impl Scheduler<'_> {
             let Some(run) = self.next_image(slot).cloned() else { continue };
             // The pulled KV may include the image.
             let Some(sequence) = self.running[slot].as_mut().filter(|s| s.import.is_none()) else { continue };
-            if sequence.preparation.as_ref().is_none_or(|preparation| preparation.start != run.at.start) {
-                sequence.preparation = Some(projector.prepare(&run));
+            if sequence.preparation.as_ref().is_none_or(|preparation| preparation.start() != run.at.start) {
+                sequence.preparation = projector.prepare(&run);
             }
         }
     }
 
-    /// Returns true if a slot's sequence can only go on with an image that is not prepared yet.
+    /// Returns true if a slot's sequence can only go on with an image that cannot be decoded yet.
     pub(super) fn awaits_image(&self, slot: usize) -> bool {
+        let Some(projector) = &self.projector else { return false };
         let is_prepared = |image: &ImageRun| {
             let preparation = self.running[slot].as_ref().and_then(|s| s.preparation.as_ref());
-            preparation.is_some_and(|p| p.start == image.at.start && p.outcome().is_some())
+            preparation.is_some_and(|p| p.start() == image.at.start && p.outcome().is_some())
         };
-        self.projector.is_some()
-            && self.to_next_image(slot) == Some(0)
-            && !self.next_image(slot).is_some_and(is_prepared)
+        self.to_next_image(slot) == Some(0) && (!self.next_image(slot).is_some_and(is_prepared) || projector.is_busy())
     }
 
     /// The number of tokens before the next image of a slot's sequence, if it has one.

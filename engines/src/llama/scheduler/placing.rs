@@ -92,8 +92,7 @@ impl Scheduler<'_> {
             return self.can_step(slot) || self.awaits_image(slot);
         };
         // A pull from the same node, as that of another choice of the request, would only queue behind this one there.
-        let is_same =
-            |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
+        let is_same = |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
         let pulls_the_same = is_whole && sequence.request.kv_source.as_ref().is_some_and(is_same);
         // Without streams, a step computes at the prefill's own rate.
         let decodes = (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0);

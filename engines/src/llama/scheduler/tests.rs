@@ -233,7 +233,7 @@ fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
 }
 
 #[test]
-fn images_are_prepared_once_and_never_on_the_schedulers_thread() {
+fn images_are_prepared_once_and_streams_go_on_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("llama.gguf");
     tiny_gguf::write(&file, tiny_gguf::Architecture::Llama, 1);
@@ -241,7 +241,7 @@ fn images_are_prepared_once_and_never_on_the_schedulers_thread() {
     let projector = folder.path().join("mmproj.gguf");
     tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
     config.projector = Some(projector);
-    let projector = Arc::new(Projector::load(&config, &model).unwrap().unwrap());
+    let projector = Projector::load(&config, &model).unwrap().unwrap();
     let picture = |shade| {
         let mut bytes = std::io::Cursor::new(Vec::new());
         let picture = image::RgbImage::from_pixel(64, 48, image::Rgb([shade; 3]));
@@ -257,9 +257,18 @@ fn images_are_prepared_once_and_never_on_the_schedulers_thread() {
     };
 
     let mut scheduler = scheduler(&model, config).with_projector(Some(Arc::clone(&projector)));
-    let preparing = projector.block_preparing();
+    let preparing = futures::executor::block_on(projector.turn());
     // This image was prepared with its prompt, so that it needs nothing more.
     let mut first = submit(&mut scheduler, about(&rendered));
+    // The projector scales an image of another prompt. Neither this image's sequence nor streams wait inside a turn.
+    let scaling = projector.lock();
+    let mut beside = submit(&mut scheduler, request((110..150).collect()));
+    for _ in 0..30 {
+        turn(&mut scheduler);
+    }
+    assert_eq!(received(&mut beside).0.len(), 24);
+    assert_eq!(received(&mut first), (Vec::new(), None));
+    drop(scaling);
     for _ in 0..30 {
         turn(&mut scheduler);
     }
