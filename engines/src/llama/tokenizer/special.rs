@@ -50,7 +50,7 @@ impl SpecialSpellings {
     /// `spellings` are those of all tokens.
     pub(super) fn of(model: &LlamaModel, spellings: &[String]) -> Result<Self, BuildError> {
         let vocab = model.vocab();
-        let mut passes: BTreeMap<(Reverse<usize>, bool), Vec<(SpecialToken, &String)>> = BTreeMap::new();
+        let mut passes: BTreeMap<_, Vec<(SpecialToken, &String)>> = BTreeMap::new();
         for (id, spelling) in (0..).zip(spellings) {
             let attr = vocab.attr(token(id));
             let is_control = attr.intersects(LlamaTokenAttr::Control | LlamaTokenAttr::Unknown);
