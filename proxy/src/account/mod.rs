@@ -1,12 +1,12 @@
 //! The account of an API key: its permissions, its limits, and what is left of its rates.
 
+pub mod body_memory;
 mod rate;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-
+use self::body_memory::BodyMemory;
 pub use self::rate::Quota;
 use self::rate::Rate;
 use crate::error::{RateUnit, RequestError};
@@ -30,10 +30,6 @@ pub struct KeyLimits {
     /// The key may see the endpoint's state, its metrics and the addresses of nodes.
     pub is_operator: bool,
 }
-
-/// KiB that the large bodies of a key's running requests may take: three of the largest size. The endpoint has room for
-/// four, so a key leaves room for others.
-const MAX_OPEN_KIB: usize = 96 << 10;
 
 /// The priority of a key that has none configured.
 pub const DEFAULT_PRIORITY: u8 = 5;
@@ -59,8 +55,8 @@ pub struct Account {
     pub name: String,
     /// The permissions and limits of the key.
     pub limits: KeyLimits,
-    /// The memory of the large bodies of this key's requests; a permit is a KiB.
-    pub(crate) open_bodies: Arc<Semaphore>,
+    /// The key's share of the memory for request bodies; `None` if there is only this account.
+    pub(crate) body_memory: Option<Arc<BodyMemory>>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
     /// The account that replaced this one when its limits changed. Requests that still run under this account charge
@@ -75,10 +71,15 @@ impl Account {
             name: name.into(),
             requests: limits.requests_per_minute.and_then(Rate::per_minute),
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
-            open_bodies: Arc::new(Semaphore::new(MAX_OPEN_KIB)),
+            body_memory: Some(BodyMemory::of_key()),
             limits,
             successor: OnceLock::new(),
         }
+    }
+
+    /// Creates the account of every caller where no keys are configured. It has the whole memory for bodies.
+    pub fn of_everyone() -> Account {
+        Account { body_memory: None, ..Account::new("anyone", KeyLimits::default()) }
     }
 
     /// Replaces this account with one that has other limits. The new account keeps the usage of this one.

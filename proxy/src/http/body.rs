@@ -13,20 +13,27 @@ use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
 use bytes::{Bytes, BytesMut};
+use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
 
-use super::body_budget::{Arrival, BodyBudget, SMALL_BODY, UntilReplyEnds};
+use super::body_budget::BodyBudget;
 use super::request_steps::is_stopping;
 use super::{HttpFailure, HttpState, unread_body};
 use crate::account::Account;
+use crate::account::body_memory::{BodyCharge, BodyMemoryFull, ParsedBody, SMALL_BODY};
 use crate::request::caller::Caller;
 
-/// How long the rest of an oversized body is read and discarded. Without this, a client that is still sending when the
-/// connection closes gets a reset instead of the 413.
+/// A body brings [`PROGRESS_BYTES`] in each of these periods until it ends, so that stalled ones do not keep memory.
+const PROGRESS_TIME: Duration = Duration::from_secs(10);
+const PROGRESS_BYTES: usize = 64 << 10;
+
+/// How long the rest of a refused body is read and discarded. Without this, a client that is still sending when the
+/// connection closes gets a reset instead of the reply.
 const DISCARD_FOR: Duration = Duration::from_secs(2);
 
-/// How many bytes of an oversized body are read and discarded. After that the connection closes.
+/// How many bytes of a refused body are read and discarded. After that the connection closes.
 const DISCARD_BYTES: u64 = 64 << 20;
 
 /// A compressed body may always grow to this size.
@@ -35,16 +42,19 @@ const ALWAYS_DECODED: usize = 1 << 20;
 /// How many times its size a larger body may grow. Conversations grow by 3 to 20 times, bombs by 1,000.
 const MAX_RATIO: usize = 100;
 
+/// Decompressed bytes are charged in steps of this size.
+const DECODE_STEP: usize = 64 << 10;
+
 /// A body that has arrived. The dialect parses it.
 pub struct JsonBody {
     bytes: Bytes,
     encoding: ContentEncoding,
     /// The maximum size, decompressed.
     limit: usize,
-    account: Option<Arc<Account>>,
     budget: BodyBudget,
-    _arrival: Arrival,
-    until_reply_ends: UntilReplyEnds,
+    charge: BodyCharge,
+    account: Option<Arc<Account>>,
+    parsed: ParsedBody,
 }
 
 impl FromRequest<HttpState> for JsonBody {
@@ -52,30 +62,34 @@ impl FromRequest<HttpState> for JsonBody {
 
     async fn from_request(request: Request, state: &HttpState) -> Result<Self, HttpFailure> {
         let (head, mut body) = request.into_parts();
-        let caller: Option<&Caller> = head.extensions.get();
-        if let Some(caller) = caller {
-            caller.account.check_rates().map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
-        }
-        let account = caller.map(|caller| Arc::clone(&caller.account));
-        let encoding = ContentEncoding::of(&head.headers)?;
-        let limit = state.config.max_body_bytes;
-        let mut arrival = state.bodies.arrival();
-        let read = tokio::time::timeout(state.config.body_deadline, read(&mut body, limit, &mut arrival));
-        let Some(bytes) = read.await.map_err(|_elapsed| too_slow())?? else {
-            // Do not read the rest: a client that waits for '100 Continue' would then send it.
-            if !head.headers.contains_key(header::EXPECT) {
-                // If the body does not end in time, the reply closes the connection: see `unread_body`.
+        let arrived = JsonBody::arrive(&head, &mut body, state).await;
+        if let Err(failure) = &arrived {
+            charge_refused(head.extensions.get().map(|caller: &Caller| &*caller.account), failure);
+            // Do not read the rest of a slow body, nor of one whose client waits for '100 Continue': it would then send
+            // it. If the body does not end in time, the reply closes the connection: see `unread_body`.
+            if failure.status != StatusCode::REQUEST_TIMEOUT && !head.headers.contains_key(header::EXPECT) {
                 unread_body::discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await;
             }
-            return Err(too_large(limit));
-        };
-        let budget = state.bodies.clone();
-        let until_reply_ends = head.extensions.get().cloned().unwrap_or_default();
-        Ok(JsonBody { bytes, encoding, limit, account, budget, _arrival: arrival, until_reply_ends })
+        }
+        arrived
     }
 }
 
 impl JsonBody {
+    async fn arrive(head: &Parts, body: &mut Body, state: &HttpState) -> Result<JsonBody, HttpFailure> {
+        let caller: Option<&Caller> = head.extensions.get();
+        if let Some(caller) = caller {
+            caller.account.check_rates().map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
+        }
+        let encoding = ContentEncoding::of(&head.headers)?;
+        let limit = state.config.max_body_bytes;
+        let account = caller.map(|caller| Arc::clone(&caller.account));
+        let mut charge = state.bodies.charge(account.as_deref());
+        let bytes = read(body, limit, state.config.body_deadline, &mut charge).await?;
+        let parsed = caller.map(|caller| caller.body.clone()).unwrap_or_default();
+        Ok(JsonBody { bytes, encoding, limit, budget: state.bodies.clone(), charge, account, parsed })
+    }
+
     /// Parses the body with the dialect's parser, and drops its bytes.
     ///
     /// Errors: the body is refused, which counts as a request of its key; or the server has no room for it now.
@@ -85,11 +99,8 @@ impl JsonBody {
     ) -> Result<T, HttpFailure> {
         let account = self.account.clone();
         let outcome = self.parse_uncharged(parse).await;
-        if let (Err(failure), Some(account)) = (&outcome, account)
-            && failure.status.is_client_error()
-        {
-            // If that exceeds the rate, the next request is refused.
-            let _ = account.take_request();
+        if let Err(failure) = &outcome {
+            charge_refused(account.as_deref(), failure);
         }
         outcome
     }
@@ -98,52 +109,91 @@ impl JsonBody {
         self,
         parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest> + Send + 'static,
     ) -> Result<T, HttpFailure> {
-        if self.encoding == ContentEncoding::Identity && self.bytes.len() <= SMALL_BODY {
-            return Ok(parse(&self.bytes)?);
+        let JsonBody { mut bytes, encoding, limit, budget, mut charge, parsed, .. } = self;
+        let arrived_at = Instant::now();
+        let deadline = BodyBudget::deadline();
+        if encoding != ContentEncoding::Identity {
+            let thread = budget.decoder(deadline).await?;
+            let decode = move || -> Result<_, HttpFailure> {
+                let _thread = thread;
+                let mut decoded = charge.of_copy();
+                let max_bytes = encoding.max_decoded(bytes.len(), limit);
+                let bytes = encoding.decode(&bytes, max_bytes, &mut decoded);
+                Ok((bytes.map_err(|error| error.failure(max_bytes, limit))?, decoded))
+            };
+            (bytes, charge) = off_runtime(decode).await?;
         }
-        let max_bytes = self.encoding.max_decoded(self.bytes.len(), self.limit);
-        let mut turn = self.budget.turn(self.account.as_deref(), max_bytes).await?;
-        let until_reply_ends = self.until_reply_ends.clone();
-        let parsed = tokio::task::spawn_blocking(move || {
-            let JsonBody { bytes, encoding, limit, _arrival, .. } = self;
-            let bytes = encoding.decode(bytes, max_bytes).map_err(|error| error.failure(max_bytes, limit))?;
-            turn.has_size(bytes.len());
-            let parsed = parse(&bytes)?;
-            drop(bytes);
-            Ok((parsed, turn.finish()))
-        });
-        match parsed.await {
-            Ok(parsed) => parsed.map(|(parsed, open)| {
-                until_reply_ends.keep(open);
-                parsed
-            }),
-            // As if the parser had run here.
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_cancelled) => Err(HttpFailure::from(&is_stopping())),
-            },
+        if bytes.len() <= SMALL_BODY {
+            charge.shrink_to(0);
+            parsed.keep(charge, arrived_at.elapsed());
+            return Ok(parse(&bytes)?);
         }
+        let thread = budget.thread(bytes.len(), deadline).await?;
+        // If the client leaves meanwhile, the thread and the memory stay charged until the parser ends.
+        let parse = move || -> Result<_, HttpFailure> {
+            let _thread = thread;
+            Ok((parse(&bytes)?, charge))
+        };
+        let (value, charge) = off_runtime(parse).await?;
+        parsed.keep(charge, arrived_at.elapsed());
+        Ok(value)
     }
 }
 
-/// Reads the whole body. Returns `None` as soon as it exceeds `limit` bytes. Errors: the body ends early, or its bytes do
-/// not fit the budget.
-async fn read(body: &mut Body, limit: usize, arrival: &mut Arrival) -> Result<Option<Bytes>, HttpFailure> {
-    if body.size_hint().lower() > limit as u64 {
-        return Ok(None);
+/// Runs this on a thread where it may take long.
+async fn off_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HttpFailure> + Send + 'static,
+) -> Result<T, HttpFailure> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        // As if it had run here.
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_cancelled) => Err(HttpFailure::from(&is_stopping())),
+        },
     }
+}
+
+/// Counts a body that is refused for what it is as a request of its key.
+fn charge_refused(account: Option<&Account>, failure: &HttpFailure) {
+    let is_limited = failure.status == StatusCode::TOO_MANY_REQUESTS;
+    if let Some(account) = account.filter(|_| failure.status.is_client_error() && !is_limited) {
+        // If that exceeds the rate, the next request is refused.
+        let _ = account.take_request();
+    }
+}
+
+/// Reads the whole body. Errors: it exceeds `limit` bytes, ends early, is slow, or there is no memory for it.
+async fn read(
+    body: &mut Body,
+    limit: usize,
+    max_time: Duration,
+    charge: &mut BodyCharge,
+) -> Result<Bytes, HttpFailure> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large(limit));
+    }
+    let deadline = Instant::now() + max_time;
     let mut bytes = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    let mut progress_due = Instant::now() + PROGRESS_TIME;
+    let mut n_due = PROGRESS_BYTES;
+    while let Some(frame) =
+        timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())?
+    {
         let frame = frame.map_err(|_broken| cut_off())?;
         // A trailers frame carries no data.
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
-            return Ok(None);
+            return Err(too_large(limit));
         }
-        arrival.grow_to(bytes.len() + data.len())?;
+        charge.grow_to(bytes.len() + data.len())?;
         bytes.extend_from_slice(&data);
+        if bytes.len() >= n_due {
+            n_due = bytes.len() + PROGRESS_BYTES;
+            progress_due = Instant::now() + PROGRESS_TIME;
+        }
     }
-    Ok(Some(bytes.freeze()))
+    Ok(bytes.freeze())
 }
 
 /// The compression of a body.
@@ -184,16 +234,16 @@ impl ContentEncoding {
     }
 
     /// Decompresses to at most `max_bytes`, so that a decompression bomb fails before it fills the memory.
-    fn decode(self, bytes: Bytes, max_bytes: usize) -> Result<Bytes, DecodeError> {
+    fn decode(self, bytes: &Bytes, max_bytes: usize, charge: &mut BodyCharge) -> Result<Bytes, DecodeError> {
         let compressed = &bytes[..];
         match self {
-            ContentEncoding::Identity => Ok(bytes),
-            ContentEncoding::Zstd => bounded(zstd_reader(compressed, max_bytes)?, max_bytes),
-            ContentEncoding::Gzip => bounded(flate2::read::MultiGzDecoder::new(compressed), max_bytes),
+            ContentEncoding::Identity => Ok(bytes.clone()),
+            ContentEncoding::Zstd => bounded(zstd_reader(compressed, max_bytes)?, max_bytes, charge),
+            ContentEncoding::Gzip => bounded(flate2::read::MultiGzDecoder::new(compressed), max_bytes, charge),
             ContentEncoding::Deflate if has_zlib_header(compressed) => {
-                bounded(flate2::read::ZlibDecoder::new(compressed), max_bytes)
+                bounded(flate2::read::ZlibDecoder::new(compressed), max_bytes, charge)
             }
-            ContentEncoding::Deflate => bounded(flate2::read::DeflateDecoder::new(compressed), max_bytes),
+            ContentEncoding::Deflate => bounded(flate2::read::DeflateDecoder::new(compressed), max_bytes, charge),
         }
     }
 }
@@ -203,6 +253,7 @@ impl ContentEncoding {
 enum DecodeError {
     TooLong,
     Corrupt,
+    NoMemory(BodyMemoryFull),
 }
 
 impl From<io::Error> for DecodeError {
@@ -215,6 +266,7 @@ impl DecodeError {
     fn failure(self, max_bytes: usize, limit: usize) -> HttpFailure {
         match self {
             DecodeError::Corrupt => corrupt(),
+            DecodeError::NoMemory(full) => full.into(),
             DecodeError::TooLong if max_bytes < limit => grows_too_much(),
             DecodeError::TooLong => too_large(limit),
         }
@@ -236,10 +288,19 @@ fn has_zlib_header(compressed: &[u8]) -> bool {
     matches!(compressed, [cmf, flg, ..] if cmf & 0x0F == 8 && (u16::from(*cmf) << 8 | u16::from(*flg)) % 31 == 0)
 }
 
-fn bounded(reader: impl Read, max_bytes: usize) -> Result<Bytes, DecodeError> {
+fn bounded(mut reader: impl Read, max_bytes: usize, charge: &mut BodyCharge) -> Result<Bytes, DecodeError> {
     let mut bytes = Vec::new();
-    reader.take(max_bytes as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > max_bytes { Err(DecodeError::TooLong) } else { Ok(bytes.into()) }
+    loop {
+        charge.grow_to(bytes.len() + DECODE_STEP).map_err(DecodeError::NoMemory)?;
+        let n = reader.by_ref().take(DECODE_STEP as u64).read_to_end(&mut bytes)?;
+        if bytes.len() > max_bytes {
+            return Err(DecodeError::TooLong);
+        }
+        if n == 0 {
+            charge.shrink_to(bytes.len());
+            return Ok(bytes.into());
+        }
+    }
 }
 
 fn failure(status: StatusCode, message: impl Into<String>) -> HttpFailure {
@@ -275,6 +336,8 @@ fn unknown_encoding() -> HttpFailure {
 
 #[cfg(test)]
 mod tests {
+    use futures::{StreamExt, stream};
+
     use super::*;
 
     fn check(values: &[&str], expected: Option<ContentEncoding>) {
@@ -283,6 +346,29 @@ mod tests {
             headers.append(header::CONTENT_ENCODING, value.parse().unwrap());
         }
         assert_eq!(ContentEncoding::of(&headers).ok(), expected, "{values:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stalls_or_trickles_is_408_and_a_slow_one_is_read() {
+        let spaces = |n: usize| Ok::<_, io::Error>(vec![b' '; n]);
+        let every = move |seconds: u64, n_bytes: usize| {
+            stream::unfold((), move |()| async move {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                Some((spaces(n_bytes), ()))
+            })
+        };
+        let stalled = stream::once(async move { spaces(1 << 20) }).chain(stream::pending());
+        for body in [stalled.boxed(), every(1, 1_024).boxed()] {
+            let asked = Instant::now();
+            let mut charge = BodyBudget::default().charge(None);
+            let read = read(&mut Body::from_stream(body), 32 << 20, Duration::from_secs(120), &mut charge).await;
+            assert_eq!(read.unwrap_err().status, 408);
+            assert!(asked.elapsed() < Duration::from_secs(12), "{:?}", asked.elapsed());
+        }
+        let slow = every(9, PROGRESS_BYTES).take(10).boxed();
+        let mut charge = BodyBudget::default().charge(None);
+        let read = read(&mut Body::from_stream(slow), 32 << 20, Duration::from_secs(120), &mut charge).await;
+        assert_eq!(read.unwrap().len(), 10 * PROGRESS_BYTES);
     }
 
     #[test]

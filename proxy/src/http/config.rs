@@ -13,7 +13,7 @@ pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
 pub const DEFAULT_BODY_DEADLINE: Duration = Duration::from_secs(120);
 
 /// How long a stream's head waits for the first result, so that an early error can keep its status. Some reverse proxies
-/// give up after 15 s without a byte; the body's arrival and its parsing come before this wait.
+/// give up after 15 s without a byte. The time that the body waits to be parsed counts; its arrival does not.
 pub const DEFAULT_HEAD_HOLD: Duration = Duration::from_secs(8);
 
 /// Silence in a stream before a heartbeat is sent. Reverse proxies cut silent streams after 60 s by default, some after

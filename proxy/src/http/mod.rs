@@ -85,7 +85,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
 
     // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
     // the Host and Origin checks because a refused page must not pass a preflight either.
-    let router = router.layer(from_fn(body_budget::hold)).layer(from_fn_with_state(while_stopping, draining::refuse));
+    let router = router.layer(from_fn_with_state(while_stopping, draining::refuse));
     let router = router.layer(from_fn_with_state(keys, key_check::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
 }

@@ -68,7 +68,13 @@ pub fn steps(
 ) -> RequestSteps {
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
+        let body = caller.body.clone();
+        // Engines need the images again if they continue the reply elsewhere.
+        let keeps_images = !request.images().is_empty();
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
+        if !keeps_images {
+            body.release();
+        }
         let Generation { n_prompt, route, sampling, mut events } = generation;
         yield RequestStep::Accepted { n_prompt, route, sampling };
         while n_open > 0 {

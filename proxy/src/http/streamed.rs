@@ -46,7 +46,8 @@ pub(super) async fn respond<W: StreamWriter>(
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
-    let held = await_first_result(&mut steps, config.head_hold).await?;
+    let patience = config.head_hold.saturating_sub(caller.body.waited());
+    let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
     let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
     let mut response = body.into_response();

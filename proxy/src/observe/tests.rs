@@ -14,6 +14,7 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
+use crate::account::body_memory::ParsedBody;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
@@ -64,6 +65,7 @@ pub(crate) fn caller() -> Caller {
         role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         admission: SharedAdmission::default(),
+        body: ParsedBody::default(),
         policy: None,
         trace: None,
     }

@@ -7,6 +7,7 @@ use baton_schemas::CacheScope;
 
 use super::admission::SharedAdmission;
 use crate::account::Account;
+use crate::account::body_memory::ParsedBody;
 
 /// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]
@@ -21,6 +22,8 @@ pub struct Caller {
     pub account: Arc<Account>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
     pub admission: SharedAdmission,
+    /// The memory of the request's body, and how long it took to be parsed.
+    pub body: ParsedBody,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

@@ -15,6 +15,7 @@ use super::SharedAccess;
 use super::keys::KeyIdentity;
 use super::rate_headers;
 use crate::account::Account;
+use crate::account::body_memory::ParsedBody;
 use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
@@ -52,6 +53,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         role,
         account: Arc::clone(&account),
         admission: SharedAdmission::default(),
+        body: ParsedBody::default(),
         policy,
         trace: trace::parent_in(request.headers()),
     };

@@ -27,7 +27,7 @@ pub struct Keys {
 impl Keys {
     /// Creates the key set. Without keys, the API is open.
     pub fn new(config: &AccessConfig) -> Self {
-        let anyone = Arc::new(Account::new("anyone", KeyLimits::default()));
+        let anyone = Arc::new(Account::of_everyone());
         Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
     }
 

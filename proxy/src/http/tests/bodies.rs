@@ -1,11 +1,37 @@
 use std::io::Write;
 
+use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 
 use super::*;
 use crate::account::{Account, KeyLimits};
 use crate::http::{ConfiguredKey, key_hash};
+
+/// Keys with the same limits.
+pub(super) fn with_keys(names: &[&str], limits: &KeyLimits) -> AccessConfig {
+    let keys = names.iter().map(|name| ConfiguredKey {
+        hash: key_hash(name.as_bytes()),
+        account: Arc::new(Account::new(*name, limits.clone())),
+    });
+    AccessConfig { keys: keys.collect(), ..AccessConfig::default() }
+}
+
+/// Uploads of the key `greedy` that stop when they have filled its share of the memory for large bodies.
+pub(super) async fn stalled_uploads(server: &TestServer) -> Vec<TcpStream> {
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer greedy\r\nContent-Length: {}\r\n\r\n",
+        26 << 20
+    );
+    let upload = [head.as_bytes(), &vec![b' '; 25 << 20]].concat();
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let mut client = server.connect().await;
+        client.write_all(&upload).await.unwrap();
+        clients.push(client);
+    }
+    clients
+}
 
 const LIMIT: usize = 64 << 10;
 
@@ -197,8 +223,7 @@ async fn a_body_of_countless_values_is_400() {
 #[tokio::test]
 async fn a_refused_body_costs_a_request_and_without_one_no_body_is_read() {
     let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
-    let key = ConfiguredKey { hash: key_hash(b"k"), account: Arc::new(Account::new("k", limits)) };
-    let access = AccessConfig { keys: vec![key], ..AccessConfig::default() };
+    let access = with_keys(&["k"], &limits);
     let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
     let invalid = server.post().bearer_auth("k").body("[]").send().await.unwrap();
     Reply::of(invalid).await.failed(400, "invalid_request_error", None);
@@ -207,4 +232,73 @@ async fn a_refused_body_costs_a_request_and_without_one_no_body_is_read() {
                 Expect: 100-continue\r\nContent-Length: 100\r\n\r\n";
     let reply = server.raw(head.as_bytes()).await;
     assert!(reply.starts_with("HTTP/1.1 429") && reply.contains("rate_limit_exceeded"), "{reply}");
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_long_or_too_late_costs_a_request() {
+    for (n_body, status) in [(LIMIT + 1, 413), (100, 408)] {
+        let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
+        let access = with_keys(&["k"], &limits);
+        let config = HttpConfig { access, max_body_bytes: LIMIT, body_deadline: SOON * 3, ..HttpConfig::default() };
+        let server = start_with(hello(), config).await;
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n\
+             Expect: 100-continue\r\nContent-Length: {n_body}\r\n\r\n"
+        );
+        let reply = server.raw(head.as_bytes()).await;
+        assert!(reply.contains(&format!("HTTP/1.1 {status}")), "{reply}");
+        let next = server.post().bearer_auth("k").json(&chat_body(json!({}))).send().await.unwrap();
+        assert_eq!(next.status(), 429, "after {status}");
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_stall_leave_room_for_other_keys() {
+    let access = with_keys(&["greedy", "other"], &KeyLimits::default());
+    let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
+    let _stalled = stalled_uploads(&server).await;
+    let body = padded(2 << 20);
+    let is_full = async || {
+        let post = server.post().bearer_auth("greedy").body(body.clone()).send().await.unwrap();
+        post.status() == 503 && post.headers().contains_key("retry-after")
+    };
+    eventually("the key's memory to be full", is_full).await;
+    for n_mib in [30, 1] {
+        let post = server.post().bearer_auth("other").body(padded(n_mib << 20)).send().await.unwrap();
+        assert_eq!(post.status(), 200, "{n_mib} MiB");
+    }
+}
+
+#[tokio::test]
+async fn running_streams_give_back_the_memory_of_their_bodies() {
+    let server = start(acts([Act::Emit(started(0)), Act::Emit(text(0, "Hel")), Act::Hang])).await;
+    let body = chat_body(json!({"stream": true, "user": "x".repeat(31 << 20)})).to_string();
+    let mut running = Vec::new();
+    for n in 0..5 {
+        let post = server.post().body(body.clone()).send().await.unwrap();
+        assert_eq!(post.status(), 200, "stream {n}");
+        running.push(post);
+    }
+    server.until_live(5).await;
+}
+
+#[tokio::test]
+async fn a_hundred_agents_with_histories_of_a_megabyte_wait_for_their_places() {
+    let gate = Latch::default();
+    let server = start(Fake { before: vec![Act::WaitFor(gate.clone())], ..hello() }).await;
+    let client = reqwest::Client::new();
+    let url = server.url("/v1/chat/completions");
+    let body = Bytes::from(padded(1_000_000));
+    let mut posts = Vec::new();
+    for n in 1..=130 {
+        posts.push(tokio::spawn(client.post(&url).body(body.clone()).send()));
+        if n % 10 == 0 {
+            // They hold their bodies.
+            server.until_live(n).await;
+        }
+    }
+    gate.open();
+    for post in posts {
+        assert_eq!(post.await.unwrap().unwrap().status(), 200);
+    }
 }

@@ -1,4 +1,30 @@
+use std::io::{self, Read, Write};
+use std::net;
+
+use super::bodies::{stalled_uploads, with_keys};
 use super::*;
+use crate::account::KeyLimits;
+
+/// Posts 16 MB, more than the system buffers, as a client that writes the whole body before it reads.
+async fn write_then_read(server: &TestServer, key: &str) -> io::Result<String> {
+    let address = server.address;
+    let body = chat_body(json!({"user": "x".repeat(16_000_000)})).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\
+         Connection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let exchange = move || {
+        let mut client = net::TcpStream::connect(address)?;
+        client.set_read_timeout(Some(DEADLINE))?;
+        client.write_all(head.as_bytes())?;
+        client.write_all(body.as_bytes())?;
+        let mut reply = String::new();
+        client.read_to_string(&mut reply)?;
+        Ok(reply)
+    };
+    tokio::task::spawn_blocking(exchange).await.unwrap()
+}
 
 /// A reply to a head whose body comes later, or never, and what the connection does then.
 struct Early<'a> {
@@ -105,4 +131,24 @@ async fn a_body_without_an_end_is_not_read_for_ever() {
     assert!(n_mib < 128, "{n_mib} MiB were read");
     let reply = String::from_utf8_lossy(&reply);
     assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 413 ") && says_close(&reply), "{reply}");
+}
+
+#[tokio::test]
+async fn a_client_that_sends_a_long_body_learns_when_to_try_again() {
+    let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
+    let access = with_keys(&["limited"], &limits);
+    let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
+    let refused = server.post().bearer_auth("limited").body("[]").send().await.unwrap();
+    assert_eq!(refused.status(), 400, "that is the request of this minute");
+    let limited = write_then_read(&server, "limited").await.unwrap();
+    assert!(limited.starts_with("HTTP/1.1 429 ") && limited.contains("\r\nretry-after: "), "{limited}");
+
+    let access = with_keys(&["greedy"], &KeyLimits::default());
+    let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
+    let _stalled = stalled_uploads(&server).await;
+    eventually("the key's memory to be full", async || {
+        let reply = write_then_read(&server, "greedy").await.unwrap();
+        reply.starts_with("HTTP/1.1 503 ") && reply.contains("\r\nretry-after: ")
+    })
+    .await;
 }
