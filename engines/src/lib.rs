@@ -28,6 +28,7 @@ pub mod limits;
 mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
+mod long_json;
 pub mod node;
 pub mod registry;
 pub mod remote;

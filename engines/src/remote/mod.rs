@@ -16,6 +16,7 @@ use baton_schemas::node::{
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use http::header::CONTENT_TYPE;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,8 +25,8 @@ use tracing::Span;
 use crate::awake;
 use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
 use crate::lines::ByteLines;
-use crate::trace;
 use crate::transport::{AddressError, Transport, explain};
+use crate::{long_json, trace};
 
 /// The deadline of connecting. A node on the same machine or in the same network needs much less.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,9 +48,6 @@ const MAX_IDLE_CONNECTIONS: usize = 32;
 
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
-
-/// Larger replies are parsed on a thread of their own: the tokens of a long text take tens of milliseconds.
-const LONG_REPLY: usize = 64 << 10;
 
 #[derive(Debug, Clone)]
 pub enum NodeAddress {
@@ -116,10 +114,11 @@ impl RemoteEngine {
     async fn post<T: DeserializeOwned + Send + 'static>(
         &self,
         call: &str,
-        body: &impl Serialize,
+        body: impl Serialize + Send + 'static,
         timeout: Duration,
     ) -> Result<T, EngineError> {
-        read(self.request(Method::POST, call).timeout(timeout).json(body).send().await).await
+        let call = with_json(self.request(Method::POST, call), body).await?;
+        read(call.timeout(timeout).send().await).await
     }
 }
 
@@ -140,32 +139,32 @@ impl Engine for RemoteEngine {
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let request = RenderRequest { conversation: conversation.clone() };
-        Ok(self.post::<TokenList>("render", &request, ANSWER_TIMEOUT).await?.tokens)
+        Ok(self.post::<TokenList>("render", request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        Ok(self.post::<TokenList>("tokenize", request, ANSWER_TIMEOUT).await?.tokens)
+        Ok(self.post::<TokenList>("tokenize", request.clone(), ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
         Ok(self
-            .post::<DetokenizedText>("detokenize", &TokenList { tokens: tokens.to_vec() }, ANSWER_TIMEOUT)
+            .post::<DetokenizedText>("detokenize", TokenList { tokens: tokens.to_vec() }, ANSWER_TIMEOUT)
             .await?
             .text)
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
-        self.post("link", source, CALL_TIMEOUT).await
+        self.post("link", source.clone(), CALL_TIMEOUT).await
     }
 
     /// Dropping the stream closes the connection, which makes the node cancel the sequence.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        self.stream("generate", &request, |event| matches!(event, SequenceEvent::Finished { .. })).await
+        self.stream("generate", request, |event| matches!(event, SequenceEvent::Finished { .. })).await
     }
 
     /// Like [`RemoteEngine::generate`](Engine::generate).
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        self.stream("embed", &request, |event| matches!(event, EmbedEvent::Finished { .. })).await
+        self.stream("embed", request, |event| matches!(event, EmbedEvent::Finished { .. })).await
     }
 }
 
@@ -174,11 +173,11 @@ impl RemoteEngine {
     async fn stream<D: DeserializeOwned + Send + 'static>(
         &self,
         call: &str,
-        request: &impl Serialize,
+        request: impl Serialize + Send + 'static,
         is_last: fn(&D) -> bool,
     ) -> Result<BoxStream<'static, Result<D, EngineError>>, EngineError> {
         // The head comes once the request is queued. The stream has no deadline in all, only one for silence.
-        let reply = head_of(self.request(Method::POST, call).json(request), ANSWER_TIMEOUT).await?;
+        let reply = head_of(with_json(self.request(Method::POST, call), request).await?, ANSWER_TIMEOUT).await?;
         let mut steps = steps(reply, SILENCE_TIMEOUT);
         let events = async_stream::stream! {
             loop {
@@ -192,6 +191,11 @@ impl RemoteEngine {
         };
         Ok(events.boxed())
     }
+}
+
+async fn with_json(call: RequestBuilder, body: impl Serialize + Send + 'static) -> Result<RequestBuilder, EngineError> {
+    let body = long_json::written(body).await.map_err(EngineError::internal)?;
+    Ok(call.header(CONTENT_TYPE, "application/json").body(body))
 }
 
 /// Sends a call and waits for the head of its reply, or for the whole error.
@@ -246,10 +250,7 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
 
 async fn read<T: DeserializeOwned + Send + 'static>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
     let body = bounded_body(accepted(sent).await?).await?;
-    let parsed = match body.len() {
-        ..LONG_REPLY => serde_json::from_slice(&body),
-        _ => tokio::task::spawn_blocking(move || serde_json::from_slice(&body)).await.map_err(EngineError::internal)?,
-    };
+    let parsed = long_json::parsed(body, |body| serde_json::from_slice(body)).await.map_err(EngineError::internal)?;
     parsed.map_err(|e| {
         EngineError::lost(format!("what answers there is not a Baton node, or one of another version ({e})"))
     })

@@ -23,8 +23,8 @@ use super::{
     TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
 };
 use crate::remote::call_failure;
-use crate::trace;
 use crate::transport::{Transport, explain};
+use crate::{long_json, trace};
 
 /// Idle connections that are kept.
 const MAX_IDLE_CONNECTIONS: usize = 16;
@@ -37,9 +37,6 @@ const MAX_VECTORS_BYTES: usize = 64 << 20;
 
 /// The most values of a reply in one piece: 32 vectors of 32,000 numbers. Each takes about 70 bytes.
 const MAX_VALUES: usize = 1 << 20;
-
-/// Larger replies are parsed on a thread of their own.
-const LONG_REPLY: usize = 64 << 10;
 
 /// The deadline of a list of models, or of a model's description.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -262,10 +259,7 @@ impl Upstream {
     /// A reply in one piece.
     async fn whole(&self, request: RequestBuilder, max_bytes: usize) -> Result<Value, UpstreamError> {
         let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?, max_bytes).await?;
-        match body.len() {
-            ..LONG_REPLY => parsed(&body),
-            _ => tokio::task::spawn_blocking(move || parsed(&body)).await.map_err(UpstreamError::malformed)?,
-        }
+        long_json::parsed(body, parsed).await.map_err(UpstreamError::malformed)?
     }
 }
 

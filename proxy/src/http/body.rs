@@ -177,9 +177,7 @@ async fn read(
     let mut bytes = BytesMut::new();
     let mut progress_due = Instant::now() + PROGRESS_TIME;
     let mut n_due = PROGRESS_BYTES;
-    while let Some(frame) =
-        timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())?
-    {
+    while let Some(frame) = timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())? {
         let frame = frame.map_err(|_broken| cut_off())?;
         // A trailers frame carries no data.
         let Ok(data) = frame.into_data() else { continue };
