@@ -26,7 +26,7 @@ struct Fragile {
     ends_in: EndsIn,
     /// The number of the process, less one.
     n_ends: watch::Sender<u64>,
-    /// How long it works on a poisoned prompt.
+    /// How long it works on a poisoned prompt, and on the tokens so far of a stream that it continues.
     works_for: Duration,
 }
 
@@ -52,6 +52,9 @@ impl EngineWrapper for Fragile {
         let works_for = self.works_for;
         let stream = async_stream::stream! {
             let mut n_tokens = n_generated;
+            if n_generated > 0 {
+                tokio::time::sleep(works_for).await;
+            }
             loop {
                 let event = tokio::select! {
                     biased;
@@ -248,10 +251,9 @@ async fn streams_outlive_a_request_that_gets_tokens_between_the_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn thirty_streams_of_a_dead_node_pause_briefly() {
-    let cluster = FragileCluster::of(3, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
-    let died_at = Duration::from_secs(1);
+    let cluster = FragileCluster::of(3, EndsIn::Prompt, Duration::from_secs(1), Deadlines::default()).await;
     let ends = async {
-        tokio::time::sleep(died_at).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         cluster.n_ends[0].send_modify(|n| *n += 1);
     };
     let timed = async |i| {
@@ -266,7 +268,7 @@ async fn thirty_streams_of_a_dead_node_pause_briefly() {
     let mut pauses: Vec<Duration> = replies.iter().map(|(_, took)| took.saturating_sub(undisturbed)).collect();
     pauses.sort();
     println!("pauses: median {:?}, longest {:?}", pauses[15], pauses[29]);
-    assert!(pauses[15] < Duration::from_secs(1), "{pauses:?}");
+    assert!(pauses[15] < Duration::from_secs(2), "{pauses:?}");
 }
 
 #[tokio::test(start_paused = true)]
