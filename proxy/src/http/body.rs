@@ -174,7 +174,8 @@ async fn read(
         return Err(too_large(limit));
     }
     let deadline = Instant::now() + max_time;
-    let mut bytes = BytesMut::new();
+    // The system gives the memory as it is written, which is what is charged. Growing by steps would copy and take more.
+    let mut bytes = BytesMut::with_capacity(body.size_hint().exact().map_or(0, |n_bytes| n_bytes as usize));
     let mut progress_due = Instant::now() + PROGRESS_TIME;
     let mut n_due = PROGRESS_BYTES;
     while let Some(frame) = timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())? {

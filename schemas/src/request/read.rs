@@ -133,6 +133,9 @@ fn take_room<E: Error>(n_bytes: usize) -> Result<(), E> {
 /// The room of a key: in the set of keys of its object, and in a [`Map`].
 const KEY_ROOM: usize = size_of::<(u64, String, Value)>() + room::ALLOCATION;
 
+/// The room of an array with an item, besides the item's: it begins with space for four.
+const ARRAY_ROOM: usize = 3 * size_of::<Value>();
+
 /// The room of a [`Map`] with a key: it begins with space for three.
 const MAP_ROOM: usize = 3 * KEY_ROOM;
 
@@ -305,7 +308,13 @@ impl Read for Value {
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let mut array = Vec::new();
-        each_item(items, |item: Reading<Value>| array.extend(item.ok()))?;
+        each_item(items, |item: Reading<Value>| {
+            if array.is_empty() {
+                // If it does not fit, the next value fails.
+                room::take(ARRAY_ROOM);
+            }
+            array.extend(item.ok());
+        })?;
         Ok(Ok(Value::Array(array)))
     }
 
@@ -411,6 +420,8 @@ mod tests {
         let keys = format!("{{{}}}", keys.join(","));
         assert!(matches!(read::<Object>(keys.as_bytes()), Err(error) if error.message.contains("too many values")));
         assert!(read::<Map<String, Value>>(array("0", 100_000).as_bytes()).is_ok());
+        // An array with one item has space for four.
+        assert!(read::<Map<String, Value>>(array("[0]", 100_000).as_bytes()).is_err());
     }
 
     #[test]
