@@ -10,6 +10,11 @@ const HUNG: Duration = Duration::from_secs(120);
 /// Time between two requests, so that chats have most of the engine.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// A red picture of 48 by 40 pixels.
+const PICTURE: &str = "data:image/png;base64,\
+    iVBORw0KGgoAAAANSUhEUgAAADAAAAAoCAIAAAA35e4mAAAAMklEQVR42u3OAQkAAAjAsPcvrTUEBwuwpk5JSEhISEhISEhI\
+    SEhISEhISEhISEjoU2gBj0t46viuQiUAAAAASUVORK5CYII=";
+
 /// Fields that differ from one reply to the next: ids, times, and what was cached.
 const DRAWN: [&str; 12] = [
     "id",
@@ -58,6 +63,11 @@ fn requests(model: &str) -> Vec<(&'static str, Value)> {
                 "max_tokens": 64, "temperature": 0, "seed": 1 }),
         ),
         (
+            "/v1/chat/completions",
+            json!({ "model": model, "max_tokens": 12, "temperature": 0, "seed": 1, "messages": [{ "role": "user", "content": [
+                { "type": "text", "text": "What do you see?" }, { "type": "image_url", "image_url": { "url": PICTURE } }] }] }),
+        ),
+        (
             "/v1/completions",
             json!({ "model": model, "prompt": ["Once upon", "There was"], "max_tokens": 12, "temperature": 0, "seed": 1 }),
         ),
@@ -81,8 +91,8 @@ fn requests(model: &str) -> Vec<(&'static str, Value)> {
 }
 
 impl Mixed {
-    /// Asks a server on which nothing breaks. A request that it does not serve, such as vectors of a model that has none, is
-    /// left out.
+    /// Asks a server on which nothing breaks. A request that it does not serve, such as vectors of a model that has none, or
+    /// an image for the simulator, is left out.
     pub(super) async fn undisturbed(base: &str, model: &'static str) -> Mixed {
         let client = reqwest::Client::new();
         let mut exchanges = Vec::new();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use harness::MAX_MARGIN;
 use mixed::Mixed;
 use serde_json::Value;
+use tiny_gguf::projector::{self, TinyProjector};
 use unruly::Misconduct;
 
 use crate::chaos::clients::{self, CONCURRENCY, Outcome, Reply};
@@ -76,6 +77,8 @@ struct Stand {
     concurrency: usize,
     mixed: Mixed,
     misconduct: &'static [Misconduct],
+    /// Files that its nodes read when they start.
+    _files: Option<tempfile::TempDir>,
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,19 +141,33 @@ async fn simulated(seed: u64) -> Stand {
     let speeds = ["--sim-prefill-tps", "5000", "--sim-decode-tps", "100", "--slots", "12", "--max-queued", "12"];
     let cluster = ChaosCluster::start(false, &[&["--engine", "sim"][..], &speeds].concat()).await;
     let misconduct = &Misconduct::ALL;
-    Stand { name: "simulated engines", cluster, bodies, expected, concurrency: CONCURRENCY, mixed, misconduct }
+    Stand {
+        name: "simulated engines",
+        cluster,
+        bodies,
+        expected,
+        concurrency: CONCURRENCY,
+        mixed,
+        misconduct,
+        _files: None,
+    }
 }
 
 async fn real() -> Stand {
     let bodies: Vec<_> = (0..N_REAL).map(clients::real_request).collect();
-    let args = ["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"];
+    let files = tempfile::tempdir().unwrap();
+    let projector = files.path().join("mmproj.gguf");
+    // SmolLM2's rows have 576 values.
+    projector::write(&projector, TinyProjector::Mlp, 576, 1);
+    let sees = ["--mmproj", projector.to_str().unwrap()];
+    let args = [&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"][..], &sees].concat();
     let undisturbed = harness::BatonServer::start(&args);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
     let mixed = Mixed::undisturbed(&undisturbed.base, "smollm2").await.of_form_only();
-    let cluster = ChaosCluster::start(true, &["--name", "smollm2", "--max-queued", "8"]).await;
+    let cluster = ChaosCluster::start(true, &[&["--name", "smollm2", "--max-queued", "8"][..], &sees].concat()).await;
     // Not those that hold a slot for long: two cores have few tokens to give.
     let misconduct = &[Misconduct::Leaving, Misconduct::Reset, Misconduct::Bomb];
-    Stand { name: "SmolLM2-135M", cluster, bodies, expected, concurrency: 1, mixed, misconduct }
+    Stand { name: "SmolLM2-135M", cluster, bodies, expected, concurrency: 1, mixed, misconduct, _files: Some(files) }
 }
 
 impl Stand {
@@ -246,7 +263,7 @@ fn table(warm: &Counts, main: &Counts, before: Level, after: Level, state: &Valu
     let fallbacks = fallbacks.iter().map(|(reason, fallback)| format!("`{reason}` {}", fallback["count"]));
     let rows = [
         ("chats, half of them streams", sum(|c| c.chats.n_requests).to_string()),
-        ("other requests: tools, completions, vectors, other dialects", sum(|c| c.mixed.n).to_string()),
+        ("other requests: tools, images, completions, vectors, other dialects", sum(|c| c.mixed.n).to_string()),
         ("wrong or lost", (wrong.len() - n_hung).to_string()),
         ("hung", n_hung.to_string()),
         ("differ at a near tie", sum(|c| c.chats.differing.len()).to_string()),
