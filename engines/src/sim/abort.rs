@@ -54,6 +54,11 @@ impl SimAbort {
         Ok(SimAbort { during, text: text.to_owned() })
     }
 
+    /// The value that [`SimAbort::parse`] reads.
+    pub fn to_value(&self) -> String {
+        format!("{}:{}", self.during.as_str(), self.text)
+    }
+
     /// Aborts if this work on these tokens is the fault.
     pub(super) fn check(fault: Option<&SimAbort>, work: SimWork, tokens: &[Token]) {
         let Some(fault) = fault.filter(|fault| fault.during == work) else { return };

@@ -75,7 +75,6 @@ pub struct EngineArgs {
     #[arg(long, value_name = "RATE", hide_short_help = true, value_parser = number)]
     pub sim_decode_tps: Option<f64>,
     /// Simulator: abort during this work on a text that contains TEXT, for tests
-    // A child gets it from the environment.
     #[arg(long, value_name = "WORK:TEXT", hide = true, env = ABORT_VARIABLE, value_parser = SimAbort::parse)]
     #[serde(skip)]
     pub sim_abort: Option<SimAbort>,
@@ -149,7 +148,7 @@ impl EngineArgs {
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 17] = [
+        let options: [(&str, Option<OsString>); 18] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -167,6 +166,7 @@ impl EngineArgs {
             ("--mmproj", self.mmproj.clone().map(Into::into)),
             ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
+            ("--sim-abort", self.sim_abort.as_ref().map(|fault| fault.to_value().into())),
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
     }
@@ -267,7 +267,7 @@ mod tests {
             mmproj: Some("c d.gguf".into()),
             sim_prefill_tps: Some(9.5),
             sim_decode_tps: Some(10.25),
-            sim_abort: None,
+            sim_abort: Some(SimAbort { during: SimWork::Prefill, text: "a:b c".into() }),
         };
         let args = std::iter::once("baton".into()).chain(all.to_args());
         assert_eq!(EngineFlags::parse_from(args).engine, all);

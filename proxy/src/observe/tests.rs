@@ -18,7 +18,7 @@ use crate::account::body_memory::ParsedBody;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
-use crate::request::admission::SharedAdmission;
+use crate::request::admission::RequestAdmission;
 use crate::request::caller::{Caller, CallerRole};
 use crate::serve::request_service::RequestService;
 use crate::targets::models::{ModelPool, ServedModel};
@@ -64,7 +64,7 @@ pub(crate) fn caller() -> Caller {
         request_id: "req_1".into(),
         role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
-        admission: SharedAdmission::default(),
+        admission: RequestAdmission::default(),
         body: ParsedBody::default(),
         policy: None,
         trace: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
-use super::admission::SharedAdmission;
+use super::admission::RequestAdmission;
 use crate::account::Account;
 use crate::account::body_memory::ParsedBody;
 
@@ -21,7 +21,7 @@ pub struct Caller {
     /// The account with the limits that apply.
     pub account: Arc<Account>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
-    pub admission: SharedAdmission,
+    pub admission: RequestAdmission,
     /// The memory of the request's body, and how long it took to be parsed.
     pub body: ParsedBody,
     /// Overrides the configured policy.

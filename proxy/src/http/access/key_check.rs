@@ -19,7 +19,7 @@ use crate::account::body_memory::ParsedBody;
 use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
-use crate::request::admission::SharedAdmission;
+use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
 
 /// The keys, and the paths that need none.
@@ -52,7 +52,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         request_id,
         role,
         account: Arc::clone(&account),
-        admission: SharedAdmission::default(),
+        admission: RequestAdmission::default(),
         body: ParsedBody::default(),
         policy,
         trace: trace::parent_in(request.headers()),

@@ -18,7 +18,7 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
-use crate::request::admission::SharedAdmission;
+use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
 
 pub(super) fn operation() -> Operation {
@@ -67,7 +67,7 @@ async fn answer(
         stream,
     };
     let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
-    let admission = SharedAdmission::of_prompts(shape.n_choices as usize);
+    let admission = RequestAdmission::of_prompts(shape.n_choices as usize);
     let caller = &Caller { admission, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);

@@ -44,6 +44,8 @@ pub(super) struct QueueEntry {
 impl Drop for QueueEntry {
     fn drop(&mut self) {
         self.gate.lock().give_up(&self.account, self.ticket);
+        // The first request of a lane may have a lower limit than those behind it, if its key's limits have changed.
+        self.gate.admit_next();
     }
 }
 

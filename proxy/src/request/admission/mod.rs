@@ -1,17 +1,17 @@
 //! Admission: how many sequences run at once, and which request gets the next place.
 //!
-//! Every sequence that an engine or an upstream generates needs a place ([`PlaceNeed`]). A permit is taken before the prompt is prepared
-//! and lives to its last token, not to the response head: it travels inside the stream and is returned when the stream
-//! is dropped. Beyond the limit, requests wait in a bounded queue with a lane for each key. The highest priority goes
-//! first, then the key with the fewest places, then the request that has waited longest. A request with many choices
-//! takes its turn for each place, so it delays another key no more than as many requests with one choice each.
+//! Every sequence that an engine or an upstream generates needs a place ([`PlaceNeed`]). A permit is taken before the
+//! prompt is prepared and lives to its last token, not to the response head: it travels inside the stream and is returned
+//! when the stream is dropped. Beyond the limit, requests wait in a bounded queue with a lane for each key. The highest
+//! priority goes first, then the key with the fewest places, then the request that has waited longest. A request with many
+//! choices takes its turn for each place, so it delays another key no more than as many requests with one choice each.
 
 mod gate;
 mod limits;
 mod need;
 mod permit;
 mod queue;
-mod shared_admission;
+mod request_admission;
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use self::limits::{MAX_BRIEF, RETRY_AFTER};
 pub use self::need::PlaceNeed;
 pub use self::permit::{Permit, Place, Places};
 use self::queue::{AdmissionQueue, Refusal};
-pub use self::shared_admission::SharedAdmission;
+pub use self::request_admission::RequestAdmission;
 use crate::account::Account;
 use crate::error::RequestError;
 
@@ -56,22 +56,22 @@ impl Admission {
         Arc::clone(&self.0.brief).try_acquire_owned().map_err(|_| full.into())
     }
 
-    /// Admits a request, at once or when it is its turn. Its key's rate was charged before, with [`SharedAdmission::charge`].
-    /// Dropping the future leaves the queue.
+    /// Admits a request, at once or when it is its turn. Its key's rate was charged before, with
+    /// [`RequestAdmission::charge`]. Dropping the future leaves the queue.
     ///
     /// Errors: the queue is full, or the turn did not come in time.
     pub async fn admit(
         &self,
         account: &Arc<Account>,
-        shared: &SharedAdmission,
+        admission: &RequestAdmission,
         need: PlaceNeed,
     ) -> Result<Permit, RequestError> {
-        let admitted = match &shared.prompts {
+        let admitted = match &admission.prompts {
             Some(prompts) => {
                 let of_all = PlaceNeed { n_sequences: prompts.n_sequences, ..need };
-                Arc::clone(prompts.admitted.get_or_try_init(|| self.enter(account, shared, of_all)).await?)
+                Arc::clone(prompts.admitted.get_or_try_init(|| self.enter(account, admission, of_all)).await?)
             }
-            None => self.enter(account, shared, need).await?,
+            None => self.enter(account, admission, need).await?,
         };
         Ok(Permit::new(admitted))
     }
@@ -79,7 +79,7 @@ impl Admission {
     async fn enter(
         &self,
         account: &Arc<Account>,
-        shared: &SharedAdmission,
+        admission: &RequestAdmission,
         need: PlaceNeed,
     ) -> Result<Arc<AdmittedRequest>, RequestError> {
         let (answer, turn) = oneshot::channel();
@@ -96,7 +96,7 @@ impl Admission {
         };
         let max_wait = self.0.lock().limits.max_wait;
         let entry = QueueEntry { gate: Arc::clone(&self.0), account: Arc::clone(account), ticket };
-        shared.waits_as(&entry);
+        admission.note_queued(&entry);
         let outcome = tokio::time::timeout(max_wait, turn).await;
         let is_own_limit = self.0.lock().is_at_own_limit(account);
         drop(entry);

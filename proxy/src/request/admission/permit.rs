@@ -49,8 +49,8 @@ impl Drop for Permit {
 pub struct Places(Arc<AdmittedRequest>);
 
 impl Places {
-    /// Waits for a place. Dropping the future takes none. The request always has a place, and the sequence that has it
-    /// ends by its own deadlines: then its place comes here, or its error ends the whole reply.
+    /// Waits for a place. Dropping the future takes none. The request always has one place. When its sequence ends, the
+    /// place becomes free for the next one. If that sequence fails, the whole reply ends.
     pub async fn next(&self) -> Place {
         // The semaphore is never closed.
         if let Ok(permit) = self.0.free_places.acquire().await {

@@ -248,8 +248,8 @@ impl<P> AdmissionQueue<P> {
         self.sweep(&account.name);
     }
 
-    /// The position in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
-    /// many places each key has when one becomes free.
+    /// The position in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on
+    /// how many places each key has when one becomes free.
     pub(super) fn position_of(&self, ticket: u64) -> Option<usize> {
         let waiting = || self.lanes_by_key.values().flat_map(|lane| &lane.waiting);
         let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);

@@ -25,7 +25,7 @@ async fn enter(door: &Admission, account: &Arc<Account>) -> Result<Permit, Reque
 }
 
 async fn enter_as(door: &Admission, account: &Arc<Account>, need: PlaceNeed) -> Result<Permit, RequestError> {
-    let place = SharedAdmission::default();
+    let place = RequestAdmission::default();
     place.charge(account, need.n_sequences).await?;
     door.admit(account, &place, need).await
 }
@@ -89,7 +89,7 @@ async fn a_key_with_many_requests_delays_another_by_one() {
     let greedy = free("greedy");
     let modest = free("modest");
     let running = [enter(&door, &greedy).await.unwrap(), enter(&door, &greedy).await.unwrap()];
-    let place = SharedAdmission::default();
+    let place = RequestAdmission::default();
     let mut waiting: Vec<_> = (0..10).map(|_| Box::pin(enter(&door, &greedy))).collect();
     for wait in &mut waiting {
         assert!(wait.now_or_never().is_none());
@@ -293,7 +293,7 @@ async fn the_choices_of_a_request_stay_within_the_limits_of_its_key() {
     let door = door(8, 100);
     let limits = KeyLimits { max_concurrent: Some(2), requests_per_minute: Some(10), ..KeyLimits::default() };
     let key = account("k", limits);
-    let place = SharedAdmission::default();
+    let place = RequestAdmission::default();
     place.charge(&key, 16).await.unwrap();
     let refused = place.charge(&key, 1).await;
     assert!(
@@ -313,7 +313,7 @@ async fn the_choices_of_a_request_stay_within_the_limits_of_its_key() {
 async fn prompts_that_share_a_place_are_charged_and_admitted_once() {
     let door = door(2, 0);
     let key = account("k", KeyLimits { requests_per_minute: Some(4), ..KeyLimits::default() });
-    let place = SharedAdmission::of_prompts(3);
+    let place = RequestAdmission::of_prompts(3);
     let mut permits = Vec::new();
     for _ in 0..3 {
         place.charge(&key, 1).await.unwrap();
@@ -329,4 +329,20 @@ async fn prompts_that_share_a_place_are_charged_and_admitted_once() {
     assert_eq!(door.n_admitted(), 1, "until its last part is gone");
     drop(place);
     assert_eq!((door.n_admitted(), door.n_places()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_behind_a_request_with_an_old_limit_enter_when_it_leaves() {
+    let door = door(9, 9);
+    let limited = |n| account("k", KeyLimits { max_concurrent: Some(n), ..KeyLimits::default() });
+    let _running = enter(&door, &limited(1)).await.unwrap();
+    let old = limited(1);
+    let mut first = Box::pin(enter(&door, &old));
+    assert!((&mut first).now_or_never().is_none());
+    // The configuration was loaded again.
+    let new = limited(2);
+    let mut second = Box::pin(enter(&door, &new));
+    assert!((&mut second).now_or_never().is_none());
+    drop(first);
+    assert!(second.now_or_never().is_some_and(|entered| entered.is_ok()));
 }

@@ -16,8 +16,8 @@ use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
-/// Starts every choice that has a place on the first upstream that begins to answer. `reason`, if given, is announced instead of the
-/// reason for which that upstream was chosen.
+/// Starts every choice that has a place on the first upstream that begins to answer. `reason`, if given, is announced
+/// instead of the reason for which that upstream was chosen.
 pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,

@@ -1,4 +1,4 @@
-//! The admission that the prompts of one client request share.
+//! The admission of a client's request, which its prompts share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use crate::error::RequestError;
 /// The admission of a client's request, with its position in the queue. The prompts of one request share it: they are
 /// charged and admitted once, for all their sequences.
 #[derive(Debug, Clone, Default)]
-pub struct SharedAdmission {
+pub struct RequestAdmission {
     entry: Arc<OnceLock<(Arc<Gate>, u64)>>,
     pub(super) prompts: Option<Arc<PromptGroup>>,
 }
@@ -25,11 +25,11 @@ pub(super) struct PromptGroup {
     pub(super) admitted: OnceCell<Arc<AdmittedRequest>>,
 }
 
-impl SharedAdmission {
+impl RequestAdmission {
     /// The admission of prompts with so many sequences in all.
-    pub fn of_prompts(n_sequences: usize) -> SharedAdmission {
+    pub fn of_prompts(n_sequences: usize) -> RequestAdmission {
         let prompts = PromptGroup { n_sequences, charged: OnceCell::new(), admitted: OnceCell::new() };
-        SharedAdmission { entry: Arc::default(), prompts: Some(Arc::new(prompts)) }
+        RequestAdmission { entry: Arc::default(), prompts: Some(Arc::new(prompts)) }
     }
 
     /// Charges the key's rate of requests: one for each sequence, since each occupies the endpoint like a request of its
@@ -46,7 +46,8 @@ impl SharedAdmission {
         }
     }
 
-    pub(super) fn waits_as(&self, entry: &QueueEntry) {
+    /// The request waits in the queue with this entry.
+    pub(super) fn note_queued(&self, entry: &QueueEntry) {
         let _ = self.entry.set((Arc::clone(&entry.gate), entry.ticket));
     }
 
