@@ -20,6 +20,7 @@ use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
 use crate::request::admission::RequestAdmission;
 use crate::request::caller::{Caller, CallerRole};
+use crate::request::poison_case::PoisonCase;
 use crate::serve::request_service::RequestService;
 use crate::targets::models::{ModelPool, ServedModel};
 use crate::targets::nodes::{Health, Node, NodeState};
@@ -65,6 +66,7 @@ pub(crate) fn caller() -> Caller {
         role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         admission: RequestAdmission::default(),
+        poison: PoisonCase::default(),
         body: ParsedBody::default(),
         policy: None,
         trace: None,

@@ -6,6 +6,7 @@ use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
 use super::admission::RequestAdmission;
+use super::poison_case::PoisonCase;
 use crate::account::Account;
 use crate::account::body_memory::ParsedBody;
 
@@ -22,6 +23,8 @@ pub struct Caller {
     pub account: Arc<Account>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
     pub admission: RequestAdmission,
+    /// The suspicion that the request ends its engines' processes. Its prompts share it.
+    pub poison: PoisonCase,
     /// The memory of the request's body, and how long it took to be parsed.
     pub body: ParsedBody,
     /// Overrides the configured policy.

@@ -34,7 +34,7 @@ pub async fn explain(
     let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };
-    let prompt = ask(model, Some(&request.model), request.images(), prepare).await?;
+    let prompt = ask(model, Some(&request.model), request.images(), &caller.poison, prepare).await?;
     caller.account.charge_tokens(prompt.tokens.len() as u64);
     // Use the client's own limit, before it is cut to the context.
     let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };

@@ -8,5 +8,6 @@ pub mod failover;
 pub mod generate;
 pub mod models;
 pub mod plan;
+pub mod poison_case;
 pub mod prompt;
 pub mod tokens;

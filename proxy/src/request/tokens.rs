@@ -29,7 +29,7 @@ pub async fn ask(
     let _lease = targets.lease(&target, None).await?;
     let _permit = admission.admit_brief()?;
     let counted = match &target {
-        Target::Nodes { model: served, .. } => ask_nodes(served, model, question).await?,
+        Target::Nodes { model: served, .. } => ask_nodes(served, model, question, caller).await?,
         Target::Upstreams(serving) => {
             let answer = upstreams::tokens(serving, question, &caller.request_id).await?;
             CountedAnswer { n_tokens: n_tokens(question, &answer), answer }
@@ -61,6 +61,7 @@ async fn ask_nodes(
     served: &ServedModel,
     name: Option<&str>,
     question: TokenQuestion<'_>,
+    caller: &Caller,
 ) -> Result<CountedAnswer, RequestError> {
     let answer = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let answer = match question {
@@ -79,7 +80,7 @@ async fn ask_nodes(
         };
         Ok(CountedAnswer { n_tokens: n_tokens(question, &answer), answer })
     };
-    failover::ask(served, name, images(question), answer).await
+    failover::ask(served, name, images(question), &caller.poison, answer).await
 }
 
 fn images(question: TokenQuestion<'_>) -> &[Image] {

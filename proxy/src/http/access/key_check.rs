@@ -21,6 +21,7 @@ use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
 use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
+use crate::request::poison_case::PoisonCase;
 
 /// The keys, and the paths that need none.
 #[derive(Clone)]
@@ -53,6 +54,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         role,
         account: Arc::clone(&account),
         admission: RequestAdmission::default(),
+        poison: PoisonCase::default(),
         body: ParsedBody::default(),
         policy,
         trace: trace::parent_in(request.headers()),

@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
 use crate::request::admission::{Admission, PlaceNeed};
 use crate::request::caller::Caller;
-use crate::request::failover::StartRetry;
+use crate::request::failover::{PoisonMark, StartRetry};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
@@ -79,7 +79,7 @@ async fn admit_and_compute(
         check_dimensions(request, facts)?;
         Ok((tokens(&node, request, facts).await?, facts))
     };
-    let mut retry = StartRetry::default();
+    let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
     let (inputs, facts) = retry.ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");

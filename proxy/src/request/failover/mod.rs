@@ -31,7 +31,7 @@ use tokio::sync::watch;
 use tracing::Span;
 
 use self::hedge::{Race, RaceEvent};
-pub use self::poison::{PoisonMark, Visit};
+pub use self::poison::{PoisonMark, Turn, Visit};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
 use self::route_run::{RouteRun, RunEvent, accept, projector_of};
@@ -143,6 +143,13 @@ impl Resilient {
             followers,
             span,
         })
+    }
+
+    /// It is the turn of this sequence, if it is a suspect, until it is cleared.
+    pub fn keep_turn(&mut self, turn: Option<Turn>) {
+        if let SequenceState::Streaming(run) = &mut self.state {
+            run.visit.keep_turn(turn);
+        }
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -322,7 +329,7 @@ impl Resilient {
 
     /// The engine stopped: → `TakingUp`, or `Done` if nothing is left to generate. Dropping the run cancels the sequence
     /// on its node. Errors: too many engines were lost in a row.
-    fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
+    fn lose(&mut self, mut run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
@@ -335,7 +342,7 @@ impl Resilient {
         if self.losses.n_in_a_row >= MAX_LOSSES {
             return Err(error);
         }
-        Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error })).into())
+        Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error, turn: run.visit.take_turn() })).into())
     }
 
     /// Counts the stop of the decode node, in its breaker and in the fallbacks.

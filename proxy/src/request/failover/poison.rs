@@ -6,22 +6,25 @@
 //!
 //! 1. A suspect goes to a node without another suspect, and waits for one unless it is a weak suspect. If the lost engine
 //!    gave no token, the prompt is not handed over, so that only one process works on it.
-//! 2. The suspected choices of a request are tried one after another.
-//! 3. The request is the cause if two processes have ended under its suspected choices, and no other request's suspect was
-//!    in the last of them; if three have ended, whoever was there; or if four have ended in the request's life. It ends with
-//!    [`EngineError::Poison`].
+//! 2. The suspected choices of a request, of all its prompts, are tried one after another ([`Turn`]).
+//! 3. A prompt is the cause if two processes have ended under its suspected choices, and no other request's suspect was in
+//!    the last of them; if three have ended, whoever was there; or if four have ended in the prompt's life. The whole
+//!    request ends with [`EngineError::Poison`]. The prompts of one request run on several nodes at once, so processes are
+//!    counted for each of them: nodes that end together under many prompts would else be blamed on the request.
 //!
 //! Innocent requests become suspects together with the cause. They are cleared one after another by their next tokens.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_engines::awake;
 use baton_schemas::EngineError;
 use futures::future::join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::request::poison_case::{CaseState, PoisonCase};
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::nodes::{Node, SuspectStay, Suspicion, Task, probe};
 
@@ -41,29 +44,35 @@ const MAX_IN_LIFE: usize = 4;
 /// in the prompt, so such a suspect is the likely cause.
 const PROMPT_PATIENCE: Duration = Duration::from_secs(8);
 
-/// The same for a suspect that had begun to generate. Its reader waits for the next token.
+/// The same for a suspect that had begun to generate. Its reader waits for the next token. Also how long a weak suspect
+/// waits for its turn.
 const STREAM_PATIENCE: Duration = Duration::from_secs(3);
 
-/// The poison mark of one choice of a request. It travels with the choice from engine to engine. A clone is the mark of
-/// another choice of the same request.
+/// How long another suspect waits for its turn: as long as a stream looks for an engine.
+const TURN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The poison mark of one choice of a prompt. It travels with the choice from engine to engine. A clone is the mark of
+/// another choice of the same prompt.
 pub struct PoisonMark {
     choice: u64,
     history: Arc<LossHistory>,
 }
 
-/// The processes that a request has lost. Its choices share it.
+/// The processes that a prompt has lost. Its choices share it.
 struct LossHistory {
-    /// Identifies the request on nodes.
-    request: u64,
+    case: PoisonCase,
     n_choices: AtomicU64,
     lost: Mutex<Vec<LostProcess>>,
-    /// The suspected choices take turns.
-    turns: Arc<Semaphore>,
-    /// The processes that ended, once the request counts as their cause.
-    verdict: OnceLock<u32>,
 }
 
-/// A process on which a request was lost.
+/// The turn of a suspected choice. Until all clones are dropped, the other suspected choices of the request wait.
+#[derive(Clone)]
+pub struct Turn {
+    /// `None` for a choice that has waited in vain.
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+/// A process on which a prompt was lost.
 struct LostProcess {
     node: Arc<Node>,
     process: u64,
@@ -92,19 +101,13 @@ pub struct Visit {
     process: u64,
     n_tokens: u32,
     stay: Option<SuspectStay>,
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
 }
 
 impl Default for PoisonMark {
+    /// The mark of a request with one prompt.
     fn default() -> PoisonMark {
-        let history = LossHistory {
-            request: rand::random(),
-            n_choices: AtomicU64::new(1),
-            lost: Mutex::default(),
-            turns: Arc::new(Semaphore::new(1)),
-            verdict: OnceLock::new(),
-        };
-        PoisonMark { choice: 0, history: Arc::new(history) }
+        PoisonMark::of_prompt(&PoisonCase::default())
     }
 }
 
@@ -142,6 +145,16 @@ fn is_cause(lost: &[LostProcess]) -> bool {
 }
 
 impl PoisonMark {
+    /// The mark of another prompt of the request.
+    pub fn of_prompt(case: &PoisonCase) -> PoisonMark {
+        let history = LossHistory { case: case.clone(), n_choices: AtomicU64::new(1), lost: Mutex::default() };
+        PoisonMark { choice: 0, history: Arc::new(history) }
+    }
+
+    fn case(&self) -> &CaseState {
+        &self.history.case.0
+    }
+
     /// Returns true if the choice has lost an engine and has not been cleared.
     pub fn is_suspect(&self) -> bool {
         self.phase().is_some()
@@ -176,9 +189,15 @@ impl PoisonMark {
         patience.mul_f64(rand::random_range(0.75..1.25))
     }
 
-    /// Waits until no other suspected choice of the request is being tried.
-    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.history.turns).acquire_owned().await.ok()
+    /// Waits until no other suspected choice of the request is being tried, but not for ever. Returns `None` at once if
+    /// the choice is no suspect.
+    pub async fn turn(&self) -> Option<Turn> {
+        let longest = match self.phase()? {
+            LossPhase::Stream => STREAM_PATIENCE,
+            LossPhase::FirstTokens | LossPhase::Prompt => TURN_PATIENCE,
+        };
+        let permit = awake::timeout(longest, Arc::clone(&self.case().turns).acquire_owned()).await;
+        Some(Turn { _permit: permit.ok().and_then(Result::ok).map(Arc::new) })
     }
 
     /// The choice goes to this node.
@@ -197,14 +216,14 @@ impl PoisonMark {
     pub fn visit_alone(&self, node: &Arc<Node>) -> Option<Visit> {
         match self.suspicion() {
             Suspicion::Unsuspected | Suspicion::Weak => Some(self.visit(node)),
-            Suspicion::Strong => Some(Visit::begin(node, Some(node.suspects.enter_alone(self.history.request)?))),
+            Suspicion::Strong => Some(Visit::begin(node, Some(node.suspects.enter_alone(self.case().request)?))),
         }
     }
 
     /// The decode nodes that a suspect avoids, because other suspects are there.
     pub fn avoided(&self, model: &ServedModel) -> Vec<usize> {
         let suspicion = self.suspicion();
-        let is_avoided = |node: &Arc<Node>| !node.suspects.is_free_for(self.history.request, suspicion);
+        let is_avoided = |node: &Arc<Node>| !node.suspects.is_free_for(self.case().request, suspicion);
         (0..model.decode.len()).filter(|i| is_avoided(&model.decode[*i])).collect()
     }
 
@@ -249,7 +268,7 @@ impl PoisonMark {
     /// Returns the error of a request that is the cause of the ends of its engines. Asks the nodes of the lost processes if
     /// they have ended, and forgets those that have not.
     pub async fn verdict(&mut self) -> Option<EngineError> {
-        if let Some(&n_processes) = self.history.verdict.get() {
+        if let Some(&n_processes) = self.case().verdict.get() {
             return Some(EngineError::Poison { n_processes });
         }
         if !is_cause(&self.history.lost()) {
@@ -268,7 +287,7 @@ impl PoisonMark {
         is_cause(&list).then(|| {
             let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();
             tracing::error!(?nodes, "these nodes' processes ended under one request; no other engine gets the request");
-            let n_processes = *self.history.verdict.get_or_init(|| list.len() as u32);
+            let n_processes = *self.case().verdict.get_or_init(|| list.len() as u32);
             EngineError::Poison { n_processes }
         })
     }
@@ -296,20 +315,25 @@ impl Visit {
     pub fn note_suspect(&mut self, mark: &PoisonMark) {
         let suspicion = mark.suspicion();
         if suspicion > Suspicion::Unsuspected {
-            let request = mark.history.request;
+            let request = mark.case().request;
             self.stay.get_or_insert_with(|| self.node.suspects.enter(request, suspicion)).suspect(suspicion);
         }
     }
 
     /// Another node computes the prompt. If both nodes are lost together, this shows who else was here.
     pub fn note_handoff(&mut self, mark: &PoisonMark) {
-        let request = mark.history.request;
+        let request = mark.case().request;
         self.stay.get_or_insert_with(|| self.node.suspects.enter(request, Suspicion::Unsuspected));
     }
 
-    /// It is the turn of this choice until it is cleared or lost.
-    pub fn keep_turn(&mut self, turn: Option<OwnedSemaphorePermit>) {
+    /// It is the turn of this choice until it is cleared. If it is lost here, it takes its turn along.
+    pub fn keep_turn(&mut self, turn: Option<Turn>) {
         self.turn = turn;
+    }
+
+    /// The choice leaves the node. It keeps its turn until the verdict, so that no other choice is tried before.
+    pub fn take_turn(&mut self) -> Option<Turn> {
+        self.turn.take()
     }
 
     /// Asks the node of a suspect if it still runs. A process that ended before it got the request is no evidence. Errors:

@@ -6,11 +6,10 @@ use std::time::Duration;
 use baton_engines::awake;
 use baton_planner::reason::FailureReason;
 use baton_schemas::{EngineError, SequenceRequest};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::poison::PoisonMark;
+use super::poison::{PoisonMark, Turn};
 use super::retryable::{is_engine_failure, is_transient};
 use super::route_run::{RouteRun, accept, projector_of};
 use crate::error::RequestError;
@@ -34,6 +33,7 @@ const LONG_REPLAY: usize = 8 << 10;
 pub(super) struct LostRoute {
     pub(super) plan: Plan,
     pub(super) error: EngineError,
+    pub(super) turn: Option<Turn>,
 }
 
 /// The search for an engine that continues a sequence.
@@ -45,7 +45,7 @@ struct EngineSearch<'a> {
     failed: Vec<usize>,
     mark: &'a mut PoisonMark,
     /// No other suspected choice of the request is tried meanwhile.
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
     /// Until then a suspect waits for a node without other suspects. Set when a node is ready.
     alone_until: Option<Instant>,
     span: &'a Span,
@@ -54,7 +54,7 @@ struct EngineSearch<'a> {
 /// Starts the rest of a sequence on an engine that accepts it. Errors: the sequence's own error, or the first loss if no
 /// engine accepts within [`TAKE_UP_DEADLINE`].
 pub(super) async fn take_up(
-    lost: LostRoute,
+    mut lost: LostRoute,
     request: &mut SequenceRequest,
     mark: &mut PoisonMark,
     span: &Span,
@@ -63,13 +63,21 @@ pub(super) async fn take_up(
     request.group = None;
     tokio::time::sleep(head_start(request.prompt.len() + request.generated.len())).await;
     let longest = lost.plan.model.deadlines.max;
-    let Ok(turn) = awake::timeout(longest, mark.turn()).await else { return Err(lost.error) };
-    let began = Instant::now();
+    let turn = lost.turn.take();
+    let mut began = Instant::now();
     let mut deadline = began + TAKE_UP_DEADLINE;
     let decode = lost.plan.route.decode;
     let barred = is_engine_failure(&lost.error).then_some(decode);
     let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, turn, alone_until: None, span };
     loop {
+        if search.turn.is_none()
+            && let Some(turn) = search.mark.turn().await
+        {
+            search.turn = Some(turn);
+            // The wait for the turn is no part of the search.
+            began = Instant::now();
+            deadline = began + TAKE_UP_DEADLINE;
+        }
         if let Some(poison) = search.mark.verdict().await {
             lost.plan.model.fallbacks.count(FallbackReason::Poison);
             return Err(poison);

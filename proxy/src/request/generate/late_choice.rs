@@ -26,7 +26,7 @@ pub(super) struct LateChoice {
     pub(super) plan: Plan,
     pub(super) sequence: SequenceRequest,
     pub(super) policy: Option<&'static dyn Policy>,
-    /// Shared by all choices of the request.
+    /// A clone of the mark of the first choices.
     pub(super) mark: PoisonMark,
     pub(super) request_span: Span,
 }
@@ -45,7 +45,7 @@ impl LateChoice {
     async fn start(self) -> Result<SequenceStream, EngineError> {
         let model = &self.plan.model;
         let images = self.sequence.images.as_ref().map_or(&[][..], |images| &images.images);
-        let mut retry = StartRetry::about(images).with_mark(self.mark.clone());
+        let mut retry = StartRetry::about(images, self.mark.clone());
         let give_up_at = Instant::now() + DEFAULT_MAX_WAIT;
         // A suspect does not follow the others.
         let mut plan = (!retry.mark().is_suspect()).then(|| self.plan.for_choice(self.choice));
@@ -89,7 +89,9 @@ impl LateChoice {
         let visit = retry.visit(&node);
         let accepted = Resilient::begin(plan, self.sequence.clone(), retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        Ok(accepted?.into_events())
+        let mut accepted = accepted?;
+        accepted.keep_turn(retry.turn());
+        Ok(accepted.into_events())
     }
 
     fn plan_request<'a>(&'a self, exclude: &'a [usize], exclude_prefill: &'a [usize]) -> PlanRequest<'a> {

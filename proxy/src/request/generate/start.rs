@@ -19,7 +19,7 @@ use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::admission::{Place, Places};
 use crate::request::caller::Caller;
-use crate::request::failover::{Resilient, StartRetry};
+use crate::request::failover::{PoisonMark, Resilient, StartRetry};
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
 use crate::targets::model_loading::ModelLease;
@@ -101,7 +101,7 @@ pub(super) async fn start_on_nodes(
     has_fallback: bool,
 ) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
-    let mut retry = StartRetry::about(starting.request.images());
+    let mut retry = StartRetry::about(starting.request.images(), PoisonMark::of_prompt(&starting.caller.poison));
     // An upstream has its own vocabulary, so a request that continues earlier tokens waits for an engine.
     if has_fallback && starting.request.earlier_tokens().is_empty() {
         retry = retry.with_upstream();
@@ -161,7 +161,8 @@ async fn try_start(
         let visit = retry.visit(node);
         let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        let accepted = accepted.map_err(|error| refused(error, n_first))?;
+        let mut accepted = accepted.map_err(|error| refused(error, n_first))?;
+        accepted.keep_turn(retry.turn());
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());
     }

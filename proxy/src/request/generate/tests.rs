@@ -1,7 +1,8 @@
 //! A context of the client's own size, and one that goes on, on the simulator.
 
-use std::sync::OnceLock;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use async_trait::async_trait;
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
@@ -154,7 +155,7 @@ async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
     let app = served_by(vec![Unsteady { sim, n_asked: AtomicU32::new(0) }]).await;
     let mut reply = app.generate(GenerateRequest { n: 10, ..request("m") }, caller()).await.unwrap();
-    let mut finished = std::collections::BTreeSet::new();
+    let mut finished = BTreeSet::new();
     while let Some(event) = reply.events.next().await {
         let event = event.unwrap();
         assert!(app.state(false).requests.places <= 4);
@@ -224,6 +225,61 @@ async fn a_poisonous_choice_that_starts_late_ends_two_processes() {
     };
     let is_poison = matches!(error, RequestError::Engine(EngineError::Poison { n_processes: 2 }));
     assert_eq!((is_poison, n_ends.load(Ordering::Acquire)), (true, 2), "{error:?}");
+}
+
+/// An engine that loses each choice that starts late once, before it accepts it.
+struct LosesLate {
+    sim: SimEngine,
+    lost: Mutex<BTreeSet<u64>>,
+    n_running: Arc<AtomicU32>,
+    /// The most late choices that ran at once.
+    most: Arc<AtomicU32>,
+}
+
+/// A late choice that runs.
+struct RunningChoice(Arc<AtomicU32>);
+
+impl Drop for RunningChoice {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[async_trait]
+impl EngineWrapper for LosesLate {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let seed = request.sampling.seed;
+        // Two choices start first.
+        if seed.wrapping_sub(self::request("m").sampling.seed) < 2 {
+            return self.sim.generate(request).await;
+        }
+        if self.lost.lock().unwrap().insert(seed) {
+            return Err(EngineError::lost("gone"));
+        }
+        let events = self.sim.generate(request).await?;
+        self.most.fetch_max(self.n_running.fetch_add(1, Ordering::AcqRel) + 1, Ordering::AcqRel);
+        let running = RunningChoice(Arc::clone(&self.n_running));
+        Ok(events.inspect(move |_| _ = &running).boxed())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn suspected_choices_that_start_late_run_one_after_another() {
+    let sim = SimEngine::new(SimConfig { n_slots: 2, decode_tps: 10.0, ..SimConfig::default() });
+    let most = Arc::new(AtomicU32::new(0));
+    let engine =
+        LosesLate { sim, lost: Mutex::default(), n_running: Arc::new(AtomicU32::new(0)), most: Arc::clone(&most) };
+    let app = served_by(vec![engine]).await;
+    let mut reply = app.generate(GenerateRequest { n: 4, ..request("m") }, caller()).await.unwrap();
+    let mut n_finished = 0;
+    while let Some(event) = reply.events.next().await {
+        n_finished += u32::from(matches!(event.unwrap().kind, EventKind::Finished { .. }));
+    }
+    assert_eq!((n_finished, most.load(Ordering::Acquire)), (4, 1));
 }
 
 /// An engine whose queue has room for one sequence, and is full.

@@ -12,9 +12,10 @@ use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
-use super::poison::{PoisonMark, Visit};
+use super::poison::{PoisonMark, Turn, Visit};
 use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
+use crate::request::poison_case::PoisonCase;
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::nodes::{FallbackReason, Node, Task};
 
@@ -36,20 +37,16 @@ pub struct StartRetry {
     has_upstream: bool,
     image_need: ImageNeed<'static>,
     mark: PoisonMark,
+    /// No other suspected choice of the request is tried meanwhile.
+    turn: Option<Turn>,
     /// The node that a suspect has for itself, as an index of the model's list.
     reserved: Option<(usize, Visit)>,
 }
 
 impl StartRetry {
-    /// The attempts of a request with these images.
-    pub fn about(images: &[Image]) -> StartRetry {
-        StartRetry { image_need: ImageNeed::of_images(images), ..StartRetry::default() }
-    }
-
-    /// The attempts of another choice of the request that has this mark.
-    #[must_use]
-    pub fn with_mark(self, mark: PoisonMark) -> StartRetry {
-        StartRetry { mark, ..self }
+    /// The attempts of a prompt with these images, or of one of its choices.
+    pub fn about(images: &[Image], mark: PoisonMark) -> StartRetry {
+        StartRetry { image_need: ImageNeed::of_images(images), mark, ..StartRetry::default() }
     }
 
     /// An upstream can answer instead. Each node is asked once, and no lost node is waited for.
@@ -66,6 +63,11 @@ impl StartRetry {
     /// The request's poison mark, which goes with its sequences.
     pub fn mark(&self) -> &PoisonMark {
         &self.mark
+    }
+
+    /// The turn that the request has as a suspect, which goes with its sequences.
+    pub fn turn(&self) -> Option<Turn> {
+        self.turn.clone()
     }
 
     /// The request goes to this node. [`StartRetry::note`] takes the visit with its outcome.
@@ -87,13 +89,14 @@ impl StartRetry {
         }
     }
 
-    /// A ready node for the next attempt. A suspect gets a node without other suspects, and waits for one.
+    /// A ready node for the next attempt. A suspect waits for its turn, and then for a node without other suspects.
     pub async fn next_node<'m>(
         &mut self,
         model: &'m ServedModel,
         name: Option<&str>,
     ) -> Result<(&'m Arc<Node>, Arc<NodeInfo>), RequestError> {
         self.reserved = None;
+        self.await_turn(model).await?;
         let mut alone_until = None;
         loop {
             let avoided = [&self.failed[..], &self.mark.avoided(model)].concat();
@@ -120,9 +123,29 @@ impl StartRetry {
         }
     }
 
+    /// A suspect waits for its turn. Errors: other choices have shown meanwhile that the request is the cause.
+    async fn await_turn(&mut self, model: &ServedModel) -> Result<(), RequestError> {
+        if self.turn.is_none()
+            && let Some(turn) = self.mark.turn().await
+        {
+            self.turn = Some(turn);
+            self.deadline = self.deadline.map(|_| Instant::now() + START_DEADLINE);
+            self.judge(model).await?;
+        }
+        Ok(())
+    }
+
+    /// Errors: the request is the cause of the ends of its engines.
+    async fn judge(&mut self, model: &ServedModel) -> Result<(), RequestError> {
+        let Some(poison) = self.mark.verdict().await else { return Ok(()) };
+        model.fallbacks.count(FallbackReason::Poison);
+        Err(poison.into())
+    }
+
     /// A node gave a part of the result: the deadline starts again with the next loss, and the request is no suspect.
     pub fn progressed(&mut self) {
         self.deadline = None;
+        self.turn = None;
         self.mark.clear();
         if let Some((_, mut visit)) = self.reserved.take() {
             visit.clear(&mut self.mark);
@@ -211,11 +234,8 @@ impl StartRetry {
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
         // The next attempt chooses its node anew.
         self.reserved = None;
-        if let RequestError::Engine(EngineError::Lost { .. }) = &error
-            && let Some(poison) = self.mark.verdict().await
-        {
-            model.fallbacks.count(FallbackReason::Poison);
-            return Err(poison.into());
+        if let RequestError::Engine(EngineError::Lost { .. }) = &error {
+            self.judge(model).await?;
         }
         let has_next = match &error {
             RequestError::Engine(error) => self.may_retry_after(model, error).await,
@@ -296,12 +316,13 @@ pub async fn ask<T, F>(
     model: &ServedModel,
     name: Option<&str>,
     images: &[Image],
+    case: &PoisonCase,
     call: impl Fn(Arc<Node>, Arc<NodeInfo>) -> F,
 ) -> Result<T, RequestError>
 where
     F: Future<Output = Result<T, RequestError>>,
 {
-    StartRetry::about(images).ask(model, name, call).await
+    StartRetry::about(images, PoisonMark::of_prompt(case)).ask(model, name, call).await
 }
 
 #[cfg(test)]

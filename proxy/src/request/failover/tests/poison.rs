@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use baton_schemas::Token;
+use baton_schemas::generate::Input;
+use baton_schemas::{GenerateRequest, Token};
 use futures::future::join_all;
 use tokio::sync::watch;
 
 use super::*;
+use crate::error::RequestError;
+use crate::http::HttpBackend;
+use crate::observe::tests::{caller, over_models, request as generate_request};
 
 /// The token that ends a process.
 const POISON: Token = 255;
@@ -214,15 +218,96 @@ async fn a_poison_request_with_four_choices_ends_after_two_processes() {
     }
 }
 
+/// When each token of a stream comes.
+async fn token_times(mut events: SequenceStream) -> Vec<Instant> {
+    let mut times = Vec::new();
+    while let Some(event) = events.next().await {
+        if let SequenceEvent::Token(_) = event.unwrap() {
+            times.push(Instant::now());
+        }
+    }
+    times
+}
+
 #[tokio::test(start_paused = true)]
 async fn four_innocent_choices_go_on_one_after_another() {
     let cluster = FragileCluster::of(4, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
     let ends = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         cluster.n_ends[0].send_modify(|n| *n += 1);
+        Instant::now()
     };
-    let (replies, ()) = tokio::join!(cluster.run_four(innocent(0)), ends);
-    assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|tokens| tokens.len() == 60)), "{replies:?}");
+    let mark = PoisonMark::default();
+    let mut choices = Vec::new();
+    for _ in 0..4 {
+        choices.push(cluster.begin(innocent(0), mark.clone()).await.unwrap());
+    }
+    let (mut times, ended_at) = tokio::join!(join_all(choices.into_iter().map(token_times)), ends);
+    for times in &mut times {
+        assert_eq!(times.len(), 60);
+        times.retain(|time| *time > ended_at);
+    }
+    times.sort();
+    for pair in times.windows(2) {
+        assert!(pair[0][15] <= pair[1][0], "the one before had its 16 tokens: {times:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_suspects_wait_for_their_turn_and_not_for_ever() {
+    let pair = model(vec![node("fails", failing(3, 1, "it")).await, node("spare", sim()).await]);
+    let visited = &pair.decode[0];
+    let unsuspected = PoisonMark::default();
+    let [mut first, mut strong, mut weak] = [(); 3].map(|()| unsuspected.clone());
+    for (mark, n_tokens) in [(&mut first, 0), (&mut strong, 0), (&mut weak, 16)] {
+        let mut visit = mark.visit(visited);
+        (0..n_tokens).for_each(|_| visit.token(mark));
+        mark.lost(&visit);
+    }
+    let _turn = first.turn().await.unwrap();
+    for (mark, longest_s) in [(&weak, 3), (&strong, TAKE_UP_DEADLINE.as_secs())] {
+        let began = Instant::now();
+        assert!(mark.turn().await.is_some());
+        assert_eq!(began.elapsed().as_secs(), longest_s);
+    }
+    // The engine of this choice fails, which is no reason to suspect it.
+    let began = Instant::now();
+    let cluster = FragileCluster { model: pair, n_ends: Vec::new() };
+    assert_eq!(tokens(cluster.begin(request(), unsuspected).await.unwrap()).await.map(|tokens| tokens.len()), Ok(12));
+    assert_eq!(count(&cluster.model, FallbackReason::EngineFailed), 1);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_poisonous_prompts_of_one_request_end_two_processes() {
+    let cluster = FragileCluster::of(6, EndsIn::Prompt, Duration::ZERO, Deadlines::default()).await;
+    let app = over_models(vec![Arc::clone(&cluster.model)]);
+    // All prompts start on the first node.
+    let others = &cluster.model.decode[1..];
+    let infos: Vec<_> = others.iter().map(|node| node.info().unwrap()).collect();
+    for node in others {
+        node.health.note_failure(&StateChange::new(StateReason::Unreachable, "away"), Duration::from_secs(60));
+    }
+    let caller = caller();
+    let mut replies = Vec::new();
+    for _ in 0..6 {
+        let request = GenerateRequest { input: Input::Tokens(vec![POISON; 20]), ..generate_request("sim") };
+        replies.push(app.generate(request, caller.clone()).await.unwrap());
+    }
+    for (node, info) in others.iter().zip(infos) {
+        node.health.note_answer(info);
+    }
+    let errors = replies.into_iter().map(|mut reply| async move {
+        loop {
+            if let Err(error) = reply.events.next().await.expect("an error") {
+                return error;
+            }
+        }
+    });
+    for error in join_all(errors).await {
+        assert!(matches!(error, RequestError::Engine(EngineError::Poison { n_processes: 2 })), "{error:?}");
+    }
+    assert_eq!(cluster.n_ended(), 2);
 }
 
 #[tokio::test(start_paused = true)]
