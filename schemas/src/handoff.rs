@@ -84,7 +84,8 @@ pub enum HandoffFailure {
     PrefillRefused,
     /// A record failed a check: MAC, order, length or position.
     FrameRejected,
-    /// The prompt's KV has NaN or infinity. The same weights compute the same everywhere.
+    /// The prompt's KV has NaN or infinity. The same weights compute the same everywhere, so the prefill node is the cause
+    /// only if the decode node then computes the prompt.
     NotFinite,
     /// The nodes do not run the same model, or its KV cannot be handed over.
     FingerprintMismatch,
@@ -137,8 +138,8 @@ impl HandoffFailure {
 /// The nodes to avoid for a while after a failed handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// Neither. A slow node may still serve others well, and predictions learn its speed; a prompt that computes NaN says
-    /// nothing about other prompts.
+    /// Neither. A slow node may still serve others well, and predictions learn its speed; a prompt that computes NaN on
+    /// both nodes says nothing about other prompts.
     Nobody,
     /// The prefill node, for every decode node.
     Prefill,

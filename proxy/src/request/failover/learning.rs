@@ -1,7 +1,8 @@
 //! Learns from a run: rates of nodes and links, corrections of predictions, and which node caches which prefix.
 
+use baton_planner::reason::FailureReason;
 use baton_schemas::SequenceRequest;
-use baton_schemas::handoff::HandoffReport;
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::sequence::Timings;
 
 use super::route_run::RouteRun;
@@ -14,6 +15,7 @@ impl RouteRun {
         self.claims.iter_mut().for_each(NodeClaim::prompt_done);
         self.plan.decode().succeeded(Task::Decode);
         self.plan.decode().remember(request.cache_scope, &request.prompt);
+        self.blame_prefill();
         let actual_ms = self.elapsed_ms();
         let Some(prediction) = self.plan.prediction.filter(|_| self.is_first_route) else { return };
         let routes = &self.plan.model.routes;
@@ -31,6 +33,16 @@ impl RouteRun {
                 routes.note_error(prediction.ttft_ms, actual_ms);
                 self.times.first_token_ms = Some(actual_ms);
             }
+        }
+    }
+
+    /// If the prefill node computed NaN or infinity, the prompt is not the cause: the decode node has computed it.
+    fn blame_prefill(&self) {
+        let failure = self.times.handoff.and_then(|handoff| handoff.failure);
+        if failure == Some(HandoffFailure::NotFinite)
+            && let Some(prefill) = self.plan.prefill()
+        {
+            prefill.failed(Task::Prefill, FailureReason::Handoff(HandoffFailure::NotFinite));
         }
     }
 

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use baton_engines::Engine;
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_planner::deadlines::Deadlines;
+use baton_planner::policy::PolicyName;
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::Token;
@@ -102,6 +103,31 @@ impl EngineWrapper for MortalEngine {
             }
         };
         Ok(stream.boxed())
+    }
+}
+
+/// A simulator whose prefill node computes NaN. It computes the prompt itself, or NaN as well.
+struct SpoiltHandoff {
+    sim: SimEngine,
+    fails_too: bool,
+}
+
+#[async_trait]
+impl EngineWrapper for SpoiltHandoff {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let mut own = self.sim.generate(SequenceRequest { kv_source: None, ..request }).await?;
+        let started = own.next().await;
+        let report = HandoffReport { failure: Some(HandoffFailure::NotFinite), ..HandoffReport::default() };
+        let handed_over =
+            futures::stream::iter(started).chain(futures::stream::iter([Ok(SequenceEvent::Handoff(report))]));
+        Ok(match self.fails_too {
+            true => handed_over.chain(futures::stream::iter([Err(EngineError::NotFinite)])).boxed(),
+            false => handed_over.chain(own).boxed(),
+        })
     }
 }
 
@@ -442,5 +468,34 @@ impl EngineWrapper for Breaks {
         let after = self.1;
         let lost = futures::stream::once(async { Err(EngineError::lost("killed")) });
         Ok(events.take_until(tokio::time::sleep(after)).chain(lost).boxed())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prefill_node_whose_nan_the_decode_node_does_not_compute_has_failed() {
+    for fails_too in [false, true] {
+        let decode = node("decode", SpoiltHandoff { sim: sim(), fails_too }).await;
+        let health = Health::new("prefill");
+        health.note_answer(Arc::new(sim().info().await.unwrap()));
+        let prefill = Node::new("prefill".into(), Some("http://192.0.2.1:9000".into()), Arc::new(sim()), health);
+        let name = OnceLock::from("sim".to_owned());
+        let model = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![Arc::clone(&prefill)]));
+        let request = request();
+        let ask = PlanRequest {
+            tokens: &request.prompt,
+            n_replayed: 0,
+            scope: request.cache_scope,
+            max_tokens: request.max_tokens,
+            policy: Some(PolicyName::AlwaysHandoff.policy()),
+            projector: None,
+            exclude: &[],
+            exclude_prefill: &[],
+        };
+        let plan = plan(&model, &ask).unwrap();
+        assert!(plan.prefill().is_some(), "{plan}");
+        let sequence = Resilient::begin(plan, request, PoisonMark::default(), Span::none()).await.unwrap();
+        let last = sequence.into_events().fold(None, async |_, event| Some(event)).await;
+        assert_eq!(last.is_some_and(|event| event.is_err()), fails_too);
+        assert_eq!(prefill.is_trusted(Task::Prefill), fails_too);
     }
 }
