@@ -82,19 +82,22 @@ impl Account {
         Account { body_memory: None, ..Account::new("anyone", KeyLimits::default()) }
     }
 
-    /// Replaces this account with one that has other limits. The new account keeps the usage of this one.
-    pub fn succeed(&self, successor: &Arc<Account>) {
+    /// Replaces this account with one that has other limits. The new account keeps the usage of this one, and shares its
+    /// memory for bodies.
+    pub fn succeed(&self, limits: KeyLimits) -> Arc<Account> {
+        let memory = self.body_memory.clone();
+        let successor = Arc::new(Account { body_memory: memory, ..Account::new(self.name.clone(), limits) });
         // From here on, requests that end charge the successor.
-        if self.successor.set(Arc::clone(successor)).is_err() {
-            return;
+        if self.successor.set(Arc::clone(&successor)).is_ok() {
+            let carry = |from: &Option<Rate>, to: &Option<Rate>| {
+                if let (Some(from), Some(to)) = (from, to) {
+                    to.charge(from.used());
+                }
+            };
+            carry(&self.requests, &successor.requests);
+            carry(&self.tokens, &successor.tokens);
         }
-        let carry = |from: &Option<Rate>, to: &Option<Rate>| {
-            if let (Some(from), Some(to)) = (from, to) {
-                to.charge(from.used());
-            }
-        };
-        carry(&self.requests, &successor.requests);
-        carry(&self.tokens, &successor.tokens);
+        successor
     }
 
     /// Returns true if the key may use a model with these names. A restricted key may not use a model whose name is

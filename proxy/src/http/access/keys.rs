@@ -37,7 +37,7 @@ impl Keys {
         for key in &mut allowed {
             match self.allowed.iter().find(|old| old.account.name == key.account.name) {
                 Some(known) if known.account.limits == key.account.limits => key.account = Arc::clone(&known.account),
-                Some(known) => known.account.succeed(&key.account),
+                Some(known) => key.account = known.account.succeed(key.account.limits.clone()),
                 None => {}
             }
         }
@@ -189,6 +189,8 @@ mod tests {
         let account = &changed.allowed[0].account;
         assert_eq!(account.limits.requests_per_minute, Some(6));
         assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
+        let memory = |keys: &Keys| Arc::clone(keys.allowed[0].account.body_memory.as_ref().unwrap());
+        assert!(Arc::ptr_eq(&memory(&keys), &memory(&changed)), "bodies that arrive now still count");
         // Lower the limit below the usage: the rest becomes a debt.
         let less = changed.renewed(&config(2));
         let quota = less.allowed[0].account.quotas().next().unwrap().1;
