@@ -131,28 +131,39 @@ impl Drop for BodyCharge {
     }
 }
 
-/// The parsed body of a request. All clones are of the same request.
+/// The memory of a request's body, and how long the body waited for its parser. All clones are of the same request.
 #[derive(Debug, Clone, Default)]
-pub struct ParsedBody(Arc<ParsedState>);
+pub struct BodyHold(Arc<HeldBody>);
 
 #[derive(Debug, Default)]
-struct ParsedState {
-    charge: Mutex<Option<BodyCharge>>,
+struct HeldBody {
+    memory: Mutex<HeldMemory>,
     waited: OnceLock<Duration>,
 }
 
-impl ParsedBody {
-    /// Keeps a body's charge until [`release`](Self::release), or until the last clone is dropped. `waited` is the time
-    /// from the body's arrival until it was parsed.
+#[derive(Debug, Default)]
+struct HeldMemory {
+    charge: Option<BodyCharge>,
+    /// The sum of what all [`BodyTexts`] need.
+    n_needed: usize,
+}
+
+impl BodyHold {
+    /// Keeps a body's charge until the last [`BodyTexts`] is dropped, or without any, the last clone of this. `waited`
+    /// is the time from the body's arrival until it was parsed.
     pub(crate) fn keep(&self, charge: BodyCharge, waited: Duration) {
-        *self.lock() = Some(charge);
+        self.lock().charge = Some(charge);
         // A request has one body.
         let _ = self.0.waited.set(waited);
     }
 
-    /// Gives the memory back, because the request no longer needs the body's texts.
-    pub(crate) fn release(&self) {
-        drop(self.lock().take());
+    /// Keeps the memory for somebody who has texts of the body.
+    pub(crate) fn texts(&self) -> BodyTexts {
+        let mut memory = self.lock();
+        let n_bytes = memory.charge.as_ref().map_or(0, |charge| charge.n_bytes);
+        memory.n_needed += n_bytes;
+        drop(memory);
+        BodyTexts { body: self.clone(), n_bytes }
     }
 
     /// Returns the time from the body's arrival until it was parsed.
@@ -160,8 +171,35 @@ impl ParsedBody {
         self.0.waited.get().copied().unwrap_or_default()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<BodyCharge>> {
-        self.0.charge.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, HeldMemory> {
+        self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the memory of a body while somebody has texts of it.
+#[derive(Debug)]
+pub(crate) struct BodyTexts {
+    body: BodyHold,
+    n_bytes: usize,
+}
+
+impl BodyTexts {
+    /// Gives back what exceeds `n_bytes`, as far as no other part of the request needs it.
+    pub(crate) fn shrink_to(&mut self, n_bytes: usize) {
+        let mut memory = self.body.lock();
+        let n_left = n_bytes.min(self.n_bytes);
+        memory.n_needed -= self.n_bytes - n_left;
+        self.n_bytes = n_left;
+        let n_needed = memory.n_needed;
+        if let Some(charge) = &mut memory.charge {
+            charge.shrink_to(n_needed);
+        }
+    }
+}
+
+impl Drop for BodyTexts {
+    fn drop(&mut self) {
+        self.shrink_to(0);
     }
 }
 
@@ -221,15 +259,21 @@ mod tests {
     }
 
     #[test]
-    fn a_released_body_takes_nothing() {
+    fn a_body_takes_what_is_left_of_its_texts() {
         let endpoint = BodyMemory::of_endpoint();
         let mut body = charge(&endpoint, None);
         body.grow_to(2 * MIB).unwrap();
         body.shrink_to(MIB + 1);
         assert_eq!(left(&endpoint), (319 * MIB, 128 * MIB - 1));
-        let parsed = ParsedBody::default();
-        parsed.keep(body, Duration::ZERO);
-        parsed.clone().release();
-        assert_eq!(left(&endpoint), (320 * MIB, 128 * MIB));
+        let hold = BodyHold::default();
+        hold.keep(body, Duration::ZERO);
+        let (mut first, second) = (hold.texts(), hold.texts());
+        first.shrink_to(10);
+        assert_eq!(left(&endpoint), (319 * MIB, 128 * MIB - 1), "the second prompt waits with its text");
+        drop(second);
+        assert_eq!(left(&endpoint), (320 * MIB - 10, 128 * MIB));
+        drop(first);
+        assert_eq!(left(&endpoint), (320 * MIB, 128 * MIB), "although the caller has a clone of the hold");
+        drop(hold);
     }
 }

@@ -22,7 +22,7 @@ use super::body_budget::BodyBudget;
 use super::request_steps::is_stopping;
 use super::{HttpFailure, HttpState, unread_body};
 use crate::account::Account;
-use crate::account::body_memory::{BodyCharge, BodyMemoryFull, ParsedBody, SMALL_BODY};
+use crate::account::body_memory::{BodyCharge, BodyHold, BodyMemoryFull, SMALL_BODY};
 use crate::request::caller::Caller;
 
 /// A body brings [`PROGRESS_BYTES`] in each of these periods until it ends, so that stalled ones do not keep memory.
@@ -54,7 +54,7 @@ pub struct JsonBody {
     budget: BodyBudget,
     charge: BodyCharge,
     account: Option<Arc<Account>>,
-    parsed: ParsedBody,
+    hold: BodyHold,
 }
 
 impl FromRequest<HttpState> for JsonBody {
@@ -86,8 +86,8 @@ impl JsonBody {
         let account = caller.map(|caller| Arc::clone(&caller.account));
         let mut charge = state.bodies.charge(account.as_deref());
         let bytes = read(body, limit, state.config.body_deadline, &mut charge).await?;
-        let parsed = caller.map(|caller| caller.body.clone()).unwrap_or_default();
-        Ok(JsonBody { bytes, encoding, limit, budget: state.bodies.clone(), charge, account, parsed })
+        let hold = caller.map(|caller| caller.body.clone()).unwrap_or_default();
+        Ok(JsonBody { bytes, encoding, limit, budget: state.bodies.clone(), charge, account, hold })
     }
 
     /// Parses the body with the dialect's parser, and drops its bytes.
@@ -109,7 +109,7 @@ impl JsonBody {
         self,
         parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest> + Send + 'static,
     ) -> Result<T, HttpFailure> {
-        let JsonBody { mut bytes, encoding, limit, budget, mut charge, parsed, .. } = self;
+        let JsonBody { mut bytes, encoding, limit, budget, mut charge, hold, .. } = self;
         let arrived_at = Instant::now();
         let deadline = BodyBudget::deadline();
         if encoding != ContentEncoding::Identity {
@@ -125,7 +125,7 @@ impl JsonBody {
         }
         if bytes.len() <= SMALL_BODY {
             charge.shrink_to(0);
-            parsed.keep(charge, arrived_at.elapsed());
+            hold.keep(charge, arrived_at.elapsed());
             return Ok(parse(&bytes)?);
         }
         let thread = budget.thread(bytes.len(), deadline).await?;
@@ -135,7 +135,7 @@ impl JsonBody {
             Ok((parse(&bytes)?, charge))
         };
         let (value, charge) = off_runtime(parse).await?;
-        parsed.keep(charge, arrived_at.elapsed());
+        hold.keep(charge, arrived_at.elapsed());
         Ok(value)
     }
 }

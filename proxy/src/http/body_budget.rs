@@ -1,8 +1,9 @@
 //! The memory and the threads that request bodies may use, for the whole process.
 //!
 //! A body is charged before it costs anything: its bytes as they arrive, its decompressed bytes as they are written, and
-//! a thread while it is decompressed or parsed. The memory stays charged until the request is accepted: from then on, its
-//! texts are tokens, or an upstream has them. Of the memory each key has a share, so that no key can use it up.
+//! a thread while it is decompressed or parsed. The memory stays charged until every prompt of the body is accepted: from
+//! then on, the texts are tokens, or an upstream has them. What a request keeps until its reply ends stays charged so
+//! long: images, tools, a schema, echoed prompts. Of the memory each key has a share, so that no key can use it up.
 
 use std::sync::Arc;
 use std::time::Duration;

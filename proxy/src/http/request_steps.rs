@@ -9,10 +9,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::Sampling;
+use baton_schemas::tools::Tool;
 use baton_schemas::{EngineError, GenerateRequest};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::HttpBackend;
@@ -66,15 +69,13 @@ pub fn steps(
     caller: Caller,
     drain: DrainDeadline,
 ) -> RequestSteps {
+    // Before the first poll: the prompts of one body wait in different steps.
+    let mut texts = caller.body.texts();
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
-        let body = caller.body.clone();
-        // Engines need the images again if they continue the reply elsewhere.
-        let keeps_images = !request.images().is_empty();
+        let n_kept = n_bytes_kept(&request);
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
-        if !keeps_images {
-            body.release();
-        }
+        texts.shrink_to(n_kept);
         let Generation { n_prompt, route, sampling, mut events } = generation;
         yield RequestStep::Accepted { n_prompt, route, sampling };
         while n_open > 0 {
@@ -88,6 +89,32 @@ pub fn steps(
     // The layer that catches panics in handlers does not cover bodies. An uncaught panic would close the connection
     // without an error event.
     Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
+}
+
+/// Returns how many bytes of a body its request keeps until the reply ends. The other texts are tokens by then, or an
+/// upstream has them.
+fn n_bytes_kept(request: &GenerateRequest) -> usize {
+    // Engines need the images again if they continue the reply elsewhere.
+    let images: usize = request.images().iter().map(|image| image.bytes().len()).sum();
+    let of_tool = |tool: &Tool| tool.description.as_ref().map_or(0, String::len) + n_bytes_of(&tool.parameters);
+    let tools: usize = request.tools.tools.iter().map(of_tool).sum();
+    let constraint = match &request.constraint {
+        None | Some(Constraint::JsonObject) => 0,
+        Some(Constraint::JsonSchema { schema, .. }) => n_bytes_of(schema),
+        // Such rules are most of their bodies.
+        Some(Constraint::Grammar { .. }) => usize::MAX,
+    };
+    constraint.saturating_add(images + tools)
+}
+
+/// Returns the length of a value as JSON, roughly.
+fn n_bytes_of(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
+        Value::String(text) => text.len() + 2,
+        Value::Array(values) => 2 + values.iter().map(n_bytes_of).sum::<usize>(),
+        Value::Object(fields) => 2 + fields.iter().map(|(key, value)| key.len() + 4 + n_bytes_of(value)).sum::<usize>(),
+    }
 }
 
 /// Merges several requests into one reply: choice `i` of request `k` becomes choice `k · n_each + i`. The first error

@@ -14,7 +14,7 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
-use crate::account::body_memory::ParsedBody;
+use crate::account::body_memory::BodyHold;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
@@ -67,7 +67,7 @@ pub(crate) fn caller() -> Caller {
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
-        body: ParsedBody::default(),
+        body: BodyHold::default(),
         policy: None,
         trace: None,
     }

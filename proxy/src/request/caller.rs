@@ -8,7 +8,7 @@ use baton_schemas::CacheScope;
 use super::admission::RequestAdmission;
 use super::poison_case::PoisonCase;
 use crate::account::Account;
-use crate::account::body_memory::ParsedBody;
+use crate::account::body_memory::BodyHold;
 
 /// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]
@@ -25,8 +25,8 @@ pub struct Caller {
     pub admission: RequestAdmission,
     /// The suspicion that the request ends its engines' processes. Its prompts share it.
     pub poison: PoisonCase,
-    /// The memory of the request's body, and how long it took to be parsed.
-    pub body: ParsedBody,
+    /// The memory of the request's body, and how long the body waited for its parser. Its prompts share it.
+    pub body: BodyHold,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

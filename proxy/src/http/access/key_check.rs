@@ -15,7 +15,7 @@ use super::SharedAccess;
 use super::keys::KeyIdentity;
 use super::rate_headers;
 use crate::account::Account;
-use crate::account::body_memory::ParsedBody;
+use crate::account::body_memory::BodyHold;
 use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
@@ -55,7 +55,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         account: Arc::clone(&account),
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
-        body: ParsedBody::default(),
+        body: BodyHold::default(),
         policy,
         trace: trace::parent_in(request.headers()),
     };

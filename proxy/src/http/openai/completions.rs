@@ -10,6 +10,7 @@ use baton_schemas::generate::Input;
 use baton_schemas::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
 use baton_schemas::openai::completion_response::TextChoice;
 use baton_schemas::openai::{CompletionBody, CompletionRequest};
+use futures::StreamExt;
 
 use super::text_choices::TextChoices;
 use super::{ReplyShape, head, reply};
@@ -66,11 +67,16 @@ async fn answer(
         include_usage,
         stream,
     };
+    // The reply repeats these texts.
+    let mut echoed = caller.body.texts();
+    let n_echoed = echoes.iter().map(String::len).sum();
     let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
     let admission = RequestAdmission::of_prompts(shape.n_choices as usize);
     let caller = &Caller { admission, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
+    echoed.shrink_to(n_echoed);
+    let steps = Box::pin(steps.inspect(move |_| _ = &echoed));
     reply(steps, shape, choices, &state.config, caller).await
 }
 

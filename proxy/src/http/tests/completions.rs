@@ -1,5 +1,3 @@
-use baton_schemas::generate::Input;
-
 use super::*;
 
 async fn complete(server: &TestServer, fields: Value) -> Reply {

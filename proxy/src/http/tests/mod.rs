@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use baton_engines::connections::ConnectionDeadlines;
 use baton_reply::TokenLogprobs;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
-use baton_schemas::generate::{ChatPrompt, Sampling};
+use baton_schemas::generate::{ChatPrompt, Input, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
@@ -55,6 +55,8 @@ use crate::targets::Embedded;
 enum Act {
     /// Goes on when the test opens the gate.
     WaitFor(Latch),
+    /// Waits like `WaitFor`, unless this is the prompt.
+    WaitUnless(&'static str, Latch),
     Hang,
     Emit(ReplyEvent),
     Fail(RequestError),
@@ -113,10 +115,14 @@ impl HttpBackend for Fake {
         let live = Live::new(&self.live);
         // As of a model with a default of its own.
         let sampling = Sampling { top_p: 0.25, ..request.sampling.clone() };
+        let is_prompt = |act: &Act| matches!((act, &request.input), (Act::WaitUnless(prompt, _), Input::Text(text)) if text == prompt);
+        let passes = self.before.iter().any(is_prompt);
         self.requests.lock().unwrap().push((request, caller));
         for act in &self.before {
             match act {
                 Act::WaitFor(gate) => gate.passed().await,
+                Act::WaitUnless(..) if passes => {}
+                Act::WaitUnless(_, gate) => gate.passed().await,
                 Act::Hang => hang(&self.n_hanging).await,
                 Act::Fail(error) => return Err(error.clone()),
                 Act::Panic => panic!("secret panic words"),
@@ -130,6 +136,7 @@ impl HttpBackend for Fake {
             for act in acts {
                 match act {
                     Act::WaitFor(gate) => gate.passed().await,
+                    Act::WaitUnless(..) => unreachable!("prompts wait before they are accepted"),
                     Act::Hang => hang(&n_hanging).await,
                     Act::Emit(event) => yield Ok(event),
                     Act::Fail(error) => yield Err(error),
@@ -147,7 +154,9 @@ impl HttpBackend for Fake {
             match act {
                 Act::Hang => hang(&self.n_hanging).await,
                 Act::Fail(error) => return Err(error.clone()),
-                Act::WaitFor(_) | Act::Panic | Act::Emit(_) => unreachable!("not needed for vectors"),
+                Act::WaitFor(_) | Act::WaitUnless(..) | Act::Panic | Act::Emit(_) => {
+                    unreachable!("not needed for vectors")
+                }
             }
         }
         let timings = EmbedTimings { queue_ms: 0.5, compute_ms: 2.0 };

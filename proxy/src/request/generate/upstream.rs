@@ -9,6 +9,7 @@ use futures::FutureExt;
 use tracing::{Instrument, Span};
 
 use super::start::{Loaded, StartedChoices, StartedRequest, Starting, UpstreamChoice};
+use crate::account::body_memory::BodyTexts;
 use crate::error::RequestError;
 use crate::request::admission::Places;
 use crate::request::plan::route_words;
@@ -41,6 +42,7 @@ pub(super) async fn start_on_upstreams(
     let source = Arc::new(LateSource {
         serving: serving.clone(),
         request: request.clone(),
+        _texts: caller.body.texts(),
         request_id: caller.request_id.clone(),
         span: watch.span().clone(),
     });
@@ -53,6 +55,8 @@ pub(super) async fn start_on_upstreams(
 struct LateSource {
     serving: ServedByUpstreams,
     request: GenerateRequest,
+    /// Keeps the memory of the request's texts.
+    _texts: BodyTexts,
     request_id: String,
     span: Span,
 }
@@ -60,7 +64,7 @@ struct LateSource {
 impl LateSource {
     fn late_choice(self: Arc<Self>, choice: u32, places: Places) -> UpstreamChoice {
         let started = async move {
-            let LateSource { serving, request, request_id, span } = &*self;
+            let LateSource { serving, request, request_id, span, .. } = &*self;
             let started = upstreams::start(serving, request, choice..choice + 1, request_id);
             let started = started.instrument(span.clone()).await?;
             started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
