@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
@@ -22,7 +22,7 @@ use super::body_budget::BodyBudget;
 use super::request_steps::is_stopping;
 use super::{HttpFailure, HttpState, unread_body};
 use crate::account::Account;
-use crate::account::body_memory::{BodyCharge, BodyHold, BodyMemoryFull, SMALL_BODY};
+use crate::account::body_memory::{BodyCharge, BodyHold, BodyMemoryFull, ORDINARY_BODY, SMALL_BODY};
 use crate::request::caller::Caller;
 
 /// A body brings [`PROGRESS_BYTES`] in each of these periods until it ends, so that stalled ones do not keep memory.
@@ -174,8 +174,8 @@ async fn read(
         return Err(too_large(limit));
     }
     let deadline = Instant::now() + max_time;
-    // The system gives the memory as it is written, which is what is charged. Growing by steps would copy and take more.
-    let mut bytes = BytesMut::with_capacity(body.size_hint().exact().map_or(0, |n_bytes| n_bytes as usize));
+    let n_declared = body.size_hint().exact().map_or(0, |n_bytes| n_bytes as usize);
+    let mut bytes = Vec::new();
     let mut progress_due = Instant::now() + PROGRESS_TIME;
     let mut n_due = PROGRESS_BYTES;
     while let Some(frame) = timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())? {
@@ -186,13 +186,24 @@ async fn read(
             return Err(too_large(limit));
         }
         charge.grow_to(bytes.len() + data.len())?;
-        bytes.extend_from_slice(&data);
+        append(&mut bytes, &data, n_declared);
         if bytes.len() >= n_due {
             n_due = bytes.len() + PROGRESS_BYTES;
             progress_due = Instant::now() + PROGRESS_TIME;
         }
     }
-    Ok(bytes.freeze())
+    Ok(bytes.into())
+}
+
+/// Appends bytes of a body that declares `n_declared` in all, or 0. One that has brought little may never bring the
+/// rest, so it gets an ordinary body's space at most. Then it gets all: growing by steps would copy and take more, and the
+/// system gives the memory only as it is written, which is what is charged.
+fn append(bytes: &mut Vec<u8>, data: &[u8], n_declared: usize) {
+    if bytes.len() + data.len() > bytes.capacity() {
+        let n_bytes = if bytes.is_empty() { n_declared.min(ORDINARY_BODY) } else { n_declared };
+        bytes.reserve_exact(n_bytes.saturating_sub(bytes.len()));
+    }
+    bytes.extend_from_slice(data);
 }
 
 /// The compression of a body.
@@ -295,7 +306,8 @@ fn bounded(mut reader: impl Read, max_bytes: usize, charge: &mut BodyCharge) -> 
         if bytes.len() > max_bytes {
             return Err(DecodeError::TooLong);
         }
-        if n == 0 {
+        // Before the next step is charged: small bodies stay within their part of the memory.
+        if n < DECODE_STEP {
             charge.shrink_to(bytes.len());
             return Ok(bytes.into());
         }
@@ -335,6 +347,8 @@ fn unknown_encoding() -> HttpFailure {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use futures::{StreamExt, stream};
 
     use super::*;
@@ -368,6 +382,36 @@ mod tests {
         let mut charge = BodyBudget::default().charge(None);
         let read = read(&mut Body::from_stream(slow), 32 << 20, Duration::from_secs(120), &mut charge).await;
         assert_eq!(read.unwrap().len(), 10 * PROGRESS_BYTES);
+    }
+
+    #[test]
+    fn a_declared_body_gets_little_space_before_its_first_mib_has_come() {
+        let mut bytes = Vec::new();
+        let data = vec![b' '; 16 << 10];
+        append(&mut bytes, &data, 32 << 20);
+        assert_eq!(bytes.capacity(), ORDINARY_BODY);
+        while bytes.len() <= ORDINARY_BODY {
+            append(&mut bytes, &data, 32 << 20);
+        }
+        assert_eq!(bytes.capacity(), 32 << 20, "exactly, so that it is not copied again");
+    }
+
+    #[test]
+    fn a_small_packed_body_takes_memory_that_is_kept_for_small_ones() {
+        let budget = BodyBudget::default();
+        let mut ordinary = Vec::new();
+        for _ in 0.. {
+            let mut charge = budget.charge(None);
+            if charge.grow_to(ORDINARY_BODY).is_err() {
+                break;
+            }
+            ordinary.push(charge);
+        }
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        packed.write_all(&[b' '; 500]).unwrap();
+        let packed = Bytes::from(packed.finish().unwrap());
+        let decoded = ContentEncoding::Gzip.decode(&packed, ALWAYS_DECODED, &mut budget.charge(None));
+        assert_eq!(decoded.unwrap().len(), 500);
     }
 
     #[test]
