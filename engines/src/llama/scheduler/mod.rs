@@ -47,6 +47,10 @@ const PAUSED_POLL: Duration = Duration::from_millis(5);
 /// How long the choices of a request wait for each other.
 const GROUP_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a sequence waits at most for others to end before the cache is overwritten. Then they are recomputed: this
+/// costs them a prefill, so NaN in every other prompt must not cause it all the time.
+const NAN_WAIT: Duration = Duration::from_secs(3);
+
 /// Weight of the newest measurement in a moving average.
 const RATE_WEIGHT: f64 = 0.2;
 
@@ -78,8 +82,8 @@ pub(super) struct Scheduler<'m> {
     /// A sequence was preempted for lack of cells, so none starts until a running one has ended. Counting cells cannot
     /// replace this flag, because llama.cpp may need more than the count, as for a sliding window that forks share.
     short_of_cells: bool,
-    /// Freed cells may hold NaN, so none starts until the cache is overwritten, which is as soon as no sequence runs.
-    has_nan: bool,
+    /// Since when freed cells may hold NaN. None starts until the cache is overwritten, which needs that no sequence runs.
+    nan_since: Option<Instant>,
     prefill_tps: f64,
     /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt
     /// tokens of such steps.
@@ -119,7 +123,7 @@ impl<'m> Scheduler<'m> {
             batch: LlamaBatch::new(capacity, 1),
             clock: 0,
             short_of_cells: false,
-            has_nan: false,
+            nan_since: None,
             prefill_tps: 0.0,
             mixed_tps: 0.0,
             decode_tps: 0.0,

@@ -42,10 +42,13 @@ impl Scheduler<'_> {
 
     /// Gives slots to waiting sequences, oldest first. A sequence that waits for another's prefill lets others pass.
     pub(super) fn fill_slots(&mut self) {
+        if self.has_waited_for_nan() {
+            self.preempt_all();
+        }
         if self.running.iter().all(Option::is_none) {
             self.short_of_cells = false;
             self.remove_nan();
-        } else if self.short_of_cells || self.has_nan {
+        } else if self.short_of_cells || self.nan_since.is_some() {
             return;
         }
         let mut i = 0;

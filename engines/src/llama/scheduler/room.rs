@@ -1,11 +1,12 @@
 //! Frees cells when they run out, and recovers when llama.cpp refuses a batch.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use baton_schemas::EngineError;
 
 use super::super::slots;
-use super::{Scheduler, seq_id};
+use super::{NAN_WAIT, Scheduler, seq_id};
 
 impl Scheduler<'_> {
     /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence, which
@@ -44,15 +45,30 @@ impl Scheduler<'_> {
             return true;
         }
         tracing::info!(slot, "the KV cache is full; the youngest sequence goes back to the queue");
+        self.preempt(slot);
+        self.short_of_cells = true;
+        true
+    }
+
+    /// Sends all running sequences back to the queue. The one that started first is first there, too.
+    pub(super) fn preempt_all(&mut self) {
+        tracing::info!("all sequences go back to the queue, so that the KV cache can be overwritten");
+        let mut slots: Vec<usize> = (0..self.slots.len()).collect();
+        slots.sort_by_key(|&slot| self.slots[slot].last_used);
+        for slot in slots.into_iter().rev() {
+            self.preempt(slot);
+        }
+    }
+
+    /// Sends a slot's sequence back to the head of the queue.
+    fn preempt(&mut self, slot: usize) {
         if let Some(mut sequence) = self.release(slot) {
             // Dropping the import ends the pull. The sequence computes the lost KV later.
             sequence.import = None;
             self.cut(slot, 0);
             self.shared.n_queued.fetch_add(1, Ordering::AcqRel);
             self.waiting.push_front(sequence);
-            self.short_of_cells = true;
         }
-        true
     }
 
     /// Removes the KV that a refused batch may have left in a slot. Returns false if the slot cannot step now: its
@@ -82,12 +98,20 @@ impl Scheduler<'_> {
     /// a sequence does not attend to: weight 0 times NaN is NaN.
     pub(super) fn fail_not_finite(&mut self, slot: usize) {
         self.fail(slot, EngineError::NotFinite);
-        self.has_nan = true;
+        self.nan_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Returns true if a sequence could have a slot, and running ones have kept the cache from being overwritten for too
+    /// long.
+    pub(super) fn has_waited_for_nan(&self) -> bool {
+        self.nan_since.is_some_and(|since| since.elapsed() >= NAN_WAIT)
+            && self.running.iter().any(Option::is_none)
+            && self.waiting.iter().any(|sequence| sequence.request.group.is_none())
     }
 
     /// Overwrites the cache if freed cells may hold NaN. No sequence may run.
     pub(super) fn remove_nan(&mut self) {
-        if !self.has_nan {
+        if self.nan_since.take().is_none() {
             return;
         }
         tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");
@@ -96,7 +120,6 @@ impl Scheduler<'_> {
             slot.kv.clear();
             slot.n_shared = 0;
         }
-        self.has_nan = false;
     }
 
     fn forget(&mut self, slot: usize) {

@@ -17,7 +17,7 @@ use super::super::projector::Projector;
 use super::super::step_budget::PrefillBudget;
 use super::super::vocabulary::Vocabulary;
 use super::super::{LlamaConfig, load};
-use super::{Scheduler, SchedulerLimits, seq_id};
+use super::{NAN_WAIT, Scheduler, SchedulerLimits, seq_id};
 use crate::gguf::Gguf;
 
 type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
@@ -170,28 +170,44 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
 }
 
 #[test]
-fn nothing_starts_beside_a_stream_while_freed_cells_may_hold_nan() {
+fn while_freed_cells_may_hold_nan_a_sequence_waits_for_streams_but_not_for_ever() {
     let (model, config) = real_model();
+    const N_TOKENS: u32 = 300;
     let mut scheduler = scheduler(&model, config);
-    let mut good = submit(&mut scheduler, request((100..140).collect()));
+    let long = SequenceRequest { max_tokens: Some(N_TOKENS), ..request((100..140).collect()) };
+    let mut stream = submit(&mut scheduler, long);
+    let new_tokens = |events: &mut Events| {
+        let (tokens, error) = received(events);
+        assert_eq!(error, None);
+        tokens.len() as u32
+    };
     let mut bad = submit(&mut scheduler, request((200..240).collect()));
     turn(&mut scheduler);
     let at = (0..2).find(|&slot| scheduler.running[slot].as_ref().unwrap().tokens[0] == 200).unwrap();
     scheduler.fail_not_finite(at);
     assert_eq!(received(&mut bad), (Vec::new(), Some(EngineError::NotFinite)));
     let mut next = submit(&mut scheduler, request((150..190).collect()));
-    for _ in 0..3 {
+    // The time begins anew, however slow this machine is.
+    scheduler.nan_since = Some(Instant::now() + NAN_WAIT);
+    for _ in 0..20 {
         turn(&mut scheduler);
         assert_eq!((scheduler.running.iter().flatten().count(), scheduler.waiting.len()), (1, 1));
     }
+    let mut n_tokens = new_tokens(&mut stream);
+    assert!(n_tokens > 0);
+    scheduler.nan_since = scheduler.nan_since.map(|since| since - 2 * NAN_WAIT);
     for _ in 0..60 {
         turn(&mut scheduler);
+        n_tokens += new_tokens(&mut stream);
     }
-    for events in [&mut good, &mut next] {
-        let (tokens, error) = received(events);
-        assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+    assert_eq!(scheduler.nan_since, None, "the cache is overwritten");
+    assert_eq!(new_tokens(&mut next), 24);
+    assert!(n_tokens < N_TOKENS, "the stream still runs");
+    for _ in 0..N_TOKENS {
+        turn(&mut scheduler);
+        n_tokens += new_tokens(&mut stream);
     }
-    assert!(!scheduler.has_nan);
+    assert_eq!(n_tokens, N_TOKENS, "the stream goes on to its end");
 }
 
 #[test]
