@@ -220,6 +220,8 @@ impl ConnectionServer {
             }
         };
         tokio::select! {
+            // A request that waits in the socket is read before the time of an idle connection ends.
+            biased;
             result = connection.as_mut() => return ended(result),
             () = closing.cancelled() => {}
             () = refused.cancelled() => {}
@@ -232,6 +234,7 @@ impl ConnectionServer {
             tokio::time::sleep(REFUSAL_GRACE).await;
         };
         tokio::select! {
+            biased;
             result = connection => ended(result),
             () = is_overdue => tracing::debug!("a connection is closed: its peer was refused, but goes on"),
             () = open_requests.idle_for(self.deadlines.head) => {

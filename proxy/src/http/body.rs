@@ -11,6 +11,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
+use baton_engines::awake;
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
 use bytes::Bytes;
 use http::request::Parts;
@@ -173,13 +174,24 @@ async fn read(
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large(limit));
     }
-    let deadline = Instant::now() + max_time;
+    let mut deadline = Instant::now() + max_time;
     let n_declared = body.size_hint().exact().map_or(0, |n_bytes| n_bytes as usize);
     let mut bytes = Vec::new();
     let mut progress_due = Instant::now() + PROGRESS_TIME;
     let mut n_due = PROGRESS_BYTES;
-    while let Some(frame) = timeout_at(deadline.min(progress_due), body.frame()).await.map_err(|_elapsed| too_slow())? {
-        let frame = frame.map_err(|_broken| cut_off())?;
+    loop {
+        let due = deadline.min(progress_due);
+        let frame = match timeout_at(due, body.frame()).await {
+            Ok(Some(frame)) => frame.map_err(|_broken| cut_off())?,
+            Ok(None) => return Ok(bytes.into()),
+            // What came while this process was stopped is not read yet.
+            Err(_elapsed) if awake::has_overslept(due) => {
+                progress_due = Instant::now() + PROGRESS_TIME;
+                deadline = progress_due.max(deadline + due.elapsed());
+                continue;
+            }
+            Err(_elapsed) => return Err(too_slow()),
+        };
         // A trailers frame carries no data.
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
@@ -192,7 +204,6 @@ async fn read(
             progress_due = Instant::now() + PROGRESS_TIME;
         }
     }
-    Ok(bytes.into())
 }
 
 /// Appends bytes of a body that declares `n_declared` in all, or 0. One that has brought little may never bring the
@@ -382,6 +393,23 @@ mod tests {
         let mut charge = BodyBudget::default().charge(None);
         let read = read(&mut Body::from_stream(slow), 32 << 20, Duration::from_secs(120), &mut charge).await;
         assert_eq!(read.unwrap().len(), 10 * PROGRESS_BYTES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_of_the_process_is_no_stalled_body() {
+        let parts = stream::unfold(0, |n| async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if n == 3 {
+                tokio::time::advance(Duration::from_secs(300)).await;
+                // The rest waits in the socket, and is read a little later.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            (n < 6).then_some((Ok::<_, io::Error>("text"), n + 1))
+        });
+        let mut charge = BodyBudget::default().charge(None);
+        let body = &mut Body::from_stream(parts.boxed());
+        let read = read(body, 32 << 20, Duration::from_secs(120), &mut charge).await;
+        assert_eq!(read.unwrap().len(), 24);
     }
 
     #[test]
