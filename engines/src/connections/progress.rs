@@ -66,8 +66,7 @@ impl<F: Future + Send + 'static> Executor<F> for StreamExecutor {
     }
 }
 
-/// Counts the bytes of a reply that this task sends.
-/// `open_request` lasts as long as the reply.
+/// Counts the bytes of a reply that this task sends. `open_request` lasts as long as the reply.
 pub(super) fn counted(reply: Response<Body>, open_request: OpenRequest) -> Response<CountedBody> {
     let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
     progress.begin_reply(reply.extensions().get::<ReadDeadline>().copied());
