@@ -1,13 +1,13 @@
 //! Renders conversations and tokenizes text.
 
-use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::projector::Projector;
@@ -33,7 +33,7 @@ impl LlamaEngine {
         }
         // A template may run for seconds, which would block other connections on an async thread.
         let max_bytes = self.max_bytes();
-        let n_bytes = json_bytes(&conversation)?;
+        let n_bytes = text_bytes(&conversation);
         let render = move || template.render_pieces(&conversation, SystemTime::now(), max_bytes);
         let rendered = self.texts.run(n_bytes, render).await?;
         let pieces = rendered.map_err(|e| match e {
@@ -99,23 +99,25 @@ impl LlamaEngine {
     }
 }
 
-/// The length of a conversation as JSON.
-fn json_bytes(conversation: &Conversation) -> Result<usize, EngineError> {
-    let mut n_bytes = ByteCount(0);
-    serde_json::to_writer(&mut n_bytes, conversation).map_err(EngineError::internal)?;
-    Ok(n_bytes.0)
+/// The length of the texts that a template sees, without images.
+fn text_bytes(conversation: &Conversation) -> usize {
+    let Conversation { messages, tools, template_args, images: _ } = conversation;
+    let of_message = |message: &Message| {
+        let Message { role: _, content, reasoning_content, tool_calls, tool_call_id, name } = message;
+        let rest = [reasoning_content, tool_call_id, name].into_iter().flatten().map(String::len);
+        content.len() + rest.sum::<usize>() + tool_calls.iter().map(value_bytes).sum::<usize>()
+    };
+    let args = template_args.values().map(value_bytes).sum::<usize>();
+    messages.iter().map(of_message).sum::<usize>() + tools.iter().map(value_bytes).sum::<usize>() + args
 }
 
-struct ByteCount(usize);
-
-impl io::Write for ByteCount {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+/// The length of the texts in a JSON value. Parsers bound its depth.
+fn value_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
     }
 }
 
@@ -175,5 +177,30 @@ impl PromptTokens<'_> {
             n_prompt if n_prompt > self.n_ctx => Err(EngineError::ContextOverflow { n_prompt, n_ctx: self.n_ctx }),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::MessageRole;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_conversation_is_as_long_as_its_texts() {
+        let message = Message {
+            reasoning_content: Some("think".into()),
+            tool_calls: vec![json!({ "arguments": { "a": ["bc", 1] } })],
+            ..Message::new(MessageRole::Assistant, "text".into())
+        };
+        let image = Image::new(vec![0; 1 << 20], "image");
+        let conversation = Conversation {
+            messages: vec![message, Message::new(MessageRole::User, "\u{1}".repeat(1_000))],
+            tools: vec![json!({ "name": "f" })],
+            images: vec![image],
+            ..Conversation::default()
+        };
+        assert_eq!(text_bytes(&conversation), 9 + 12 + 1_000 + 5);
     }
 }
