@@ -177,7 +177,7 @@ impl LlamaEngine {
             process: 0,
         };
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
-        let texts = TextWork::new(tokenizer.long_texts());
+        let texts = TextWork::new();
         Ok(LlamaEngine {
             model,
             vocabulary,

@@ -8,6 +8,12 @@ use super::lane::Lane;
 /// Texts worked on at once. More threads would take processor time from decoding.
 const MAX_RUNNING: u32 = 4;
 
+/// Long texts worked on at once, which leaves threads free for others.
+const MAX_LONG_RUNNING: u32 = 2;
+
+/// The longest text that is not long, bytes. It takes at most some tens of milliseconds.
+const MAX_SHORT_BYTES: usize = 64 << 10;
+
 /// Texts that wait: as many as the endpoint admits at once from a few hundred clients.
 const MAX_WAITING: u32 = 256;
 
@@ -20,25 +26,11 @@ pub(super) struct TextWork {
     all: Lane,
     /// For long texts, before they wait for a turn among all.
     long: Lane,
-    long_texts: LongTexts,
-}
-
-/// The texts that leave threads free for others.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LongTexts {
-    /// The longest text that is not long, bytes.
-    pub(super) longest_short: usize,
-    /// Long texts worked on at once.
-    pub(super) max_running: u32,
 }
 
 impl TextWork {
-    pub(super) fn new(long_texts: LongTexts) -> Self {
-        TextWork {
-            all: Lane::new(MAX_RUNNING, MAX_WAITING),
-            long: Lane::new(long_texts.max_running, MAX_LONG_WAITING),
-            long_texts,
-        }
+    pub(super) fn new() -> Self {
+        TextWork { all: Lane::new(MAX_RUNNING, MAX_WAITING), long: Lane::new(MAX_LONG_RUNNING, MAX_LONG_WAITING) }
     }
 
     /// Runs `work` on a text of `n_bytes` on a thread of its own. Dropping the future leaves the queue; work that has
@@ -50,7 +42,7 @@ impl TextWork {
         n_bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, EngineError> {
-        let long_turn = match n_bytes > self.long_texts.longest_short {
+        let long_turn = match n_bytes > MAX_SHORT_BYTES {
             true => Some(self.long.turn().await?),
             false => None,
         };
@@ -71,8 +63,6 @@ mod tests {
 
     use super::*;
 
-    const LONG_TEXTS: LongTexts = LongTexts { longest_short: 100, max_running: 2 };
-
     /// Work that runs until the returned sender is dropped. Its caller leaves as soon as it has begun.
     fn abandoned(texts: &TextWork, n_bytes: usize, begun: &Sender<()>, begins: &Receiver<()>) -> Sender<()> {
         let (gate, end) = channel();
@@ -88,9 +78,9 @@ mod tests {
 
     #[tokio::test]
     async fn work_of_callers_that_left_still_counts() {
-        let texts = TextWork::new(LONG_TEXTS);
+        let texts = TextWork::new();
         let (begun, begins) = channel();
-        let gates: Vec<_> = (0..MAX_RUNNING).map(|_| abandoned(&texts, 100, &begun, &begins)).collect();
+        let gates: Vec<_> = (0..MAX_RUNNING).map(|_| abandoned(&texts, MAX_SHORT_BYTES, &begun, &begins)).collect();
         let mut waiting = Box::pin(texts.run(1, || ()));
         assert!(waiting.as_mut().now_or_never().is_none(), "no thread is free");
         drop(gates);
@@ -99,14 +89,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_short_text_does_not_wait_for_long_ones() {
-        let texts = TextWork::new(LONG_TEXTS);
+        let texts = TextWork::new();
         let (begun, begins) = channel();
-        let gates: Vec<_> = (0..2).map(|_| abandoned(&texts, 101, &begun, &begins)).collect();
-        let mut long: Vec<_> = (0..MAX_LONG_WAITING).map(|_| Box::pin(texts.run(101, || ()))).collect();
+        let gates: Vec<_> =
+            (0..MAX_LONG_RUNNING).map(|_| abandoned(&texts, MAX_SHORT_BYTES + 1, &begun, &begins)).collect();
+        let mut long: Vec<_> = (0..MAX_LONG_WAITING).map(|_| Box::pin(texts.run(MAX_SHORT_BYTES + 1, || ()))).collect();
         assert!(long.iter_mut().all(|one| one.now_or_never().is_none()), "two long texts at once");
-        let refused = texts.run(101, || ()).await;
+        let refused = texts.run(MAX_SHORT_BYTES + 1, || ()).await;
         assert_eq!(refused, Err(EngineError::QueueFull { limit: MAX_LONG_WAITING }));
-        assert_eq!(texts.run(100, || ()).await, Ok(()), "a short text has a thread, and a place");
+        assert_eq!(texts.run(MAX_SHORT_BYTES, || ()).await, Ok(()), "a short text has a thread, and a place");
         drop(gates);
         assert!(futures::future::join_all(long).await.iter().all(Result::is_ok));
     }

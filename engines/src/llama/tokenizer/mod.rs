@@ -12,7 +12,7 @@ mod special;
 mod tests;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
@@ -23,16 +23,12 @@ use self::pre::PreTokenizer;
 use self::special::{Fragment, SpecialSpellings};
 use super::deep_stack::on_deep_stack;
 use super::load_error::LoadError;
-use super::text_work::LongTexts;
 use super::vocabulary::{self, token};
 use crate::gguf::Gguf;
 
 /// The longest text, and the longest word, that llama.cpp gets on an ordinary thread, bytes. It needs up to 1 KiB of
 /// stack for each character, and threads have 2 MiB.
 const MAX_SHALLOW_BYTES: usize = 1000;
-
-/// The longest text that takes at most some tens of milliseconds, bytes.
-const MAX_SHORT_BYTES: usize = 64 << 10;
 
 /// Stack for each byte of a text.
 const STACK_BYTES: usize = 1500;
@@ -57,8 +53,9 @@ enum LongWords {
     Native,
     /// By Baton.
     BytePairs(Box<BytePairs>),
-    /// By llama.cpp, on a thread with a deep stack. [`Tokenizer::long_texts`] keeps to one text at a time.
-    DeepStack,
+    /// By llama.cpp, on a thread with a deep stack. The lock keeps to one text at a time, since a deep stack takes up to
+    /// 400 MB.
+    DeepStack(Mutex<()>),
 }
 
 impl Tokenizer {
@@ -74,15 +71,6 @@ impl Tokenizer {
         let before = whole[..at].to_vec();
         let after = whole.get(at + plain.len()..).unwrap_or_default().to_vec();
         Ok(Tokenizer { model, special, long_words, before, after })
-    }
-
-    /// The texts that take long or much memory.
-    pub(super) fn long_texts(&self) -> LongTexts {
-        match self.long_words {
-            LongWords::Native | LongWords::BytePairs(_) => LongTexts { longest_short: MAX_SHORT_BYTES, max_running: 2 },
-            // A deep stack takes up to 400 MB.
-            LongWords::DeepStack => LongTexts { longest_short: MAX_SHALLOW_BYTES, max_running: 1 },
-        }
     }
 
     /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
@@ -138,7 +126,7 @@ impl LongWords {
             problem,
             "texts of more than {MAX_DEEP_BYTES} bytes are refused, because this vocabulary is read by llama.cpp's recursion"
         );
-        LongWords::DeepStack
+        LongWords::DeepStack(Mutex::default())
     }
 
     /// Tokenizes a text without special tokens.
@@ -155,14 +143,18 @@ impl LongWords {
             LongWords::BytePairs(pairs) => {
                 Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_abandoned)?.unwrap_or_else(native))
             }
-            LongWords::DeepStack if text.len() > MAX_DEEP_BYTES => {
+            LongWords::DeepStack(_) if text.len() > MAX_DEEP_BYTES => {
                 let message = format!(
                     "this model's tokenizer reads at most {MAX_DEEP_BYTES} bytes of text at once, and got {}",
                     text.len()
                 );
                 Err(EngineError::invalid(message))
             }
-            LongWords::DeepStack => on_deep_stack(text.len() * STACK_BYTES + (1 << 20), native),
+            LongWords::DeepStack(one_at_a_time) => {
+                // The wait is bounded: few texts are worked on at once (`text_work`).
+                let _turn = one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
+                on_deep_stack(text.len() * STACK_BYTES + (1 << 20), native)
+            }
         }
     }
 }

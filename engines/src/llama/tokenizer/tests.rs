@@ -282,13 +282,19 @@ fn peak_mib() -> u64 {
 #[test]
 fn one_long_text_at_a_time_takes_a_deep_stack() {
     let tokenizer = |long_words| Tokenizer { long_words, ..tokenizer(with_pre("gpt-4o"), "gpt-4o") };
-    let deep = tokenizer(LongWords::DeepStack);
-    assert_eq!(deep.long_texts().max_running, 1);
-    // A shorter text takes none.
-    let short = deep.long_texts().longest_short;
-    assert!(short <= MAX_SHALLOW_BYTES && short < tokenizer(LongWords::Native).long_texts().longest_short);
+    let deep = tokenizer(LongWords::DeepStack(Mutex::default()));
     let is_abandoned = CancellationToken::new();
     let word = "ab".repeat(20_000);
+    let LongWords::DeepStack(one_at_a_time) = &deep.long_words else { unreachable!() };
+    std::thread::scope(|scope| {
+        let turn = one_at_a_time.lock().unwrap();
+        let long = scope.spawn(|| deep.tokenize(&word, false, false, &CancellationToken::new()));
+        let chat = "A sentence of a chat. ".repeat(MAX_SHALLOW_BYTES / 22);
+        assert!(deep.tokenize(&chat, false, false, &is_abandoned).is_ok(), "a short text needs no turn");
+        assert!(!long.is_finished());
+        drop(turn);
+        assert!(long.join().unwrap().is_ok());
+    });
     let expected = on_deep_stack(word.len() * STACK_BYTES, || vocabulary::tokenize(&deep.model, &word, false, false));
     assert_eq!(deep.tokenize(&word, false, false, &is_abandoned), expected);
     let longest = "ab ".repeat(MAX_DEEP_BYTES);
