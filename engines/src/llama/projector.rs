@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 
 use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
@@ -50,7 +50,7 @@ pub(super) type PreparedImage = Arc<MtmdInputChunks>;
 /// Images that wait for the projector's thread. Further sequences ask again in the scheduler's next turn.
 const MAX_QUEUED: usize = 16;
 
-/// An image of a sequence, prepared or about to be. Dropping it takes it out of the queue.
+/// An image of a sequence, prepared or about to be. After it is dropped, it takes no place in the queue.
 pub(super) struct ImagePreparation {
     image: ImageRun,
     outcome: OnceLock<Result<PreparedImage, EngineError>>,
@@ -112,8 +112,10 @@ pub(super) struct Projector {
     /// Permits preparing one prompt's or one sequence's images at a time: decoding one may take hundreds of megabytes.
     preparing: Arc<Semaphore>,
     kept: Mutex<KeptImages>,
-    /// The queue of the projector's thread. A sequence that ends drops its image there, too.
-    queue: SyncSender<Weak<ImagePreparation>>,
+    /// Images for the projector's thread. Those of sequences that have ended are dropped.
+    queued: Mutex<VecDeque<Weak<ImagePreparation>>>,
+    /// Wakes the projector's thread.
+    wake: SyncSender<()>,
     /// KiB of image files that further sequences may hold.
     room: Arc<Semaphore>,
 }
@@ -164,7 +166,7 @@ impl Projector {
         }
         let id = gguf.weights_hash(path)?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
-        let (queue, queued) = sync_channel(MAX_QUEUED);
+        let (wake, woken) = sync_channel(1);
         let projector = Arc::new(Projector {
             context: Mutex::new(context),
             _model: Arc::clone(model),
@@ -173,11 +175,12 @@ impl Projector {
             n_ubatch: config.n_ubatch as usize,
             preparing: Arc::new(Semaphore::new(1)),
             kept: Mutex::default(),
-            queue,
+            queued: Mutex::default(),
+            wake,
             room: Arc::new(Semaphore::new(MAX_KIB)),
         });
         let weak = Arc::downgrade(&projector);
-        let thread = std::thread::Builder::new().name("image".into()).spawn(move || prepare_queued(&weak, &queued));
+        let thread = std::thread::Builder::new().name("image".into()).spawn(move || prepare_queued(&weak, &woken));
         thread.map_err(|e| LoadError::Config(format!("the projector's thread cannot start: {e}")))?;
         Ok(Some(projector))
     }
@@ -214,9 +217,33 @@ impl Projector {
         let preparation = Arc::new(ImagePreparation { image: run.clone(), outcome: OnceLock::new() });
         match lock(&self.kept).take(&run.image.mark()) {
             Some(kept) => drop(preparation.outcome.set(Ok(kept))),
-            None => self.queue.try_send(Arc::downgrade(&preparation)).ok()?,
+            None => self.queue(&preparation)?,
         }
         Some(preparation)
+    }
+
+    fn queue(&self, preparation: &Arc<ImagePreparation>) -> Option<()> {
+        if self.n_queued() == MAX_QUEUED {
+            return None;
+        }
+        lock(&self.queued).push_back(Arc::downgrade(preparation));
+        match self.wake.try_send(()) {
+            Ok(()) | Err(TrySendError::Full(())) => Some(()),
+            Err(TrySendError::Disconnected(())) => None,
+        }
+    }
+
+    /// The number of queued images whose sequences wait for them.
+    fn n_queued(&self) -> usize {
+        let mut queued = lock(&self.queued);
+        queued.retain(|preparation| preparation.strong_count() > 0);
+        queued.len()
+    }
+
+    /// Takes the image that was queued first from the queue.
+    fn next_queued(&self) -> Option<Arc<ImagePreparation>> {
+        let mut queued = lock(&self.queued);
+        std::iter::from_fn(|| queued.pop_front()).find_map(|preparation| preparation.upgrade())
     }
 
     /// Returns true if the projector is at work on an image, so that another one cannot be decoded now.
@@ -291,13 +318,15 @@ impl Projector {
 }
 
 /// Prepares the images of sequences, one after the other, until the projector is dropped.
-fn prepare_queued(projector: &Weak<Projector>, queued: &Receiver<Weak<ImagePreparation>>) {
-    for preparation in queued {
+fn prepare_queued(projector: &Weak<Projector>, woken: &Receiver<()>) {
+    for () in woken {
         let Some(projector) = projector.upgrade() else { return };
-        let _turn = futures::executor::block_on(projector.turn());
-        // Its sequence may have ended while others were prepared.
-        if let Some(preparation) = preparation.upgrade() {
-            preparation.prepare(|image| projector.chunks(image));
+        while projector.n_queued() > 0 {
+            let _turn = futures::executor::block_on(projector.turn());
+            // All their sequences may have ended meanwhile.
+            if let Some(preparation) = projector.next_queued() {
+                preparation.prepare(|image| projector.chunks(image));
+            }
         }
     }
 }
@@ -334,7 +363,34 @@ fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    #[test]
+    fn images_of_sequences_that_ended_take_no_place_in_the_queue() {
+        let folder = tempfile::tempdir().unwrap();
+        let [model, projector] = ["llama.gguf", "mmproj.gguf"].map(|name| folder.path().join(name));
+        tiny_gguf::write(&model, tiny_gguf::Architecture::Llama, 1);
+        tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
+        let config = LlamaConfig { projector: Some(projector), ..LlamaConfig::new(&model) };
+        let gguf = Gguf::open(&config.model).unwrap();
+        let model = Arc::new(super::super::load::model(&config, &gguf).unwrap());
+        let projector = Projector::load(&config, &model).unwrap().unwrap();
+        // The projector's thread waits for its turn.
+        let turn = futures::executor::block_on(projector.turn());
+        let prepare = || projector.prepare(&ImageRun { at: 3..9, image: image("a") });
+        let ended: Vec<_> = (0..MAX_QUEUED).map(|_| prepare().unwrap()).collect();
+        assert!(prepare().is_none(), "the queue is full");
+        drop(ended);
+        let live = prepare().expect("those that ended have left the queue");
+        drop(turn);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while live.outcome().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(live.outcome().is_some(), "the thread goes on");
+    }
 
     fn image(name: &'static str) -> Image {
         Image::new(name.as_bytes(), name)
