@@ -54,7 +54,7 @@ pub(super) struct Compiler {
     /// Created at first use, since that reads the whole vocabulary.
     factory: OnceLock<Result<ParserFactory, String>>,
     /// Cached matchers, the most recently used last.
-    kept: Mutex<VecDeque<(Constraint, Matcher)>>,
+    kept: Mutex<VecDeque<(Constraint, Arc<Matcher>)>>,
     /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
     compiling: Lane,
 }
@@ -77,15 +77,19 @@ impl Compiler {
         constraint: &Constraint,
         generated: &[Token],
     ) -> Result<Constrained, EngineError> {
-        let turn = match self.is_cached(constraint) {
-            true => None,
-            false => Some(self.compiling.turn().await?),
+        let cached = self.cached(constraint);
+        let turn = match cached {
+            Some(_) => None,
+            None => Some(self.compiling.turn().await?),
         };
         let is_abandoned = CancellationToken::new();
         let _abandons = is_abandoned.clone().drop_guard();
         let compile = {
             let (compiler, constraint, is_abandoned) = (Arc::clone(self), constraint.clone(), is_abandoned.clone());
-            move || compiler.compile(&constraint, turn, &is_abandoned)
+            move || match cached {
+                Some(matcher) => Ok(matcher.deep_clone()),
+                None => compiler.compile(&constraint, turn, &is_abandoned),
+            }
         };
         let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
             .await
@@ -99,11 +103,6 @@ impl Compiler {
         replayed.map_err(EngineError::internal)?
     }
 
-    fn is_cached(&self, constraint: &Constraint) -> bool {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.iter().any(|(known, _)| known == constraint)
-    }
-
     /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds, and keeps its turn
     /// for so long. Errors: the constraint cannot be enforced, or its caller has gone.
     fn compile(
@@ -114,16 +113,12 @@ impl Compiler {
     ) -> Result<Matcher, EngineError> {
         // It may be cached by now.
         if let Some(matcher) = self.cached(constraint) {
-            return Ok(matcher);
+            return Ok(matcher.deep_clone());
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
         let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() >= MAX_KEPT {
-            kept.pop_front();
-        }
-        kept.push_back((constraint.clone(), matcher.deep_clone()));
+        self.keep(constraint, matcher.deep_clone());
         Ok(matcher)
     }
 
@@ -223,13 +218,24 @@ impl Compiler {
         })
     }
 
-    fn cached(&self, constraint: &Constraint) -> Option<Matcher> {
+    /// The matcher of a cached constraint, at the beginning of the text. A sequence needs a deep clone of it.
+    fn cached(&self, constraint: &Constraint) -> Option<Arc<Matcher>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(known, _)| known == constraint)?;
         let entry = kept.remove(at)?;
-        let matcher = entry.1.deep_clone();
+        let matcher = Arc::clone(&entry.1);
         kept.push_back(entry);
         Some(matcher)
+    }
+
+    fn keep(&self, constraint: &Constraint, matcher: Matcher) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // Requests with the same new schema compile it at the same time.
+        kept.retain(|(known, _)| known != constraint);
+        if kept.len() >= MAX_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((constraint.clone(), Arc::new(matcher)));
     }
 }
 
@@ -413,7 +419,7 @@ mod tests {
         // They notice that nobody waits.
         drop(gate);
         assert!(compiler.constrained(&next, &[]).await.is_ok());
-        assert!(constraints.iter().all(|one| !compiler.is_cached(one)));
+        assert!(constraints.iter().all(|one| compiler.cached(one).is_none()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -434,5 +440,38 @@ mod tests {
         // A cached constraint needs no turn.
         let _turns = all_turns(&compiler).await;
         assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+    }
+
+    #[test]
+    fn a_cached_constraint_that_is_evicted_meanwhile_is_not_compiled_without_a_turn() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_time().build().unwrap();
+        runtime.block_on(async {
+            let compiler = compiler();
+            let constraint = constraint(0);
+            assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+            let (gate, opens) = channel::<()>();
+            let only_thread = spawn_blocking(move || opens.recv());
+            let mut request = Box::pin(compiler.constrained(&constraint, &[]));
+            assert!(request.as_mut().now_or_never().is_none());
+            compiler.kept.lock().unwrap().clear();
+            drop(gate);
+            assert!(request.await.is_ok());
+            assert!(only_thread.await.unwrap().is_err());
+            assert!(compiler.cached(&constraint).is_none(), "it was compiled again");
+        });
+    }
+
+    #[tokio::test]
+    async fn a_constraint_that_is_compiled_twice_at_once_is_kept_once() {
+        let compiler = compiler();
+        let gate = hold(&compiler);
+        let constraint = constraint(0);
+        let mut same = Box::pin(join_all((0..MAX_COMPILING).map(|_| compiler.constrained(&constraint, &[]))));
+        assert!(same.as_mut().now_or_never().is_none());
+        drop(gate);
+        assert!(same.await.iter().all(Result::is_ok));
+        compiler.keep(&constraint, Matcher::clone(&compiler.cached(&constraint).unwrap()));
+        assert_eq!(compiler.kept.lock().unwrap().len(), 1);
     }
 }
