@@ -16,6 +16,10 @@ use tokio::time::Instant;
 /// puller computes by itself what it did not take.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(7);
 
+/// More bytes than the buffers between the two ends hold. What comes after them was sent after a pause, so that the
+/// stream has survived it.
+const MAX_IN_BUFFERS: usize = 32 << 20;
+
 /// The stream of a pull, and the pieces of it that were read ahead.
 pub(super) struct ReadAhead<'a, S> {
     stream: S,
@@ -25,7 +29,9 @@ pub(super) struct ReadAhead<'a, S> {
     pieces: VecDeque<Piece<'a>>,
     /// When reading stopped because the budget was used up.
     unread_since: Option<Instant>,
-    longest_pause: Duration,
+    /// Bytes read since a pause for which the prefill node may have ended the stream. `None`: there was no such pause, or
+    /// the stream has gone on after it.
+    n_after_pause: Option<usize>,
 }
 
 struct Piece<'a> {
@@ -39,14 +45,7 @@ where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     pub(super) fn new(stream: S, budget: &'a Semaphore) -> Self {
-        ReadAhead {
-            stream,
-            has_ended: false,
-            budget,
-            pieces: VecDeque::new(),
-            unread_since: None,
-            longest_pause: Duration::ZERO,
-        }
+        ReadAhead { stream, has_ended: false, budget, pieces: VecDeque::new(), unread_since: None, n_after_pause: None }
     }
 
     /// Returns the next piece, or `None` if the stream has ended or is broken. Dropping the future loses nothing.
@@ -73,13 +72,15 @@ where
 
     /// Notes that this end did not read for so long.
     pub(super) fn has_paused(&mut self, pause: Duration) {
-        self.longest_pause = self.longest_pause.max(pause);
+        // Half of its deadline, to be sure.
+        if pause >= READ_DEADLINE / 2 {
+            self.n_after_pause = Some(0);
+        }
     }
 
-    /// Returns true if the prefill node may have ended the stream because this end did not read it. The limit is half
-    /// of its deadline, to be sure.
+    /// Returns true if the prefill node may have ended the stream because this end did not read it.
     pub(super) fn may_be_cut_for_slow_reading(&self) -> bool {
-        self.longest_pause >= READ_DEADLINE / 2
+        self.n_after_pause.is_some()
     }
 
     /// Charges the last piece to the budget. Returns false if there is no room for it.
@@ -100,6 +101,10 @@ where
         }
         let piece = self.stream.next().await.and_then(Result::ok);
         self.has_ended = piece.is_none();
+        if let (Some(n), Some(piece)) = (&mut self.n_after_pause, &piece) {
+            *n += piece.len();
+            self.n_after_pause.take_if(|n| *n > MAX_IN_BUFFERS);
+        }
         piece
     }
 }
@@ -147,6 +152,19 @@ mod tests {
             }
             while stream.next().await.is_some() {}
             assert_eq!(stream.may_be_cut_for_slow_reading(), expected, "{n_steps} steps, {n_bytes} bytes read ahead");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_goes_on_after_a_pause_was_not_cut_for_it() {
+        for (n_pieces, expected) in [(MAX_IN_BUFFERS >> 20, true), ((MAX_IN_BUFFERS >> 20) + 1, false)] {
+            let budget = Semaphore::new(0);
+            let mib = Bytes::from(vec![0; 1 << 20]);
+            let pieces = stream::iter((0..n_pieces).map(|_| Ok::<_, std::io::Error>(mib.clone())));
+            let mut stream = ReadAhead::new(pieces, &budget);
+            stream.has_paused(READ_DEADLINE);
+            while stream.next().await.is_some() {}
+            assert_eq!(stream.may_be_cut_for_slow_reading(), expected, "{n_pieces} MiB");
         }
     }
 }
