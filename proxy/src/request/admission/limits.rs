@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Places by default, for each slot of the engines: one for a sequence that runs, and one for a sequence that starts when
-/// it ends. An engine's own queue has no lanes, so a request that waits there for long loses its fair share.
+/// Places by default, for each slot of the engines: one for a sequence that runs, and one for a sequence that starts
+/// when it ends. An engine's own queue has no lanes, so a request that waits there for long loses its fair share.
 pub const PLACES_PER_SLOT: usize = 2;
 
 /// Places while no engine is ready, when the number of slots is unknown. A larger number could admit more requests than
@@ -16,7 +16,8 @@ pub(super) const MAX_BRIEF: usize = 64;
 /// The default maximum number of requests that wait for admission.
 pub const DEFAULT_MAX_WAITING: usize = 256;
 
-/// The default maximum wait of a request. A stream shows its place meanwhile; most clients of whole replies wait longer.
+/// The default maximum wait of a request. A stream shows its place meanwhile; most clients of whole replies wait
+/// longer.
 pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// When a refused client should retry: about the duration of a short reply.

@@ -1,10 +1,11 @@
 //! Admission: how many sequences run at once, and which request gets the next place.
 //!
 //! Every sequence that an engine or an upstream generates needs a place ([`PlaceNeed`]). A permit is taken before the
-//! prompt is prepared and lives to its last token, not to the response head: it travels inside the stream and is returned
-//! when the stream is dropped. Beyond the limit, requests wait in a bounded queue with a lane for each key. The highest
-//! priority goes first, then the key with the fewest places, then the request that has waited longest. A request with many
-//! choices takes its turn for each place, so it delays another key no more than as many requests with one choice each.
+//! prompt is prepared and lives to its last token, not to the response head: it travels inside the stream and is
+//! returned when the stream is dropped. Beyond the limit, requests wait in a bounded queue with a lane for each key.
+//! The highest priority goes first, then the key with the fewest places, then the request that has waited longest. A
+//! request with many choices takes its turn for each place, so it delays another key no more than as many requests with
+//! one choice each.
 
 mod gate;
 mod limits;

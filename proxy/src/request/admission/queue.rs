@@ -193,8 +193,8 @@ impl<P> AdmissionQueue<P> {
         None
     }
 
-    /// The lane and the request that get the next place: the highest priority, then the key with the fewest places, then
-    /// the oldest request. A lane at its key's own limit is passed over.
+    /// The lane and the request that get the next place: the highest priority, then the key with the fewest places,
+    /// then the oldest request. A lane at its key's own limit is passed over.
     fn best(&self) -> Option<(String, Next)> {
         let candidate = |lane: &Lane<P>| {
             let running = lane.running.iter().filter(|request| request.wants_place()).min_by_key(|r| r.ticket);
@@ -248,8 +248,8 @@ impl<P> AdmissionQueue<P> {
         self.sweep(&account.name);
     }
 
-    /// The position in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on
-    /// how many places each key has when one becomes free.
+    /// The position in the queue of the request with this ticket, from 1. An estimate: the order among equals depends
+    /// on how many places each key has when one becomes free.
     pub(super) fn position_of(&self, ticket: u64) -> Option<usize> {
         let waiting = || self.lanes_by_key.values().flat_map(|lane| &lane.waiting);
         let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);

@@ -32,8 +32,8 @@ impl RequestAdmission {
         RequestAdmission { entry: Arc::default(), prompts: Some(Arc::new(prompts)) }
     }
 
-    /// Charges the key's rate of requests: one for each sequence, since each occupies the endpoint like a request of its
-    /// own. Call it before anything is loaded or kept waiting for the request.
+    /// Charges the key's rate of requests: one for each sequence, since each occupies the endpoint like a request of
+    /// its own. Call it before anything is loaded or kept waiting for the request.
     ///
     /// Errors: a rate of the key is exhausted.
     pub async fn charge(&self, account: &Account, n_sequences: usize) -> Result<(), RequestError> {
