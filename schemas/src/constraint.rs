@@ -168,6 +168,10 @@ impl From<Constraint> for Rule {
 /// The most values (objects, arrays, numbers, …) in the schemas of a request.
 const MAX_VALUES: usize = 20_000;
 
+/// The most bytes in the texts of these schemas: names and strings. A schema is copied for each choice of a reply, and
+/// to each engine that works on it. OpenAI allows 120,000 characters without descriptions.
+const MAX_TEXT_BYTES: usize = 512 << 10;
+
 /// How deep the values may be nested.
 const MAX_DEPTH: usize = 64;
 
@@ -178,7 +182,10 @@ pub enum SchemaError {
     #[error("a JSON schema is an object")]
     NotAnObject,
     /// It would be too expensive to compile.
-    #[error("the schema is larger than {MAX_VALUES} values or nested deeper than {MAX_DEPTH}")]
+    #[error(
+        "the schema is larger than {MAX_VALUES} values or {} KiB of text, or nested deeper than {MAX_DEPTH}",
+        MAX_TEXT_BYTES >> 10
+    )]
     TooLarge,
 }
 
@@ -187,36 +194,46 @@ pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     Budget::default().take(schema)
 }
 
-/// The number of values that the schemas of one request may still have.
+/// What the schemas of one request may still have.
 #[derive(Debug)]
 pub(crate) struct Budget {
     n_values: usize,
+    n_text_bytes: usize,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { n_values: MAX_VALUES }
+        Budget { n_values: MAX_VALUES, n_text_bytes: MAX_TEXT_BYTES }
     }
 }
 
 impl Budget {
-    /// Checks a schema as [`check_schema`] does, and subtracts its values.
+    /// Checks a schema as [`check_schema`] does, and subtracts its size.
     pub(crate) fn take(&mut self, schema: &Value) -> Result<(), SchemaError> {
         if !schema.is_object() {
             return Err(SchemaError::NotAnObject);
         }
-        if fits(schema, MAX_DEPTH, &mut self.n_values) { Ok(()) } else { Err(SchemaError::TooLarge) }
+        self.take_value(schema, MAX_DEPTH).ok_or(SchemaError::TooLarge)
     }
-}
 
-fn fits(value: &Value, depth: usize, left: &mut usize) -> bool {
-    let Some(depth) = depth.checked_sub(1) else { return false };
-    let Some(fewer) = left.checked_sub(1) else { return false };
-    *left = fewer;
-    match value {
-        Value::Array(items) => items.iter().all(|item| fits(item, depth, left)),
-        Value::Object(fields) => fields.values().all(|field| fits(field, depth, left)),
-        _ => true,
+    /// Subtracts a value that may be nested to `depth`. `None`: it is too large.
+    fn take_value(&mut self, value: &Value, depth: usize) -> Option<()> {
+        let depth = depth.checked_sub(1)?;
+        self.n_values = self.n_values.checked_sub(1)?;
+        match value {
+            Value::String(text) => self.take_text(text),
+            Value::Array(items) => items.iter().try_for_each(|item| self.take_value(item, depth)),
+            Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {
+                self.take_text(name)?;
+                self.take_value(field, depth)
+            }),
+            Value::Null | Value::Bool(_) | Value::Number(_) => Some(()),
+        }
+    }
+
+    fn take_text(&mut self, text: &str) -> Option<()> {
+        self.n_text_bytes = self.n_text_bytes.checked_sub(text.len())?;
+        Some(())
     }
 }
 
@@ -269,5 +286,15 @@ mod tests {
         assert_eq!(check_schema(&deep), Err(SchemaError::TooLarge));
         let wide = json!({ "enum": vec![1; MAX_VALUES] });
         assert_eq!(check_schema(&wide), Err(SchemaError::TooLarge));
+        let described = |n_bytes: usize| json!({ "description": "x".repeat(n_bytes - "description".len()) });
+        assert_eq!(check_schema(&described(MAX_TEXT_BYTES)), Ok(()));
+        let name = "x".repeat(MAX_TEXT_BYTES + 1);
+        for long in [described(MAX_TEXT_BYTES + 1), json!({ "enum": [name] }), json!({ "properties": { name: {} } })] {
+            assert_eq!(check_schema(&long), Err(SchemaError::TooLarge));
+        }
+        // The schemas of one request have one budget.
+        let mut budget = Budget::default();
+        assert_eq!(budget.take(&described(MAX_TEXT_BYTES / 2)), Ok(()));
+        assert_eq!(budget.take(&described(MAX_TEXT_BYTES / 2 + 1)), Err(SchemaError::TooLarge));
     }
 }

@@ -157,8 +157,8 @@ impl<W: Words> Read for Word<W> {
 
 described!([W: JsonSchema] Word<W>: as W);
 
-/// A JSON Schema (draft 2020-12) of at most 20,000 values, nested at most 64 deep. Type and size are checked later,
-/// with [`check_schema`](crate::constraint::check_schema).
+/// A JSON Schema (draft 2020-12) of at most 20,000 values and 512 KiB of names and strings, nested at most 64 deep. Type
+/// and size are checked later, with [`check_schema`](crate::constraint::check_schema).
 #[derive(Debug, Clone)]
 pub(crate) struct SchemaObject(pub(crate) Value);
 
@@ -187,8 +187,8 @@ impl Read for SchemaObject {
 }
 
 described!([] SchemaObject: |_generator| json_schema!({
-    "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested at most 64 deep. A keyword \
-        that sampling cannot enforce is a 400.",
+    "description": "A JSON Schema (draft 2020-12) of at most 20,000 values and 512 KiB of names and strings, nested at \
+        most 64 deep. A keyword that sampling cannot enforce is a 400.",
     "type": "object",
     "additionalProperties": true,
 }));

@@ -255,10 +255,11 @@ impl TextConfig {
         let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };
         match read.r#type.get(FIELD)?.as_deref() {
             None | Some("text") => Ok((None, plain())),
-            Some("json_object") => Ok((Some(Constraint::JsonObject), written)),
+            Some("json_object") => Ok((Some(Constraint::JsonObject), json!({"type": "json_object"}))),
             Some("json_schema") => {
                 let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?.0;
-                check_schema(&schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
+                // The reply repeats all fields next to the schema, too.
+                [&schema, &written].into_iter().try_for_each(check_schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
                 Ok((Some(Constraint::JsonSchema { schema, field: FIELD.to_owned() }), written))
             }
             Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
@@ -329,6 +330,15 @@ mod tests {
         assert_eq!((echo.presence_penalty, echo.frequency_penalty, echo.max_tool_calls), (0.5, -1.0, Some(3)));
         let said = [echo.safety_identifier, echo.prompt_cache_key, echo.user];
         assert_eq!(said, ["s", "k", "u"].map(|said| Some(said.to_owned())));
+    }
+
+    #[test]
+    fn an_echoed_format_is_bounded() {
+        let long = "x".repeat(1 << 20);
+        let object = parsed(json!({"text": {"format": {"type": "json_object", "name": long}}})).unwrap();
+        assert_eq!(object.echo.format, json!({"type": "json_object"}));
+        let format = json!({"type": "json_schema", "name": long, "schema": {"type": "object"}});
+        refused(json!({"text": {"format": format}}), "text.format");
     }
 
     #[test]
