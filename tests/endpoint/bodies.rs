@@ -4,7 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use harness::BatonServer;
+use harness::mock::{Mock, Step, head, text};
+use harness::{BatonServer, ReloadableServer, eventually_async, said, upstream};
 use tokio::time::timeout;
 
 const MIB: u64 = 1 << 20;
@@ -71,4 +72,26 @@ async fn the_longest_text_is_too_long_and_its_engine_stays_ready() {
     assert_eq!((status, error["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{error}");
     let state = server.state().await;
     assert_eq!(state["models"][0]["nodes"][0]["life"], "ready", "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_choice_that_waits_for_its_place_on_an_upstream_keeps_the_memory_of_its_body() {
+    let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
+    let front = ReloadableServer::start(&("max_requests = 1\n".to_owned() + &upstream("one", "openai", &mock.url, "")));
+    let client = reqwest::Client::new();
+    let long = "a".repeat(31 << 20);
+    let post = |n: u32| {
+        let body = said(&long, serde_json::json!({ "n": n, "stream": true }));
+        client.post(format!("{}/v1/chat/completions", front.server.base)).json(&body).send()
+    };
+    let running = post(2).await.unwrap();
+    assert_eq!(running.status(), 200, "the first choice has the only place");
+    let mut waiting = Vec::new();
+    for n in 1..=3 {
+        waiting.push(tokio::spawn(post(1)));
+        let waits = || async { front.get("/baton/state").await["requests"]["waiting"] == n };
+        eventually_async("it waits", waits).await;
+    }
+    assert_eq!(post(1).await.unwrap().status(), 503, "four bodies fill the memory for large ones");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }

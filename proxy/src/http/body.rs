@@ -206,9 +206,11 @@ async fn read(
     }
 }
 
-/// Appends bytes of a body that declares `n_declared` in all, or 0. One that has brought little may never bring the
-/// rest, so it gets an ordinary body's space at most. Then it gets all: growing by steps would copy and take more, and the
-/// system gives the memory only as it is written, which is what is charged.
+/// Appends bytes of a body that declares `n_declared` bytes in all, or 0.
+///
+/// A body that has brought little may never bring the rest, so it first gets the space of an ordinary body at most.
+/// Then it gets all its space, because growing by steps would copy and take more. The system gives memory only as it is
+/// written, and that is charged.
 fn append(bytes: &mut Vec<u8>, data: &[u8], n_declared: usize) {
     if bytes.len() + data.len() > bytes.capacity() {
         let n_bytes = if bytes.is_empty() { n_declared.min(ORDINARY_BODY) } else { n_declared };

@@ -115,7 +115,10 @@ impl HttpBackend for Fake {
         let live = Live::new(&self.live);
         // As of a model with a default of its own.
         let sampling = Sampling { top_p: 0.25, ..request.sampling.clone() };
-        let is_prompt = |act: &Act| matches!((act, &request.input), (Act::WaitUnless(prompt, _), Input::Text(text)) if text == prompt);
+        let is_prompt = |act: &Act| match (act, &request.input) {
+            (Act::WaitUnless(prompt, _), Input::Text(text)) => text == prompt,
+            _ => false,
+        };
         let passes = self.before.iter().any(is_prompt);
         self.requests.lock().unwrap().push((request, caller));
         for act in &self.before {
