@@ -64,6 +64,20 @@ async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
 }
 
 #[tokio::test]
+async fn a_closed_terminal_lets_streams_finish() {
+    let mut server = BatonServer::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
+    let body = chat("hi", json!({ "model": "sim", "max_tokens": 40, "stream": true, "ignore_eos": true }));
+    let client = reqwest::Client::new();
+    let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
+    stream.chunk().await.unwrap().unwrap();
+    server.signal(Signal::HUP);
+    let rest = stream.text().await.unwrap();
+    assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    drop(client);
+    assert!(server.wait().success());
+}
+
+#[tokio::test]
 async fn a_second_signal_ends_running_streams_with_an_error() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut server = BatonServer::logging_to(log.reopen().unwrap(), &["--engine", "sim", "--sim-decode-tps", "10"]);

@@ -14,6 +14,7 @@ use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::http::open_files;
 use baton_proxy::serve::model_names::ModelNames;
+use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
@@ -106,6 +107,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             Err(CommandFailure(failure.message))
         }
         Ok(StartedNode { server, address, tls }) => {
+            let on_hangup = if tls.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
             }
@@ -116,7 +118,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
                 if let Some(address) = address {
                     terminal::note(format_args!("baton node is ready on {address}"));
                 }
-                signals::stop_on_signal(stop);
+                signals::stop_on_signal(stop, on_hangup);
                 service_manager::report_ready();
             }
             server.await??;

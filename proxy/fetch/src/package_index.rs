@@ -53,11 +53,11 @@ pub(super) async fn look_up(
     read_report(&output.stdout).map_err(|what| ModelError::PipReport { package, what })
 }
 
-/// pip's first error, or its last line.
+/// pip's first error, or its last line: a traceback ends with its cause.
 fn last_words(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let mut lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-    let error = lines.clone().find_map(|line| line.strip_prefix("ERROR:"));
+    let error = lines.clone().find_map(|line| line.strip_prefix("ERROR:")).filter(|error| error.trim() != "Exception:");
     error.or_else(|| lines.next_back()).map_or_else(|| output.status.to_string(), one_line)
 }
 
@@ -142,9 +142,13 @@ mod tests {
     async fn pips_own_error_is_passed_on_in_one_line() {
         let script = "echo WARNING: x >&2; echo 'ERROR: no such   package' >&2; echo bye >&2; exit 1";
         let error = look_up_with(script).await.unwrap_err();
-        assert_eq!(error.to_string(), "pip could not find some-model==1.0: no such package");
+        assert_eq!(error.to_string(), "pip could not look up some-model==1.0: no such package");
         let error = look_up_with("echo '/usr/bin/python3: No module named pip' >&2; exit 1").await.unwrap_err();
         assert!(error.to_string().ends_with("No module named pip"), "{error}");
+        let traceback =
+            "echo 'ERROR: Exception:' >&2; echo Traceback >&2; echo 'OSError: No space left on device' >&2; exit 2";
+        let error = look_up_with(traceback).await.unwrap_err();
+        assert!(error.to_string().ends_with(": OSError: No space left on device"), "{error}");
         let error = look_up_with("exit 3").await.unwrap_err();
         assert!(error.to_string().ends_with("exit status: 3"), "{error}");
     }

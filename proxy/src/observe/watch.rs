@@ -24,6 +24,8 @@ pub struct RequestWatch {
     observer: Arc<Observer>,
     span: Span,
     request_id: String,
+    /// The name of the caller's key; `anyone` without keys.
+    key: String,
     /// The public name, or [`UNKNOWN_MODEL`].
     model: String,
     arrived_at: SystemTime,
@@ -68,8 +70,15 @@ struct TakenRoute {
 }
 
 impl RequestWatch {
-    /// A request with `n_choices` choices has arrived, perhaps as a part of its client's trace.
-    pub fn begin(observer: &Arc<Observer>, request_id: &str, trace: Option<Context>, n_choices: u32) -> RequestWatch {
+    /// A request with `n_choices` choices has arrived from the key with the name `key`, perhaps as a part of its client's
+    /// trace.
+    pub fn begin(
+        observer: &Arc<Observer>,
+        request_id: &str,
+        key: &str,
+        trace: Option<Context>,
+        n_choices: u32,
+    ) -> RequestWatch {
         let span = tracing::info_span!(
             target: TARGET,
             parent: None,
@@ -91,6 +100,7 @@ impl RequestWatch {
             observer: Arc::clone(observer),
             span,
             request_id: request_id.to_owned(),
+            key: key.to_owned(),
             model: UNKNOWN_MODEL.to_owned(),
             arrived_at: SystemTime::now(),
             arrived: Instant::now(),
@@ -292,6 +302,7 @@ impl Drop for RequestWatch {
             span.record("n_completion", record.n_completion);
             tracing::info!(
                 request_id = record.request_id,
+                key = self.key,
                 model = record.model,
                 decode = record.decode,
                 prefill = record.prefill.as_deref().unwrap_or_default(),

@@ -21,6 +21,7 @@ use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
 use super::remote_nodes::RemoteNodes;
 use super::request_service::RequestService;
+use super::signals::OnHangup;
 use super::supervisor::Supervised;
 use super::{service_manager, signals};
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
@@ -43,6 +44,7 @@ pub const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 pub struct Endpoint {
     service: Arc<RequestService>,
     shutdown: Shutdown,
+    on_hangup: OnHangup,
     addresses: Vec<SocketAddr>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     nodes: RemoteNodes,
@@ -102,6 +104,7 @@ impl Endpoint {
             routing,
             known_nodes: nodes.all().map(Arc::clone).collect(),
         };
+        let on_hangup = if reload.source.path.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
         reload.watch();
         service_manager::keep_informed(Arc::clone(&service), shutdown.clone());
         let (own_engine, first_start) = match own_engine {
@@ -109,14 +112,14 @@ impl Endpoint {
             None => (None, nodes.first_start()),
         };
         let first_start = Some(first_start);
-        Ok(Endpoint { service, shutdown, addresses, servers, nodes, first_start, own_engine, needs_key })
+        Ok(Endpoint { service, shutdown, on_hangup, addresses, servers, nodes, first_start, own_engine, needs_key })
     }
 
-    /// Handles SIGTERM and Ctrl-C: the first begins the drain, after `report` was given the number of running requests;
+    /// Handles SIGTERM, Ctrl-C and, if no file is reloaded on it, SIGHUP: the first begins the drain, after `report` was given the number of running requests;
     /// the second ends their streams, and the third the process.
     pub fn drain_on_signal(&self, report: impl FnOnce(usize) + Send + 'static) {
         let service = Arc::clone(&self.service);
-        signals::drain_on_signal(self.shutdown.clone(), move || report(service.admission.n_admitted()));
+        signals::drain_on_signal(self.shutdown.clone(), self.on_hangup, move || report(service.admission.n_admitted()));
     }
 
     /// Waits until requests can be answered. `None`: a stop came first. Errors: no engine will ever be ready.

@@ -5,10 +5,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::server::Shutdown;
 
+/// What SIGHUP does. A terminal that is closed sends it, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnHangup {
+    /// It stops the process as SIGTERM does: there is nothing to read again.
+    Stops,
+    /// It has files read again, elsewhere.
+    Rereads,
+}
+
 /// Begins the shutdown on the first signal, after calling `on_first`; ends streams on the second signal and the process
 /// on the third.
-pub(super) fn drain_on_signal(shutdown: Shutdown, on_first: impl FnOnce() + Send + 'static) {
-    let Some(mut signals) = Signals::listen() else { return };
+pub(super) fn drain_on_signal(shutdown: Shutdown, on_hangup: OnHangup, on_first: impl FnOnce() + Send + 'static) {
+    let Some(mut signals) = Signals::listen(on_hangup) else { return };
     tokio::spawn(async move {
         signals.next().await;
         on_first();
@@ -21,8 +30,8 @@ pub(super) fn drain_on_signal(shutdown: Shutdown, on_first: impl FnOnce() + Send
 }
 
 /// Cancels `stop` on the first signal. A second one ends the process at once.
-pub fn stop_on_signal(stop: CancellationToken) {
-    let Some(mut signals) = Signals::listen() else { return };
+pub fn stop_on_signal(stop: CancellationToken, on_hangup: OnHangup) {
+    let Some(mut signals) = Signals::listen(on_hangup) else { return };
     tokio::spawn(async move {
         signals.next().await;
         stop.cancel();
@@ -31,10 +40,10 @@ pub fn stop_on_signal(stop: CancellationToken) {
     });
 }
 
-/// Ignores SIGTERM and Ctrl-C. For a child process, which ends when its standard input closes: its parent drains first,
+/// Ignores SIGTERM, Ctrl-C and SIGHUP. For a child process, which ends when its standard input closes: its parent drains first,
 /// and a signal to the whole process group must not end the engine of running streams.
 pub fn ignore() {
-    let Some(mut signals) = Signals::listen() else { return };
+    let Some(mut signals) = Signals::listen(OnHangup::Stops) else { return };
     tokio::spawn(async move {
         loop {
             signals.next().await;
@@ -57,22 +66,33 @@ pub fn on_hangup(act: impl Fn() + Send + 'static) {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// If it stops the process.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
-    fn listen() -> Option<Signals> {
-        let signals = signal(SignalKind::terminate())
-            .and_then(|terminate| Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt())? }));
+    fn listen(on_hangup: OnHangup) -> Option<Signals> {
+        let listen = || {
+            Ok(Signals {
+                terminate: signal(SignalKind::terminate())?,
+                interrupt: signal(SignalKind::interrupt())?,
+                hangup: match on_hangup {
+                    OnHangup::Stops => Some(signal(SignalKind::hangup())?),
+                    OnHangup::Rereads => None,
+                },
+            })
+        };
         let log = |error: &std::io::Error| {
             tracing::warn!(%error, "signals cannot be handled: a stop ends running requests at once");
         };
-        signals.inspect_err(log).ok()
+        listen().inspect_err(log).ok()
     }
 
     async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            Some(_) = async { self.hangup.as_mut()?.recv().await } => {}
         }
     }
 }

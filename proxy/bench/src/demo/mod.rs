@@ -10,6 +10,7 @@ mod waterfall;
 use std::ffi::OsString;
 
 use baton_fetch as models;
+use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
@@ -36,7 +37,7 @@ pub struct DemoArgs {
 /// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
 pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {
     let stop = CancellationToken::new();
-    signals::stop_on_signal(stop.clone());
+    signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     tokio::select! {
         shown = show(args) => shown,
         // Dropping the other branch kills its processes.

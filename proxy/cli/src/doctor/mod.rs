@@ -8,6 +8,7 @@ mod compare;
 mod examine;
 mod report;
 
+use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, signals};
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,7 @@ use self::examine::Examination;
 /// Runs every check. A signal ends the command and all its processes at once.
 pub(super) async fn run(args: DoctorArgs) -> Result<(), CommandFailure> {
     let stop = CancellationToken::new();
-    signals::stop_on_signal(stop.clone());
+    signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     tokio::select! {
         done = check(args) => done,
         () = stop.cancelled() => Err(CommandFailure("stopped".into())),

@@ -53,7 +53,8 @@ pub async fn generate(
     mut request: GenerateRequest,
     caller: &Caller,
 ) -> Result<Generation, RequestError> {
-    let mut watch = RequestWatch::begin(observer, &caller.request_id, caller.trace.clone(), request.n);
+    let trace = caller.trace.clone();
+    let mut watch = RequestWatch::begin(observer, &caller.request_id, &caller.account.name, trace, request.n);
     match admit_and_start(admission, targets, &mut request, caller, &mut watch).await {
         Ok((permit, started)) => {
             let n_prompt = started.n_prompt;

@@ -1,6 +1,7 @@
 //! A node's health: its state and the reason for it, a subscription to changes, and a count of each transition.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -175,6 +176,8 @@ pub struct Health {
     is_supervised: bool,
     status: watch::Sender<HealthStatus>,
     transitions: Mutex<BTreeMap<StateTransition, u64>>,
+    /// The log's last line says that it cannot be used, or perhaps not.
+    is_outage_logged: AtomicBool,
 }
 
 impl Health {
@@ -198,7 +201,13 @@ impl Health {
             retry_in: Duration::ZERO,
             since: SystemTime::now(),
         };
-        Arc::new(Health { name, is_supervised, status: watch::Sender::new(status), transitions: Mutex::default() })
+        Arc::new(Health {
+            name,
+            is_supervised,
+            status: watch::Sender::new(status),
+            transitions: Mutex::default(),
+            is_outage_logged: AtomicBool::new(false),
+        })
     }
 
     /// It has answered with its description.
@@ -363,11 +372,15 @@ impl Health {
         let from = transition.from.as_str();
         let to = transition.to.as_str();
         let reason = transition.reason.as_str();
+        let is_outage = matches!(transition.to, NodeState::Draining | NodeState::Suspect | NodeState::Down);
+        let was_outage = match transition.to {
+            // Loading may be a part of the recovery.
+            NodeState::Starting => false,
+            _ => self.is_outage_logged.swap(is_outage, Ordering::Relaxed),
+        };
         match transition.to {
-            NodeState::Ready if transition.from == NodeState::Starting => {
-                tracing::info!(from, to, reason, "{name} answers")
-            }
-            NodeState::Ready => tracing::warn!(from, to, reason, "{name} answers"),
+            NodeState::Ready if was_outage => tracing::warn!(from, to, reason, "{name} answers"),
+            NodeState::Ready => tracing::info!(from, to, reason, "{name} answers"),
             NodeState::Unloaded => tracing::debug!(from, to, reason, "{name} has unloaded its model"),
             NodeState::Starting if transition.reason == StateReason::Unloads => {
                 tracing::debug!(from, to, reason, "{name} unloads its model")
