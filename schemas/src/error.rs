@@ -108,6 +108,32 @@ impl EngineError {
         matches!(self, EngineError::Lost { .. })
     }
 
+    /// The same error with at most `max_bytes` of each text, and `…` where one was cut.
+    #[must_use]
+    pub fn shortened(mut self, max_bytes: usize) -> Self {
+        let texts = match &mut self {
+            EngineError::InvalidRequest { message, field } => [Some(message), field.as_mut()],
+            EngineError::ContextExceeded { message: text }
+            | EngineError::Template { message: text }
+            | EngineError::Unsupported { feature: text }
+            | EngineError::Unavailable { reason: text }
+            | EngineError::Lost { detail: text }
+            | EngineError::Internal { detail: text } => [Some(text), None],
+            EngineError::ContextOverflow { .. }
+            | EngineError::QueueFull { .. }
+            | EngineError::Unauthorized
+            | EngineError::Poison { .. }
+            | EngineError::NotFinite
+            | EngineError::GaveWay => [None, None],
+        };
+        for text in texts.into_iter().flatten().filter(|text| text.len() > max_bytes) {
+            let end = (0..=max_bytes).rev().find(|at| text.is_char_boundary(*at));
+            text.truncate(end.unwrap_or(0));
+            text.push('…');
+        }
+        self
+    }
+
     /// Creates an [`EngineError::Internal`].
     pub fn internal(detail: impl ToString) -> Self {
         EngineError::Internal { detail: detail.to_string() }

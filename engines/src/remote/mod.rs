@@ -46,6 +46,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections that are kept for each node. More are opened for a burst of streams and closed after it.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
+/// Bytes of each text of a node's error. A template's or a grammar's complaint is shorter.
+const MAX_ERROR_BYTES: usize = 2 << 10;
+
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
@@ -219,7 +222,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
                 Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", silence.as_secs()))),
             };
             let step = match line.map(|line| serde_json::from_slice::<StreamLine<D>>(&line.unwrap_or_default())) {
-                Ok(Ok(line)) => line.into_step(),
+                Ok(Ok(line)) => line.into_step().map_err(from_node),
                 Ok(Err(error)) => Err(EngineError::lost(format!("unreadable event: {error}"))),
                 Err(error) => Err(error),
             };
@@ -242,7 +245,7 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     let status = response.status();
     let body = bounded_body(response).await?;
     match serde_json::from_slice::<NodeErrorReply>(&body) {
-        Ok(reply) => Err(reply.error),
+        Ok(reply) => Err(from_node(reply.error)),
         // A node gives a reason with every refusal.
         Err(_) => Err(EngineError::lost(format!("what answers there is not a Baton node (HTTP {})", status.as_u16()))),
     }
@@ -267,6 +270,14 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
         body.extend_from_slice(&chunk);
     }
     Ok(body)
+}
+
+/// A node's error as far as it is believed: in few words, and nothing that only an endpoint can know.
+fn from_node(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Poison { .. } => EngineError::internal("the node claims that its engines died of this request"),
+        error => error.shortened(MAX_ERROR_BYTES),
+    }
 }
 
 fn unreachable(error: reqwest::Error) -> EngineError {
@@ -309,6 +320,18 @@ mod tests {
         let request = TokenizeRequest { text: "text".into(), add_special: false, parse_special: false };
         let (answer, _stream) = tokio::join!(engine.tokenize(&request), server);
         answer
+    }
+
+    #[test]
+    fn a_nodes_error_is_believed_within_bounds() {
+        let long = "ü".repeat(600 << 10);
+        let EngineError::InvalidRequest { message, field } = from_node(EngineError::invalid_field(&long, &long)) else {
+            panic!("the kind stays");
+        };
+        assert!(message.len() <= MAX_ERROR_BYTES + 3 && field.is_some_and(|field| field.len() <= MAX_ERROR_BYTES + 3));
+        assert!(matches!(from_node(EngineError::Poison { n_processes: u32::MAX }), EngineError::Internal { .. }));
+        let usual = EngineError::invalid_field("n", "must be at most 4");
+        assert_eq!(from_node(usual.clone()), usual);
     }
 
     #[tokio::test]

@@ -46,14 +46,17 @@ where
         let mut lines = ByteLines::new(chunks);
         let mut n_bytes = 0_usize;
         let mut has_begun = false;
+        // The time until the next delta. Only waits count, so a slow client makes no upstream late.
+        let mut left = first_due.saturating_duration_since(Instant::now());
         let mut out = Vec::new();
         loop {
-            let due = if has_begun { Instant::now() + deadlines.idle } else { first_due };
-            let left = due.saturating_duration_since(Instant::now());
-            let line = awake::timeout(left, lines.next()).await.map_err(|_| {
+            let wait = if has_begun { left.min(deadlines.idle) } else { left };
+            let began = Instant::now();
+            let line = awake::timeout(wait, lines.next()).await.map_err(|_| {
                 let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
                 UpstreamError::failed(UpstreamFailure::TimedOut, what)
             })?;
+            left = left.saturating_sub(began.elapsed());
             let event = match line {
                 Ok(Some(line)) => {
                     n_bytes = n_bytes.saturating_add(line.len() + 1);
@@ -80,6 +83,9 @@ where
                 ReplyLine::None => {}
                 ReplyLine::Json(json) => {
                     reader.read(&json, &mut out)?;
+                    if !out.is_empty() {
+                        left = deadlines.first.max(deadlines.idle);
+                    }
                     for delta in out.drain(..) {
                         has_begun = true;
                         yield delta;
@@ -99,6 +105,9 @@ where
                     yield TextDelta::Finished(end);
                     break;
                 }
+            }
+            if left.is_zero() {
+                Err(UpstreamError::failed(UpstreamFailure::TimedOut, "the reply brings nothing new"))?;
             }
         }
     };
@@ -132,5 +141,60 @@ fn event_of(line: &Bytes, framing: Framing) -> ReplyLine {
         b"" => ReplyLine::None,
         b"[DONE]" => ReplyLine::End,
         json => ReplyLine::Json(line.slice_ref(json)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::{ApiCall, ApiPath, UpstreamKind};
+
+    /// The outcome of a reply of one word, in whose stream this line follows every half a second.
+    async fn after_a_word(kind: UpstreamKind, word: &'static str, line: &'static str) -> (usize, String, f64) {
+        let seconds = Duration::from_secs;
+        let deadlines = UpstreamDeadlines { connect: seconds(1), first: seconds(30), idle: seconds(10) };
+        let endless = futures::stream::unfold((), move |()| async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            Some((Ok(Bytes::from_static(line.as_bytes())), ()))
+        });
+        let chunks = futures::stream::iter([Ok(Bytes::from_static(word.as_bytes()))]).chain(endless);
+        let reading = ReplyReading {
+            framing: kind.protocol().framing(),
+            deadlines,
+            first_due: Instant::now() + deadlines.first,
+            reader: kind.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+        };
+        let began = Instant::now();
+        let hour = tokio::time::sleep(seconds(3_600));
+        let mut reply = Box::pin(deltas(chunks, reading).take(1_000).take_until(hour));
+        let mut n_deltas = 0;
+        while let Some(delta) = reply.next().await {
+            match delta {
+                Ok(_) => n_deltas += 1,
+                Err(error) => return (n_deltas, error.to_string(), began.elapsed().as_secs_f64()),
+            }
+        }
+        (n_deltas, String::new(), began.elapsed().as_secs_f64())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reply_that_brings_nothing_new_ends() {
+        let word = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\n";
+        let thought = "data: {\"choices\":[{\"index\":0,\"delta\":{\"reasoning_content\":\"hm\"}}]}\n\n";
+        let empty = "data: {\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n";
+        let openai = UpstreamKind::OpenAi;
+        let ollama_word = "{\"message\":{\"content\":\"hi\"},\"done\":false}\n";
+        let ollama_empty = "{\"message\":{\"content\":\"\"},\"done\":false}\n";
+        for (kind, word, line) in
+            [(openai, word, empty), (openai, word, ": alive\n\n"), (UpstreamKind::Ollama, ollama_word, ollama_empty)]
+        {
+            let (n_deltas, error, seconds) = after_a_word(kind, word, line).await;
+            assert!(n_deltas == 1 && error.contains("nothing new"), "{line}: {n_deltas} {error}");
+            assert!((30.0..31.0).contains(&seconds), "{line}: {seconds}");
+        }
+        for line in [word, thought] {
+            let (n_deltas, error, _) = after_a_word(openai, word, line).await;
+            assert_eq!((n_deltas, error.as_str()), (1_000, ""), "{line}");
+        }
     }
 }

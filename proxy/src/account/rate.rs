@@ -14,6 +14,9 @@ use governor::state::{InMemoryState, NotKeyed};
 /// The longest wait that an error names: OpenAI's SDKs ignore longer advice.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
+/// The largest debt: what is refilled in an hour. One wrong count, such as an upstream's, must not bar a key for longer.
+const MAX_DEBT_MINUTES: u64 = 60;
+
 /// The largest part of a unit that counts as less than one.
 const BELOW_ONE: f64 = 1.0 - 1e-6;
 
@@ -122,7 +125,8 @@ impl<C: Clock + Clone> Rate<C> {
                 n -= u64::from(part.get());
             }
         }
-        balance.debt = balance.debt.saturating_add(n);
+        let most = u64::from(self.limit.get()) * MAX_DEBT_MINUTES;
+        balance.debt = balance.debt.saturating_add(n).min(most);
     }
 
     /// Checks that there is no debt. Errors: the time until the debt is paid, a minute at most.
@@ -134,12 +138,7 @@ impl<C: Clock + Clone> Rate<C> {
         let owned = self.owned(&self.lock());
         let limit = self.limit.get();
         let missing = (f64::from(limit) - owned) / self.per_second();
-        Quota {
-            limit,
-            remaining: owned.max(0.0) as u32,
-            // A debt of more than a day is shown as a day.
-            reset: Duration::from_secs_f64(missing.clamp(0.0, 86_400.0)),
-        }
+        Quota { limit, remaining: owned.max(0.0) as u32, reset: Duration::from_secs_f64(missing.max(0.0)) }
     }
 
     /// Pays the debt with what was refilled since it was made. Errors: the time until that is enough, a minute at most.
@@ -230,7 +229,10 @@ mod tests {
         rate.settle().unwrap();
         assert_eq!((rate.quota().remaining, rate.take()), (0, Err(seconds(1))));
         rate.charge(u64::MAX);
-        assert_eq!(rate.quota().reset, seconds(86_400));
+        assert_eq!(rate.quota().reset, seconds(3_660), "the burst, and an hour of debt");
+        rate.charge(u64::MAX);
+        clock.advance(seconds(3_600));
+        rate.settle().unwrap();
     }
 
     #[test]

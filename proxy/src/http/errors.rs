@@ -178,7 +178,8 @@ fn map_engine(error: &EngineError) -> HttpFailure {
             HttpFailure { error: failure.error.code(ErrorCode::PoisonRequest), ..failure }
         }
         EngineError::NotFinite => HttpFailure::internal(error),
-        EngineError::Unauthorized | EngineError::Internal { .. } => HttpFailure::internal(INTERNAL),
+        EngineError::Unauthorized => HttpFailure::unavailable("The engine refuses this server.", SOON),
+        EngineError::Internal { .. } => HttpFailure::internal(INTERNAL),
     }
 }
 
@@ -316,7 +317,7 @@ mod tests {
         );
         let poison = EngineError::Poison { n_processes: 2 };
         check(poison, (500, ErrorKind::Server, Some(ErrorCode::PoisonRequest), Retry::Never));
-        check(EngineError::Unauthorized, (500, ErrorKind::Server, Some(ErrorCode::InternalError), Retry::Never));
+        check(EngineError::Unauthorized, (503, ErrorKind::Unavailable, None, after(SOON)));
         check(EngineError::lost("10.0.0.7:9000 reset"), (503, ErrorKind::Unavailable, None, after(SOON)));
         check(
             EngineError::internal("/srv/m.gguf"),

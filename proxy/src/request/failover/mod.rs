@@ -20,6 +20,7 @@ mod route_run;
 mod start_retry;
 mod take_up;
 mod token_deadline;
+mod well_formed;
 
 use baton_engines::SequenceStream;
 use baton_planner::reason::FailureReason;

@@ -9,7 +9,8 @@ use crate::targets::nodes::Node;
 
 /// Returns true if another engine, or the same one later, may accept the request.
 pub(super) fn is_transient(error: &EngineError) -> bool {
-    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
+    use EngineError::{QueueFull, Unauthorized, Unavailable};
+    error.is_lost_engine() || matches!(error, Unavailable { .. } | QueueFull { .. } | Unauthorized)
 }
 
 /// Returns true if an engine reports a failure. The error does not show whether the engine or the request is the cause;

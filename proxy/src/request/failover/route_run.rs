@@ -13,6 +13,7 @@ use tracing::{Instrument, Span};
 
 use super::poison::{PoisonMark, Visit};
 use super::token_deadline::{Overdue, TokenDeadline};
+use super::well_formed::AllowedEvents;
 use crate::request::plan::Plan;
 use crate::targets::nodes::NodeClaim;
 
@@ -70,7 +71,7 @@ impl RouteRun {
             events: futures::stream::empty().boxed(),
             claims: plan.claim(),
             began: Instant::now(),
-            n_ctx: plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize),
+            n_ctx: n_ctx_of(&plan),
             deadline: TokenDeadline::first_token(&plan),
             is_first_route: true,
             has_token: false,
@@ -138,7 +139,14 @@ pub(super) fn accept(
     span: &Span,
 ) -> BoxFuture<'static, Result<SequenceStream, EngineError>> {
     let node = Arc::clone(plan.decode());
-    async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
+    let allowed = AllowedEvents::of(&request, n_ctx_of(plan));
+    let accepted = async move { Ok(allowed.checked(node.call(node.engine.generate(request)).await?)) };
+    accepted.instrument(span.clone()).boxed()
+}
+
+/// Tokens that a sequence may hold on the plan's decode node.
+fn n_ctx_of(plan: &Plan) -> usize {
+    plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
 }
 
 /// The projector that a sequence's images were encoded with; `None` without images.

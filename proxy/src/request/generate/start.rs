@@ -209,7 +209,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
 /// A full queue is worth a retry, unless more choices start together than the queue can hold.
 fn refused(error: EngineError, n_together: u32) -> RequestError {
     match error {
-        EngineError::QueueFull { limit } if n_together > limit => RequestError::InvalidField {
+        EngineError::QueueFull { limit } if (1..n_together).contains(&limit) => RequestError::InvalidField {
             field: "n",
             problem: format!("must be at most {limit} on this server, but is {n_together}"),
         },

@@ -170,6 +170,38 @@ async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
     assert_eq!((requests.admitted, requests.places), (0, 0));
 }
 
+/// Refuses every sequence.
+struct Refuses {
+    sim: SimEngine,
+    error: Option<EngineError>,
+}
+
+#[async_trait]
+impl EngineWrapper for Refuses {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        match &self.error {
+            Some(error) => Err(error.clone()),
+            None => self.sim.generate(request).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_refuses_its_key_or_everything_is_not_the_clients_fault() {
+    let engine = |error| Refuses { sim: SimEngine::new(SimConfig::default()), error };
+    for error in [EngineError::Unauthorized, EngineError::QueueFull { limit: 0 }] {
+        let app = served_by(vec![engine(Some(error.clone())), engine(None)]).await;
+        assert!(app.generate(request("m"), caller()).await.is_ok(), "another node takes it: {error}");
+        let app = served_by(vec![engine(Some(error.clone()))]).await;
+        let refused = app.generate(request("m"), caller()).await.err().expect("no node takes it");
+        assert!(matches!(&refused, RequestError::Engine(shown) if *shown == error), "{refused:?}");
+    }
+}
+
 /// The choice whose sequence ends processes. It starts after the others: a node has two slots.
 const POISONOUS: u32 = 2;
 

@@ -11,10 +11,21 @@ use futures::{Stream, StreamExt};
 
 use super::StartedChoice;
 use super::client_error::broken_reply;
-use super::prompt_estimate::tokens_of;
+use super::prompt_estimate::{most_tokens, tokens_of};
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
+
+/// The most bytes of text for each requested token: half of the longest tokens of common vocabularies, runs of spaces.
+const MAX_BYTES_PER_TOKEN: usize = 64;
+
+/// Bytes of text beyond that, and bytes of reasoning, which some servers do not count as requested tokens.
+const SPARE_TEXT_BYTES: usize = 4 << 10;
+const SPARE_REASONING_BYTES: usize = 1 << 20;
+
+/// The most tokens that an upstream may report for a reply to a request without `max_tokens`. Hidden reasoning counts, so
+/// the text shows no limit.
+const MAX_REPORTED_TOKENS: u32 = 1 << 20;
 
 /// The measurements of a reply.
 pub(crate) struct ReplyMeter {
@@ -63,10 +74,14 @@ pub(crate) fn text_events(
                 yield EventKind::from(part).of(choice);
             }
             let Some(TextEnd { reason, usage }) = step.end else { continue };
+            if reader.is_overlong() {
+                tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
+            }
             if let Some(n_completion) = usage.n_completion {
-                clock.correct(n_completion);
+                clock.correct(reader.believable(n_completion));
             }
             if let Some(n_reported) = usage.n_prompt.filter(|_| choice == 0) {
+                let n_reported = n_reported.min(most_tokens(n_prompt));
                 let n_cached = usage.n_cached.unwrap_or(0).min(n_reported);
                 clock.n_computed = n_reported - n_cached;
                 yield EventKind::Usage { n_estimated: n_prompt, n_prompt: n_reported, n_cached }.of(choice);
@@ -98,6 +113,7 @@ struct ChoiceReader {
     n_top: usize,
     /// The client requested no token (`max_tokens: 0`), so the reply is dropped.
     wants_no_token: bool,
+    max_tokens: Option<u32>,
     n_bytes: usize,
     n_reasoning_bytes: usize,
 }
@@ -108,21 +124,15 @@ impl ChoiceReader {
             reply: PartReply::new(request.stop.clone(), !request.tools.parallel),
             n_top: request.top_logprobs.unwrap_or(0) as usize,
             wants_no_token: request.max_tokens == Some(0),
+            max_tokens: request.max_tokens,
             n_bytes: 0,
             n_reasoning_bytes: 0,
         }
     }
 
     fn read(&mut self, delta: TextDelta, clock: &mut ChoiceClock) -> ChoiceStep {
-        if self.wants_no_token {
-            return ChoiceStep { parts: Vec::new(), end: end_of_prompt(delta) };
-        }
         let part = match delta {
-            TextDelta::Finished(TextEnd { reason, usage }) => {
-                let step = self.reply.finish();
-                let reason = self.reply.reason(reason);
-                return ChoiceStep { parts: step.parts, end: Some(TextEnd { reason, usage }) };
-            }
+            TextDelta::Finished(end) => return self.finish(end),
             TextDelta::Text { text, tokens } => {
                 let tokens = tokens.into_iter().map(|token| self.token(token)).collect();
                 ReplyPart { content: PartContent::Text(text), tokens }
@@ -130,28 +140,64 @@ impl ChoiceReader {
             TextDelta::Reasoning(text) => ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() },
             TextDelta::Call(call) => ReplyPart { content: PartContent::Call(call), tokens: Vec::new() },
         };
-        self.count(&part, clock);
+        let n_tokens = self.count(&part);
+        if self.is_overlong() {
+            return self.finish(TextEnd { reason: FinishReason::Length, usage: self.estimated_usage(clock) });
+        }
+        if self.wants_no_token {
+            return ChoiceStep::default();
+        }
+        (0..n_tokens).for_each(|_| clock.token());
         let step = self.reply.feed(part);
         // The reply ends here and not at the upstream, so the upstream reports no counts.
         let end = || TextEnd { reason: self.reply.reason(FinishReason::Stop), usage: self.estimated_usage(clock) };
         ChoiceStep { parts: step.parts, end: step.stopped.then(end) }
     }
 
-    /// Counts one token for each piece, or the tokens that the upstream lists.
-    fn count(&mut self, ReplyPart { content, tokens }: &ReplyPart, clock: &mut ChoiceClock) {
+    fn finish(&mut self, TextEnd { reason, usage }: TextEnd) -> ChoiceStep {
+        if self.wants_no_token {
+            // The upstream must be asked for one token.
+            let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };
+            return ChoiceStep { parts: Vec::new(), end: Some(TextEnd { reason: FinishReason::Length, usage }) };
+        }
+        let step = self.reply.finish();
+        let reason = self.reply.reason(reason);
+        ChoiceStep { parts: step.parts, end: Some(TextEnd { reason, usage }) }
+    }
+
+    /// Returns true if the upstream ignores `max_tokens`. One piece may have several tokens, or a part of one, so the bytes
+    /// decide.
+    fn is_overlong(&self) -> bool {
+        let n_text_bytes = self.n_bytes.saturating_sub(self.n_reasoning_bytes);
+        self.max_tokens.is_some_and(|max_tokens| {
+            let max_bytes = (max_tokens as usize).saturating_mul(MAX_BYTES_PER_TOKEN);
+            n_text_bytes > max_bytes.saturating_add(SPARE_TEXT_BYTES)
+                || self.n_reasoning_bytes > max_bytes.saturating_add(SPARE_REASONING_BYTES)
+        })
+    }
+
+    /// An upstream's count of the reply's tokens, as far as it can be true: at most as many as were requested, or as the
+    /// reply has bytes.
+    fn believable(&self, n_completion: u32) -> u32 {
+        let n_bytes = u32::try_from(self.n_bytes).unwrap_or(u32::MAX);
+        n_completion.min(self.max_tokens.unwrap_or(MAX_REPORTED_TOKENS).max(n_bytes))
+    }
+
+    /// Counts a piece's bytes. Returns its tokens: those that the upstream lists, or one.
+    fn count(&mut self, ReplyPart { content, tokens }: &ReplyPart) -> usize {
         let n_bytes = match content {
             PartContent::Text(text) | PartContent::Reasoning(text) => text.len(),
             PartContent::Call(ToolCallDelta::Begin { name, .. }) => name.len(),
             PartContent::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.len(),
-            PartContent::Call(ToolCallDelta::End { .. }) => return,
+            PartContent::Call(ToolCallDelta::End { .. }) => return 0,
         };
+        // Tokens without text count, too.
+        let n_bytes = n_bytes.max(tokens.len());
         self.n_bytes += n_bytes;
         if matches!(content, PartContent::Reasoning(_)) {
             self.n_reasoning_bytes += n_bytes;
         }
-        for _ in 0..tokens.len().max(1) {
-            clock.token();
-        }
+        tokens.len().max(1)
     }
 
     /// Estimates the token counts of a reply that the upstream does not count: at least one token for each piece, and more
@@ -171,13 +217,6 @@ impl ChoiceReader {
         token.logprobs.top.truncate(self.n_top);
         TokenLogprobs { bytes: token.bytes, logprobs: token.logprobs }
     }
-}
-
-/// The end of a reply to a request for no token. The upstream must be asked for one token, which is dropped.
-fn end_of_prompt(delta: TextDelta) -> Option<TextEnd> {
-    let TextDelta::Finished(TextEnd { usage, .. }) = delta else { return None };
-    let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };
-    Some(TextEnd { reason: FinishReason::Length, usage })
 }
 
 #[cfg(test)]
@@ -217,6 +256,38 @@ mod tests {
         let end = step.end.unwrap();
         assert!(step.parts.is_empty() && clock.n_tokens == 0);
         assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_completion), (FinishReason::Length, Some(7), Some(0)));
+    }
+
+    #[test]
+    fn a_reply_that_ignores_max_tokens_is_ended() {
+        for (max_tokens, is_reasoning, most) in [(5, false, 6), (0, false, 6), (5, true, 1_100)] {
+            let few = GenerateRequest { max_tokens: Some(max_tokens), ..chat(json!([])) };
+            let mut reader = ChoiceReader::new(&few);
+            let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+            let text = "x".repeat(1 << 10);
+            let piece = || match is_reasoning {
+                true => TextDelta::Reasoning(text.clone()),
+                false => TextDelta::Text { text: text.clone(), tokens: Vec::new() },
+            };
+            let end = (0..most).find_map(|_| reader.read(piece(), &mut clock).end).expect("the reply goes on");
+            assert_eq!(end.reason, FinishReason::Length);
+            assert_eq!(end.usage.n_completion == Some(0), max_tokens == 0);
+        }
+    }
+
+    #[test]
+    fn a_count_is_believed_as_far_as_it_can_be_true() {
+        let believed = |max_tokens, text: &str, reported| {
+            let mut reader = ChoiceReader::new(&GenerateRequest { max_tokens, ..chat(json!([])) });
+            let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+            reader.read(TextDelta::Text { text: text.to_owned(), tokens: Vec::new() }, &mut clock);
+            reader.believable(reported)
+        };
+        assert_eq!(believed(Some(5), "hi", u32::MAX), 5);
+        assert_eq!(believed(Some(5), "more than it was asked for", 9), 9);
+        assert_eq!(believed(None, "hidden reasoning", 90_000), 90_000);
+        assert_eq!(believed(None, "hi", u32::MAX), MAX_REPORTED_TOKENS);
+        assert_eq!((most_tokens(5), most_tokens(u32::MAX)), (16_424, u32::MAX));
     }
 
     #[test]

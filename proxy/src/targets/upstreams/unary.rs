@@ -8,7 +8,7 @@ use baton_schemas::keep_alive::KeepAlive;
 
 use super::client_error::client_error;
 use super::image_support::refuse_images;
-use super::prompt_estimate::BYTES_PER_TOKEN;
+use super::prompt_estimate::{BYTES_PER_TOKEN, most_tokens};
 use super::retry::{UpstreamQuestion, first_answer};
 use super::server::UpstreamPermit;
 use super::{ServedByUpstreams, ServingUpstream};
@@ -23,8 +23,9 @@ pub async fn embed(
 ) -> Result<Embedded, RequestError> {
     let since = Instant::now();
     let TextVectors { vectors, n_tokens } = first_answer(serving, &EmbedQuestion { request, request_id }).await?.answer;
-    let estimated = || request.inputs.iter().map(estimated_tokens).sum::<usize>();
-    let n_tokens = n_tokens.unwrap_or_else(|| u32::try_from(estimated()).unwrap_or(u32::MAX));
+    let estimated = request.inputs.iter().map(estimated_tokens).sum::<usize>();
+    let estimated = u32::try_from(estimated).unwrap_or(u32::MAX);
+    let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
     let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
     Ok(Embedded { vectors, n_tokens, timings })
 }

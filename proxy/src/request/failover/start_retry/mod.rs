@@ -168,6 +168,9 @@ impl StartRetry {
             self.mark.lost(visit);
             node.failed(Task::Decode, FailureReason::DecodeLost);
         }
+        if matches!(error, EngineError::Unauthorized) {
+            node.failed(Task::Decode, FailureReason::DecodeLost);
+        }
         if is_engine_failure(error) {
             node.failed(Task::Decode, FailureReason::EngineFailed);
         }
@@ -251,7 +254,9 @@ impl StartRetry {
     async fn may_retry_after(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         match error {
             EngineError::QueueFull { .. } => self.may_ask_another(model, FallbackReason::DecodeBusy),
-            EngineError::Unavailable { .. } => self.may_ask_another(model, FallbackReason::DecodeUnavailable),
+            EngineError::Unavailable { .. } | EngineError::Unauthorized => {
+                self.may_ask_another(model, FallbackReason::DecodeUnavailable)
+            }
             error if error.is_lost_engine() => self.may_retry_lost(model, error).await,
             error if is_engine_failure(error) => self.may_retry_failed(model, error),
             _ => false,

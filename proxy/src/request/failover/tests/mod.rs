@@ -1,5 +1,6 @@
 //! Streams whose engines die, at every token.
 
+mod malformed;
 mod poison;
 mod traced;
 
