@@ -44,6 +44,12 @@ impl BodyMemory {
         BodyMemory::new(256 << 20, 96 << 20)
     }
 
+    /// The bytes left for large bodies.
+    #[cfg(test)]
+    pub(crate) fn large_left(&self) -> usize {
+        self.large.load(Ordering::Relaxed)
+    }
+
     /// Takes what a body of `from` bytes needs to grow to `to` bytes.
     fn take(&self, from: usize, to: usize) -> Result<(), BodyMemoryFull> {
         let reserved = if to > SMALL_BODY { FOR_SMALL } else { 0 };

@@ -17,10 +17,11 @@ pub(super) fn with_keys(names: &[&str], limits: &KeyLimits) -> AccessConfig {
     AccessConfig { keys: keys.collect(), ..AccessConfig::default() }
 }
 
-/// Uploads of the key `greedy` that stop when they have filled its share of the memory for large bodies.
-pub(super) async fn stalled_uploads(server: &TestServer) -> Vec<TcpStream> {
+/// Uploads of this account that stop when they have filled its share of the memory for large bodies.
+pub(super) async fn stalled_uploads(server: &TestServer, account: &Account) -> Vec<TcpStream> {
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer greedy\r\nContent-Length: {}\r\n\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",
+        account.name,
         26 << 20
     );
     let upload = [head.as_bytes(), &vec![b' '; 25 << 20]].concat();
@@ -30,6 +31,8 @@ pub(super) async fn stalled_uploads(server: &TestServer) -> Vec<TcpStream> {
         client.write_all(&upload).await.unwrap();
         clients.push(client);
     }
+    let memory = account.body_memory.as_ref().unwrap();
+    eventually("the key's memory to be full", async || memory.large_left() == 0).await;
     clients
 }
 
@@ -255,14 +258,12 @@ async fn a_body_that_is_too_long_or_too_late_costs_a_request() {
 #[tokio::test]
 async fn uploads_that_stall_leave_room_for_other_keys() {
     let access = with_keys(&["greedy", "other"], &KeyLimits::default());
+    let greedy = Arc::clone(&access.keys[0].account);
     let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
-    let _stalled = stalled_uploads(&server).await;
-    let body = padded(2 << 20);
-    let is_full = async || {
-        let post = server.post().bearer_auth("greedy").body(body.clone()).send().await.unwrap();
-        post.status() == 503 && post.headers().contains_key("retry-after")
-    };
-    eventually("the key's memory to be full", is_full).await;
+    let _stalled = stalled_uploads(&server, &greedy).await;
+    let refused = server.post().bearer_auth("greedy").body(padded(2 << 20)).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
     for n_mib in [30, 1] {
         let post = server.post().bearer_auth("other").body(padded(n_mib << 20)).send().await.unwrap();
         assert_eq!(post.status(), 200, "{n_mib} MiB");
