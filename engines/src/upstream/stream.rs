@@ -56,7 +56,8 @@ where
                 let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
                 UpstreamError::failed(UpstreamFailure::TimedOut, what)
             })?;
-            left = left.saturating_sub(began.elapsed());
+            // However long this process was stopped, the wait counts as its limit.
+            left = left.saturating_sub(began.elapsed().min(wait));
             let event = match line {
                 Ok(Some(line)) => {
                     n_bytes = n_bytes.saturating_add(line.len() + 1);
