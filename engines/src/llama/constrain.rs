@@ -29,6 +29,9 @@ use super::vocabulary::Vocabulary;
 /// Compiled constraints that are cached; an application has a handful of schemas.
 const MAX_KEPT: usize = 64;
 
+/// The sources of cached constraints together, bytes. A compiled constraint has about the size of its source.
+const MAX_KEPT_BYTES: usize = 16 << 20;
+
 /// Constraints that are compiled at the same time.
 const MAX_COMPILING: u32 = 4;
 
@@ -53,8 +56,8 @@ pub(super) struct Compiler {
     vocabulary: Arc<Vocabulary>,
     /// Created at first use, since that reads the whole vocabulary.
     factory: OnceLock<Result<ParserFactory, String>>,
-    /// Cached matchers, the most recently used last.
-    kept: Mutex<VecDeque<(Constraint, Arc<Matcher>)>>,
+    /// Cached matchers by their source, the most recently used last.
+    kept: Mutex<VecDeque<(String, Arc<Matcher>)>>,
     /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
     compiling: Lane,
 }
@@ -77,7 +80,8 @@ impl Compiler {
         constraint: &Constraint,
         generated: &[Token],
     ) -> Result<Constrained, EngineError> {
-        let cached = self.cached(constraint);
+        let source = source(constraint)?;
+        let cached = self.cached(&source);
         let turn = match cached {
             Some(_) => None,
             None => Some(self.compiling.turn().await?),
@@ -88,7 +92,7 @@ impl Compiler {
             let (compiler, constraint, is_abandoned) = (Arc::clone(self), constraint.clone(), is_abandoned.clone());
             move || match cached {
                 Some(matcher) => Ok(matcher.deep_clone()),
-                None => compiler.compile(&constraint, turn, &is_abandoned),
+                None => compiler.compile(&constraint, source, turn, &is_abandoned),
             }
         };
         let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
@@ -108,17 +112,18 @@ impl Compiler {
     fn compile(
         &self,
         constraint: &Constraint,
+        source: String,
         _turn: Option<OwnedSemaphorePermit>,
         is_abandoned: &CancellationToken,
     ) -> Result<Matcher, EngineError> {
         // It may be cached by now.
-        if let Some(matcher) = self.cached(constraint) {
+        if let Some(matcher) = self.cached(&source) {
             return Ok(matcher.deep_clone());
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
         let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
-        self.keep(constraint, matcher.deep_clone());
+        self.keep(source, matcher.deep_clone());
         Ok(matcher)
     }
 
@@ -219,24 +224,29 @@ impl Compiler {
     }
 
     /// The matcher of a cached constraint, at the beginning of the text. A sequence needs a deep clone of it.
-    fn cached(&self, constraint: &Constraint) -> Option<Arc<Matcher>> {
+    fn cached(&self, source: &str) -> Option<Arc<Matcher>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(known, _)| known == constraint)?;
+        let at = kept.iter().position(|(known, _)| known == source)?;
         let entry = kept.remove(at)?;
         let matcher = Arc::clone(&entry.1);
         kept.push_back(entry);
         Some(matcher)
     }
 
-    fn keep(&self, constraint: &Constraint, matcher: Matcher) {
+    fn keep(&self, source: String, matcher: Matcher) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // Requests with the same new schema compile it at the same time.
-        kept.retain(|(known, _)| known != constraint);
-        if kept.len() >= MAX_KEPT {
+        kept.retain(|(known, _)| *known != source);
+        kept.push_back((source, Arc::new(matcher)));
+        while kept.len() > MAX_KEPT || kept.iter().map(|(known, _)| known.len()).sum::<usize>() > MAX_KEPT_BYTES {
             kept.pop_front();
         }
-        kept.push_back((constraint.clone(), Arc::new(matcher)));
     }
+}
+
+/// What identifies a constraint in the cache.
+fn source(constraint: &Constraint) -> Result<String, EngineError> {
+    serde_json::to_string(constraint).map_err(EngineError::internal)
 }
 
 fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
@@ -419,7 +429,7 @@ mod tests {
         // They notice that nobody waits.
         drop(gate);
         assert!(compiler.constrained(&next, &[]).await.is_ok());
-        assert!(constraints.iter().all(|one| compiler.cached(one).is_none()));
+        assert!(constraints.iter().all(|one| compiler.cached(&source(one).unwrap()).is_none()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -458,7 +468,7 @@ mod tests {
             drop(gate);
             assert!(request.await.is_ok());
             assert!(only_thread.await.unwrap().is_err());
-            assert!(compiler.cached(&constraint).is_none(), "it was compiled again");
+            assert!(compiler.cached(&source(&constraint).unwrap()).is_none(), "it was compiled again");
         });
     }
 
@@ -471,7 +481,19 @@ mod tests {
         assert!(same.as_mut().now_or_never().is_none());
         drop(gate);
         assert!(same.await.iter().all(Result::is_ok));
-        compiler.keep(&constraint, Matcher::clone(&compiler.cached(&constraint).unwrap()));
+        let source = source(&constraint).unwrap();
+        compiler.keep(source.clone(), Matcher::clone(&compiler.cached(&source).unwrap()));
         assert_eq!(compiler.kept.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_cache_is_bounded_in_bytes() {
+        let compiler = compiler();
+        let matcher = compiler.constrained(&constraint(0), &[]).await.unwrap().matcher;
+        for i in 0..3 {
+            compiler.keep(i.to_string().repeat(MAX_KEPT_BYTES / 2), matcher.clone());
+        }
+        let kept = compiler.kept.lock().unwrap();
+        assert!(kept.iter().map(|(known, _)| &known[..1]).eq(["1", "2"]), "the oldest ones left");
     }
 }
