@@ -45,7 +45,20 @@ pub enum RequestError {
     InputTooLong {
         /// The index of the text.
         idx: usize,
-        /// Tokens of the text, at least.
+        /// Tokens of the text; an estimate if it is far too long.
+        n_tokens: u32,
+        /// Tokens that the model accepts.
+        n_ctx: u32,
+    },
+    /// A text, not a conversation, exceeds the model's context.
+    #[error(
+        "This model's maximum context length is {n_ctx} tokens, but '{field}' has {n_tokens} tokens: it exceeds the \
+        available context size."
+    )]
+    TextTooLong {
+        /// The field of the request.
+        field: &'static str,
+        /// Tokens of the text; an estimate if it is far too long.
         n_tokens: u32,
         /// Tokens that the model accepts.
         n_ctx: u32,
@@ -119,6 +132,16 @@ impl RequestError {
         RequestError::Unavailable { reason: reason.to_owned(), retry_after: retry_after.max(Duration::from_secs(1)) }
     }
 
+    /// Names the field whose text exceeds the context. Engines assume that it is the messages.
+    pub fn about_text(self, field: &'static str) -> RequestError {
+        match self {
+            RequestError::Engine(EngineError::ContextOverflow { n_prompt, n_ctx }) => {
+                RequestError::TextTooLong { field, n_tokens: n_prompt, n_ctx }
+            }
+            other => other,
+        }
+    }
+
     /// Returns true if the request itself is wrong, so that no other engine would accept it either.
     pub fn is_the_clients(&self) -> bool {
         match self {
@@ -127,7 +150,8 @@ impl RequestError {
             | RequestError::ImagesUnsupported { .. }
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
-            | RequestError::InputTooLong { .. } => true,
+            | RequestError::InputTooLong { .. }
+            | RequestError::TextTooLong { .. } => true,
             RequestError::Engine(error) => matches!(
                 error,
                 EngineError::ContextOverflow { .. }
@@ -153,7 +177,7 @@ impl RequestError {
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
             RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
-            RequestError::InputTooLong { .. } => RequestErrorKind::ContextOverflow,
+            RequestError::InputTooLong { .. } | RequestError::TextTooLong { .. } => RequestErrorKind::ContextOverflow,
             RequestError::Overloaded { .. } => RequestErrorKind::Overloaded,
             RequestError::Unavailable { .. } => RequestErrorKind::Unavailable,
             RequestError::Engine(error) => match error {

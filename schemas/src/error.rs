@@ -13,10 +13,10 @@ pub enum EngineError {
     /// The prompt leaves no room for one new token. Client-safe.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but the request has {n_prompt} tokens: \
-         it exceeds the available context size. Shorten the messages."
+         it exceeds the available context size. Shorten the prompt."
     )]
     ContextOverflow {
-        /// Tokens in the rendered prompt.
+        /// Tokens in the rendered prompt; an estimate if it is far too long.
         n_prompt: u32,
         /// Tokens that one sequence can hold.
         n_ctx: u32,

@@ -36,10 +36,11 @@ impl LlamaEngine {
         let n_bytes = text_bytes(&conversation);
         let render = move || template.render_pieces(&conversation, SystemTime::now(), max_bytes);
         let rendered = self.texts.run(n_bytes, render).await?;
-        let pieces = rendered.map_err(|e| match e {
-            TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
-            other => EngineError::Template { message: other.to_string() },
-        })?;
+        let pieces = match rendered {
+            Ok(pieces) => pieces,
+            Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt).await),
+            Err(other) => return Err(EngineError::Template { message: other.to_string() }),
+        };
         let tokenizer = Arc::clone(&self.tokenizer);
         let vocabulary = Arc::clone(&self.vocabulary);
         let turn = match &projector {
@@ -75,7 +76,7 @@ impl LlamaEngine {
 
     pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         if request.text.len() > self.max_bytes() {
-            return Err(self.overflow(request.text.len()));
+            return Err(self.overflow(request.text).await);
         }
         let tokenizer = Arc::clone(&self.tokenizer);
         let is_abandoned = CancellationToken::new();
@@ -92,11 +93,36 @@ impl LlamaEngine {
         self.vocabulary.longest_piece().max(1).saturating_mul(self.info.n_ctx as usize + 1)
     }
 
-    fn overflow(&self, n_bytes: usize) -> EngineError {
-        let n_at_least = n_bytes / self.vocabulary.longest_piece().max(1);
-        let n_prompt = u32::try_from(n_at_least).unwrap_or(u32::MAX);
-        EngineError::ContextOverflow { n_prompt, n_ctx: self.info.n_ctx }
+    /// The error for a text that cannot fit. Clients remove as much of a conversation as the number of tokens says. Here
+    /// it is an estimate from samples of the text.
+    async fn overflow(&self, text: String) -> EngineError {
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let n_ctx = self.info.n_ctx;
+        let estimate = self.texts.run(SAMPLE_BYTES, move || estimate(&tokenizer, &text)).await;
+        match estimate.and_then(|estimate| estimate) {
+            Ok(n_prompt) => EngineError::ContextOverflow { n_prompt: n_prompt.max(n_ctx.saturating_add(1)), n_ctx },
+            Err(error) => error,
+        }
     }
+}
+
+/// Samples from which the tokens of a long text are estimated.
+const N_SAMPLES: usize = 32;
+
+/// The length of a sample, bytes. The tokenizer works on so short a text in less than a millisecond.
+const SAMPLE_BYTES: usize = 1000;
+
+/// Estimates the number of tokens in a long text, from samples at equal distances.
+fn estimate(tokenizer: &Tokenizer, text: &str) -> Result<u32, EngineError> {
+    let (mut n_tokens, mut n_bytes) = (0, 0);
+    for i in 0..N_SAMPLES {
+        let start = text.floor_char_boundary(text.len() / N_SAMPLES * i);
+        let end = text.floor_char_boundary(start + SAMPLE_BYTES.min(text.len() / N_SAMPLES));
+        n_tokens += tokenizer.tokenize(&text[start..end], false, true, &CancellationToken::new())?.len();
+        n_bytes += end - start;
+    }
+    let n_estimated = n_tokens as u64 * text.len() as u64 / n_bytes.max(1) as u64;
+    Ok(u32::try_from(n_estimated).unwrap_or(u32::MAX))
 }
 
 /// The length of the texts that a template sees, without images.

@@ -7,10 +7,10 @@ pub enum TemplateError {
     #[error("{0}")]
     Rejected(String),
     /// The rendered prompt is longer than the caller can use.
-    #[error("the rendered prompt has {n_bytes} bytes")]
+    #[error("the rendered prompt has {} bytes", prompt.len())]
     TooLong {
-        /// Its length in UTF-8, bytes.
-        n_bytes: usize,
+        /// The prompt.
+        prompt: String,
     },
     /// The template does not parse, failed, or exceeded a limit.
     #[error("{0}")]

@@ -85,7 +85,7 @@ impl ChatTemplate {
     ) -> Result<Vec<TemplatePiece>, TemplateError> {
         let plain = self.render(conversation, now)?;
         if plain.len() > max_bytes {
-            return Err(TemplateError::TooLong { n_bytes: plain.len() });
+            return Err(TemplateError::TooLong { prompt: plain });
         }
         let mark = guard::unused_mark(conversation)?;
         let marked = self.control.mark(conversation, mark, Marking::EveryStart);

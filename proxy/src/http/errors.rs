@@ -138,6 +138,9 @@ fn map(error: &RequestError) -> HttpFailure {
         RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
             overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, "input")
         }
+        RequestError::TextTooLong { field, n_tokens, n_ctx } => {
+            overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, field)
+        }
         // 503, not 429: the server is full, and the caller did nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => {
             coded(HttpFailure::unavailable(error, *retry_after), ErrorCode::QueueFull)

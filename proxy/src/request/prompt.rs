@@ -34,7 +34,11 @@ pub async fn prepare(
     check_vocabulary("logit_bias", request.sampling.logit_bias.iter().map(|(token, _)| *token), info)?;
     let form = ReplyForm::of(request, &info.facts.chat_template)
         .map_err(|NoThinking| RequestError::Incapable { model: request.model.clone(), capability: "thinking" })?;
-    let tokens = tokens(node, info, request.context_within(n_ctx), request, &form).await?;
+    let tokens = tokens(node, info, request.context_within(n_ctx), request, &form).await;
+    let tokens = tokens.map_err(|error| match request.input {
+        Input::Chat(_) => error,
+        Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => error.about_text("prompt"),
+    })?;
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
     Ok(PreparedPrompt { tokens, form, projector, max_tokens })

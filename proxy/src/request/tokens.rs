@@ -65,7 +65,10 @@ async fn ask_nodes(
 ) -> Result<CountedAnswer, RequestError> {
     let answer = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let answer = match question {
-            TokenQuestion::Tokenize(text) => TokenAnswer::Tokens(node.engine.tokenize(text).await?),
+            TokenQuestion::Tokenize(text) => {
+                let tokens = node.engine.tokenize(text).await;
+                TokenAnswer::Tokens(tokens.map_err(|error| RequestError::from(error).about_text("content"))?)
+            }
             TokenQuestion::Detokenize(tokens) => {
                 check_vocabulary(tokens, &info)?;
                 TokenAnswer::Text(node.engine.detokenize(tokens).await?)

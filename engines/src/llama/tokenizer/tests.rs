@@ -211,6 +211,28 @@ fn patched(name: &str, folder: &Path) -> PathBuf {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_text_that_cannot_fit_are_estimated() {
+    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(256), ..LlamaConfig::new(file()) };
+    let engine = LlamaEngine::start(config, None).unwrap();
+    let count = async |text: &str| {
+        let request = TokenizeRequest { text: text.to_owned(), add_special: false, parse_special: false };
+        engine.tokenize(&request).await
+    };
+    // Text that fits, and what it has a thousand times over.
+    for part in ["hello world. ".repeat(20), "Größe 変換 äß 🦀. ".repeat(8)] {
+        let n_exact = count(&part).await.unwrap().len() as f64 * 1000.0;
+        let text = part.repeat(1000);
+        let message = serde_json::json!({ "messages": [{ "role": "user", "content": text }] });
+        let conversation: Conversation = serde_json::from_value(message).unwrap();
+        for refused in [count(&text).await, engine.render(&conversation).await] {
+            let Err(EngineError::ContextOverflow { n_prompt, n_ctx: 256 }) = refused else { panic!("{refused:?}") };
+            let ratio = f64::from(n_prompt) / n_exact;
+            assert!((0.9..1.1).contains(&ratio), "{n_prompt} of {n_exact}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_engine_survives_messages_of_one_word() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["gpt-4o", "tekken"] {

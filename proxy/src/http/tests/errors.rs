@@ -29,6 +29,12 @@ async fn an_early_error_keeps_its_status() {
     assert!(message.contains("exceeds the available context size"), "{message}");
     assert_eq!((&error["error"]["n_prompt_tokens"], &error["error"]["n_ctx"]), (&json!(90), &json!(64)));
 
+    let text = RequestError::TextTooLong { field: "prompt", n_tokens: 90, n_ctx: 64 };
+    let error = check(text, 400, "invalid_request_error", Some("context_length_exceeded")).await.json();
+    let error = &error["error"];
+    assert_eq!((&error["param"], &error["n_prompt_tokens"]), (&json!("prompt"), &json!(90)), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("exceeds the available context size"), "{error}");
+
     let full = RequestError::Overloaded { limit: 3, retry_after: Duration::from_millis(1500) };
     let reply = check(full, 503, "unavailable_error", Some("queue_full")).await;
     assert_eq!((reply.header("retry-after"), reply.header("retry-after-ms")), ("2", "1500"));
