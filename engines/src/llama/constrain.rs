@@ -190,9 +190,8 @@ impl Compiler {
         match matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
             outcome => {
-                let stop = matcher.stop_reason();
-                tracing::debug!(error = ?outcome.err(), ?stop, "no token satisfies the constraint at the start of the text");
-                Err(if is_too_complex(stop) { "is too complex" } else { "no text keeps it" }.to_owned())
+                tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint at the start of the text");
+                Err(if is_dead_end(&matcher) { "no text keeps it" } else { "is too complex" }.to_owned())
             }
         }
     }
@@ -326,12 +325,11 @@ impl Constrained {
         match self.matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(mask),
             outcome => {
-                let stop = self.matcher.stop_reason();
-                tracing::debug!(error = ?outcome.err(), ?stop, is_kept = self.is_kept, "no token satisfies the constraint");
-                Err(match stop {
-                    _ if !self.is_kept => NoToken::NotKept,
-                    stop if is_too_complex(stop) => NoToken::TooComplex,
-                    _ => NoToken::DeadEnd,
+                tracing::debug!(error = ?outcome.err(), is_kept = self.is_kept, "no token satisfies the constraint");
+                Err(match self.is_kept {
+                    false => NoToken::NotKept,
+                    true if is_dead_end(&self.matcher) => NoToken::DeadEnd,
+                    true => NoToken::TooComplex,
                 })
             }
         }
@@ -348,9 +346,12 @@ impl Constrained {
     }
 }
 
-/// Returns true if llguidance stopped because of its limits on complexity.
-fn is_too_complex(stop: StopReason) -> bool {
-    matches!(stop, StopReason::LexerTooComplex | StopReason::ParserTooComplex)
+/// Returns true if no token could follow, false if llguidance could not compute which. After an error, its matcher
+/// only has words. For a dead end they are the name of the reason.
+fn is_dead_end(matcher: &Matcher) -> bool {
+    let Some(problem) = matcher.get_error() else { return true };
+    let stop = serde_json::from_value(first_line(&problem).into());
+    matches!(stop, Ok(StopReason::NoExtension | StopReason::NoExtensionBias))
 }
 
 /// Advances the matcher. Returns false if the token does not fit; the next mask then reports the error.
@@ -495,5 +496,31 @@ mod tests {
         }
         let kept = compiler.kept.lock().unwrap();
         assert!(kept.iter().map(|(known, _)| &known[..1]).eq(["1", "2"]), "the oldest ones left");
+    }
+
+    #[tokio::test]
+    async fn a_constraint_that_is_too_complex_is_no_dead_end() {
+        let compiler = compiler();
+        let schema = |pattern: &str| Constraint::JsonSchema {
+            schema: json!({ "type": "string", "pattern": pattern }),
+            field: "f".to_owned(),
+        };
+        // Where each of the last 30 letters was one of a to m is a state of its own.
+        let complex = schema("^.*[a-m].{30}$");
+        let vocabulary = &compiler.vocabulary;
+        let find = |piece: &str| (0..vocabulary.n_tokens() as Token).find(|&t| vocabulary.piece(t) == piece.as_bytes());
+        let [quote, low, high] = ["\"", "a", "z"].map(|piece| find(piece).unwrap());
+        let letters = (0..2000_u32).map(|i| if i.wrapping_mul(2_654_435_769) >> 31 == 0 { low } else { high });
+        let outcome = compiler.constrained(&complex, &[]).await.and_then(|mut constrained| {
+            std::iter::once(quote).chain(letters).try_for_each(|t| {
+                constrained.allowed().map_err(|none| none.error(Some(&complex)))?;
+                constrained.accept(t);
+                Ok(())
+            })
+        });
+        let problem = outcome.unwrap_err().to_string();
+        assert!(problem.contains("too complex"), "{problem}");
+        let Err(error) = compiler.constrained(&schema("[^\\s\\S]"), &[]).await else { panic!("it was accepted") };
+        assert!(!error.to_string().contains("too complex"), "{error}");
     }
 }
