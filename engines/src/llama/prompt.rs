@@ -116,13 +116,18 @@ const SAMPLE_BYTES: usize = 1000;
 fn estimate(tokenizer: &Tokenizer, text: &str) -> Result<u32, EngineError> {
     let (mut n_tokens, mut n_bytes) = (0, 0);
     for i in 0..N_SAMPLES {
-        let start = text.floor_char_boundary(text.len() / N_SAMPLES * i);
-        let end = text.floor_char_boundary(start + SAMPLE_BYTES.min(text.len() / N_SAMPLES));
+        let start = char_start(text, text.len() / N_SAMPLES * i);
+        let end = char_start(text, start + SAMPLE_BYTES.min(text.len() / N_SAMPLES));
         n_tokens += tokenizer.tokenize(&text[start..end], false, true, &CancellationToken::new())?.len();
         n_bytes += end - start;
     }
     let n_estimated = n_tokens as u64 * text.len() as u64 / n_bytes.max(1) as u64;
     Ok(u32::try_from(n_estimated).unwrap_or(u32::MAX))
+}
+
+/// Where the character begins that contains the byte at `index`.
+fn char_start(text: &str, index: usize) -> usize {
+    (0..=index).rev().find(|&start| text.is_char_boundary(start)).unwrap_or_default()
 }
 
 /// The length of the texts that a template sees, without images.

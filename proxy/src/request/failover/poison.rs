@@ -76,8 +76,9 @@ pub struct Turn {
 struct LostProcess {
     node: Arc<Node>,
     process: u64,
-    /// False for a process that may still run: the link may have failed, or the machine may be cut off.
-    has_ended: bool,
+    /// False for a process that may still run (the link may have failed, or the machine may be cut off), or that was told
+    /// to stop.
+    has_crashed: bool,
     /// No other request's suspect was there.
     was_alone: bool,
     /// The choices that were lost here and have not been cleared.
@@ -240,6 +241,9 @@ impl PoisonMark {
 
     /// The choice's engine was lost during this visit.
     pub fn lost(&mut self, visit: &Visit) {
+        if visit.node.was_stopping(visit.process) {
+            return;
+        }
         let was_alone = visit.stay.as_ref().is_some_and(SuspectStay::was_alone);
         let is_same = |lost: &&mut LostProcess| Arc::ptr_eq(&lost.node, &visit.node) && lost.process == visit.process;
         let mut list = self.history.lost();
@@ -251,7 +255,7 @@ impl PoisonMark {
             None => list.push(LostProcess {
                 node: Arc::clone(&visit.node),
                 process: visit.process,
-                has_ended: false,
+                has_crashed: false,
                 was_alone,
                 suspects: BTreeMap::from([(self.choice, visit.phase())]),
             }),
@@ -266,7 +270,7 @@ impl PoisonMark {
     }
 
     /// Returns the error of a request that is the cause of the ends of its engines. Asks the nodes of the lost processes if
-    /// they have ended, and forgets those that have not.
+    /// they have crashed, and forgets those that have not.
     pub async fn verdict(&mut self) -> Option<EngineError> {
         if let Some(&n_processes) = self.case().verdict.get() {
             return Some(EngineError::Poison { n_processes });
@@ -274,15 +278,15 @@ impl PoisonMark {
         if !is_cause(&self.history.lost()) {
             return None;
         }
-        let is_unsure = |lost: &&LostProcess| !lost.has_ended;
+        let is_unsure = |lost: &&LostProcess| !lost.has_crashed;
         let unsure: Vec<(Arc<Node>, u64)> =
             self.history.lost().iter().filter(is_unsure).map(|lost| (Arc::clone(&lost.node), lost.process)).collect();
-        let ended = join_all(unsure.iter().map(|(node, process)| node.has_ended(*process))).await;
+        let crashed = join_all(unsure.iter().map(|(node, process)| node.has_crashed(*process))).await;
         let mut list = self.history.lost();
-        for ((node, process), has_ended) in unsure.iter().zip(ended) {
+        for ((node, process), has_crashed) in unsure.iter().zip(crashed) {
             let is_same = |lost: &LostProcess| Arc::ptr_eq(&lost.node, node) && lost.process == *process;
-            list.iter_mut().filter(|lost| is_same(lost)).for_each(|lost| lost.has_ended = has_ended);
-            list.retain(|lost| has_ended || !is_same(lost));
+            list.iter_mut().filter(|lost| is_same(lost)).for_each(|lost| lost.has_crashed = has_crashed);
+            list.retain(|lost| has_crashed || !is_same(lost));
         }
         is_cause(&list).then(|| {
             let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();

@@ -1,6 +1,6 @@
 //! A node: an engine on some machine, and this endpoint's knowledge of it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -46,6 +46,8 @@ pub struct Node {
     pub breakers: Breakers,
     /// The suspects on it; see [`PoisonMark`](crate::request::failover::PoisonMark).
     pub suspects: Arc<Suspects>,
+    /// The latest process that reported that it stops; 0 if none has.
+    stopping: AtomicU64,
     load: Mutex<NodeLoad>,
     last_answer: Mutex<Instant>,
     claims: ClaimedWork,
@@ -77,6 +79,7 @@ impl Node {
             health,
             breakers: Breakers::default(),
             suspects: Arc::default(),
+            stopping: AtomicU64::new(0),
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),
             claims: ClaimedWork::default(),
@@ -126,9 +129,15 @@ impl Node {
         self.last_info().map_or(0, |info| info.process)
     }
 
-    /// Asks the node if this process of it has ended. A node that is frozen or cut off has not, as far as anybody knows.
-    pub async fn has_ended(&self, process: u64) -> bool {
-        probe::has_ended(&*self.engine, process).await
+    /// Returns true if this process reported that it stops, so that its end shows nothing about its requests.
+    pub fn was_stopping(&self, process: u64) -> bool {
+        process != 0 && self.stopping.load(Ordering::Relaxed) == process
+    }
+
+    /// Asks the node if this process of it has ended, although nobody stopped it. A node that is frozen or cut off has not
+    /// ended, as far as anybody knows.
+    pub async fn has_crashed(&self, process: u64) -> bool {
+        !self.was_stopping(process) && probe::has_ended(&*self.engine, process).await
     }
 
     /// Notes the node's description. Forgets all measurements if the node runs another model than before.
@@ -285,7 +294,10 @@ impl Followed for Node {
                 self.health.note_silence(&StateChange::new(StateReason::Restarted, "the node was restarted"));
             }
             Phase::Serving => self.health.note_alive(),
-            Phase::Stopping => self.health.note_draining(),
+            Phase::Stopping => {
+                self.stopping.store(self.process(), Ordering::Relaxed);
+                self.health.note_draining();
+            }
             Phase::Starting => self.health.note_loading(StateReason::Loading),
         }
         if self.breakers.answered(asked) {

@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 
+use baton_engines::LoadStream;
 use baton_schemas::generate::Input;
+use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::{GenerateRequest, Token};
 use futures::future::join_all;
+use futures::stream;
 use tokio::sync::watch;
 
 use super::*;
 use crate::error::RequestError;
 use crate::http::HttpBackend;
 use crate::observe::tests::{caller, over_models, request as generate_request};
+use crate::targets::nodes::NodeState;
 
 /// The token that ends a process.
 const POISON: Token = 255;
@@ -457,4 +461,36 @@ async fn a_node_with_256_streams_dies_and_all_go_on_without_a_second_failure() {
     assert_eq!(lengths.len(), N);
     assert_eq!(count(&cluster.model, FallbackReason::DecodeLost), N as u64, "no stream is lost twice");
     println!("256 streams ended after {:?}", began.elapsed());
+}
+
+/// An engine whose process was told to stop.
+struct Stops(SimEngine);
+
+#[async_trait]
+impl EngineWrapper for Stops {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        Ok(NodeInfo { process: 7, ..self.0.info().await? })
+    }
+
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        let stops = NodeLoad { phase: Phase::Stopping, ..self.0.load().await? };
+        Ok(stream::iter([Ok(stops)]).chain(stream::pending()).boxed())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_process_that_was_told_to_stop_shows_nothing() {
+    let node = node("stops", Stops(sim())).await;
+    let mut mark = PoisonMark::default();
+    let visit = mark.visit(&node);
+    while node.health.state() != NodeState::Draining {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    mark.lost(&visit);
+    assert!(!mark.is_suspect());
+    assert!(node.has_crashed(8).await && !node.has_crashed(7).await, "process 7 answers");
 }
