@@ -36,6 +36,13 @@ async fn status_shows_a_running_endpoint_and_fails_without_one() {
     assert_eq!(state["routes"][0]["n_completion"], 5);
     assert!(!state.to_string().contains("secret"), "{state}");
 
+    // A script must not take an empty file for success.
+    if let Ok(full) = std::fs::File::create("/dev/full") {
+        let unwritten = Command::new(&*BATON).args(["status", address(&server)]).stdout(full).output().unwrap();
+        let error = String::from_utf8(unwritten.stderr).unwrap();
+        assert!(!unwritten.status.success() && error.contains("No space left"), "{error}");
+    }
+
     let absent = baton(&["status", "127.0.0.1:1"]);
     let error = String::from_utf8(absent.stderr).unwrap();
     assert!(!absent.status.success() && error.contains("no endpoint answers"), "{error}");
@@ -135,8 +142,8 @@ async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ended = lines.iter().find(|line| line["message"] == "request ended").unwrap();
     assert_eq!(
-        (&ended["request_id"], &ended["decode"], &ended["outcome"]),
-        (&json!("mine"), &json!("local"), &json!("done"))
+        (&ended["request_id"], &ended["key"], &ended["decode"], &ended["outcome"]),
+        (&json!("mine"), &json!("anyone"), &json!("local"), &json!("done"))
     );
     assert!(!text.contains("secret"), "{text}");
 }

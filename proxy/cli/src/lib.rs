@@ -37,8 +37,11 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 ///
 /// Baton serves a GGUF model over HTTP as OpenAI's API does, with the model in a process of its own, here or on another
 /// machine.
+const ABOUT: &str =
+    "An OpenAI- and Ollama-compatible inference endpoint: prompts are computed on one machine, replies on another.";
+
 #[derive(Parser)]
-#[command(name = "baton", version, about, after_help = EXAMPLE)]
+#[command(name = "baton", version, about = ABOUT, after_help = EXAMPLE)]
 #[command(propagate_version = true, arg_required_else_help = true)]
 struct Cli {
     /// Format of the log on standard error; RUST_LOG sets its level

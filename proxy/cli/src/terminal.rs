@@ -3,17 +3,23 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Writes a line to standard output. Errors: the system's; a server goes on without its reader.
+/// Writes to standard output. Returns false if the reader has closed the pipe, which is no error: `head` has read enough.
+/// Errors: the system's, such as a full disk.
+pub(super) fn print(text: impl Display) -> io::Result<bool> {
+    let mut out = io::stdout().lock();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes a line to standard output. Errors: as of [`print`].
 pub(super) fn print_line(text: impl Display) -> io::Result<()> {
-    write_line(io::stdout().lock(), text)
+    print(format_args!("{text}\n")).map(drop)
 }
 
 /// Writes a line to standard error. Ignores errors: there is no other place to report them.
 pub(super) fn note(text: impl Display) {
-    let _ = write_line(io::stderr().lock(), text);
-}
-
-fn write_line(mut to: impl Write, text: impl Display) -> io::Result<()> {
-    writeln!(to, "{text}")?;
-    to.flush()
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }

@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use baton_proxy::observe::snapshot::EndpointState;
@@ -10,6 +10,7 @@ use baton_proxy::serve::CommandFailure;
 use clap::Args;
 
 use super::endpoint::EndpointArgs;
+use super::terminal;
 
 /// Options of `baton status`.
 #[derive(Args)]
@@ -36,19 +37,17 @@ const MAX_STATE_BYTES: usize = 16 << 20;
 /// Moves the cursor home and clears what is below: the next table is painted over the last one.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Prints the state, once or every second. Fails if the endpoint cannot be reached or refuses.
+/// Prints the state, once or every second. Errors: the endpoint cannot be reached or refuses, or the text cannot be written.
 pub(super) async fn run(args: StatusArgs) -> Result<(), CommandFailure> {
     let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
     loop {
         let state = fetch(&args).await?;
         let text = if args.json { serde_json::to_string(&state)? + "\n" } else { table::render(&state) };
         let clear = if paint_over { CLEAR } else { "" };
-        let mut out = std::io::stdout().lock();
-        // A closed pipe ends the command without an error: `head` has read enough.
-        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+        let is_read = terminal::print(format_args!("{clear}{text}"))?;
+        if !is_read || !args.watch {
             return Ok(());
         }
-        drop(out);
         tokio::time::sleep(INTERVAL).await;
     }
 }
