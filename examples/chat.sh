@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Streams one answer with curl only. Usage: examples/chat.sh "Why is the sky blue?"
+# Streams one answer with curl; python3 only quotes the question. Usage: examples/chat.sh "Why is the sky blue?"
 set -euo pipefail
 base=${BATON_URL:-http://127.0.0.1:8080/v1}
 model=${BATON_MODEL:-smollm2}
