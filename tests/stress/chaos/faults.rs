@@ -10,6 +10,7 @@ use harness::relay::LinkFault;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
+use tokio::time::Instant;
 
 use super::cluster::{ChaosCluster, ChaosNode};
 
@@ -40,6 +41,10 @@ use Scenario::{BitFlip, Freeze, FullQueue, Kill, Reset, Restart, SlowLink, Trunc
 const FOR_DECODE: [Scenario; 7] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, FullQueue];
 const FOR_PREFILL: [Scenario; 8] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, BitFlip, FullQueue];
 
+/// The time between two kills. If both processes that work on a request end at once, nothing distinguishes it from a request
+/// that kills its engines (docs/reliability.md): it ends with `poison_request`. A suspect is cleared in less time than this.
+const BETWEEN_KILLS: Duration = Duration::from_secs(15);
+
 /// How often each scenario took place, by task and name.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(pub Mutex<BTreeMap<(Scenario, &'static str), u64>>);
@@ -55,7 +60,11 @@ impl Tally {
 pub(crate) async fn happen(cluster: &ChaosCluster, seed: u64, tally: &Tally) {
     let decode = Victims { task: "decode", nodes: &cluster.decode, scenarios: &FOR_DECODE };
     let prefill = Victims { task: "prefill", nodes: &cluster.prefill, scenarios: &FOR_PREFILL };
-    tokio::join!(rounds(cluster, decode, seed, tally), rounds(cluster, prefill, seed ^ 1, tally));
+    let next_kill = tokio::sync::Mutex::new(Instant::now());
+    tokio::join!(
+        rounds(cluster, decode, seed, tally, &next_kill),
+        rounds(cluster, prefill, seed ^ 1, tally, &next_kill)
+    );
 }
 
 /// The nodes of one task, and what happens to them.
@@ -65,7 +74,13 @@ struct Victims<'a> {
     scenarios: &'a [Scenario],
 }
 
-async fn rounds(cluster: &ChaosCluster, victims: Victims<'_>, seed: u64, tally: &Tally) {
+async fn rounds(
+    cluster: &ChaosCluster,
+    victims: Victims<'_>,
+    seed: u64,
+    tally: &Tally,
+    next_kill: &tokio::sync::Mutex<Instant>,
+) {
     let Victims { task, nodes, scenarios } = victims;
     let mut rng = StdRng::seed_from_u64(seed);
     loop {
@@ -76,6 +91,11 @@ async fn rounds(cluster: &ChaosCluster, victims: Victims<'_>, seed: u64, tally: 
         for scenario in order {
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..600))).await;
             let victim = rng.random_range(0..2);
+            if scenario == Kill {
+                let mut due = next_kill.lock().await;
+                tokio::time::sleep_until(*due).await;
+                *due = Instant::now() + BETWEEN_KILLS;
+            }
             tally.count(scenario, task);
             befall(&mut *nodes[victim].lock().await, scenario, &mut rng).await;
             // The other node is next only once the endpoint reports this one as ready.
