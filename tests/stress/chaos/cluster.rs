@@ -105,10 +105,10 @@ impl ChaosCluster {
         self.config.reload(&self.server, &text);
     }
 
-    /// The processes of the nodes that run.
-    pub(crate) async fn node_pids(&self) -> Vec<u32> {
+    /// The processes of the first node of each task.
+    pub(crate) async fn first_nodes_pids(&self) -> Vec<u32> {
         let mut pids = Vec::new();
-        for node in self.prefill.iter().chain(&self.decode) {
+        for node in [&self.prefill[0], &self.decode[0]] {
             pids.extend(node.lock().await.node.as_ref().map(BatonNode::pid));
         }
         pids

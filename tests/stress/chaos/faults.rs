@@ -55,11 +55,19 @@ impl Tally {
     }
 }
 
+/// The nodes whose processes end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mortal {
+    All,
+    /// The second of each task. The processes of the first ones live as long as the cluster.
+    Second,
+}
+
 /// Causes one fault after another on the nodes of each task, until it is dropped. Each round has all scenarios in another
 /// order, so that a short run meets most of them.
-pub(crate) async fn happen(cluster: &ChaosCluster, seed: u64, tally: &Tally) {
-    let decode = Victims { task: "decode", nodes: &cluster.decode, scenarios: &FOR_DECODE };
-    let prefill = Victims { task: "prefill", nodes: &cluster.prefill, scenarios: &FOR_PREFILL };
+pub(crate) async fn happen(cluster: &ChaosCluster, mortal: Mortal, seed: u64, tally: &Tally) {
+    let decode = Victims { task: "decode", nodes: &cluster.decode, scenarios: &FOR_DECODE, mortal };
+    let prefill = Victims { task: "prefill", nodes: &cluster.prefill, scenarios: &FOR_PREFILL, mortal };
     let next_kill = tokio::sync::Mutex::new(Instant::now());
     tokio::join!(
         rounds(cluster, decode, seed, tally, &next_kill),
@@ -72,6 +80,7 @@ struct Victims<'a> {
     task: &'static str,
     nodes: &'a [tokio::sync::Mutex<ChaosNode>; 2],
     scenarios: &'a [Scenario],
+    mortal: Mortal,
 }
 
 async fn rounds(
@@ -81,7 +90,7 @@ async fn rounds(
     tally: &Tally,
     next_kill: &tokio::sync::Mutex<Instant>,
 ) {
-    let Victims { task, nodes, scenarios } = victims;
+    let Victims { task, nodes, scenarios, mortal } = victims;
     let mut rng = StdRng::seed_from_u64(seed);
     loop {
         let mut order = scenarios.to_vec();
@@ -90,7 +99,10 @@ async fn rounds(
         }
         for scenario in order {
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..600))).await;
-            let victim = rng.random_range(0..2);
+            let victim = match mortal {
+                Mortal::Second if matches!(scenario, Kill | Restart) => 1,
+                _ => rng.random_range(0..2),
+            };
             if scenario == Kill {
                 let mut due = next_kill.lock().await;
                 tokio::time::sleep_until(*due).await;

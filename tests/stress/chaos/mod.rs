@@ -96,7 +96,7 @@ async fn disturbed(
     let began = Instant::now();
     let outcome = tokio::select! {
         outcome = clients::run(&cluster.server.base, bodies, expected, concurrency) => outcome,
-        () = faults::happen(cluster, seed, &tally) => unreachable!("faults have no end"),
+        () = faults::happen(cluster, faults::Mortal::All, seed, &tally) => unreachable!("faults have no end"),
     };
     let took = began.elapsed();
     cluster.heal().await;
