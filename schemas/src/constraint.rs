@@ -194,7 +194,7 @@ pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     Budget::default().take(schema)
 }
 
-/// What the schemas of one request may still have.
+/// The values and bytes that are left for the schemas of a request.
 #[derive(Debug)]
 pub(crate) struct Budget {
     n_values: usize,

@@ -13,7 +13,7 @@ const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 /// The lossless codecs, which are allowed unless the operator names others.
 const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
 
-/// What all pulls of an engine may read ahead together while it is busy with a step: some seconds of a fast link.
+/// The bytes that all pulls of an engine together may read ahead while it is busy with a step: some seconds of a fast link.
 const DEFAULT_READ_AHEAD: usize = 256 << 20;
 
 #[derive(Debug, Clone)]

@@ -81,7 +81,7 @@ impl PullClient {
                 bytes.has_paused(asked.elapsed());
             }
             let piece = match piece {
-                // What came while this process was stopped is not read yet.
+                // Bytes that came while this process was stopped are not read yet.
                 Err(_) if has_overslept => continue,
                 Err(_) => {
                     let lives = asked.elapsed() < self.policy.timeouts.life_sign;

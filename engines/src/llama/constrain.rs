@@ -5,8 +5,7 @@
 //! would break the constraint silently. It also refuses constraints that no text can satisfy, if that shows before the
 //! first token; if it shows later, the sequence ends with the same error.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use baton_schemas::constraint::{Asker, Constraint, Rule};
@@ -24,13 +23,8 @@ use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
 use super::lane::Lane;
 use super::lark::{self, with_settings};
+use super::matcher_cache::MatcherCache;
 use super::vocabulary::Vocabulary;
-
-/// Compiled constraints that are cached; an application has a handful of schemas.
-const MAX_KEPT: usize = 64;
-
-/// The sources of cached constraints together, bytes. A compiled constraint has about the size of its source.
-const MAX_KEPT_BYTES: usize = 16 << 20;
 
 /// Constraints that are compiled at the same time.
 const MAX_COMPILING: u32 = 4;
@@ -56,8 +50,8 @@ pub(super) struct Compiler {
     vocabulary: Arc<Vocabulary>,
     /// Created at first use, since that reads the whole vocabulary.
     factory: OnceLock<Result<ParserFactory, String>>,
-    /// Cached matchers by their source, the most recently used last.
-    kept: Mutex<VecDeque<(String, Arc<Matcher>)>>,
+    /// The compiled constraints.
+    cache: MatcherCache,
     /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
     compiling: Lane,
 }
@@ -67,7 +61,7 @@ impl Compiler {
         Compiler {
             vocabulary,
             factory: OnceLock::new(),
-            kept: Mutex::default(),
+            cache: MatcherCache::default(),
             compiling: Lane::new(MAX_COMPILING, MAX_WAITING),
         }
     }
@@ -81,7 +75,7 @@ impl Compiler {
         generated: &[Token],
     ) -> Result<Constrained, EngineError> {
         let source = source(constraint)?;
-        let cached = self.cached(&source);
+        let cached = self.cache.get(&source);
         let turn = match cached {
             Some(_) => None,
             None => Some(self.compiling.turn().await?),
@@ -117,13 +111,13 @@ impl Compiler {
         is_abandoned: &CancellationToken,
     ) -> Result<Matcher, EngineError> {
         // It may be cached by now.
-        if let Some(matcher) = self.cached(&source) {
+        if let Some(matcher) = self.cache.get(&source) {
             return Ok(matcher.deep_clone());
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
         let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
-        self.keep(source, matcher.deep_clone());
+        self.cache.put(source, matcher.deep_clone());
         Ok(matcher)
     }
 
@@ -221,29 +215,9 @@ impl Compiler {
             })
         })
     }
-
-    /// The matcher of a cached constraint, at the beginning of the text. A sequence needs a deep clone of it.
-    fn cached(&self, source: &str) -> Option<Arc<Matcher>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(known, _)| known == source)?;
-        let entry = kept.remove(at)?;
-        let matcher = Arc::clone(&entry.1);
-        kept.push_back(entry);
-        Some(matcher)
-    }
-
-    fn keep(&self, source: String, matcher: Matcher) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // Requests with the same new schema compile it at the same time.
-        kept.retain(|(known, _)| *known != source);
-        kept.push_back((source, Arc::new(matcher)));
-        while kept.len() > MAX_KEPT || kept.iter().map(|(known, _)| known.len()).sum::<usize>() > MAX_KEPT_BYTES {
-            kept.pop_front();
-        }
-    }
 }
 
-/// What identifies a constraint in the cache.
+/// The key of a constraint in the cache.
 fn source(constraint: &Constraint) -> Result<String, EngineError> {
     serde_json::to_string(constraint).map_err(EngineError::internal)
 }
@@ -375,6 +349,7 @@ mod tests {
 
     use super::super::backend::backend;
     use super::super::lane::MAX_WAIT;
+    use super::super::matcher_cache::MAX_KEPT_BYTES;
     use super::*;
 
     fn compiler() -> Arc<Compiler> {
@@ -430,7 +405,7 @@ mod tests {
         // They notice that nobody waits.
         drop(gate);
         assert!(compiler.constrained(&next, &[]).await.is_ok());
-        assert!(constraints.iter().all(|one| compiler.cached(&source(one).unwrap()).is_none()));
+        assert!(constraints.iter().all(|one| compiler.cache.get(&source(one).unwrap()).is_none()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -465,11 +440,11 @@ mod tests {
             let only_thread = spawn_blocking(move || opens.recv());
             let mut request = Box::pin(compiler.constrained(&constraint, &[]));
             assert!(request.as_mut().now_or_never().is_none());
-            compiler.kept.lock().unwrap().clear();
+            compiler.cache.clear();
             drop(gate);
             assert!(request.await.is_ok());
             assert!(only_thread.await.unwrap().is_err());
-            assert!(compiler.cached(&source(&constraint).unwrap()).is_none(), "it was compiled again");
+            assert!(compiler.cache.get(&source(&constraint).unwrap()).is_none(), "it was compiled again");
         });
     }
 
@@ -483,8 +458,8 @@ mod tests {
         drop(gate);
         assert!(same.await.iter().all(Result::is_ok));
         let source = source(&constraint).unwrap();
-        compiler.keep(source.clone(), Matcher::clone(&compiler.cached(&source).unwrap()));
-        assert_eq!(compiler.kept.lock().unwrap().len(), 1);
+        compiler.cache.put(source.clone(), Matcher::clone(&compiler.cache.get(&source).unwrap()));
+        assert_eq!(compiler.cache.sources().len(), 1);
     }
 
     #[tokio::test]
@@ -492,10 +467,10 @@ mod tests {
         let compiler = compiler();
         let matcher = compiler.constrained(&constraint(0), &[]).await.unwrap().matcher;
         for i in 0..3 {
-            compiler.keep(i.to_string().repeat(MAX_KEPT_BYTES / 2), matcher.clone());
+            compiler.cache.put(i.to_string().repeat(MAX_KEPT_BYTES / 2), matcher.clone());
         }
-        let kept = compiler.kept.lock().unwrap();
-        assert!(kept.iter().map(|(known, _)| &known[..1]).eq(["1", "2"]), "the oldest ones left");
+        let sources = compiler.cache.sources();
+        assert!(sources.iter().map(|source| &source[..1]).eq(["1", "2"]), "the oldest ones left");
     }
 
     #[tokio::test]

@@ -21,6 +21,7 @@ mod lane;
 mod lark;
 mod load;
 mod load_error;
+mod matcher_cache;
 mod pixels;
 pub mod placement;
 pub mod probe;

@@ -184,7 +184,7 @@ async fn read(
         let frame = match timeout_at(due, body.frame()).await {
             Ok(Some(frame)) => frame.map_err(|_broken| cut_off())?,
             Ok(None) => return Ok(bytes.into()),
-            // What came while this process was stopped is not read yet.
+            // Bytes that came while this process was stopped are not read yet.
             Err(_elapsed) if awake::has_overslept(due) => {
                 progress_due = Instant::now() + PROGRESS_TIME;
                 deadline = progress_due.max(deadline + due.elapsed());

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::server::Shutdown;
 
-/// What SIGHUP does. A terminal that is closed sends it, too.
+/// The effect of SIGHUP, which a terminal sends, too, when it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnHangup {
     /// It stops the process as SIGTERM does: there is nothing to read again.

@@ -54,7 +54,7 @@ const BEGIN: &str = "<!-- written by `make soak`: begin -->\n";
 struct Level {
     endpoint_kib: u64,
     endpoint_files: usize,
-    /// Of the nodes that live from the start.
+    /// The memory and files of the two nodes that live from the start.
     nodes_kib: u64,
     nodes_files: usize,
 }

@@ -1,4 +1,4 @@
-//! What one engine may send for a sequence: each event in its order, and no more tokens than were requested.
+//! Checks the events that an engine sends for a sequence: each comes in its order, and no more tokens than were requested.
 
 use baton_engines::SequenceStream;
 use baton_schemas::sequence::SequenceEvent;
