@@ -29,8 +29,9 @@ pub(crate) struct Reply {
 struct SeenToken {
     text: String,
     logprob: f32,
-    /// The difference between the two likeliest tokens, in nats.
-    margin: f32,
+    /// The likeliest tokens at its position with their log-probabilities. A token that the request bars, as the end of
+    /// the turn with `ignore_eos`, may be among them.
+    top: Vec<(String, f32)>,
 }
 
 /// The place where a reply of the real model leaves the undisturbed one. Rounding can do that between near ties.
@@ -38,7 +39,8 @@ struct SeenToken {
 pub(crate) struct Divergence {
     /// The request, and both replies.
     pub(crate) text: String,
-    /// The difference of the undisturbed reply's two likeliest tokens there, in nats; `None` if it is unknown.
+    /// By how much the undisturbed reply preferred its own token there to the other reply's, in nats; `None` if the other
+    /// token was not among its likeliest ones.
     pub(crate) margin: Option<f32>,
 }
 
@@ -78,9 +80,11 @@ impl Reply {
         common.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
     }
 
-    /// The margin at the first different token.
+    /// [`Divergence::margin`] at the first different token.
     fn margin(&self, undisturbed: &Reply) -> Option<f32> {
-        undisturbed.logprobs.get(self.n_common(undisturbed)).map(|token| token.margin)
+        let at = self.n_common(undisturbed);
+        let (own, other) = (undisturbed.logprobs.get(at)?, self.logprobs.get(at)?);
+        own.top.iter().find(|(text, _)| *text == other.text).map(|(_, logprob)| own.logprob - logprob)
     }
 }
 
@@ -117,7 +121,7 @@ pub(crate) fn real_request(i: usize) -> Value {
     let message = json!([{ "role": "user", "content": words }]);
     body(
         i,
-        json!({ "model": "smollm2", "messages": message, "max_tokens": 40 + i * 13 % 60, "temperature": 0, "logprobs": true, "top_logprobs": 2 }),
+        json!({ "model": "smollm2", "messages": message, "max_tokens": 40 + i * 13 % 60, "temperature": 0, "logprobs": true, "top_logprobs": 5 }),
     )
 }
 
@@ -162,10 +166,11 @@ fn whole(text: &str) -> Result<Reply, String> {
 fn logprobs(choice: &Value) -> Vec<SeenToken> {
     let content = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
     let number = |value: &Value| value["logprob"].as_f64().unwrap() as f32;
+    let text = |value: &Value| value["token"].as_str().unwrap().to_owned();
     let token = |token: &Value| SeenToken {
-        text: token["token"].as_str().unwrap().to_owned(),
+        text: text(token),
         logprob: number(token),
-        margin: number(&token["top_logprobs"][0]) - number(&token["top_logprobs"][1]),
+        top: token["top_logprobs"].as_array().unwrap().iter().map(|top| (text(top), number(top))).collect(),
     };
     content.iter().map(token).collect()
 }
