@@ -38,6 +38,7 @@ mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
 mod server_sent_event;
+pub mod streams;
 pub mod thinking;
 mod token;
 pub mod tools;

@@ -12,6 +12,7 @@ mod requests;
 // `schemas/tests/kv` includes it as a module of its own.
 #[allow(dead_code, unreachable_pub, reason = "schemas/tests/kv uses the rest")]
 mod sample;
+mod streams;
 mod upstreams;
 
 /// A parser, and inputs to start from.
@@ -24,10 +25,12 @@ pub struct FuzzTarget {
 }
 
 /// Every target.
-pub const TARGETS: [FuzzTarget; 16] = [
+pub const TARGETS: [FuzzTarget; 18] = [
     FuzzTarget { name: "kv_reader_raw", body: nodes::kv_reader_raw, seeds: nodes::kv_reader_raw_seeds },
     FuzzTarget { name: "kv_reader", body: nodes::kv_reader, seeds: nodes::kv_reader_seeds },
     FuzzTarget { name: "node_messages", body: nodes::messages, seeds: nodes::messages_seeds },
+    FuzzTarget { name: "stream_client", body: streams::client, seeds: streams::client_seeds },
+    FuzzTarget { name: "stream_node", body: streams::node, seeds: streams::node_seeds },
     FuzzTarget { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },
     FuzzTarget { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
     FuzzTarget { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },

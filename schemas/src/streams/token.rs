@@ -1,0 +1,120 @@
+//! A token in a step: `u32 stream, u32 token, u8 flags, 1 zero byte, u16 length, bytes`, then the log-probabilities if a
+//! flag says so: `f32 chosen, u16 count, 2 zero bytes`, and for each alternative `u32 token, f32, u16 length, bytes`.
+
+use bytes::{Buf, BufMut, BytesMut};
+
+use super::error::{FrameError, UnwritableFrame};
+use super::frame::FrameKind;
+use crate::sequence::{Alternative, GeneratedToken, Logprobs};
+
+/// The token is a control token.
+const SPECIAL: u8 = 1;
+
+/// Log-probabilities follow the bytes.
+const LOGPROBS: u8 = 2;
+
+/// The part of a token before its bytes.
+const TOKEN_BYTES: usize = 12;
+
+/// The part of the log-probabilities before the alternatives.
+const LOGPROBS_BYTES: usize = 8;
+
+/// The part of an alternative before its bytes.
+const ALTERNATIVE_BYTES: usize = 10;
+
+/// The length of a token on the wire. Errors: a part is longer than its length field can say, or a value is not finite.
+pub(super) fn length(token: &GeneratedToken) -> Result<usize, UnwritableFrame> {
+    let text = |bytes: &[u8]| match bytes.len() {
+        length if length > usize::from(u16::MAX) => Err(UnwritableFrame::TooLong { bytes: length }),
+        length => Ok(length),
+    };
+    let mut sum = TOKEN_BYTES + text(&token.bytes)?;
+    if let Some(Logprobs { chosen, top }) = &token.logprobs {
+        if top.len() > usize::from(u16::MAX) {
+            return Err(UnwritableFrame::TooLong { bytes: top.len() * ALTERNATIVE_BYTES });
+        }
+        if !chosen.is_finite() || top.iter().any(|alternative| !alternative.logprob.is_finite()) {
+            return Err(UnwritableFrame::NotFinite);
+        }
+        sum += LOGPROBS_BYTES;
+        for alternative in top {
+            sum += ALTERNATIVE_BYTES + text(&alternative.bytes)?;
+        }
+    }
+    Ok(sum)
+}
+
+/// Appends a token. The caller has checked its [`length`].
+pub(super) fn put(out: &mut BytesMut, stream: u32, token: &GeneratedToken) {
+    let special = if token.special { SPECIAL } else { 0 };
+    let logprobs = if token.logprobs.is_some() { LOGPROBS } else { 0 };
+    let mut head = [0; TOKEN_BYTES];
+    head[..4].copy_from_slice(&stream.to_le_bytes());
+    head[4..8].copy_from_slice(&token.id.to_le_bytes());
+    head[8] = special | logprobs;
+    head[10..].copy_from_slice(&(token.bytes.len() as u16).to_le_bytes());
+    out.put_slice(&head);
+    out.put_slice(&token.bytes);
+    if let Some(Logprobs { chosen, top }) = &token.logprobs {
+        out.put_f32_le(*chosen);
+        out.put_u16_le(top.len() as u16);
+        out.put_u16_le(0);
+        for Alternative { id, bytes, logprob } in top {
+            out.put_u32_le(*id);
+            out.put_f32_le(*logprob);
+            out.put_u16_le(bytes.len() as u16);
+            out.put_slice(bytes);
+        }
+    }
+}
+
+/// The next token of a step and its stream.
+pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameError> {
+    let (mut head, rest) = payload.split_at_checked(TOKEN_BYTES).ok_or_else(cut)?;
+    *payload = rest;
+    let stream = head.get_u32_le();
+    let id = head.get_u32_le();
+    let flags = head.get_u8();
+    if flags & !(SPECIAL | LOGPROBS) != 0 || head.get_u8() != 0 {
+        return Err(FrameError::Reserved);
+    }
+    let bytes = text(payload, head.get_u16_le())?;
+    let logprobs = if flags & LOGPROBS != 0 { Some(logprobs(payload)?) } else { None };
+    Ok((stream, GeneratedToken { id, bytes, special: flags & SPECIAL != 0, logprobs }))
+}
+
+fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, FrameError> {
+    let (mut head, rest) = payload.split_at_checked(LOGPROBS_BYTES).ok_or_else(cut)?;
+    *payload = rest;
+    let chosen = finite(head.get_f32_le())?;
+    let count = usize::from(head.get_u16_le());
+    if head.get_u16_le() != 0 {
+        return Err(FrameError::Reserved);
+    }
+    if count > payload.len() / ALTERNATIVE_BYTES {
+        return Err(cut());
+    }
+    let mut top = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (mut head, rest) = payload.split_at_checked(ALTERNATIVE_BYTES).ok_or_else(cut)?;
+        *payload = rest;
+        let id = head.get_u32_le();
+        let logprob = finite(head.get_f32_le())?;
+        top.push(Alternative { id, logprob, bytes: text(payload, head.get_u16_le())? });
+    }
+    Ok(Logprobs { chosen, top })
+}
+
+fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, FrameError> {
+    let (text, rest) = payload.split_at_checked(usize::from(length)).ok_or_else(cut)?;
+    *payload = rest;
+    Ok(text.to_vec())
+}
+
+fn finite(value: f32) -> Result<f32, FrameError> {
+    if value.is_finite() { Ok(value) } else { Err(FrameKind::Step.malformed("a value is NaN or infinite")) }
+}
+
+fn cut() -> FrameError {
+    FrameKind::Step.malformed("it is cut off")
+}
