@@ -1,4 +1,4 @@
-//! Splits a stream of byte chunks into lines of bounded length. Used for nodes and upstreams.
+//! Splits a stream of byte chunks into lines of bounded length. Used for upstreams.
 
 use baton_schemas::EngineError;
 use bytes::{Buf, Bytes, BytesMut};

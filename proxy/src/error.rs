@@ -187,7 +187,9 @@ impl RequestError {
                 EngineError::QueueFull { .. } => RequestErrorKind::QueueFull,
                 EngineError::InvalidRequest { .. } | EngineError::Template { .. } => RequestErrorKind::InvalidRequest,
                 EngineError::Unsupported { .. } => RequestErrorKind::Unsupported,
-                EngineError::Unavailable { .. } | EngineError::GaveWay => RequestErrorKind::Unavailable,
+                EngineError::Unavailable { .. } | EngineError::GaveWay | EngineError::VersionMismatch(_) => {
+                    RequestErrorKind::Unavailable
+                }
                 EngineError::Unauthorized => RequestErrorKind::Unauthorized,
                 EngineError::Lost { .. } => RequestErrorKind::EngineLost,
                 EngineError::Poison { .. } => RequestErrorKind::Poison,

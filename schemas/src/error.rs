@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::streams::VersionMismatch;
+
 /// A failure of an engine, or of the connection to it.
 ///
 /// The messages of variants marked *client-safe* contain no paths or addresses and may be shown to clients.
@@ -63,6 +65,9 @@ pub enum EngineError {
     /// The node refused our cluster key.
     #[error("the node refused the cluster key")]
     Unauthorized,
+    /// The node and the endpoint speak no common version of the stream protocol. Client-safe.
+    #[error("{0}")]
+    VersionMismatch(VersionMismatch),
     /// The connection to the node broke, or its stream ended without a last event.
     #[error("the connection to the engine was lost: {detail}")]
     Lost {
@@ -122,6 +127,7 @@ impl EngineError {
             EngineError::ContextOverflow { .. }
             | EngineError::QueueFull { .. }
             | EngineError::Unauthorized
+            | EngineError::VersionMismatch(_)
             | EngineError::Poison { .. }
             | EngineError::NotFinite
             | EngineError::GaveWay => [None, None],

@@ -1,24 +1,21 @@
 //! The node protocol: how the proxy calls an engine in another process, over a Unix socket or TCP.
 //!
-//! HTTP with the cluster key in every call, and a version in the path. Requests and replies are JSON. A stream is one
-//! JSON value per line ([`SequenceLine`], [`EmbedLine`]); a stream that ends without a `finished` or `error` line was
-//! cut off. The node sends an empty line in every second without an event, to show that it is alive.
+//! HTTP with the cluster key in every call, and a version in the path. Requests and replies are JSON. Sequences, vectors
+//! and loads come over one connection for all streams, in the frames of [`streams`](crate::streams).
 //!
 //! | call | body | reply |
 //! |---|---|---|
-//! | `GET  /node/v1/info` | – | [`NodeInfo`] |
+//! | `GET  /node/v1/info` | – | [`NodeDescription`] |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
-//! | `GET  /node/v1/load/stream` | – | lines of [`LoadLine`]: at once, on every change, and twice a second |
+//! | `GET  /node/v1/streams` | – | an upgrade to [`streams`](crate::streams) |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
 //! | `POST /node/v1/detokenize` | [`TokenList`] | [`DetokenizedText`] |
-//! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`SequenceLine`] |
-//! | `POST /node/v1/embed` | [`EmbedSequences`](crate::embed::EmbedSequences) | lines of [`EmbedLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
 //! | `GET  /node/v1/noise?bytes=N` | – | N incompressible bytes, to measure a link |
 //!
-//! While its model loads, a node answers `load` and `load/stream` and refuses all other calls.
+//! While its model loads, a node answers `load` and streams its loads, and refuses all other calls.
 //!
 //! The reply to a refused call is a [`NodeErrorReply`] with a 4xx or 5xx status.
 
@@ -26,11 +23,12 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::embed::{EmbedEvent, EmbeddingFacts};
+use crate::embed::EmbeddingFacts;
 use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{Fingerprint, KvLayout};
-use crate::sequence::{SequenceEvent, Token};
+use crate::sequence::Token;
+use crate::streams::StreamVersions;
 
 /// The path prefix of this version of the protocol.
 pub const BASE_PATH: &str = "/node/v1";
@@ -91,6 +89,21 @@ pub struct NodeInfo {
 
 fn yes() -> bool {
     true
+}
+
+/// The reply to a call of `info`: what a node runs, and how it can be reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeDescription {
+    /// What it runs.
+    #[serde(flatten)]
+    pub info: NodeInfo,
+    /// The versions of the stream protocol that it speaks.
+    #[serde(default = "before_streams")]
+    pub streams: StreamVersions,
+}
+
+fn before_streams() -> StreamVersions {
+    StreamVersions::BEFORE
 }
 
 /// Facts about a model for clients. Only `infill` is also needed to serve the model.
@@ -242,44 +255,6 @@ pub struct TokenList {
 pub struct DetokenizedText {
     /// The text, with U+FFFD where the tokens' bytes are not UTF-8.
     pub text: String,
-}
-
-/// One line of a stream.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum StreamLine<D> {
-    /// The stream failed; nothing follows.
-    Error(NodeErrorReply),
-    /// A step of the stream.
-    Step(D),
-}
-
-/// One line of a generate stream.
-pub type SequenceLine = StreamLine<SequenceEvent>;
-
-/// One line of an embed stream.
-pub type EmbedLine = StreamLine<EmbedEvent>;
-
-/// One line of a stream of loads. The stream ends only when the node does.
-pub type LoadLine = StreamLine<NodeLoad>;
-
-impl<D> From<Result<D, EngineError>> for StreamLine<D> {
-    fn from(step: Result<D, EngineError>) -> Self {
-        match step {
-            Ok(delta) => StreamLine::Step(delta),
-            Err(error) => StreamLine::Error(NodeErrorReply { error }),
-        }
-    }
-}
-
-impl<D> StreamLine<D> {
-    /// Returns the step. Errors: the line is an error.
-    pub fn into_step(self) -> Result<D, EngineError> {
-        match self {
-            StreamLine::Step(delta) => Ok(delta),
-            StreamLine::Error(reply) => Err(reply.error),
-        }
-    }
 }
 
 /// The reply to a refused or failed call.

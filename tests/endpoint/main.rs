@@ -10,6 +10,7 @@ mod hedging;
 mod load_spread;
 mod network_exposure;
 mod node_states;
+mod node_streams;
 mod node_watch;
 mod operator_view;
 mod poison;

@@ -8,13 +8,14 @@ mod floods;
 mod open_requests;
 mod progress;
 mod sockets;
+mod take_over;
 #[cfg(test)]
 mod tests;
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -33,6 +34,7 @@ use self::open_requests::OpenRequests;
 pub use self::progress::ReadDeadline;
 use self::progress::{StreamExecutor, watched};
 pub use self::sockets::tune;
+pub use self::take_over::TakeOver;
 use crate::awake;
 
 /// Concurrent requests on one HTTP/2 connection.
@@ -179,13 +181,32 @@ impl ConnectionServer {
         }
     }
 
-    /// Reads requests and writes replies until the connection ends.
+    /// Serves HTTP, and after that the protocol that takes the connection over, if there is one.
     async fn exchange<S, F>(
         &self,
         stream: S,
         closing: &CancellationToken,
         has_asked: &AtomicBool,
         answer: impl Fn(Request<Body>) -> F,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let take_over = Arc::new(OnceLock::new());
+        self.exchange_http(stream, closing, has_asked, answer, Arc::clone(&take_over)).await;
+        if let Some(take_over) = Arc::into_inner(take_over).and_then(OnceLock::into_inner) {
+            take_over.run(closing.clone()).await;
+        }
+    }
+
+    /// Reads requests and writes replies until the connection ends or is upgraded.
+    async fn exchange_http<S, F>(
+        &self,
+        stream: S,
+        closing: &CancellationToken,
+        has_asked: &AtomicBool,
+        answer: impl Fn(Request<Body>) -> F,
+        take_over: Arc<OnceLock<TakeOver>>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
@@ -198,8 +219,13 @@ impl ConnectionServer {
             let open_request = open_requests.begin();
             let reply = answer(request.map(Body::new));
             let refused = refused.clone();
+            let take_over = Arc::clone(&take_over);
             async move {
                 let mut reply = reply.await;
+                if let Some(work) = reply.extensions_mut().remove::<TakeOver>() {
+                    // A connection is upgraded once.
+                    drop(take_over.set(work));
+                }
                 if reply.extensions().get::<CloseConnection>().is_some() {
                     match version < Version::HTTP_2 {
                         true => _ = reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close")),
@@ -211,7 +237,7 @@ impl ConnectionServer {
         });
         let mut stream = TimeoutStream::new(FloodGuard::new(stream));
         stream.set_write_timeout(Some(self.deadlines.read));
-        let connection = self.builder.serve_connection(TokioIo::new(Box::pin(stream)), service);
+        let connection = self.builder.serve_connection_with_upgrades(TokioIo::new(Box::pin(stream)), service);
         let mut connection = std::pin::pin!(connection);
         // Most errors are peers that disconnected.
         let ended = |result| {

@@ -1,22 +1,21 @@
 //! Streams the node's load: each change within a tenth of a second.
 //!
-//! A line is written only when the connection has room for it, so a slow reader gets fewer but current loads.
+//! A load is taken only when its reader has granted credit for it, so a slow reader gets fewer but current loads.
 
 use std::time::Duration;
 
-use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeLoad, Phase};
 use futures::StreamExt;
-use http::StatusCode;
 use tokio::time::Instant;
 
-use super::{NodeService, lines, refusal};
+use super::NodeService;
+use crate::engine::LoadStream;
 
 /// The most streams at once. Each endpoint uses one.
 pub(super) const MAX_STREAMS: usize = 64;
 
-/// The interval of lines while the load does not change.
+/// The interval of loads while the load does not change.
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// The interval in which the load is checked for changes.
@@ -34,11 +33,11 @@ impl NodeService {
     }
 }
 
-/// Streams loads as lines of JSON, until the node is stopping and has no requests left.
-pub(super) fn respond(node: NodeService) -> Response {
+/// The node's loads, until the node is stopping and has no requests left. Errors: too many of these streams run.
+pub(super) fn stream(node: NodeService) -> Result<LoadStream, EngineError> {
     let Ok(place) = std::sync::Arc::clone(&node.load_streams).try_acquire_owned() else {
         let reason = format!("{MAX_STREAMS} streams of loads run already");
-        return refusal(StatusCode::SERVICE_UNAVAILABLE, EngineError::Unavailable { reason });
+        return Err(EngineError::Unavailable { reason });
     };
     let loads = async_stream::stream! {
         let _place = place;
@@ -69,5 +68,5 @@ pub(super) fn respond(node: NodeService) -> Response {
             }
         }
     };
-    lines(loads.boxed()).into_response()
+    Ok(loads.boxed())
 }

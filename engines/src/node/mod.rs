@@ -10,6 +10,7 @@ mod listen;
 mod loads;
 mod prefill;
 mod server;
+mod streams;
 mod tls;
 mod traced;
 
@@ -23,16 +24,15 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use baton_schemas::embed::EmbedSequences;
 use baton_schemas::handoff::{KvSource, PrefillRequest};
 use baton_schemas::node::{
-    BASE_PATH, DetokenizedText, NodeErrorReply, NodeInfo, RenderRequest, Role, StreamLine, TokenList, TokenizeRequest,
+    BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, RenderRequest, Role, TokenList,
+    TokenizeRequest,
 };
-use baton_schemas::{EngineError, SequenceRequest, Token};
-use bytes::{BufMut, BytesMut};
-use futures::StreamExt;
-use futures::stream::BoxStream;
-use http::{StatusCode, header};
+use baton_schemas::streams::{MAX_BODY_BYTES, StreamVersions};
+use baton_schemas::{EngineError, Token};
+use bytes::BytesMut;
+use http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -46,10 +46,6 @@ pub use self::tls::ServerTls;
 use crate::connections::CloseConnection;
 use crate::engine::Engine;
 use crate::handoff::MAX_NOISE_BYTES;
-
-/// Largest request body: the endpoint's largest, 32 MiB, with what the endpoint adds. A refused body would look like a
-/// node that fails.
-const MAX_BODY_BYTES: usize = 48 << 20;
 
 /// The most tokens of a reply, unless the context is longer. For more, the error says how many there are: nothing can be
 /// done with them.
@@ -67,6 +63,8 @@ struct NodeService {
     load_streams: Arc<Semaphore>,
     /// [`NodeInfo::process`].
     process: u64,
+    /// The versions of the stream protocol that it speaks.
+    versions: StreamVersions,
 }
 
 /// The routes of a node around `engine`. Calls that its role does not allow are refused.
@@ -76,21 +74,41 @@ pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
 
 /// Like [`router`], for a node that reports in its load that it is stopping once `stop` is cancelled.
 pub fn stoppable_router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey, stop: CancellationToken) -> Router {
+    router_speaking(StreamVersions::OURS, engine, role, key, stop)
+}
+
+/// Like [`stoppable_router`], for a node that speaks other versions of the stream protocol.
+pub fn router_speaking(
+    versions: StreamVersions,
+    engine: Arc<dyn Engine>,
+    role: Role,
+    key: ClusterKey,
+    stop: CancellationToken,
+) -> Router {
     let load_streams = Arc::new(Semaphore::new(loads::MAX_STREAMS));
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
-        .route("/load/stream", get(load_stream))
+        .route("/streams", get(open_streams))
         .route("/render", post(render))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
-        .route("/generate", post(generate))
-        .route("/embed", post(embed))
         .route("/prefill", post(prefill))
         .route("/link", post(link))
         .route("/noise", get(noise))
+        .route("/generate", post(replaced))
+        .route("/embed", post(replaced))
+        .route("/load/stream", get(replaced))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeService { engine, role, key: key.clone(), stop, load_streams, process: rand::random() });
+        .with_state(NodeService {
+            engine,
+            role,
+            key: key.clone(),
+            stop,
+            load_streams,
+            process: rand::random(),
+            versions,
+        });
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
@@ -111,15 +129,27 @@ async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Nex
 type Node = State<NodeService>;
 
 async fn info(State(node): Node) -> Response {
-    answer(node.engine.info().await.map(|info| NodeInfo { role: node.role, process: node.process, ..info }))
+    answer(node.engine.info().await.map(|info| NodeDescription {
+        info: NodeInfo { role: node.role, process: node.process, ..info },
+        streams: node.versions,
+    }))
 }
 
 async fn load(State(node): Node) -> Response {
     answer(node.load().await)
 }
 
-async fn load_stream(State(node): Node) -> Response {
-    loads::respond(node)
+async fn open_streams(State(node): Node, request: Request) -> Response {
+    streams::respond(node, request)
+}
+
+/// Refuses a call of endpoints from before the stream protocol.
+async fn replaced(State(node): Node) -> Response {
+    let feature = format!(
+        "a call of an older endpoint. Update the endpoint: this node speaks versions {} of the stream protocol",
+        node.versions
+    );
+    failure(EngineError::Unsupported { feature })
 }
 
 async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -> Response {
@@ -143,39 +173,6 @@ async fn token_list(node: &NodeService, tokens: Result<Vec<Token>, EngineError>)
 
 async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
     answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
-}
-
-/// Streams events, one JSON value in each line. A closed connection drops the response and with it the engine's stream,
-/// which cancels the sequence.
-async fn generate(State(node): Node, CallBody(request): CallBody<SequenceRequest>) -> Response {
-    if !node.role.decodes() {
-        return failure(EngineError::Unsupported { feature: "generating: its role is prefill".into() });
-    }
-    node.engine.generate(request).await.map_or_else(failure, lines)
-}
-
-/// Streams vectors, one JSON value in each line. Dropping the response cancels the texts that are not computed yet.
-async fn embed(State(node): Node, CallBody(request): CallBody<EmbedSequences>) -> Response {
-    if !node.role.decodes() {
-        return failure(EngineError::Unsupported { feature: "embeddings: its role is prefill".into() });
-    }
-    node.engine.embed(request).await.map_or_else(failure, lines)
-}
-
-/// A stream of events as lines of JSON, with an empty line after every second without an event.
-fn lines<D: Serialize + Send + 'static>(events: BoxStream<'static, Result<D, EngineError>>) -> Response {
-    // Events that are ready at the same time are sent as one chunk, which saves writes when many streams run.
-    let mut events = events.ready_chunks(MAX_LINES_PER_CHUNK);
-    let lines = async_stream::stream! {
-        loop {
-            match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
-                Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
-                Ok(Some(events)) => yield Ok(lines_of(events)),
-                Ok(None) => break,
-            }
-        }
-    };
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
@@ -211,28 +208,9 @@ async fn noise(Query(Noise { bytes }): Query<Noise>) -> Response {
 
 const NOISE_PIECE_BYTES: usize = 256 << 10;
 
-const MAX_LINES_PER_CHUNK: usize = 16;
-
-/// How often a stream without events sends an empty line as a sign of life. A sequence may wait long for a slot or its
-/// prefill, and the reader must be able to distinguish that from a frozen node.
+/// How long a node sends nothing until it sends a sign of life. A sequence may wait long for a slot or its prefill, and
+/// the reader must be able to distinguish that from a frozen node.
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-
-fn lines_of<D: Serialize>(events: Vec<Result<D, EngineError>>) -> Bytes {
-    let mut chunk = BytesMut::with_capacity(128 * events.len());
-    for event in events {
-        put_line(&mut chunk, &StreamLine::from(event));
-    }
-    chunk.freeze()
-}
-
-fn put_line(chunk: &mut BytesMut, line: &impl Serialize) {
-    match serde_json::to_vec(line) {
-        Ok(json) => chunk.put_slice(&json),
-        // This cannot happen: a log-probability that is not finite becomes null in JSON.
-        Err(error) => return tracing::error!(%error, "an event cannot be written as JSON and is dropped"),
-    }
-    chunk.put_u8(b'\n');
-}
 
 /// A call's body, parsed as JSON whatever its content type.
 struct CallBody<T>(T);
@@ -267,6 +245,7 @@ fn status(error: &EngineError) -> StatusCode {
         | EngineError::InvalidRequest { .. }
         | EngineError::Template { .. } => StatusCode::BAD_REQUEST,
         EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
+        EngineError::VersionMismatch(_) => StatusCode::UPGRADE_REQUIRED,
         EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
         EngineError::QueueFull { .. } | EngineError::Unavailable { .. } | EngineError::GaveWay => {
             StatusCode::SERVICE_UNAVAILABLE

@@ -14,8 +14,8 @@ use super::listen::Listener;
 use super::loads::NOTICE;
 use crate::connections::Connections;
 
-/// The most connections; further ones wait in the kernel's backlog. Enough for thousands of streams of an endpoint and
-/// the pulls of a cluster's decode nodes.
+/// The most connections; further ones wait in the kernel's backlog. Enough for the calls of many endpoints and the pulls
+/// of a cluster's decode nodes.
 const MAX_CONNECTIONS: usize = 4_096;
 
 /// The longest head of a request, bytes; Baton's have some hundreds.

@@ -79,8 +79,8 @@ impl Transport {
             .redirect(Policy::none())
             // Nor may a proxy from the environment get them.
             .no_proxy()
-            // Each stream needs its own connection: TCP's window is its backpressure, and closing it cancels the
-            // stream.
+            // HTTP/1.1 upgrades the connection of all streams. Each pull of KV needs a connection of its own: TCP's window
+            // is its backpressure, and closing it cancels the pull.
             .http1_only()
             .tcp_nodelay(true)
             .pool_idle_timeout(IDLE_TIMEOUT);

@@ -33,6 +33,7 @@ mod node_tls;
 mod other_weights;
 #[cfg(feature = "llama")]
 mod resume;
+mod streams;
 mod template_goldens;
 #[cfg(feature = "llama")]
 mod waiting_for_pulls;

@@ -182,6 +182,7 @@ fn map_engine(error: &EngineError) -> HttpFailure {
         }
         EngineError::NotFinite => HttpFailure::internal(error),
         EngineError::Unauthorized => HttpFailure::unavailable("The engine refuses this server.", SOON),
+        EngineError::VersionMismatch(_) => HttpFailure::unavailable(error, SOON),
         EngineError::Internal { .. } => HttpFailure::internal(INTERNAL),
     }
 }

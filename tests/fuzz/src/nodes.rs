@@ -83,11 +83,11 @@ impl Checked {
 /// is the same.
 pub(crate) fn messages(input: &[u8]) -> bool {
     let [kind, json @ ..] = input else { return false };
-    match kind % 16 {
+    match kind % 14 {
         0 => round_trip::<SequenceRequest>(json),
         1 => round_trip::<SequenceEvent>(json),
-        2 => round_trip::<node::SequenceLine>(json),
-        3 => round_trip::<node::NodeInfo>(json),
+        2 => round_trip::<node::NodeErrorReply>(json),
+        3 => round_trip::<node::NodeDescription>(json),
         4 => round_trip::<node::NodeLoad>(json),
         5 => round_trip::<node::RenderRequest>(json),
         6 => round_trip::<node::ChildEvent>(json),
@@ -95,11 +95,9 @@ pub(crate) fn messages(input: &[u8]) -> bool {
         8 => round_trip::<PrefillRequest>(json),
         9 => round_trip::<EmbedSequences>(json),
         10 => round_trip::<EmbedEvent>(json),
-        11 => round_trip::<node::StreamLine<EmbedEvent>>(json),
-        12 => round_trip::<node::TokenizeRequest>(json),
-        13 => round_trip::<node::TokenList>(json),
-        14 => round_trip::<node::DetokenizedText>(json),
-        _ => round_trip::<node::NodeErrorReply>(json),
+        11 => round_trip::<node::TokenizeRequest>(json),
+        12 => round_trip::<node::TokenList>(json),
+        _ => round_trip::<node::DetokenizedText>(json),
     }
 }
 
@@ -132,8 +130,8 @@ pub(crate) fn messages_seeds() -> Vec<Vec<u8>> {
     let texts = [
         r#"{"prompt":[1,2],"sampling":{},"max_tokens":5,"top_logprobs":2,"group":{"id":7,"size":2},"cache_scope":9}"#,
         r#"{"token":{"id":5,"bytes":{"base64":"8J8="},"logprobs":{"chosen":-0.5,"top":[{"id":1,"bytes":"a","logprob":-1}]}}}"#,
-        r#"{"finished":{"reason":"stop","timings":{"queue_ms":1.5,"prompt_n":3}}}"#,
-        r#"{"model":"m","engine":"sim","architecture":"llama","n_ctx":1,"n_ctx_train":1,"n_vocab":1,"n_slots":1,"memory":{},"has_chat_template":true}"#,
+        r#"{"error":{"kind":"version_mismatch","node":{"oldest":2,"newest":3},"endpoint":{"oldest":1,"newest":1}}}"#,
+        r#"{"model":"m","engine":"sim","architecture":"llama","n_ctx":1,"n_ctx_train":1,"n_vocab":1,"n_slots":1,"memory":{},"has_chat_template":true,"streams":{"oldest":1,"newest":2}}"#,
         r#"{"active_slots":1,"queued":2,"free_cells":3,"prefill_tps":1e3,"decode_tps":0.1}"#,
         r#"{"conversation":{"messages":[{"role":"user","content":"hi"}]}}"#,
         r#"{"event":"failed","message":"a","summary":"b"}"#,

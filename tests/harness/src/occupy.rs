@@ -1,5 +1,7 @@
 //! Work from other clients that occupies a node.
 
+use baton_engines::Engine;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::CacheScope;
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::PrefillRequest;
@@ -34,14 +36,16 @@ pub async fn occupy(url: String, i: u32) {
     let info: NodeInfo = info.json().await.unwrap();
     let n_tokens = info.n_ctx - 2;
     let tokens: Vec<u32> = (0..n_tokens).map(|t| (t * (i + 1)) % 200).collect();
-    let call = if info.role.decodes() {
+    if info.role.decodes() {
         let request = SequenceRequest {
             prompt: tokens[..8].to_vec(),
             ignore_eos: true,
             ephemeral: true,
             ..SequenceRequest::default()
         };
-        client.post(node("generate")).json(&request)
+        let engine = RemoteEngine::new(&NodeAddress::Url(url.clone()), CLUSTER_KEY).unwrap();
+        let _reply = engine.generate(request).await;
+        std::future::pending().await
     } else {
         let request = PrefillRequest {
             handoff: HandoffId(rand::random()),
@@ -53,8 +57,7 @@ pub async fn occupy(url: String, i: u32) {
             ephemeral: false,
             gives_way: false,
         };
-        client.post(node("prefill")).json(&request)
-    };
-    let _reply = call.bearer_auth(CLUSTER_KEY).send().await;
-    std::future::pending().await
+        let _reply = client.post(node("prefill")).json(&request).bearer_auth(CLUSTER_KEY).send().await;
+        std::future::pending().await
+    }
 }

@@ -85,8 +85,8 @@ async fn a_node_reveals_nothing_without_its_key() {
         assert_eq!(client.get(format!("http://node{path}")).send().await.unwrap().status(), 401, "{path}");
     }
     // With the key, invalid bodies are refused as such.
-    let post = |body: &'static str| client.post("http://node/node/v1/generate").bearer_auth("secret").body(body).send();
-    for body in ["", "[]", "{\"prompt\":\"text\"}", "\u{0}"] {
+    let post = |body: &'static str| client.post("http://node/node/v1/tokenize").bearer_auth("secret").body(body).send();
+    for body in ["", "[]", "{\"text\":7}", "\u{0}"] {
         assert_eq!(post(body).await.unwrap().status(), 400, "{body:?}");
     }
     stop.cancel();

@@ -49,6 +49,8 @@ pub enum StateReason {
     Unauthorized,
     /// The server at its address does not speak the node protocol.
     NoNode,
+    /// It and this endpoint speak no common version of the stream protocol.
+    VersionMismatch,
     /// Its breaker opened.
     Failure(FailureReason),
     /// Its breakers have closed.
@@ -76,6 +78,7 @@ impl StateReason {
             StateReason::Unreachable => "unreachable",
             StateReason::Unauthorized => "unauthorized",
             StateReason::NoNode => "no_node",
+            StateReason::VersionMismatch => "version_mismatch",
             StateReason::Failure(reason) => reason.as_str(),
             StateReason::BreakerClosed => "breaker_closed",
         }
@@ -103,6 +106,9 @@ impl StateChange {
 impl From<&EngineError> for StateChange {
     fn from(error: &EngineError) -> StateChange {
         let (reason, words) = match error {
+            EngineError::VersionMismatch(mismatch) => {
+                return StateChange::new(StateReason::VersionMismatch, &mismatch.to_string());
+            }
             EngineError::Unauthorized => (StateReason::Unauthorized, "the node refused the cluster key"),
             EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
             EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),

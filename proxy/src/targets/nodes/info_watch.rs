@@ -79,6 +79,8 @@ async fn ask(engine: &dyn Engine, health: &Health, is_first: bool) -> Option<Res
             health.note_failure(&StateChange::from(&error), RETRY_INTERVAL);
             return Some(Err(RefusedKey));
         }
+        // It answers, but cannot be used until one of the two is updated.
+        EngineError::VersionMismatch(_) => health.note_failure(&StateChange::from(&error), RETRY_INTERVAL),
         EngineError::Unavailable { .. } if is_loading(engine).await => health.note_loading(StateReason::Loading),
         _ => health.note_missed_answer(&StateChange::from(&error), RETRY_INTERVAL),
     }

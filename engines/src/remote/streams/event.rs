@@ -1,0 +1,92 @@
+//! The kinds of events that a stream can have, and where they go.
+
+use baton_schemas::EngineError;
+use baton_schemas::embed::EmbedEvent;
+use baton_schemas::node::NodeLoad;
+use baton_schemas::sequence::SequenceEvent;
+use tokio::sync::mpsc;
+
+/// The most tokens, vectors or loads of a stream that its reader has not taken. Further ones wait in the engine.
+pub(super) const CREDIT: u32 = 64;
+
+/// Events of a stream that take no credit: started, handoff, finished or an error.
+pub(super) const MAX_FREE_EVENTS: u32 = 4;
+
+pub(in super::super) type EventSender<D> = mpsc::Sender<Result<D, EngineError>>;
+
+/// Where a stream's events go. The receiver has room for all that the node may send, so nothing ever waits here.
+pub(in super::super) enum Inbox {
+    Sequence(EventSender<SequenceEvent>),
+    Embed(EventSender<EmbedEvent>),
+    Loads(EventSender<NodeLoad>),
+}
+
+impl Inbox {
+    pub(super) fn fail(&self, error: EngineError) {
+        // It fails if the reader has left.
+        match self {
+            Inbox::Sequence(sender) => drop(sender.try_send(Err(error))),
+            Inbox::Embed(sender) => drop(sender.try_send(Err(error))),
+            Inbox::Loads(sender) => drop(sender.try_send(Err(error))),
+        }
+    }
+}
+
+/// An event of a kind of stream.
+pub(in super::super) trait StreamEvent: Sized + Send + Unpin + 'static {
+    /// The stream may end without a last event.
+    const MAY_END: bool = false;
+
+    /// Puts the sender of such a stream into its inbox.
+    fn inbox(sender: EventSender<Self>) -> Inbox;
+
+    /// Returns true if the event takes a credit.
+    fn takes_credit(&self) -> bool;
+
+    /// Returns true if nothing follows.
+    fn is_last(&self) -> bool;
+}
+
+impl StreamEvent for SequenceEvent {
+    fn inbox(sender: EventSender<Self>) -> Inbox {
+        Inbox::Sequence(sender)
+    }
+
+    fn takes_credit(&self) -> bool {
+        matches!(self, SequenceEvent::Token(_))
+    }
+
+    fn is_last(&self) -> bool {
+        matches!(self, SequenceEvent::Finished { .. })
+    }
+}
+
+impl StreamEvent for EmbedEvent {
+    fn inbox(sender: EventSender<Self>) -> Inbox {
+        Inbox::Embed(sender)
+    }
+
+    fn takes_credit(&self) -> bool {
+        matches!(self, EmbedEvent::Vector(_))
+    }
+
+    fn is_last(&self) -> bool {
+        matches!(self, EmbedEvent::Finished { .. })
+    }
+}
+
+impl StreamEvent for NodeLoad {
+    const MAY_END: bool = true;
+
+    fn inbox(sender: EventSender<Self>) -> Inbox {
+        Inbox::Loads(sender)
+    }
+
+    fn takes_credit(&self) -> bool {
+        true
+    }
+
+    fn is_last(&self) -> bool {
+        false
+    }
+}

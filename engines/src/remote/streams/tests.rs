@@ -1,0 +1,254 @@
+//! What a node may not send, and what a caller sees of it.
+
+use baton_schemas::SequenceRequest;
+use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::streams::{
+    ClientFrame, FrameBuffer, HEAD_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, NodeFrameWriter, StreamWork,
+};
+use futures::StreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::connection::Connection;
+use super::event::CREDIT;
+use super::*;
+
+/// A node's end of a connection, played by a test.
+struct FakeNode {
+    io: DuplexStream,
+    inbox: FrameBuffer,
+}
+
+impl FakeNode {
+    fn connected() -> (FakeNode, Arc<Connection>) {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        (FakeNode { io: theirs, inbox: FrameBuffer::new(MAX_CLIENT_PAYLOAD) }, Connection::over(ours))
+    }
+
+    /// The next frame of the endpoint: its stream, and what it is.
+    async fn next(&mut self) -> (u32, String) {
+        loop {
+            if let Some(frame) = self.inbox.next_frame().unwrap() {
+                let stream = frame.stream;
+                return (
+                    stream,
+                    match ClientFrame::parse(frame).unwrap() {
+                        ClientFrame::Start(start) => {
+                            format!("start with {} of {}", start.piece.len(), start.body_bytes)
+                        }
+                        ClientFrame::Body(piece) => format!("piece of {}", piece.len()),
+                        ClientFrame::Credit(credit) => format!("credit {credit}"),
+                        ClientFrame::Cancel => "cancel".to_owned(),
+                    },
+                );
+            }
+            assert_ne!(self.io.read_buf(self.inbox.space()).await.unwrap(), 0, "the endpoint left");
+        }
+    }
+
+    async fn send(&mut self, write: impl FnOnce(&mut NodeFrameWriter)) {
+        let mut frames = NodeFrameWriter::default();
+        write(&mut frames);
+        self.io.write_all(frames.frames()).await.unwrap();
+    }
+}
+
+fn token(id: u32) -> GeneratedToken {
+    GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None }
+}
+
+fn finished() -> SequenceEvent {
+    SequenceEvent::Finished { reason: FinishReason::Stop, timings: Timings::default() }
+}
+
+async fn start(connection: &Arc<Connection>) -> Result<RemoteStream<SequenceEvent>, EngineError> {
+    let body = serde_json::to_vec(&SequenceRequest::default()).unwrap();
+    RemoteStream::start(Arc::clone(connection), StreamWork::Generate, body).await
+}
+
+/// A connection with stream 1, which the node has accepted.
+async fn accepted() -> (FakeNode, Arc<Connection>, RemoteStream<SequenceEvent>) {
+    let (mut node, connection) = FakeNode::connected();
+    let (stream, ()) = tokio::join!(start(&connection), async {
+        assert_eq!(node.next().await.0, 1);
+        node.send(|frames| frames.accepted(1)).await;
+    });
+    (node, connection, stream.unwrap())
+}
+
+async fn rest(mut stream: RemoteStream<SequenceEvent>) -> (usize, Option<EngineError>) {
+    let mut n_tokens = 0;
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(event) => n_tokens += usize::from(matches!(event, SequenceEvent::Token(_))),
+            Err(error) => return (n_tokens, Some(error)),
+        }
+    }
+    (n_tokens, None)
+}
+
+/// Checks that these bytes, after stream 1 was accepted, end the connection with this cause.
+async fn is_fault(cause: &str, write: impl FnOnce(&mut NodeFrameWriter)) {
+    let (mut node, connection, stream) = accepted().await;
+    node.send(write).await;
+    let (_, error) = rest(stream).await;
+    let Some(EngineError::Lost { detail }) = error else { panic!("{cause}: {error:?}") };
+    assert!(detail.contains("broke the stream protocol") && detail.contains(cause), "{cause}: {detail}");
+    assert!(!connection.is_open());
+    assert!(matches!(start(&connection).await.err(), Some(EngineError::Lost { .. })), "{cause}: the next call");
+}
+
+#[tokio::test]
+async fn a_node_that_breaks_the_protocol_loses_its_connection_with_the_cause() {
+    is_fault("a frame of 4294967295 bytes", |frames| {
+        frames.frames().extend_from_slice(&[255, 255, 255, 255, 16, 0, 0, 0, 0, 0, 0, 0])
+    })
+    .await;
+    is_fault("the unknown kind 77", |frames| frames.frames().extend_from_slice(&[0, 0, 0, 0, 77, 0, 0, 0, 1, 0, 0, 0]))
+        .await;
+    is_fault("never started", |frames| frames.token(2, &token(1)).unwrap()).await;
+    is_fault("never started", |frames| frames.accepted(9)).await;
+    is_fault("accepted twice", |frames| frames.accepted(1)).await;
+    is_fault("credit", |frames| (0..=CREDIT).for_each(|_| frames.token(1, &token(1)).unwrap())).await;
+    is_fault("more events", |frames| {
+        (0..5).for_each(|_| frames.event(1, &SequenceEvent::Started { n_cached: 0 }).unwrap());
+    })
+    .await;
+    is_fault("work", |frames| frames.vector(1, &[1.0]).unwrap()).await;
+    is_fault("work", |frames| frames.event(1, &SequenceEvent::Token(token(1))).unwrap()).await;
+    is_fault("unreadable", |frames| frames.event(1, &"nonsense").unwrap()).await;
+    is_fault("cut off", |frames| {
+        frames.token(1, &token(1)).unwrap();
+        // The token claims more bytes than there are.
+        let bytes = frames.frames();
+        bytes[HEAD_BYTES + 10] = 9;
+    })
+    .await;
+    const { assert!(CREDIT <= MAX_CREDIT) };
+}
+
+#[tokio::test]
+async fn tokens_before_the_request_is_accepted_are_a_fault() {
+    let (mut node, connection) = FakeNode::connected();
+    let (refused, ()) = tokio::join!(start(&connection), async {
+        node.next().await;
+        node.send(|frames| frames.token(1, &token(1)).unwrap()).await;
+    });
+    assert!(matches!(refused.err(), Some(EngineError::Lost { detail }) if detail.contains("not accepted")));
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_its_tokens_later_and_other_streams_go_on() {
+    let (mut node, connection, slow) = accepted().await;
+    let (fast, ()) = tokio::join!(start(&connection), async {
+        assert_eq!(node.next().await.0, 2);
+        node.send(|frames| {
+            frames.accepted(2);
+            (0..CREDIT).for_each(|_| frames.token(1, &token(1)).unwrap());
+            (0..CREDIT / 2).for_each(|_| frames.token(2, &token(2)).unwrap());
+            frames.event(2, &finished()).unwrap();
+        })
+        .await;
+    });
+    assert_eq!(rest(fast.unwrap()).await, (CREDIT as usize / 2, None));
+    // Credit for the fast stream crossed its end and is not sent.
+    let (read, ()) = tokio::join!(rest(slow), async {
+        assert_eq!(node.next().await, (1, format!("credit {}", CREDIT / 2)));
+        assert_eq!(node.next().await, (1, format!("credit {}", CREDIT / 2)));
+        node.send(|frames| frames.event(1, &finished()).unwrap()).await;
+    });
+    assert_eq!(read, (CREDIT as usize, None));
+}
+
+#[tokio::test]
+async fn a_dropped_stream_is_cancelled_and_what_still_comes_for_it_is_ignored() {
+    let (mut node, connection, stream) = accepted().await;
+    drop(stream);
+    assert_eq!(node.next().await, (1, "cancel".to_owned()));
+    node.send(|frames| {
+        (0..1_000).for_each(|_| frames.token(1, &token(1)).unwrap());
+        frames.event(1, &finished()).unwrap();
+    })
+    .await;
+    // A request that is given up before its answer is cancelled, too.
+    {
+        let starting = start(&connection);
+        tokio::pin!(starting);
+        tokio::select! {
+            biased;
+            _ = &mut starting => panic!("it is not answered"),
+            sent = node.next() => assert_eq!(sent.0, 2),
+        }
+    }
+    assert_eq!(node.next().await, (2, "cancel".to_owned()));
+    assert!(connection.is_open());
+}
+
+#[tokio::test]
+async fn a_refusal_ends_only_its_stream() {
+    let (mut node, connection, stream) = accepted().await;
+    let full = EngineError::QueueFull { limit: 3 };
+    let (refused, ()) = tokio::join!(start(&connection), async {
+        node.next().await;
+        node.send(|frames| frames.error(2, full.clone())).await;
+    });
+    assert_eq!(refused.err(), Some(full));
+    node.send(|frames| {
+        frames.token(1, &token(1)).unwrap();
+        frames.error(1, EngineError::NotFinite);
+    })
+    .await;
+    assert_eq!(rest(stream).await, (1, Some(EngineError::NotFinite)));
+    assert!(connection.is_open());
+}
+
+#[tokio::test]
+async fn a_long_body_lets_other_frames_pass() {
+    let (mut node, connection, short) = accepted().await;
+    let body = vec![b' '; 1 << 20];
+    let long = RemoteStream::<SequenceEvent>::start(Arc::clone(&connection), StreamWork::Generate, body);
+    let (long, ()) = tokio::join!(long, async {
+        assert_eq!(node.next().await, (2, format!("start with 65536 of {}", 1 << 20)));
+        drop(short);
+        let mut n_pieces = 0;
+        let mut cancelled_after = None;
+        while n_pieces < 15 {
+            match node.next().await {
+                (2, said) => {
+                    assert_eq!(said, "piece of 65536");
+                    n_pieces += 1;
+                }
+                (1, said) => {
+                    assert_eq!(said, "cancel");
+                    cancelled_after = Some(n_pieces);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(cancelled_after.is_some_and(|n| n < 15), "{cancelled_after:?}");
+        node.send(|frames| frames.accepted(2)).await;
+    });
+    assert!(long.is_ok());
+}
+
+#[tokio::test]
+async fn a_closed_connection_loses_its_streams() {
+    let (mut node, _connection, stream) = accepted().await;
+    node.send(|frames| frames.token(1, &token(1)).unwrap()).await;
+    drop(node);
+    let (n_tokens, error) = rest(stream).await;
+    assert_eq!(n_tokens, 1);
+    assert!(matches!(error, Some(EngineError::Lost { .. })), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_node_is_lost_and_one_that_shows_life_is_not() {
+    let (mut node, _connection, stream) = accepted().await;
+    let began = tokio::time::Instant::now();
+    for _ in 0..30 {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        node.send(|frames| frames.alive()).await;
+    }
+    let (_, error) = rest(stream).await;
+    assert!(matches!(error, Some(EngineError::Lost { detail }) if detail.contains("no sign of life")));
+    assert_eq!(began.elapsed().as_secs(), 35);
+}
