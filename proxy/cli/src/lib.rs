@@ -30,6 +30,7 @@ use baton_proxy::serve::CommandFailure;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
@@ -183,6 +184,17 @@ fn log_filter(asked: Option<String>) -> (EnvFilter, Option<String>) {
 /// Returns what is wrong with RUST_LOG.
 fn start_log(format: LogFormat, traces: Option<&Traces>) -> Option<String> {
     let (filter, problem) = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok());
+    let log = log(filter, format);
+    // Not as an `Option`: a layer that is `None` makes tracing build every span, and ask the filter again each time.
+    match traces {
+        Some(traces) => log.with(traces.layer()).init(),
+        None => log.init(),
+    }
+    problem
+}
+
+/// The log on standard error.
+fn log(filter: EnvFilter, format: LogFormat) -> impl SubscriberExt + for<'a> LookupSpan<'a> + Send + Sync {
     // Spans of traces go to the collector alone.
     let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;
@@ -192,8 +204,7 @@ fn start_log(format: LogFormat, traces: Option<&Traces>) -> Option<String> {
         LogFormat::Text => log.with_ansi(stderr().is_terminal()).with_filter(filter).boxed(),
         LogFormat::Json => log.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
     };
-    tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
-    problem
+    tracing_subscriber::registry().with(log)
 }
 
 fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), CommandFailure> {
@@ -217,6 +228,16 @@ mod tests {
         assert!(problem("inof").contains("\"inof\" is no level"));
         assert!(problem("warn,debgu").contains("\"debgu\" is no level"));
         assert!(problem("hyper=inof").contains("is ignored"));
+    }
+
+    #[test]
+    fn without_a_collector_no_span_is_built() {
+        let filter = EnvFilter::new(default_filter());
+        tracing::subscriber::with_default(log(filter, LogFormat::Text), || {
+            assert!(tracing::info_span!("request", id = "r").is_disabled());
+            assert!(tracing::info_span!(target: TARGET, "request").is_disabled());
+            assert!(!tracing::error_span!("failure").is_disabled(), "the log is there");
+        });
     }
 
     #[test]
