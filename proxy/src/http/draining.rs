@@ -4,11 +4,10 @@
 //! would look like a crash. A client on a keep-alive connection gets an answer instead of a reset.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, HttpBody};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
@@ -21,7 +20,7 @@ use super::request_steps::{Stopping, is_stopping};
 
 /// Refuses requests that arrive after the shutdown began, except those for the paths in `answered`. From then on every
 /// reply closes its connection.
-pub(super) async fn refuse(State(answered): State<Arc<[&'static str]>>, request: Request, next: Next) -> Response {
+pub(super) async fn refuse(answered: &[&'static str], request: Request, next: Next) -> Response {
     if !request.extensions().get::<Stopping>().is_some_and(|stopping| stopping.0.is_cancelled()) {
         return next.run(request).await;
     }

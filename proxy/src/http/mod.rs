@@ -30,22 +30,23 @@ pub mod server;
 
 mod draining;
 mod parse_errors;
+mod passage;
 mod reply_totals;
 mod streamed;
 mod unread_body;
 
 use std::sync::Arc;
 
-use access::key_check::{self, KeyCheck};
+use access::cors;
+use access::host_check::HostCheck;
+use access::key_check::KeyCheck;
 pub use access::{AccessConfig, ConfiguredKey, SharedAccess, key_hash};
-use access::{cors, host_check, origin_check};
 use axum::Router;
 use axum::extract::{MatchedPath, State};
 use axum::http::{Method, Uri};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
-use baton::metrics;
 use body_budget::BodyBudget;
 use bytes::Bytes;
 pub use config::HttpConfig;
@@ -54,24 +55,33 @@ pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
 use openapi::Routes;
+use passage::{Checks, Passage};
 pub use server::serve;
-use tower_http::catch_panic::CatchPanicLayer;
 
 /// Builds all routes with all layers.
 pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
     let access = access::shared(&config.access);
     let checks_names = config.check_host;
-    listener(api(backend, config, access.clone()), host_check::HostCheck { access, checks_names })
+    listener(&api(backend, config, access.clone()), HostCheck { access, checks_names })
 }
 
-/// Builds all routes behind the checks of keys and origins. Several listeners can use the result: they share the
-/// callers' accounts and prefix-cache scopes. Access can change while it serves.
-pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Router {
-    let cors = cors::layer(access.clone());
-    let counted = Arc::clone(&backend);
+/// All routes, and the checks before them.
+pub struct Api {
+    router: Router,
+    checks: Arc<Checks>,
+}
+
+/// Builds all routes. Several listeners can use the result: they share the callers' accounts and prefix-cache scopes.
+/// Access can change while it serves.
+pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Api {
     let routes = routes();
-    let while_stopping = routes.paths_while_stopping();
-    let keys = KeyCheck { access: access.clone(), public_paths: routes.public_paths() };
+    let checks = Checks {
+        backend: Arc::clone(&backend),
+        keys: KeyCheck { access: access.clone(), public_paths: routes.public_paths() },
+        cors: cors::layer(access.clone()),
+        access,
+        while_stopping: routes.paths_while_stopping(),
+    };
     let watchers = http_state::Watchers::default();
     let bodies = BodyBudget::default();
     let state = HttpState { backend, config: Arc::new(config), watchers, bodies, routes: routes.listed().into() };
@@ -82,12 +92,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
-
-    // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
-    // the Host and Origin checks because a refused page must not pass a preflight either.
-    let router = router.layer(from_fn_with_state(while_stopping, draining::refuse));
-    let router = router.layer(from_fn_with_state(keys, key_check::check)).layer(cors);
-    router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
+    Api { router, checks: Arc::new(checks) }
 }
 
 /// Lists all routes with their entries in `/openapi.json`. [`api`] adds the handler of that document.
@@ -99,14 +104,9 @@ fn routes() -> Routes {
         .merge(baton::routes().describe(Method::GET, openapi::PATH, openapi::operation()))
 }
 
-/// Adds the layers of one listener: the check of host names, and the headers of every reply.
-pub fn listener(api: Router, host: host_check::HostCheck) -> Router {
-    let router = api.layer(from_fn_with_state(host, host_check::check));
-    let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
-    router
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(unread_body::settle))
-        .layer(from_fn(request_id::attach))
+/// The routes behind the checks of one listener.
+pub fn listener(api: &Api, host: HostCheck) -> Router {
+    api.router.clone().layer(from_fn_with_state(Passage { host, checks: Arc::clone(&api.checks) }, passage::pass))
 }
 
 async fn unknown_route(State(state): State<HttpState>, method: Method, uri: Uri) -> Response {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderValue, Version, header};
@@ -25,27 +24,39 @@ const DISCARD_BYTES: u64 = 1 << 20;
 /// everything.
 const DISCARD_FOR: Duration = Duration::from_secs(1);
 
-/// Reads what the handler left of the body, or announces that the connection closes.
-pub(super) async fn settle(request: Request, next: Next) -> Response {
-    if request.body().is_end_stream() {
-        return next.run(request).await;
+/// A body that a handler may read, and what to do with the rest.
+pub(super) struct UnreadBody {
+    unread: oneshot::Receiver<Body>,
+    /// HTTP/2 closes the stream, not its connection.
+    closes: bool,
+    /// The client waits for '100 Continue'. Reading would make it send the body.
+    waits: bool,
+}
+
+impl UnreadBody {
+    /// Lends the request's body to its handler. `None` if it has no body.
+    pub(super) fn lend(request: &mut Request) -> Option<UnreadBody> {
+        if request.body().is_end_stream() {
+            return None;
+        }
+        let (back, unread) = oneshot::channel();
+        let body = std::mem::take(request.body_mut());
+        *request.body_mut() = Body::new(LentBody { body: Some(body), back: Some(back) });
+        let closes = request.version() < Version::HTTP_2;
+        Some(UnreadBody { unread, closes, waits: request.headers().contains_key(header::EXPECT) })
     }
-    // HTTP/2 closes the stream, not its connection.
-    let closes = request.version() < Version::HTTP_2;
-    // Do not read: a client that waits for '100 Continue' would then send the body.
-    let waits = request.headers().contains_key(header::EXPECT);
-    let (back, mut unread) = oneshot::channel();
-    let request = request.map(|body| Body::new(LentBody { body: Some(body), back: Some(back) }));
-    let mut response = next.run(request).await;
-    let is_read = match unread.try_recv() {
-        Ok(mut body) => !waits && discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await,
-        // The body was read to its end, or a handler still reads it.
-        Err(_) => true,
-    };
-    if !is_read && closes {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+
+    /// Reads what the handler left of the body, or announces that the connection closes.
+    pub(super) async fn settle(mut self, response: &mut Response) {
+        let is_read = match self.unread.try_recv() {
+            Ok(mut body) => !self.waits && discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await,
+            // The body was read to its end, or a handler still reads it.
+            Err(_) => true,
+        };
+        if !is_read && self.closes {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
     }
-    response
 }
 
 /// Reads to the end. Returns false if the body is longer than `max_bytes` or takes longer than `max_time`.
@@ -65,7 +76,7 @@ pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration)
     tokio::time::timeout(max_time, rest).await.unwrap_or(false)
 }
 
-/// A body that is sent back to [`settle`] unless a handler reads it to the end.
+/// A body that is sent back to [`UnreadBody`] unless a handler reads it to the end.
 struct LentBody {
     body: Option<Body>,
     back: Option<oneshot::Sender<Body>>,

@@ -227,14 +227,14 @@ fn assemble(
 fn serve_all(
     listeners: Vec<TcpListener>,
     addresses: &[SocketAddr],
-    api: &axum::Router,
+    api: &http::Api,
     access: &SharedAccess,
     shutdown: &Shutdown,
 ) -> Vec<JoinHandle<std::io::Result<()>>> {
     let serve = |(listener, address): (TcpListener, &SocketAddr)| {
         // A listener that other machines can reach answers under any host name.
         let host = HostCheck { access: access.clone(), checks_names: address.ip().is_loopback() };
-        let router = http::listener(api.clone(), host);
+        let router = http::listener(api, host);
         tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
     };
     listeners.into_iter().zip(addresses).map(serve).collect()

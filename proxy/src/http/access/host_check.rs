@@ -2,16 +2,13 @@
 //! loopback listener, but its browser still sends the page's own name in `Host`. A listener that other machines can
 //! reach accepts any name, but only one per request (RFC 9112, section 3.2).
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::Request;
 use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
 
 use super::SharedAccess;
-use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 
 /// The host check of one listener. The allowed names can change while it serves.
@@ -23,20 +20,16 @@ pub struct HostCheck {
     pub checks_names: bool,
 }
 
-/// Answers 400 to a request without exactly one valid host. Where the listener checks names, answers 403 to a host that
-/// is not allowed.
-pub async fn check(State(host): State<HostCheck>, request: Request, next: Next) -> Response {
-    let dialect = Dialect::of(request.uri().path());
-    let authority = match authority(&request) {
-        Ok(authority) => authority,
-        Err(problem) => return bad_host_header(problem).respond(dialect),
-    };
+/// Refuses a request without exactly one valid host, and where the listener checks names, a host that is not allowed.
+/// Errors: 400 or 403.
+pub(in crate::http) fn check(host: &HostCheck, request: &Request) -> Result<(), HttpFailure> {
+    let authority = authority(request).map_err(bad_host_header)?;
     // Only HTTP/1.0 allows a request without a host, and no browser uses it.
     let is_allowed = |authority: &Authority| host.access.load().hosts.allows(authority.host());
-    if host.checks_names && !authority.as_ref().is_none_or(is_allowed) {
-        return host_not_allowed().respond(dialect);
+    match !host.checks_names || authority.as_ref().is_none_or(is_allowed) {
+        true => Ok(()),
+        false => Err(host_not_allowed()),
     }
-    next.run(request).await
 }
 
 /// Returns the host that a request names: in the URI with HTTP/2, in a header with HTTP/1.

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::Request;
 use baton_engines::trace;
 use baton_planner::policy::{Policy, PolicyName};
 use baton_schemas::ErrorCode;
@@ -13,10 +11,8 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::SharedAccess;
 use super::keys::KeyIdentity;
-use super::rate_headers;
 use crate::account::Account;
 use crate::account::body_memory::BodyHold;
-use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
 use crate::request::admission::RequestAdmission;
@@ -24,30 +20,26 @@ use crate::request::caller::Caller;
 use crate::request::poison_case::PoisonCase;
 
 /// The keys, and the paths that need none.
-#[derive(Clone)]
 pub(in crate::http) struct KeyCheck {
     pub(in crate::http) access: SharedAccess,
     /// Load balancers probe health without a key, and the first page holds no secrets.
     pub(in crate::http) public_paths: Arc<[&'static str]>,
 }
 
-/// Refuses callers without a valid key, adds the [`Caller`] to the request, and adds the caller's rate limits to the
-/// reply.
-pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: Request, next: Next) -> Response {
-    let access = check.access.load_full();
+/// Adds the [`Caller`] to the request, and returns its account. Errors: the caller has no valid key, or may not choose the
+/// policy that it asks for.
+pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<Arc<Account>, HttpFailure> {
+    let access = check.access.load();
     // Browsers send preflights without a key.
     let is_public = request.method() == Method::OPTIONS || check.public_paths.contains(&request.uri().path());
     let identity = match access.keys.identify(request.headers()) {
         Some(identity) => identity,
         None if is_public => access.keys.anonymous(),
-        None => return missing_key().respond(Dialect::of(request.uri().path())),
+        None => return Err(missing_key()),
     };
     let KeyIdentity { scope, role, account } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
-    let policy = match wanted_policy(request.headers(), &account) {
-        Ok(policy) => policy,
-        Err(failure) => return failure.respond(Dialect::of(request.uri().path())),
-    };
+    let policy = wanted_policy(request.headers(), &account)?;
     let caller = Caller {
         cache_scope: scope,
         request_id,
@@ -60,9 +52,7 @@ pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: R
         trace: trace::parent_in(request.headers()),
     };
     request.extensions_mut().insert(caller);
-    let mut response = next.run(request).await;
-    rate_headers::insert(response.headers_mut(), &account);
-    response
+    Ok(account)
 }
 
 /// The header by which a request chooses its planning policy.

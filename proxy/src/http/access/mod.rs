@@ -8,7 +8,7 @@ pub mod host_check;
 pub(super) mod key_check;
 mod keys;
 pub(super) mod origin_check;
-mod rate_headers;
+pub(super) mod rate_headers;
 
 use std::sync::Arc;
 

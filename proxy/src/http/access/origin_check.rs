@@ -4,25 +4,20 @@
 //! A request whose reply CORS would hide is therefore refused before any work; the same list decides both. Callers that
 //! are not browsers send no `Origin` and are not affected.
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::Request;
 use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{StatusCode, header};
 
 use super::SharedAccess;
-use crate::http::dialect::Dialect;
 use crate::http::errors::HttpFailure;
 
-/// Answers 403 to a page whose origin is not allowed, preflights included.
-pub(in crate::http) async fn check(State(access): State<SharedAccess>, request: Request, next: Next) -> Response {
-    let access = access.load_full();
-    let origins = request.headers().get_all(header::ORIGIN);
-    if origins.iter().all(|origin| access.origins.allows(origin)) {
-        next.run(request).await
-    } else {
-        origin_not_allowed().respond(Dialect::of(request.uri().path()))
+/// Refuses a page whose origin is not allowed, preflights included. Errors: 403.
+pub(in crate::http) fn check(access: &SharedAccess, request: &Request) -> Result<(), HttpFailure> {
+    let mut origins = request.headers().get_all(header::ORIGIN).iter();
+    match origins.all(|origin| access.load().origins.allows(origin)) {
+        true => Ok(()),
+        false => Err(origin_not_allowed()),
     }
 }
 

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::account::Account;
 
 /// Adds the headers of the account's limited rates.
-pub(super) fn insert(headers: &mut HeaderMap, account: &Account) {
+pub(in crate::http) fn insert(headers: &mut HeaderMap, account: &Account) {
     for (unit, quota) in account.quotas() {
         let reset = format!("{:.3}s", quota.reset.as_secs_f64());
         for (what, value) in

@@ -1,17 +1,14 @@
-//! `GET /metrics`, and the counter of replies. Callers that may see `/baton/state` may scrape.
-
-use std::sync::Arc;
+//! `GET /metrics`. Callers that may see `/baton/state` may scrape.
 
 use axum::Extension;
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::extract::State;
+use axum::response::IntoResponse;
 use http::header;
 
 use super::state::may_observe;
 use crate::http::errors::HttpFailure;
 use crate::http::openapi::Operation;
-use crate::http::{HttpBackend, HttpState};
+use crate::http::HttpState;
 use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 
@@ -25,16 +22,4 @@ pub(super) async fn scrape(
 ) -> Result<impl IntoResponse, HttpFailure> {
     may_observe(&caller)?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], state.backend.metrics()))
-}
-
-/// Counts every reply by its route's pattern. Paths as clients send them would create unbounded labels.
-pub(in crate::http) async fn count(
-    State(backend): State<Arc<dyn HttpBackend>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let response = next.run(request).await;
-    backend.replied(route.as_ref().map_or("other", MatchedPath::as_str), response.status().as_u16());
-    response
 }

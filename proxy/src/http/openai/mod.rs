@@ -24,6 +24,7 @@ use self::choices::Choices;
 use super::HttpConfig;
 use super::openapi::{Operation, Routes};
 use super::reply_totals::ReplyTotals;
+use super::request_id::random_id;
 use super::request_steps::RequestSteps;
 use super::streamed;
 use crate::error::RequestError;
@@ -69,7 +70,7 @@ async fn reply<C: Choices>(
 /// Creates the fields that all chunks of a reply share.
 fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
     ReplyHead {
-        id: format!("{id_prefix}-{}", uuid::Uuid::new_v4().simple()),
+        id: format!("{id_prefix}-{}", random_id()),
         object,
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         model,

@@ -6,11 +6,9 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, head, post};
 use http::Method;
-use tower_http::catch_panic::CatchPanicLayer;
 
 use super::Operation;
-use crate::http::dialect::Dialect;
-use crate::http::{HttpState, errors};
+use crate::http::HttpState;
 
 /// The routes of one API, with their documentation.
 pub(in crate::http) struct Routes {
@@ -78,8 +76,7 @@ impl Routes {
         handler: MethodRouter<HttpState>,
         operation: Operation,
     ) -> Self {
-        let panicked = move |panic| errors::panicked(panic, Dialect::of(path));
-        self.router = self.router.route(path, handler.layer(CatchPanicLayer::custom(panicked)));
+        self.router = self.router.route(path, handler);
         self.describe(method, path, operation)
     }
 
