@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::BoxError;
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -124,14 +126,15 @@ impl Connections {
     }
 
     /// Serves a connection in its own task. `open` makes the handshake; it returns `None` if that fails.
-    pub fn serve<S, F>(
+    pub fn serve<S, F, B>(
         &mut self,
         place: ConnectionPlace,
         open: impl Future<Output = Option<S>> + Send + 'static,
         answer: impl Fn(Request<Body>) -> F + Send + Sync + 'static,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         let server = Arc::clone(&self.server);
         let closing = self.closing.clone();
@@ -156,14 +159,15 @@ struct ConnectionServer {
 }
 
 impl ConnectionServer {
-    async fn serve<S, F>(
+    async fn serve<S, F, B>(
         &self,
         open: impl Future<Output = Option<S>>,
         closing: &CancellationToken,
         answer: impl Fn(Request<Body>) -> F,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         let has_asked = AtomicBool::new(false);
         let connection = async {
@@ -182,7 +186,7 @@ impl ConnectionServer {
     }
 
     /// Serves HTTP, and after that the protocol that takes the connection over, if there is one.
-    async fn exchange<S, F>(
+    async fn exchange<S, F, B>(
         &self,
         stream: S,
         closing: &CancellationToken,
@@ -190,7 +194,8 @@ impl ConnectionServer {
         answer: impl Fn(Request<Body>) -> F,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         let take_over = Arc::new(OnceLock::new());
         self.exchange_http(stream, closing, has_asked, answer, Arc::clone(&take_over)).await;
@@ -200,7 +205,7 @@ impl ConnectionServer {
     }
 
     /// Reads requests and writes replies until the connection ends or is upgraded.
-    async fn exchange_http<S, F>(
+    async fn exchange_http<S, F, B>(
         &self,
         stream: S,
         closing: &CancellationToken,
@@ -209,7 +214,8 @@ impl ConnectionServer {
         take_over: Arc<OnceLock<TakeOver>>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         let refused = CancellationToken::new();
         let open_requests = OpenRequests::default();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
+use axum::body::HttpBody;
 use bytes::{Buf, Bytes};
 use futures::task::AtomicWaker;
 use http::Response;
@@ -67,10 +67,10 @@ impl<F: Future + Send + 'static> Executor<F> for StreamExecutor {
 }
 
 /// Counts the bytes of a reply that this task sends. `open_request` lasts as long as the reply.
-pub(super) fn counted(reply: Response<Body>, open_request: OpenRequest) -> Response<CountedBody> {
+pub(super) fn counted<B>(reply: Response<B>, open_request: OpenRequest) -> Response<CountedBody<B>> {
     let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
     progress.begin_reply(reply.extensions().get::<ReadDeadline>().copied());
-    reply.map(|body| CountedBody { body, progress, _open_request: open_request })
+    reply.map(|body| CountedBody { body: Some(body), progress, _open_request: open_request })
 }
 
 /// Counts the bytes of a task's replies.
@@ -154,37 +154,38 @@ impl Progress {
 }
 
 /// A reply's body with counted bytes.
-pub(super) struct CountedBody {
-    body: Body,
+pub(super) struct CountedBody<B> {
+    /// `None` once it is complete.
+    body: Option<B>,
     progress: Arc<Progress>,
     _open_request: OpenRequest,
 }
 
-impl HttpBody for CountedBody {
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for CountedBody<B> {
     type Data = CountedBytes;
-    type Error = axum::Error;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<CountedBytes>, axum::Error>>> {
-        match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-            Some(frame) => Poll::Ready(Some(frame.map(|frame| frame.map_data(|bytes| self.progress.give(bytes))))),
-            None => {
-                // The body is complete: drop it, which frees the request's slot. But end the stream only when its last
-                // bytes are taken. Otherwise h2 would keep them for a peer that grants no window, without a deadline.
-                self.body = Body::empty();
-                self.progress.poll_empty(context).map(|()| None)
+    ) -> Poll<Option<Result<Frame<CountedBytes>, B::Error>>> {
+        if let Some(body) = &mut self.body {
+            if let Some(frame) = ready!(Pin::new(body).poll_frame(context)) {
+                return Poll::Ready(Some(frame.map(|frame| frame.map_data(|bytes| self.progress.give(bytes)))));
             }
+            // The body is complete: drop it, which frees the request's slot. But end the stream only when its last
+            // bytes are taken. Otherwise h2 would keep them for a peer that grants no window, without a deadline.
+            self.body = None;
         }
+        self.progress.poll_empty(context).map(|()| None)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream() && self.progress.is_empty()
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream) && self.progress.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::response::Response;
 use baton_engines::connections::{ConnectionDeadlines, Connections, tune};
-use http::Request;
+use http::{Request, Response};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tower::ServiceExt;
 
 use super::draining::Awaited;
@@ -142,7 +142,10 @@ struct Server {
 }
 
 impl Server {
-    fn answer(&self, mut request: Request<Body>) -> impl Future<Output = Response> + Send + use<> {
+    fn answer(
+        &self,
+        mut request: Request<Body>,
+    ) -> impl Future<Output = Response<Awaited<Option<TaskTrackerToken>>>> + Send + use<> {
         request.extensions_mut().insert(self.drain.clone());
         request.extensions_mut().insert(self.stopping.clone());
         // A request that arrives during the shutdown is refused, so it must not delay it.
@@ -150,10 +153,7 @@ impl Server {
         let reply = self.router.clone().oneshot(request);
         async move {
             let reply = reply.await.unwrap_or_else(|never| match never {});
-            match running {
-                Some(running) => reply.map(|body| Body::new(Awaited::new(body, running))),
-                None => reply,
-            }
+            reply.map(|body| Awaited::new(body, running))
         }
     }
 }
