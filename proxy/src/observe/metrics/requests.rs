@@ -4,9 +4,12 @@
 //! [`RouteSummary`], which the [`RequestWatch`](crate::observe::RequestWatch) fills in.
 
 use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
 
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
+use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,16 +43,52 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
-/// Labels of one series, each with a constant name.
-pub(super) type Labels = Vec<(&'static str, String)>;
+/// The labels of a model's series: its name, and words of this program.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ModelLabels {
+    model: Arc<str>,
+    words: [Option<LabelWord>; 2],
+}
 
-type Histograms = Family<Labels, Histogram, Buckets>;
-type Counters = Family<Labels, Counter>;
+/// The name of a label, and its value.
+type LabelWord = (&'static str, &'static str);
+
+impl ModelLabels {
+    fn of(model: &str) -> ModelLabels {
+        ModelLabels { model: model.into(), words: [None; 2] }
+    }
+
+    /// The same with another label.
+    fn with(&self, name: &'static str, word: &'static str) -> ModelLabels {
+        let mut labels = self.clone();
+        if let Some(free) = labels.words.iter_mut().find(|free| free.is_none()) {
+            *free = Some((name, word));
+        }
+        labels
+    }
+}
+
+impl EncodeLabelSet for ModelLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        ("model", &*self.model).encode(encoder.encode_label())?;
+        self.words.iter().flatten().try_for_each(|word| word.encode(encoder.encode_label()))
+    }
+}
+
+/// The labels of the replies of a route.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReplyLabels {
+    path: String,
+    status: u16,
+}
+
+type Histograms = Family<ModelLabels, Histogram, Buckets>;
+type Counters = Family<ModelLabels, Counter>;
 
 /// The families, each with its labels. See the module.
 pub struct RequestMetrics {
     registry: Registry,
-    http_requests: Counters,
+    http_requests: Family<ReplyLabels, Counter>,
     requests: Counters,
     errors: Counters,
     routes: Counters,
@@ -164,28 +203,26 @@ impl RequestMetrics {
 
     /// Counts a reply by its route's pattern, never by the path itself, and its status.
     pub fn replied(&self, route: &str, status: u16) {
-        let labels = vec![("path", route.to_owned()), ("status", status.to_string())];
-        self.http_requests.get_or_create(&labels).inc();
+        self.http_requests.get_or_create(&ReplyLabels { path: route.to_owned(), status }).inc();
     }
 
     /// The histogram of the gaps between a model's tokens.
     pub fn inter_token_latency(&self, model: &str) -> Histogram {
-        self.itl.get_or_create_owned(&of_model(model))
+        self.itl.get_or_create_owned(&ModelLabels::of(model))
     }
 
     /// Counts a request at its end.
     pub fn ended(&self, request: &RequestSummary<'_>) {
-        let model = of_model(request.model);
-        let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
-        self.requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
+        let model = ModelLabels::of(request.model);
+        self.requests.get_or_create(&model.with("outcome", request.outcome.as_str())).inc();
         if let Some(error) = request.error {
-            self.errors.get_or_create(&with("reason", error.as_str())).inc();
+            self.errors.get_or_create(&model.with("reason", error.as_str())).inc();
         }
         let admission = &request.admission;
-        self.admission.get_or_create(&with("outcome", admission.outcome.as_str())).observe(admission.seconds);
+        self.admission.get_or_create(&model.with("outcome", admission.outcome.as_str())).observe(admission.seconds);
         let Some(route) = &request.route else { return };
-        let by_route = with("route", route.kind.as_str());
-        self.routes.get_or_create(&[&by_route[..], &[("reason", route.reason.to_string())]].concat()).inc();
+        let by_route = model.with("route", route.kind.as_str());
+        self.routes.get_or_create(&by_route.with("reason", route.reason.as_str())).inc();
         self.prompt_tokens.get_or_create(&model).inc_by(route.n_prompt.into());
         self.cached_tokens.get_or_create(&model).inc_by(route.n_cached.into());
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
@@ -202,7 +239,7 @@ impl RequestMetrics {
         }
         if let Some(handoff) = &route.handoff {
             let result = handoff.failure.map_or("done", |failure| failure.as_str());
-            self.handoffs.get_or_create(&with("result", result)).inc();
+            self.handoffs.get_or_create(&model.with("result", result)).inc();
             self.kv_bytes.get_or_create(&model).inc_by(handoff.n_bytes);
             self.hidden.get_or_create(&model).observe(handoff.hidden_ms / 1e3);
             self.unhidden.get_or_create(&model).observe(handoff.unhidden_ms / 1e3);
@@ -211,11 +248,10 @@ impl RequestMetrics {
 
     /// Counts a request for vectors at its end.
     pub fn embedded(&self, request: &EmbedSummary<'_>) {
-        let model = of_model(request.model);
-        let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
-        self.embed_requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
+        let model = ModelLabels::of(request.model);
+        self.embed_requests.get_or_create(&model.with("outcome", request.outcome.as_str())).inc();
         if let Some(error) = request.error {
-            self.embed_errors.get_or_create(&with("reason", error.as_str())).inc();
+            self.embed_errors.get_or_create(&model.with("reason", error.as_str())).inc();
         }
         if request.outcome == RequestOutcome::Done {
             self.embed_tokens.get_or_create(&model).inc_by(request.n_tokens);
@@ -225,16 +261,16 @@ impl RequestMetrics {
     }
 }
 
-fn of_model(model: &str) -> Labels {
-    vec![("model", model.to_owned())]
-}
-
 /// Registers each family under its name while [`RequestMetrics`] is built.
 struct Registrar(Registry);
 
 impl Registrar {
-    fn counters(&mut self, name: &str, help: &str) -> Counters {
-        let family = Counters::default();
+    fn counters<L: Clone + Hash + Eq + EncodeLabelSet + Send + Sync + fmt::Debug + 'static>(
+        &mut self,
+        name: &str,
+        help: &str,
+    ) -> Family<L, Counter> {
+        let family = Family::default();
         self.0.register(name, help, family.clone());
         family
     }

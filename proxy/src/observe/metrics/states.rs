@@ -9,11 +9,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::requests::Labels;
 use crate::observe::snapshot::{
     EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
+
+/// Labels of one series, each with a constant name.
+type Labels = Vec<(&'static str, String)>;
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
