@@ -1,6 +1,6 @@
 //! The queue, with a lane for each key. `P` is what an admitted request gets.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, oneshot};
@@ -17,14 +17,19 @@ pub(super) struct AdmissionQueue<P> {
     next_ticket: u64,
 }
 
+/// Every request passes the queue, so nothing here looks at all those that run.
 struct Lane<P> {
-    running: Vec<RunningRequest>,
+    /// By ticket.
+    running: BTreeMap<u64, RunningRequest>,
+    /// The tickets of those that want another place.
+    wanting: BTreeSet<u64>,
+    /// The places of all of them.
+    n_places: usize,
     waiting: VecDeque<Waiter<P>>,
 }
 
 /// An admitted request.
 struct RunningRequest {
-    ticket: u64,
     account: Arc<Account>,
     /// Places that it has now.
     n_places: usize,
@@ -37,6 +42,11 @@ struct RunningRequest {
 }
 
 impl RunningRequest {
+    fn get_place(&mut self) {
+        self.n_places += 1;
+        self.free_places.add_permits(1);
+    }
+
     fn wants_place(&self) -> bool {
         self.n_places < self.n_left.min(self.at_once)
     }
@@ -74,32 +84,52 @@ pub(super) enum Refusal {
 
 impl<P> Default for Lane<P> {
     fn default() -> Self {
-        Lane { running: Vec::new(), waiting: VecDeque::new() }
+        Lane { running: BTreeMap::new(), wanting: BTreeSet::new(), n_places: 0, waiting: VecDeque::new() }
     }
 }
 
 impl<P> Lane<P> {
-    fn n_places(&self) -> usize {
-        self.running.iter().map(|request| request.n_places).sum()
-    }
-
     /// Returns true if the account's own limit allows another place.
     fn has_room(&self, account: &Account) -> bool {
-        account.limits.max_concurrent.is_none_or(|limit| self.n_places() < limit)
+        account.limits.max_concurrent.is_none_or(|limit| self.n_places < limit)
     }
 
     /// Gives a request its first place.
     fn enter(&mut self, ticket: u64, account: &Arc<Account>, need: PlaceNeed) -> Entered {
         let free_places = Arc::new(Semaphore::new(1));
-        self.running.push(RunningRequest {
-            ticket,
+        let request = RunningRequest {
             account: Arc::clone(account),
-            n_places: 1,
+            n_places: 0,
             n_left: need.n_sequences.max(1),
             at_once: need.at_once,
             free_places: Arc::clone(&free_places),
-        });
+        };
+        self.running.insert(ticket, request);
+        self.change(ticket, |request| request.n_places = 1);
         Entered { ticket, free_places }
+    }
+
+    /// Changes a running request, and what the lane knows about it.
+    fn change(&mut self, ticket: u64, change: impl FnOnce(&mut RunningRequest)) {
+        let Some(request) = self.running.get_mut(&ticket) else { return };
+        self.n_places -= request.n_places;
+        change(request);
+        self.n_places += request.n_places;
+        match request.wants_place() {
+            true => self.wanting.insert(ticket),
+            false => self.wanting.remove(&ticket),
+        };
+    }
+
+    fn give_place(&mut self, ticket: u64) {
+        self.change(ticket, RunningRequest::get_place);
+    }
+
+    fn leave(&mut self, ticket: u64) {
+        if let Some(request) = self.running.remove(&ticket) {
+            self.n_places -= request.n_places;
+            self.wanting.remove(&ticket);
+        }
     }
 }
 
@@ -129,7 +159,7 @@ impl<P> AdmissionQueue<P> {
 
     /// Places that running requests have.
     pub(super) fn n_places(&self) -> usize {
-        self.lanes_by_key.values().map(Lane::n_places).sum()
+        self.lanes_by_key.values().map(|lane| lane.n_places).sum()
     }
 
     pub(super) fn n_waiting(&self) -> usize {
@@ -181,7 +211,7 @@ impl<P> AdmissionQueue<P> {
         while self.n_places() < self.max_places() {
             let (name, next) = self.best()?;
             match next {
-                Next::Running(ticket) => self.give_place(&name, ticket),
+                Next::Running(ticket) => self.lanes_by_key.get_mut(&name)?.give_place(ticket),
                 Next::Waiting => {
                     let lane = self.lanes_by_key.get_mut(&name)?;
                     let first = lane.waiting.pop_front()?;
@@ -197,45 +227,36 @@ impl<P> AdmissionQueue<P> {
     /// then the oldest request. A lane at its key's own limit is passed over.
     fn best(&self) -> Option<(String, Next)> {
         let candidate = |lane: &Lane<P>| {
-            let running = lane.running.iter().filter(|request| request.wants_place()).min_by_key(|r| r.ticket);
+            let running = lane.wanting.first().and_then(|ticket| lane.running.get_key_value(ticket));
             let (account, ticket, next) = match (running, lane.waiting.front()) {
-                (Some(request), _) => (&request.account, request.ticket, Next::Running(request.ticket)),
+                (Some((&ticket, request)), _) => (&request.account, ticket, Next::Running(ticket)),
                 (None, Some(waiter)) => (&waiter.account, waiter.ticket, Next::Waiting),
                 (None, None) => return None,
             };
-            let order = (std::cmp::Reverse(account.limits.priority), lane.n_places(), ticket);
+            let order = (std::cmp::Reverse(account.limits.priority), lane.n_places, ticket);
             lane.has_room(account).then_some((order, next))
         };
         let candidates = self.lanes_by_key.iter().filter_map(|(name, lane)| Some((name, candidate(lane)?)));
         candidates.min_by_key(|(_, (order, _))| *order).map(|(name, (_, next))| (name.clone(), next))
     }
 
-    fn give_place(&mut self, name: &str, ticket: u64) {
-        if let Some(request) = self.running(name, ticket) {
-            request.n_places += 1;
-            request.free_places.add_permits(1);
-        }
-    }
-
-    fn running(&mut self, name: &str, ticket: u64) -> Option<&mut RunningRequest> {
-        self.lanes_by_key.get_mut(name)?.running.iter_mut().find(|request| request.ticket == ticket)
-    }
-
     /// A sequence of this request has ended. Its place goes to whoever is next. The request's last place stays with it
     /// while it has sequences left: a reply that has begun is not made to wait.
     pub(super) fn end_sequence(&mut self, account: &Account, ticket: u64) {
-        let Some(request) = self.running(&account.name, ticket) else { return };
-        request.n_places = request.n_places.saturating_sub(1);
-        request.n_left = request.n_left.saturating_sub(1);
-        if request.n_places == 0 && request.n_left > 0 {
-            self.give_place(&account.name, ticket);
-        }
+        let Some(lane) = self.lanes_by_key.get_mut(&account.name) else { return };
+        lane.change(ticket, |request| {
+            request.n_places = request.n_places.saturating_sub(1);
+            request.n_left = request.n_left.saturating_sub(1);
+            if request.n_places == 0 && request.n_left > 0 {
+                request.get_place();
+            }
+        });
     }
 
     /// This request has ended.
     pub(super) fn leave(&mut self, account: &Account, ticket: u64) {
         if let Some(lane) = self.lanes_by_key.get_mut(&account.name) {
-            lane.running.retain(|request| request.ticket != ticket);
+            lane.leave(ticket);
         }
         self.sweep(&account.name);
     }
