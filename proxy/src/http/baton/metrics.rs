@@ -6,9 +6,9 @@ use axum::response::IntoResponse;
 use http::header;
 
 use super::state::may_observe;
+use crate::http::HttpState;
 use crate::http::errors::HttpFailure;
 use crate::http::openapi::Operation;
-use crate::http::HttpState;
 use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 

@@ -1,10 +1,11 @@
 //! Collects a whole reply from a request's steps.
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::body::Body;
+use axum::response::Response;
 use baton_schemas::EngineError;
 use baton_schemas::openai::chat_response::Completion;
 use futures::StreamExt;
+use http::{HeaderValue, header};
 
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
@@ -13,6 +14,9 @@ use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::http::route_header::insert_route;
 use crate::reply_event::{EventKind, ReplyEvent};
+
+/// The space for a reply at first: a short one.
+const BODY_BYTES: usize = 1 << 10;
 
 /// Collects a whole reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
@@ -38,7 +42,10 @@ pub(super) async fn collect<C: Choices>(
         }
     }
     let completion = Completion { head: shape.head, choices, usage: usage(&totals), timings: timings(&totals) };
-    let mut response = Json(completion).into_response();
+    let mut body = Vec::with_capacity(BODY_BYTES);
+    serde_json::to_writer(&mut body, &completion).map_err(EngineError::internal)?;
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     insert_route(response.headers_mut(), &totals.route);
     Ok(response)
 }
