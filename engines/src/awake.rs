@@ -3,9 +3,11 @@
 //! A laptop that wakes up, a process after SIGCONT and a paused virtual machine find all their timers expired, and the
 //! bytes that came meanwhile not read yet. Taken literally, every other machine has been silent.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 /// A wait is divided into parts of this length. However long a part takes, it counts as this long.
 const PART: Duration = Duration::from_millis(500);
@@ -32,6 +34,41 @@ pub async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Res
         if left.is_zero() {
             return Err(Elapsed);
         }
+    }
+}
+
+/// Times many waits, one after another, with one timer. A wait that ends in time does not touch it.
+pub struct WaitTimer {
+    part: Pin<Box<Sleep>>,
+    /// When the current wait began.
+    since: Option<Instant>,
+}
+
+impl WaitTimer {
+    pub fn new() -> WaitTimer {
+        WaitTimer { part: Box::pin(tokio::time::sleep(PART)), since: None }
+    }
+
+    /// Ends the current wait, if there is one. Returns how long it took, at most a part.
+    pub fn waited(&mut self) -> Duration {
+        self.since.take().map_or(Duration::ZERO, |since| since.elapsed().min(PART))
+    }
+
+    /// Begins a wait of at most this long. Ready once that time, or a part of it, is over.
+    pub fn poll_wait(&mut self, cx: &mut Context<'_>, limit: Duration) -> Poll<()> {
+        let now = Instant::now();
+        self.since = Some(now);
+        let due = now + limit.min(PART);
+        if self.part.deadline() > due || self.part.deadline() <= now {
+            self.part.as_mut().reset(due);
+        }
+        self.part.as_mut().poll(cx)
+    }
+}
+
+impl Default for WaitTimer {
+    fn default() -> WaitTimer {
+        WaitTimer::new()
     }
 }
 

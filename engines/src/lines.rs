@@ -1,44 +1,65 @@
-//! Splits a stream of byte chunks into lines of bounded length. Used for upstreams.
+//! Splits bytes that arrive in pieces into lines of bounded length.
 
 use baton_schemas::EngineError;
-use bytes::{Buf, Bytes, BytesMut};
-use futures::{Stream, StreamExt};
+use bytes::Bytes;
+use memchr::memchr;
 
 /// The longest line. A token with 20 alternatives takes some kilobytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// The lines of a byte stream.
-pub(crate) struct ByteLines<S> {
-    chunks: std::pin::Pin<Box<S>>,
-    pending: BytesMut,
+/// Splits pieces of bytes into lines. A line within one piece is not copied.
+#[derive(Default)]
+pub(crate) struct LineBuffer {
+    piece: Bytes,
+    /// The bytes of the piece that were read.
+    n_read: usize,
+    /// A line's beginning, from earlier pieces.
+    begun: Vec<u8>,
+    /// `begun` is a whole line, which was read.
+    is_whole: bool,
 }
 
-impl<S: Stream<Item = reqwest::Result<Bytes>>> ByteLines<S> {
-    pub(crate) fn new(chunks: S) -> Self {
-        ByteLines { chunks: Box::pin(chunks), pending: BytesMut::new() }
+impl LineBuffer {
+    /// Adds a piece. All lines of the piece before must have been read.
+    pub(crate) fn push(&mut self, piece: Bytes) {
+        self.piece = piece;
+        self.n_read = 0;
     }
 
-    /// The next line without its newline; `None` at the end of the stream. Errors: the line is too long, or the stream
-    /// ends inside a line.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
-        let mut searched = 0;
-        loop {
-            if let Some(at) = self.pending[searched..].iter().position(|&b| b == b'\n') {
-                let line = self.pending.split_to(searched + at).freeze();
-                self.pending.advance(1);
-                return Ok(Some(line));
+    /// The next line without its newline; `None` before the next piece. Errors: the line is too long.
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, EngineError> {
+        if std::mem::take(&mut self.is_whole) {
+            self.begun.clear();
+        }
+        let unread = &self.piece[self.n_read..];
+        let found = memchr(b'\n', unread);
+        let line = &unread[..found.unwrap_or(unread.len())];
+        if self.begun.len() + line.len() > MAX_LINE_BYTES {
+            return Err(EngineError::lost("a line of the stream is too long"));
+        }
+        match found {
+            Some(n) if self.begun.is_empty() => {
+                let from = self.n_read;
+                self.n_read += n + 1;
+                Ok(Some(&self.piece[from..from + n]))
             }
-            searched = self.pending.len();
-            if searched > MAX_LINE_BYTES {
-                return Err(EngineError::lost("a line of the stream is too long"));
+            Some(n) => {
+                self.begun.extend_from_slice(line);
+                self.n_read += n + 1;
+                self.is_whole = true;
+                Ok(Some(&self.begun))
             }
-            match self.chunks.next().await {
-                Some(Ok(chunk)) => self.pending.extend_from_slice(&chunk),
-                Some(Err(error)) => return Err(EngineError::lost(error)),
-                None if self.pending.is_empty() => return Ok(None),
-                None => return Err(EngineError::lost("the stream was cut inside a line")),
+            None => {
+                self.begun.extend_from_slice(line);
+                self.push(Bytes::new());
+                Ok(None)
             }
         }
+    }
+
+    /// Returns true if the pieces so far end inside a line. All their whole lines must have been read.
+    pub(crate) fn is_inside_line(&self) -> bool {
+        !self.begun.is_empty()
     }
 }
 
@@ -46,29 +67,33 @@ impl<S: Stream<Item = reqwest::Result<Bytes>>> ByteLines<S> {
 mod tests {
     use super::*;
 
-    async fn split(chunks: &[&'static str]) -> (Vec<String>, Option<EngineError>) {
-        let chunks: Vec<_> = chunks.iter().map(|c| Ok(Bytes::from_static(c.as_bytes()))).collect();
-        let mut lines = ByteLines::new(futures::stream::iter(chunks));
+    /// The whole lines of these pieces, and what is left of the last one.
+    fn split(pieces: &[&'static str]) -> (Vec<String>, bool) {
+        let mut lines = LineBuffer::default();
         let mut seen = Vec::new();
-        loop {
-            match lines.next().await {
-                Ok(Some(line)) => seen.push(String::from_utf8(line.to_vec()).unwrap()),
-                Ok(None) => return (seen, None),
-                Err(error) => return (seen, Some(error)),
+        for piece in pieces {
+            lines.push(Bytes::from_static(piece.as_bytes()));
+            while let Some(line) = lines.next().unwrap() {
+                seen.push(String::from_utf8(line.to_vec()).unwrap());
             }
         }
+        (seen, lines.is_inside_line())
     }
 
-    #[tokio::test]
-    async fn lines_are_found_wherever_the_chunks_break() {
-        assert_eq!(split(&["a\nbc\n"]).await, (vec!["a".into(), "bc".into()], None));
-        assert_eq!(split(&["a", "b", "\n", "\nc\n"]).await, (vec!["ab".into(), "".into(), "c".into()], None));
+    #[test]
+    fn lines_are_found_wherever_the_pieces_break() {
+        let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(split(&["a\nbc\n"]), (lines(&["a", "bc"]), false));
+        assert_eq!(split(&["a", "b", "\n", "\nc\n"]), (lines(&["ab", "", "c"]), false));
+        assert_eq!(split(&["a\nb"]), (lines(&["a"]), true));
     }
 
-    #[tokio::test]
-    async fn a_stream_that_ends_inside_a_line_is_an_error() {
-        let (seen, error) = split(&["a\nb"]).await;
-        assert_eq!(seen, ["a"]);
-        assert!(matches!(error, Some(EngineError::Lost { .. })));
+    #[test]
+    fn a_line_that_does_not_end_is_bounded() {
+        let mut lines = LineBuffer::default();
+        lines.push(Bytes::from(vec![b'x'; MAX_LINE_BYTES]));
+        assert_eq!(lines.next(), Ok(None));
+        lines.push(Bytes::from_static(b"x\n"));
+        assert!(matches!(lines.next(), Err(EngineError::Lost { .. })));
     }
 }

@@ -7,20 +7,25 @@ use crate::transport::explain_tls;
 
 /// Describes the cause of a failed call.
 pub(crate) fn describe(error: &reqwest::Error) -> String {
-    let causes = || std::iter::successors(error.source(), |&cause| cause.source());
-    let innermost = causes().last().map_or_else(|| error.to_string(), ToString::to_string);
     if error.is_timeout() {
         return "no connection in time".into();
     }
+    describe_cause(error, error.url().map(|url| url.as_str()), error.is_connect())
+}
+
+/// The same for an error of any client. `is_connect`: there was no connection yet.
+pub(crate) fn describe_cause(error: &(dyn Error + 'static), url: Option<&str>, is_connect: bool) -> String {
+    let causes = || std::iter::successors(Some(error), |&cause| cause.source());
+    let innermost = causes().last().map_or_else(|| error.to_string(), ToString::to_string);
     // Failures of the TLS handshake arrive as I/O errors of several kinds.
     let kinds: Vec<io::ErrorKind> =
         causes().filter_map(|cause| cause.downcast_ref::<io::Error>()).flat_map(kinds_within).collect();
-    let is_https = error.url().is_some_and(|url| url.scheme() == "https");
+    let is_https = url.is_some_and(|url| url.starts_with("https:"));
     if kinds.contains(&io::ErrorKind::ConnectionRefused) {
         "the connection was refused: nothing listens there".into()
-    } else if let Some(tls) = explain_tls(error) {
+    } else if let Some(tls) = explain_tls(error, url) {
         tls
-    } else if is_https && error.is_connect() && kinds.contains(&io::ErrorKind::UnexpectedEof) {
+    } else if is_https && is_connect && kinds.contains(&io::ErrorKind::UnexpectedEof) {
         "TLS failed: the other side hung up; does it speak plain http?".into()
     } else if causes().filter_map(|cause| cause.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse) {
         "what answers there does not speak plain http; a node with TLS is reached at https://".into()

@@ -7,7 +7,7 @@ use rustls::CertificateError;
 
 /// The chain of causes in one line, with advice if TLS failed. Not for clients: it may name the URL.
 pub(crate) fn explain(error: &reqwest::Error) -> String {
-    if let Some(tls) = explain_tls(error) {
+    if let Some(tls) = explain_tls(error, error.url().map(|url| url.as_str())) {
         return tls;
     }
     let mut line = error.to_string();
@@ -21,11 +21,10 @@ pub(crate) fn explain(error: &reqwest::Error) -> String {
     line
 }
 
-/// The description of a failure of TLS. `None` if TLS did not fail.
-pub(crate) fn explain_tls(error: &reqwest::Error) -> Option<String> {
+/// The description of a failure of TLS with the server at `url`. `None` if TLS did not fail.
+pub(crate) fn explain_tls(error: &(dyn Error + 'static), url: Option<&str>) -> Option<String> {
     let tls = causes(error).find_map(tls_error)?;
-    let url = error.url().map_or("a node", |url| url.as_str());
-    Some(format!("TLS with {url} failed: {}", cure(tls)))
+    Some(format!("TLS with {} failed: {}", url.unwrap_or("a node"), cure(tls)))
 }
 
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

@@ -3,6 +3,7 @@
 //! Every call carries the cluster key, and most carry prompts. Plain HTTP reveals both to the network, so to other
 //! machines it needs the operator's explicit permission. See `docs/security.md`.
 
+mod client_tls;
 mod explain;
 mod pem;
 
@@ -12,7 +13,9 @@ use std::time::Duration;
 
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, Url};
+use rustls::pki_types::CertificateDer;
 
+pub(crate) use self::client_tls::{ALPN_HTTP1, ALPN_HTTP2};
 pub(crate) use self::explain::{explain, explain_tls};
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};
@@ -40,6 +43,8 @@ pub enum AddressError {
 #[derive(Debug, Clone, Default)]
 pub struct Transport {
     certificates: Vec<Certificate>,
+    /// The same certificates, for clients that are not reqwest's.
+    roots: Vec<CertificateDer<'static>>,
     allow_plain_http: bool,
 }
 
@@ -48,15 +53,17 @@ impl Transport {
     /// cluster key and prompts to other machines unencrypted. Errors: the file cannot be used.
     pub fn new(ca: Option<&Path>, allow_plain_http: bool) -> Result<Transport, TlsError> {
         let mut trusted = Vec::new();
+        let mut roots = Vec::new();
         if let Some(path) = ca {
             // The store is dropped: it only finds invalid certificates here, where the file's name is known.
             let mut checked = rustls::RootCertStore::empty();
             for der in certificates(path)? {
                 trusted.push(Certificate::from_der(&der).map_err(|e| unusable(path, "certificate", e))?);
-                checked.add(der).map_err(|e| unusable(path, "certificate", e))?;
+                checked.add(der.clone()).map_err(|e| unusable(path, "certificate", e))?;
+                roots.push(der);
             }
         }
-        Ok(Transport { certificates: trusted, allow_plain_http })
+        Ok(Transport { certificates: trusted, roots, allow_plain_http })
     }
 
     /// Checks that the cluster key may be sent to `url`.

@@ -23,7 +23,7 @@ impl UpstreamKind {
             first_due: Instant::now() + deadlines.first,
             reader: protocol.delta_reader(&call),
         };
-        deltas(futures::stream::iter(pieces.into_iter().map(Ok)), reading)
+        deltas(futures::stream::iter(pieces.into_iter().map(Ok::<_, String>)), reading, (), drop)
     }
 
     /// Reads a whole reply as each of the things that it may be. Returns true if it was any of them.

@@ -11,9 +11,10 @@ pub struct ChoiceRequest<'a> {
     pub choice: u32,
     /// The upstream's own name for the model.
     pub model: &'a str,
-    /// The id that is sent as `x-request-id`.
-    pub request_id: &'a str,
 }
+
+/// The call for one choice, which its upstream takes.
+pub struct PreparedChoice(pub(super) ApiCall);
 
 /// A path of an upstream's HTTP API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

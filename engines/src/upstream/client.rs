@@ -8,26 +8,26 @@ use baton_schemas::json_values::count_values;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
+use bytes::Bytes;
 use futures::StreamExt;
-use http::{HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, RequestBuilder, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::connections::{Call, Connections, Reply, ReplyBody};
 use super::protocol::Protocol;
 use super::stream::{ReplyReading, deltas};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, TextStream, TextVectors, TokenAnswer,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, TextStream, TextVectors, TokenAnswer,
     TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
 };
-use crate::remote::call_failure;
-use crate::transport::{Transport, explain};
+use crate::transport::Transport;
 use crate::{long_json, trace};
 
-/// Idle connections that are kept.
-const MAX_IDLE_CONNECTIONS: usize = 16;
+/// Connections beyond those of `max_concurrent` choices: for the lists and descriptions of models.
+const SPARE_CONNECTIONS: usize = 2;
 
 /// The largest reply in one piece: a list of models, an error, a prefill server's answer.
 const MAX_WHOLE_BYTES: usize = 4 << 20;
@@ -44,6 +44,9 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The deadline of an error's body.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The id of a request, for the server's log.
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
 /// Deltas that are buffered of a reply that must be read to its end.
 const DELTAS_AHEAD: usize = 64;
 
@@ -51,11 +54,20 @@ const DELTAS_AHEAD: usize = 64;
 #[derive(Debug)]
 pub struct Upstream {
     settings: UpstreamSettings,
-    client: Client,
-    base: String,
+    server: ApiServer,
+    /// Servers that compute prompts for it.
+    prefill_servers: Vec<ApiServer>,
     headers: HeaderMap,
     protocol: &'static dyn Protocol,
     next_prefill: AtomicUsize,
+}
+
+/// A server, and the path of its API.
+#[derive(Debug)]
+struct ApiServer {
+    connections: Connections,
+    /// The path that API paths begin with, without a slash at its end.
+    root: String,
 }
 
 /// A reply whose head has come.
@@ -69,9 +81,8 @@ impl Upstream {
     /// A client with the certificates and permissions of `transport`. Errors, for the operator: a header is invalid, or
     /// no client can be made.
     pub fn new(settings: UpstreamSettings, transport: &Transport) -> Result<Upstream, String> {
-        let builder = transport.client().connect_timeout(settings.deadlines.connect);
-        let client = builder.pool_max_idle_per_host(MAX_IDLE_CONNECTIONS).build().map_err(|e| explain(&e))?;
         let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
         let key = settings.key.iter().map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
         for (name, value) in key.chain(settings.headers.iter().cloned()) {
             let header = HeaderName::try_from(&name).map_err(|_| format!("{name:?} is not a valid header name"))?;
@@ -81,8 +92,10 @@ impl Upstream {
             headers.insert(header, value);
         }
         let protocol = settings.kind.protocol();
-        let base = base(&settings.url, protocol);
-        Ok(Upstream { settings, client, base, headers, protocol, next_prefill: AtomicUsize::new(0) })
+        let server = |url: &String| ApiServer::new(url, &settings, transport);
+        let prefill_servers = settings.prefill.iter().map(server).collect::<Result<_, _>>()?;
+        let server = server(&settings.url)?;
+        Ok(Upstream { settings, server, prefill_servers, headers, protocol, next_prefill: AtomicUsize::new(0) })
     }
 
     /// The settings that it was made from.
@@ -92,51 +105,59 @@ impl Upstream {
 
     /// The names of the models that it lists. The list may be empty.
     pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
-        let request = self.client.get(self.url(self.protocol.models_path())).headers(self.headers.clone());
-        let list = self.whole(request.timeout(LIST_TIMEOUT), MAX_WHOLE_BYTES).await?;
+        let path = self.server.path(self.protocol.models_path());
+        let call = Call { method: Method::GET, path, headers: self.headers.clone(), body: Bytes::new() };
+        let list = in_time(LIST_TIMEOUT, whole(&self.server, &call, MAX_WHOLE_BYTES)).await?;
         Ok(self.protocol.model_names(&list))
     }
 
     /// The upstream's description of a model. Empty for a kind that describes none.
     pub async fn model_info(&self, model: &str, request_id: &str) -> Result<UpstreamModelInfo, UpstreamError> {
-        let request = match self.protocol.model_info_call(model) {
+        let path = match self.protocol.model_info_call(model) {
             None => return Ok(UpstreamModelInfo::default()),
-            Some(ModelInfoCall::Get(path)) => self.client.get(self.url(path)),
-            Some(ModelInfoCall::GetModel(path, model)) => self.client.get(self.url(path)).query(&[("model", model)]),
-            Some(ModelInfoCall::Post(call)) => self.client.post(self.url(call.path)).json(&call.body),
+            Some(ModelInfoCall::Get(path)) => self.server.path(path),
+            Some(ModelInfoCall::GetModel(path, model)) => {
+                let query = form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
+                format!("{}?{query}", self.server.path(path))
+            }
+            Some(ModelInfoCall::Post(call)) => {
+                let reply = in_time(LIST_TIMEOUT, self.ask(call, request_id, MAX_WHOLE_BYTES)).await?;
+                return Ok(self.protocol.read_model_info(model, &reply));
+            }
         };
-        let request = self.with_headers(request, request_id).timeout(LIST_TIMEOUT);
-        let reply = self.whole(request, MAX_WHOLE_BYTES).await?;
+        let call = Call { method: Method::GET, path, headers: self.headers(request_id), body: Bytes::new() };
+        let reply = in_time(LIST_TIMEOUT, whole(&self.server, &call, MAX_WHOLE_BYTES)).await?;
         Ok(self.protocol.read_model_info(model, &reply))
     }
 
-    /// Checks that the upstream takes this request. Sends nothing.
-    pub fn check(&self, asked: &ChoiceRequest<'_>) -> Result<(), UpstreamError> {
-        self.protocol.generate_call(asked, &self.settings).map(drop)
+    /// Prepares the call for one choice. Sends nothing. Errors: the upstream does not take this request.
+    pub fn prepare(&self, asked: &ChoiceRequest<'_>) -> Result<PreparedChoice, UpstreamError> {
+        self.protocol.generate_call(asked, &self.settings).map(PreparedChoice)
     }
 
-    /// Requests one choice. Returns with the reply's head. `hold` lives until the upstream has stopped working on it.
+    /// Requests one choice. Returns with the reply's head. `request_id` is sent as `x-request-id`. `hold` lives until the
+    /// upstream has stopped working on the choice.
     pub async fn generate(
         &self,
-        asked: &ChoiceRequest<'_>,
+        PreparedChoice(mut call): PreparedChoice,
+        request_id: &str,
         hold: impl Send + Sync + 'static,
     ) -> Result<UpstreamReply, UpstreamError> {
-        let mut call = self.protocol.generate_call(asked, &self.settings)?;
         let first = self.settings.deadlines.first;
         // A silent prefill server must leave time to do without it.
-        let prefill = self.prefill(&mut call, asked.request_id, Instant::now() + first / 2).await;
+        let prefill = self.prefill(&mut call, request_id, Instant::now() + first / 2).await;
         let first_due = Instant::now() + first;
-        let request = self.post(&self.base, &call, asked.request_id);
-        let response = timeout_at(first_due, request.send()).await.map_err(|_| UpstreamError::late())?;
-        let response = accepted(response.map_err(unreachable)?).await?;
-        let reading = ReplyReading {
-            framing: self.protocol.framing(),
-            deadlines: self.settings.deadlines,
-            first_due,
-            reader: self.protocol.delta_reader(&call),
+        let reader = self.protocol.delta_reader(&call);
+        let reply = async {
+            let call = self.post(&self.server, call, request_id).await?;
+            self.server.connections.send(&call).await
         };
-        let deltas = deltas(response.bytes_stream(), reading);
-        let deltas = if self.settings.abort { held(deltas, hold) } else { read_to_its_end(deltas, hold) };
+        let reply = timeout_at(first_due, reply).await.map_err(|_| UpstreamError::late())??;
+        let reply = accepted(reply).await?;
+        let reading =
+            ReplyReading { framing: self.protocol.framing(), deadlines: self.settings.deadlines, first_due, reader };
+        let deltas = deltas(reply.body, reading, hold, ReplyBody::finish);
+        let deltas = if self.settings.abort { deltas } else { read_to_its_end(deltas) };
         Ok(UpstreamReply { deltas, prefill })
     }
 
@@ -154,7 +175,7 @@ impl Upstream {
         request_id: &str,
     ) -> Result<(), UpstreamError> {
         let Some(call) = self.protocol.keep_call(&self.settings, model, keep_alive)? else { return Ok(()) };
-        self.ask(&call, request_id, MAX_WHOLE_BYTES).await.map(drop)
+        self.ask(call, request_id, MAX_WHOLE_BYTES).await.map(drop)
     }
 
     /// Checks that the upstream has a route for this question. Sends nothing.
@@ -172,7 +193,7 @@ impl Upstream {
         let mut all = TextVectors { vectors: Vec::with_capacity(request.inputs.len()), n_tokens: Some(0) };
         for batch in request.inputs.chunks(vectors::BATCH) {
             let call = self.protocol.embed_call(&self.settings, model, request, batch)?;
-            let reply = self.ask(&call, request_id, MAX_VECTORS_BYTES).await?;
+            let reply = self.ask(call, request_id, MAX_VECTORS_BYTES).await?;
             let read = self.protocol.read_embed_reply(&reply, batch.len())?;
             all.vectors.extend(read.vectors);
             all.n_tokens = all.n_tokens.zip(read.n_tokens).map(|(sum, n)| sum.saturating_add(n));
@@ -206,40 +227,51 @@ impl Upstream {
         request_id: &str,
     ) -> Result<TokenAnswer, UpstreamError> {
         let call = self.protocol.token_call(&self.settings, model, question)?;
-        tokens::read(question, &self.ask(&call, request_id, MAX_VECTORS_BYTES).await?)
+        tokens::read(question, &self.ask(call, request_id, MAX_VECTORS_BYTES).await?)
     }
 
-    fn url(&self, path: ApiPath) -> String {
-        url(&self.base, path)
-    }
-
-    fn with_headers(&self, request: RequestBuilder, request_id: &str) -> RequestBuilder {
-        let request_id = self.protocol.request_id(request_id);
-        let request = request.headers(self.headers.clone()).header("x-request-id", &*request_id);
-        match trace::traceparent(&tracing::Span::current()) {
-            Some(parent) => request.header(trace::TRACEPARENT, parent),
-            None => request,
+    /// The headers of a call.
+    fn headers(&self, request_id: &str) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        // A request id is checked where it comes in, and what is derived from it has no other characters.
+        if let Ok(id) = HeaderValue::try_from(&*self.protocol.request_id(request_id)) {
+            headers.insert(X_REQUEST_ID, id);
         }
+        let parent = trace::traceparent(&tracing::Span::current()).and_then(|parent| HeaderValue::try_from(parent).ok());
+        if let Some(parent) = parent {
+            headers.insert(HeaderName::from_static(trace::TRACEPARENT), parent);
+        }
+        headers
     }
 
-    fn post(&self, base: &str, call: &ApiCall, request_id: &str) -> RequestBuilder {
-        self.with_headers(self.client.post(url(base, call.path)).json(&call.body), request_id)
+    async fn post(&self, server: &ApiServer, call: ApiCall, request_id: &str) -> Result<Call, UpstreamError> {
+        let mut headers = self.headers(request_id);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let path = server.path(call.path);
+        let body = long_json::written(call.body).await.map_err(UpstreamError::malformed)?;
+        Ok(Call { method: Method::POST, path, headers, body: body.into() })
     }
 
     /// Sends a call whose reply comes in one piece.
-    async fn ask(&self, call: &ApiCall, request_id: &str, max_bytes: usize) -> Result<Value, UpstreamError> {
-        let reply = self.whole(self.post(&self.base, call, request_id), max_bytes);
-        timeout(self.settings.deadlines.first, reply).await.map_err(|_| UpstreamError::late())?
+    async fn ask(&self, call: ApiCall, request_id: &str, max_bytes: usize) -> Result<Value, UpstreamError> {
+        let reply = async {
+            let call = self.post(&self.server, call, request_id).await?;
+            whole(&self.server, &call, max_bytes).await
+        };
+        in_time(self.settings.deadlines.first, reply).await
     }
 
     /// Has a prefill server compute the prompt, if there are any; they take turns.
     async fn prefill(&self, call: &mut ApiCall, request_id: &str, due: Instant) -> Option<Result<(), PrefillFailure>> {
         let steps = self.protocol.prefill_steps()?;
-        let servers = &self.settings.prefill;
+        let servers = &self.prefill_servers;
         let turn = self.next_prefill.fetch_add(1, Ordering::Relaxed);
         let server = servers.get(turn.checked_rem(servers.len())?)?;
-        let request = self.post(&base(server, self.protocol), &(steps.call)(call), request_id);
-        let outcome = timeout_at(due, self.whole(request, MAX_WHOLE_BYTES)).await;
+        let reply = async {
+            let call = self.post(server, (steps.call)(call), request_id).await?;
+            whole(server, &call, MAX_WHOLE_BYTES).await
+        };
+        let outcome = timeout_at(due, reply).await;
         Some(match outcome.unwrap_or_else(|_| Err(UpstreamError::late())) {
             Ok(reply) if (steps.add_kv)(call, &reply) => Ok(()),
             Ok(_) => Err(PrefillFailure::NoKvTransferParams),
@@ -255,12 +287,37 @@ impl Upstream {
             }
         })
     }
+}
 
-    /// A reply in one piece.
-    async fn whole(&self, request: RequestBuilder, max_bytes: usize) -> Result<Value, UpstreamError> {
-        let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?, max_bytes).await?;
-        long_json::parsed(body, parsed).await.map_err(UpstreamError::malformed)?
+impl ApiServer {
+    fn new(url: &str, settings: &UpstreamSettings, transport: &Transport) -> Result<ApiServer, String> {
+        let n_calls = settings.max_concurrent.saturating_add(SPARE_CONNECTIONS);
+        let path = reqwest::Url::parse(url).map_err(|error| format!("the URL is not valid: {error}"))?.path().to_owned();
+        let root = match path.trim_end_matches('/') {
+            "" => settings.kind.protocol().api_root(),
+            root => root,
+        };
+        let connections = Connections::new(url, transport, settings.deadlines.connect, n_calls)?;
+        Ok(ApiServer { connections, root: root.to_owned() })
     }
+
+    fn path(&self, path: ApiPath) -> String {
+        match path {
+            ApiPath::Api(path) => format!("{}/{path}", self.root),
+            ApiPath::Root(path) => format!("{}/{path}", self.root.strip_suffix("/v1").unwrap_or(&self.root)),
+        }
+    }
+}
+
+/// A reply in one piece.
+async fn whole(server: &ApiServer, call: &Call, max_bytes: usize) -> Result<Value, UpstreamError> {
+    let body = bounded(accepted(server.connections.send(call).await?).await?, max_bytes).await?;
+    long_json::parsed(body, parsed).await.map_err(UpstreamError::malformed)?
+}
+
+/// The result of a call that must end within this time.
+async fn in_time<T>(limit: Duration, call: impl Future<Output = Result<T, UpstreamError>>) -> Result<T, UpstreamError> {
+    timeout(limit, call).await.map_err(|_| UpstreamError::late())?
 }
 
 fn parsed(body: &[u8]) -> Result<Value, UpstreamError> {
@@ -270,22 +327,10 @@ fn parsed(body: &[u8]) -> Result<Value, UpstreamError> {
     serde_json::from_slice(body).map_err(UpstreamError::malformed)
 }
 
-/// Closes the connection when the stream is dropped.
-fn held(mut deltas: TextStream, hold: impl Send + Sync + 'static) -> TextStream {
-    let deltas = async_stream::stream! {
-        let _hold = hold;
-        while let Some(delta) = deltas.next().await {
-            yield delta;
-        }
-    };
-    deltas.boxed()
-}
-
 /// Reads the reply to its end, even after the stream is dropped.
-fn read_to_its_end(mut deltas: TextStream, hold: impl Send + Sync + 'static) -> TextStream {
+fn read_to_its_end(mut deltas: TextStream) -> TextStream {
     let (sender, receiver) = mpsc::channel(DELTAS_AHEAD);
     tokio::spawn(async move {
-        let _hold = hold;
         while let Some(delta) = deltas.next().await {
             // An error says that the client has left: the rest is read all the same.
             let _ = sender.send(delta).await;
@@ -294,48 +339,28 @@ fn read_to_its_end(mut deltas: TextStream, hold: impl Send + Sync + 'static) -> 
     ReceiverStream::new(receiver).boxed()
 }
 
-/// A successful response, or the upstream's error.
-async fn accepted(response: Response) -> Result<Response, UpstreamError> {
-    if response.status().is_success() {
-        return Ok(response);
+/// A successful reply, or the upstream's error.
+async fn accepted(reply: Reply) -> Result<Reply, UpstreamError> {
+    if reply.status.is_success() {
+        return Ok(reply);
     }
-    let status = response.status().as_u16();
-    let headers = response.headers().clone();
-    let body = timeout(ERROR_TIMEOUT, bounded(response, MAX_WHOLE_BYTES)).await;
+    let status = reply.status.as_u16();
+    let headers = reply.headers.clone();
+    let body = timeout(ERROR_TIMEOUT, bounded(reply, MAX_WHOLE_BYTES)).await;
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
 }
 
-async fn bounded(response: Response, max_bytes: usize) -> Result<Vec<u8>, UpstreamError> {
+/// Reads a body to its end, so that its connection can be used again.
+async fn bounded(mut reply: Reply, max_bytes: usize) -> Result<Vec<u8>, UpstreamError> {
     let mut body = Vec::new();
-    let mut chunks = response.bytes_stream();
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(unreachable)?;
-        if body.len() + chunk.len() > max_bytes {
+    while let Some(piece) = reply.body.next().await {
+        let piece = piece.map_err(|error| UpstreamError::failed(UpstreamFailure::Unreachable, error))?;
+        if body.len() + piece.len() > max_bytes {
             return Err(UpstreamError::malformed(format_args!("a reply of more than {max_bytes} bytes")));
         }
-        body.extend_from_slice(&chunk);
+        body.extend_from_slice(&piece);
     }
     Ok(body)
-}
-
-fn unreachable(error: reqwest::Error) -> UpstreamError {
-    let is_late = error.is_timeout() && !error.is_connect();
-    let failure = if is_late { UpstreamFailure::TimedOut } else { UpstreamFailure::Unreachable };
-    UpstreamError::failed(failure, call_failure::describe(&error))
-}
-
-/// The address of a server's API, where the configured URL has no path.
-fn base(url: &str, protocol: &dyn Protocol) -> String {
-    let url = url.trim_end_matches('/');
-    let is_bare = reqwest::Url::parse(url).is_ok_and(|url| url.path() == "/");
-    format!("{url}{}", if is_bare { protocol.api_root() } else { "" })
-}
-
-fn url(base: &str, path: ApiPath) -> String {
-    match path {
-        ApiPath::Api(path) => format!("{base}/{path}"),
-        ApiPath::Root(path) => format!("{}/{path}", base.strip_suffix("/v1").unwrap_or(base)),
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod arrived;
 mod body;
 mod call;
 mod client;
+mod connections;
 mod delta;
 mod failure;
 mod field;
@@ -31,7 +32,7 @@ mod tokens;
 mod vectors;
 mod vllm;
 
-pub use self::call::ChoiceRequest;
+pub use self::call::{ChoiceRequest, PreparedChoice};
 use self::call::{ApiCall, ApiPath, ModelInfoCall};
 pub use self::client::{Upstream, UpstreamReply};
 pub use self::delta::{TextDelta, TextEnd, TextStream, TextToken, TextUsage};

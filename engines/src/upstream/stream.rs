@@ -1,5 +1,9 @@
 //! A reply while it arrives: bytes to lines, lines to events, events to deltas. Each step has a deadline and a limit.
 
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use baton_schemas::EngineError;
@@ -9,14 +13,11 @@ use tokio::time::Instant;
 
 use super::delta::DeltaReader;
 use super::{TextDelta, TextStream, UpstreamDeadlines, UpstreamError, UpstreamFailure};
-use crate::awake;
-use crate::lines::ByteLines;
+use crate::awake::WaitTimer;
+use crate::lines::LineBuffer;
 
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
-
-/// How long to wait for the end of a complete reply's body, so that the connection can be used again.
-const TAIL_TIME: Duration = Duration::from_millis(200);
 
 /// How a reply is divided into events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,103 +37,206 @@ pub(super) struct ReplyReading {
     pub(super) reader: Box<dyn DeltaReader>,
 }
 
-/// The deltas of a reply. Dropping the stream closes the connection, which tells the upstream to stop.
-pub(super) fn deltas<S>(chunks: S, reading: ReplyReading) -> TextStream
+/// The deltas of a reply. Dropping the stream drops its body, which tells the upstream to stop. `finish` takes the body of
+/// a complete reply, of which only the end is left. `hold` lives as long as the stream.
+pub(super) fn deltas<B, E>(
+    body: B,
+    reading: ReplyReading,
+    hold: impl Send + Sync + 'static,
+    finish: fn(B),
+) -> TextStream
 where
-    S: Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
+    B: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
+    E: Display + 'static,
 {
-    let ReplyReading { framing, deadlines, first_due, mut reader } = reading;
-    let deltas = async_stream::try_stream! {
-        let mut lines = ByteLines::new(chunks);
-        let mut n_bytes = 0_usize;
-        let mut has_begun = false;
-        // The time until the next delta. Only waits count, so a slow client makes no upstream late.
-        let mut left = first_due.saturating_duration_since(Instant::now());
-        let mut out = Vec::new();
-        loop {
-            let wait = if has_begun { left.min(deadlines.idle) } else { left };
-            let began = Instant::now();
-            let line = awake::timeout(wait, lines.next()).await.map_err(|_| {
-                let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
-                UpstreamError::failed(UpstreamFailure::TimedOut, what)
-            })?;
-            // However long this process was stopped, the wait counts as its limit.
-            left = left.saturating_sub(began.elapsed().min(wait));
-            let event = match line {
-                Ok(Some(line)) => {
-                    n_bytes = n_bytes.saturating_add(line.len() + 1);
-                    if n_bytes > MAX_REPLY_BYTES {
-                        Err(UpstreamError::malformed("the reply is too long"))?;
-                    }
-                    event_of(&line, framing)
-                }
-                // Some servers end without `[DONE]`, or without the last line's end. The reader knows whether the
-                // reply is complete.
-                Ok(None) => ReplyLine::End,
-                Err(error) => match reader.end(&mut out) {
-                    Some(end) => {
-                        for delta in out.drain(..) {
-                            yield delta;
-                        }
-                        yield TextDelta::Finished(end);
-                        break;
-                    }
-                    None => Err(cut(error))?,
-                },
-            };
-            match event {
-                ReplyLine::None => {}
-                ReplyLine::Json(json) => {
-                    reader.read(&json, &mut out)?;
-                    if !out.is_empty() {
-                        left = deadlines.first.max(deadlines.idle);
-                    }
-                    for delta in out.drain(..) {
-                        has_begun = true;
-                        yield delta;
-                    }
-                }
-                ReplyLine::End => {
-                    let end = reader.end(&mut out);
-                    for delta in out.drain(..) {
-                        yield delta;
-                    }
-                    let end = end.ok_or_else(|| {
-                        UpstreamError::failed(UpstreamFailure::CutShort, "the reply ended before it was complete")
-                    })?;
-                    // Only the end of the body follows.
-                    let tail = async { while let Ok(Some(_)) = lines.next().await {} };
-                    let _ = tokio::time::timeout(TAIL_TIME, tail).await;
-                    yield TextDelta::Finished(end);
-                    break;
-                }
-            }
-            if left.is_zero() {
-                Err(UpstreamError::failed(UpstreamFailure::TimedOut, "the reply brings nothing new"))?;
-            }
-        }
+    let left = reading.first_due.saturating_duration_since(Instant::now());
+    let deltas = ReplyDeltas {
+        body: Some(body),
+        finish,
+        reading,
+        lines: LineBuffer::default(),
+        n_bytes: 0,
+        has_begun: false,
+        silence: Duration::ZERO,
+        left,
+        timer: WaitTimer::new(),
+        read: Vec::new(),
+        ready: VecDeque::new(),
+        _hold: Box::new(hold),
     };
     deltas.boxed()
 }
 
-fn cut(error: EngineError) -> UpstreamError {
+struct ReplyDeltas<B> {
+    /// `None` once the reply has ended.
+    body: Option<B>,
+    finish: fn(B),
+    reading: ReplyReading,
+    lines: LineBuffer,
+    n_bytes: usize,
+    /// There was a delta.
+    has_begun: bool,
+    /// Time waited since the last line. Only waits count, so a slow client makes no upstream late.
+    silence: Duration,
+    /// Time that is left to wait for the next delta.
+    left: Duration,
+    timer: WaitTimer,
+    /// The deltas of the event that is being read.
+    read: Vec<TextDelta>,
+    /// The deltas that were not taken yet.
+    ready: VecDeque<TextDelta>,
+    _hold: Box<dyn Send + Sync>,
+}
+
+/// A step in the reading of a reply.
+enum ReplyStep {
+    /// More bytes have come.
+    Piece,
+    /// A line was read, perhaps with deltas.
+    Line,
+    /// The last event, or the end of the body.
+    End,
+    /// The body broke off.
+    Cut(EngineError),
+}
+
+impl<B, E> Stream for ReplyDeltas<B>
+where
+    B: Stream<Item = Result<Bytes, E>> + Unpin,
+    E: Display,
+{
+    type Item = Result<TextDelta, UpstreamError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(delta) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(delta)));
+            }
+            if this.body.is_none() {
+                return Poll::Ready(None);
+            }
+            let step = match this.read_line() {
+                Some(step) => step,
+                None => ready!(this.poll_piece(cx)),
+            };
+            if let Err(error) = step.and_then(|step| this.take(step)) {
+                this.body = None;
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+}
+
+impl<B, E> ReplyDeltas<B>
+where
+    B: Stream<Item = Result<Bytes, E>> + Unpin,
+    E: Display,
+{
+    /// Reads a line that has come; `None` if there is no whole one.
+    fn read_line(&mut self) -> Option<Result<ReplyStep, UpstreamError>> {
+        let line = match self.lines.next() {
+            Ok(line) => line?,
+            Err(error) => return Some(Ok(ReplyStep::Cut(error))),
+        };
+        self.silence = Duration::ZERO;
+        Some(match event_of(line, self.reading.framing) {
+            ReplyLine::None => Ok(ReplyStep::Line),
+            ReplyLine::Json(json) => self.reading.reader.read(json, &mut self.read).map(|()| ReplyStep::Line),
+            ReplyLine::End => Ok(ReplyStep::End),
+        })
+    }
+
+    /// Waits for more bytes. Errors: they are late, or too many.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReplyStep, UpstreamError>> {
+        loop {
+            let polled = self.body.as_mut().map_or(Poll::Ready(None), |body| body.poll_next_unpin(cx));
+            // However long this process was stopped, a wait counts as its limit at most.
+            let waited = self.timer.waited();
+            self.silence += waited;
+            self.left = self.left.saturating_sub(waited);
+            let step = match polled {
+                Poll::Ready(Some(Ok(piece))) => {
+                    self.n_bytes = self.n_bytes.saturating_add(piece.len());
+                    if self.n_bytes > MAX_REPLY_BYTES {
+                        return Poll::Ready(Err(UpstreamError::malformed("the reply is too long")));
+                    }
+                    self.lines.push(piece);
+                    ReplyStep::Piece
+                }
+                Poll::Ready(Some(Err(error))) => ReplyStep::Cut(EngineError::lost(error)),
+                // Some servers end without the last line's end. The reader knows whether the reply is complete.
+                Poll::Ready(None) if self.lines.is_inside_line() => {
+                    ReplyStep::Cut(EngineError::lost("the stream was cut inside a line"))
+                }
+                // Some servers end without `[DONE]`.
+                Poll::Ready(None) => ReplyStep::End,
+                Poll::Pending => {
+                    let idle = self.reading.deadlines.idle.saturating_sub(self.silence);
+                    let limit = if self.has_begun { self.left.min(idle) } else { self.left };
+                    if limit.is_zero() {
+                        let what = if self.has_begun { "the reply stalled" } else { "there was no reply in time" };
+                        return Poll::Ready(Err(UpstreamError::failed(UpstreamFailure::TimedOut, what)));
+                    }
+                    ready!(self.timer.poll_wait(cx, limit));
+                    continue;
+                }
+            };
+            return Poll::Ready(Ok(step));
+        }
+    }
+
+    /// Takes over what a step brought.
+    fn take(&mut self, step: ReplyStep) -> Result<(), UpstreamError> {
+        let cut_short = match step {
+            ReplyStep::Piece => return Ok(()),
+            ReplyStep::Line if self.read.is_empty() => {
+                return match self.left.is_zero() {
+                    true => Err(UpstreamError::failed(UpstreamFailure::TimedOut, "the reply brings nothing new")),
+                    false => Ok(()),
+                };
+            }
+            ReplyStep::Line => {
+                let UpstreamDeadlines { first, idle, .. } = self.reading.deadlines;
+                self.left = first.max(idle);
+                self.has_begun = true;
+                self.ready.extend(self.read.drain(..));
+                return Ok(());
+            }
+            ReplyStep::End => None,
+            ReplyStep::Cut(error) => Some(error),
+        };
+        let end = self.reading.reader.end(&mut self.read).ok_or_else(|| match &cut_short {
+            Some(error) => cut(error),
+            None => UpstreamError::failed(UpstreamFailure::CutShort, "the reply ended before it was complete"),
+        })?;
+        self.ready.extend(self.read.drain(..));
+        self.ready.push_back(TextDelta::Finished(end));
+        if let (Some(body), None) = (self.body.take(), cut_short) {
+            (self.finish)(body);
+        }
+        Ok(())
+    }
+}
+
+fn cut(error: &EngineError) -> UpstreamError {
     let detail = match error {
-        EngineError::Lost { detail } => detail,
+        EngineError::Lost { detail } => detail.clone(),
         other => other.to_string(),
     };
     UpstreamError::failed(UpstreamFailure::CutShort, detail)
 }
 
 /// What a line of a reply holds.
-enum ReplyLine {
+enum ReplyLine<'a> {
     /// No data: a comment that keeps the connection alive, a name or an id of an event, an empty line.
     None,
-    Json(Bytes),
+    Json(&'a [u8]),
     End,
 }
 
-fn event_of(line: &Bytes, framing: Framing) -> ReplyLine {
-    let line = line.strip_suffix(b"\r").map_or_else(|| line.clone(), |shorter| line.slice_ref(shorter));
+fn event_of(line: &[u8], framing: Framing) -> ReplyLine<'_> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
     if framing == Framing::JsonLines {
         return if line.trim_ascii().is_empty() { ReplyLine::None } else { ReplyLine::Json(line) };
     }
@@ -141,7 +245,7 @@ fn event_of(line: &Bytes, framing: Framing) -> ReplyLine {
     match data.trim_ascii() {
         b"" => ReplyLine::None,
         b"[DONE]" => ReplyLine::End,
-        json => ReplyLine::Json(line.slice_ref(json)),
+        json => ReplyLine::Json(json),
     }
 }
 
@@ -158,7 +262,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(500)).await;
             Some((Ok(Bytes::from_static(line.as_bytes())), ()))
         });
-        let chunks = futures::stream::iter([Ok(Bytes::from_static(word.as_bytes()))]).chain(endless);
+        let word = Ok::<_, String>(Bytes::from_static(word.as_bytes()));
+        let pieces = Box::pin(futures::stream::iter([word]).chain(endless));
         let reading = ReplyReading {
             framing: kind.protocol().framing(),
             deadlines,
@@ -167,7 +272,7 @@ mod tests {
         };
         let began = Instant::now();
         let hour = tokio::time::sleep(seconds(3_600));
-        let mut reply = Box::pin(deltas(chunks, reading).take(1_000).take_until(hour));
+        let mut reply = Box::pin(deltas(pieces, reading, (), drop).take(1_000).take_until(hour));
         let mut n_deltas = 0;
         while let Some(delta) = reply.next().await {
             match delta {
@@ -196,6 +301,27 @@ mod tests {
         for line in [word, thought] {
             let (n_deltas, error, _) = after_a_word(openai, word, line).await;
             assert_eq!((n_deltas, error.as_str()), (1_000, ""), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reply_ends_with_its_last_event_and_not_with_its_body() {
+        let kind = UpstreamKind::OpenAi;
+        let second = Duration::from_secs(1);
+        let reply = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+        // Cut at every place, and with an end that never comes.
+        for cut in 0..reply.len() {
+            let pieces = [&reply[..cut], &reply[cut..]].map(|piece| Ok::<_, String>(Bytes::from_static(piece.as_bytes())));
+            let pieces = futures::stream::iter(pieces).chain(futures::stream::pending());
+            let reading = ReplyReading {
+                framing: kind.protocol().framing(),
+                deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },
+                first_due: Instant::now() + second,
+                reader: kind.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+            };
+            let read: Vec<_> = deltas(pieces, reading, (), drop).collect().await;
+            let [Ok(TextDelta::Text { text, .. }), Ok(TextDelta::Finished(_))] = &read[..] else { panic!("{read:?}") };
+            assert_eq!(text, "hi", "{cut}");
         }
     }
 }

@@ -312,3 +312,35 @@ async fn calls_reasoning_and_usage_come_through() {
     let one_call = front.chat(json!({ "tools": tools, "parallel_tool_calls": false })).await.json();
     assert_eq!(one_call["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1, "{one_call}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_that_an_upstream_adds_reach_no_client() {
+    let mock = Mock::start(|_, _| {
+        let chunk = |choice: serde_json::Value| {
+            let mut choice = choice;
+            choice["private"] = json!({ "in": "choice" });
+            choice["delta"]["private"] = json!("delta");
+            event(&json!({
+                "id": "private-id", "created": 7, "model": "private-model", "system_fingerprint": "private-build",
+                "private": ["chunk"], "object": "chat.completion.chunk", "choices": [choice],
+            }))
+        };
+        let said = chunk(json!({ "index": 0, "delta": { "role": "assistant", "content": "fine \"\u{e9}\"" } }));
+        let last = chunk(json!({ "index": 0, "delta": {}, "finish_reason": "stop" }));
+        let usage = event(&json!({
+            "choices": [], "private": 1,
+            "usage": { "prompt_tokens": 5, "completion_tokens": 1, "private_tokens": 3 },
+        }));
+        vec![head(), said, last, usage, Step::Send("data: [DONE]\n\n".into())]
+    })
+    .await;
+    let front = ReloadableServer::start(&one(&mock.url, ""));
+    let whole = front.chat(json!({})).await;
+    assert_eq!((whole.status, whole.content().as_str()), (200, "fine \"\u{e9}\""), "{whole:?}");
+    let streamed = front.chat(json!({ "stream": true, "stream_options": { "include_usage": true } })).await;
+    assert!(streamed.text.contains("fine \\\"\u{e9}\\\"") && streamed.text.contains("[DONE]"), "{streamed:?}");
+    for answer in [whole, streamed] {
+        assert!(!answer.text.contains("private") && !answer.text.contains("\"created\":7,"), "{answer:?}");
+        assert!(answer.text.contains("\"prompt_tokens\":5"), "{answer:?}");
+    }
+}

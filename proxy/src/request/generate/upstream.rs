@@ -39,15 +39,18 @@ pub(super) async fn start_on_upstreams(
     let first = started.choices.into_iter().zip(std::mem::take(held));
     let first =
         first.map(|(choice, place)| UpstreamChoice { place: ready(place).boxed(), started: ready(Ok(choice)).boxed() });
-    let source = Arc::new(LateSource {
-        serving: serving.clone(),
-        request: request.clone(),
-        _texts: caller.body.texts(),
-        request_id: caller.request_id.clone(),
-        span: watch.span().clone(),
-    });
-    let late = (n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice, places.clone()));
-    let choices = StartedChoices::Text { choices: first.chain(late).collect() };
+    let mut choices: Vec<UpstreamChoice> = first.collect();
+    if n_first < request.n {
+        let source = Arc::new(LateSource {
+            serving: serving.clone(),
+            request: request.clone(),
+            _texts: caller.body.texts(),
+            request_id: caller.request_id.clone(),
+            span: watch.span().clone(),
+        });
+        choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice, places.clone())));
+    }
+    let choices = StartedChoices::Text { choices };
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }
 

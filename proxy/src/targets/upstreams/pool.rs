@@ -71,7 +71,7 @@ impl UpstreamPool {
             Some(ServingUpstream { server: Arc::clone(server), model: server.model(name, discovered)? })
         };
         let upstreams: Vec<ServingUpstream> = self.servers.iter().filter_map(upstream).collect();
-        let public = upstreams.first()?.server.models().into_iter().find(|known| model_name::are_same(known, name))?;
+        let public = upstreams.first()?.server.public_name(name)?;
         Some(ServedByUpstreams { name: public, upstreams, turn: self.turn.fetch_add(1, Ordering::Relaxed) })
     }
 

@@ -1,7 +1,9 @@
 //! Asks upstreams one after another until one answers: the least busy first, each once, and all once more after a broken
 //! connection.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use baton_engines::upstream::{UpstreamError, UpstreamFailure};
@@ -25,6 +27,9 @@ pub(super) trait UpstreamQuestion: Sync {
     /// The answer.
     type Answer: Send;
 
+    /// The question in the upstream's own form, if checking it makes one.
+    type Prepared: Send;
+
     /// The client's request id.
     fn request_id(&self) -> &str;
 
@@ -34,12 +39,13 @@ pub(super) trait UpstreamQuestion: Sync {
     }
 
     /// Checks that the configured upstream supports the question. Sends nothing.
-    fn check(&self, upstream: &ServingUpstream) -> Result<(), UpstreamError>;
+    fn prepare(&self, upstream: &ServingUpstream) -> Result<Self::Prepared, UpstreamError>;
 
     /// Asks the upstream.
     fn ask(
         &self,
         upstream: &ServingUpstream,
+        prepared: Self::Prepared,
         permits: Vec<UpstreamPermit>,
     ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
 }
@@ -83,16 +89,19 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         tried.push(i);
         let upstream = &serving.upstreams[i];
         let ServingUpstream { server, model } = upstream;
-        // Nothing was sent yet, so an error does not affect the upstream's health.
-        if let Err(error) = question.check(upstream) {
-            unsupported = Some(error);
-            continue;
-        }
-        let Ok(permits) = timeout(MAX_WAIT, server.permits(question.n_permits())).await else {
-            last = Some(UpstreamError::Busy { retry_after: None });
-            continue;
+        let ready = match make_ready(upstream, question).await {
+            Ok(Some(ready)) => ready,
+            Ok(None) => {
+                last = Some(UpstreamError::Busy { retry_after: None });
+                continue;
+            }
+            // Nothing was sent yet, so an error does not affect the upstream's health.
+            Err(error) => {
+                unsupported = Some(error);
+                continue;
+            }
         };
-        let failure = match question.ask(upstream, permits).await {
+        let failure = match question.ask(upstream, ready.question, ready.permits).await {
             Ok(answer) => {
                 server.breaker.succeeded();
                 return Ok(FirstAnswer { server: Arc::clone(server), reason, answer });
@@ -135,6 +144,29 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         }
         last = Some(failure);
     }
+}
+
+/// A question that can be asked now.
+struct ReadyQuestion<T> {
+    question: T,
+    permits: Vec<UpstreamPermit>,
+}
+
+/// Prepares a question, and waits for the upstream's capacity. `None`: it stayed full. Errors: the upstream does not
+/// support the question.
+async fn make_ready<Q: UpstreamQuestion>(
+    upstream: &ServingUpstream,
+    question: &Q,
+) -> Result<Option<ReadyQuestion<Q::Prepared>>, UpstreamError> {
+    let prepared = question.prepare(upstream)?;
+    let mut permits = pin!(upstream.server.permits(question.n_permits()));
+    if let Poll::Ready(permits) = futures::poll!(&mut permits) {
+        return Ok(Some(ReadyQuestion { question: prepared, permits }));
+    }
+    // A request must not hold a second copy of its texts while it waits.
+    drop(prepared);
+    let Ok(permits) = timeout(MAX_WAIT, permits).await else { return Ok(None) };
+    Ok(Some(ReadyQuestion { question: question.prepare(upstream)?, permits }))
 }
 
 /// Chooses the upstream to try next: the healthy one with the lowest load for its capacity; equals take turns. A failed or

@@ -222,6 +222,15 @@ impl UpstreamServer {
         }
     }
 
+    /// Our name for the model that a request calls so.
+    pub(super) fn public_name(&self, name: &str) -> Option<String> {
+        let named = &self.client.settings().models;
+        if named.is_empty() {
+            return self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned();
+        }
+        named.iter().find(|model| model_name::are_same(&model.ours, name)).map(|model| model.ours.clone())
+    }
+
     /// The time until this model may be requested again, by the upstream's own name. `None`: now.
     pub fn busy_for(&self, model: &str) -> Option<Duration> {
         self.lock().busy.left(model, Instant::now())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::trace::TARGET;
-use baton_engines::upstream::{ChoiceRequest, TextDelta, TextStream, UpstreamError, UpstreamFailure};
+use baton_engines::upstream::{ChoiceRequest, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure};
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use futures::StreamExt;
@@ -68,6 +68,7 @@ struct GenerateQuestion<'a> {
 
 impl UpstreamQuestion for GenerateQuestion<'_> {
     type Answer = Vec<StartedChoice>;
+    type Prepared = PreparedChoice;
 
     fn request_id(&self) -> &str {
         self.request_id
@@ -77,41 +78,55 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         self.choices.end - self.choices.start
     }
 
-    fn check(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
-        let GenerateQuestion { request, request_id, .. } = *self;
-        server.client.check(&ChoiceRequest { request, choice: 0, model, request_id })?;
-        match request.n as usize > server.client.settings().max_concurrent {
-            true => Err(UpstreamError::Unsupported { field: "n" }),
-            false => Ok(()),
+    /// Prepares the first of the choices.
+    fn prepare(&self, upstream: &ServingUpstream) -> Result<PreparedChoice, UpstreamError> {
+        if self.request.n as usize > upstream.server.client.settings().max_concurrent {
+            return Err(UpstreamError::Unsupported { field: "n" });
         }
+        self.prepare_choice(upstream, self.choices.start)
     }
 
     /// Requests the choices, and waits for the first piece of each.
     async fn ask(
         &self,
         upstream: &ServingUpstream,
+        prepared: PreparedChoice,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let choices =
-            self.choices.clone().zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
+        let mut prepared = Some(prepared);
+        let calls = self.choices.clone().map(|choice| match prepared.take() {
+            Some(first) => Ok((choice, first)),
+            None => Ok((choice, self.prepare_choice(upstream, choice)?)),
+        });
+        let calls = calls.collect::<Result<Vec<_>, UpstreamError>>()?;
+        let choices = calls.into_iter().zip(permits);
+        let choices = choices.map(|((choice, call), permit)| self.ask_for_choice(upstream, choice, call, permit));
         try_join_all(choices).await
     }
 }
 
 impl GenerateQuestion<'_> {
-    async fn ask_for_choice(
+    fn prepare_choice(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         choice: u32,
+    ) -> Result<PreparedChoice, UpstreamError> {
+        server.client.prepare(&ChoiceRequest { request: self.request, choice, model })
+    }
+
+    async fn ask_for_choice(
+        &self,
+        ServingUpstream { server, .. }: &ServingUpstream,
+        choice: u32,
+        call: PreparedChoice,
         permit: UpstreamPermit,
     ) -> Result<StartedChoice, UpstreamError> {
         let asked = Instant::now();
         // The client chose the first part, and a server that uses the id as a key must not get it twice.
-        let request_id = &format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
-        let request = ChoiceRequest { request: self.request, choice, model, request_id };
+        let request_id = format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
         let span =
             tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = server.name());
-        let mut reply = server.client.generate(&request, permit).instrument(span.clone()).await?;
+        let mut reply = server.client.generate(call, &request_id, permit).instrument(span.clone()).await?;
         if let Some(Err(failure)) = reply.prefill {
             server.fallbacks.count(failure);
         }

@@ -1,17 +1,23 @@
 //! Turns one choice's reply from an upstream into events: finds stop strings, ends a reply after its only call, and counts
 //! tokens.
 
-use baton_engines::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use baton_engines::upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, TokenLogprobs};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
 use futures::future::BoxFuture;
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
+use tracing::Span;
 
-use super::StartedChoice;
 use super::client_error::broken_reply;
 use super::prompt_estimate::{most_tokens, tokens_of};
+use super::{StartedChoice, UpstreamServer};
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -40,63 +46,123 @@ pub(crate) fn text_events(
     choice: u32,
     started: BoxFuture<'static, Result<StartedChoice, RequestError>>,
     request: &GenerateRequest,
-    ReplyMeter { mut clock, n_prompt }: ReplyMeter,
+    ReplyMeter { clock, n_prompt }: ReplyMeter,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send + use<> {
-    let mut reader = ChoiceReader::new(request);
-    async_stream::try_stream! {
-        let StartedChoice { first, mut rest, server, asked, span } = started.await?;
-        // Ends with the reply.
-        let _span = span;
-        clock.started_at(asked);
-        yield EventKind::Started { n_cached: 0 }.of(choice);
-        let mut next = Some(first);
+    let source = TextSource::Starting(started);
+    TextEvents { choice, source, reader: ChoiceReader::new(request), clock, n_prompt, ready: VecDeque::new() }
+}
+
+struct TextEvents {
+    choice: u32,
+    source: TextSource,
+    reader: ChoiceReader,
+    clock: ChoiceClock,
+    /// The estimated number of the prompt's tokens.
+    n_prompt: u32,
+    /// The events that were not taken yet.
+    ready: VecDeque<EventKind>,
+}
+
+/// Where a choice's deltas come from.
+enum TextSource {
+    /// The choice has not started.
+    Starting(BoxFuture<'static, Result<StartedChoice, RequestError>>),
+    Running(RunningChoice),
+    Ended,
+}
+
+/// The stream of a choice. Dropping it closes the connection.
+struct RunningChoice {
+    rest: TextStream,
+    /// For noting a failure.
+    server: Arc<UpstreamServer>,
+    /// Ends with the reply.
+    _span: Span,
+}
+
+impl Stream for TextEvents {
+    type Item = Result<ReplyEvent, RequestError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
         loop {
-            let delta = match next.take() {
-                Some(delta) => delta,
-                None => match rest.next().await {
-                    Some(Ok(delta)) => delta,
-                    ended => {
-                        let cut = || UpstreamError::Failed {
-                            failure: UpstreamFailure::CutShort,
-                            detail: "the reply stopped".to_owned(),
-                        };
-                        let error = ended.and_then(Result::err).unwrap_or_else(cut);
-                        if let UpstreamError::Failed { failure, .. } = &error {
-                            server.failed(*failure);
-                        }
-                        tracing::debug!(upstream = server.name(), %error, "an upstream's reply broke off");
-                        Err(broken_reply(error))?
-                    }
-                },
+            if let Some(event) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(event.of(this.choice))));
+            }
+            let delta = match &mut this.source {
+                TextSource::Ended => return Poll::Ready(None),
+                TextSource::Starting(started) => ready!(started.poll_unpin(cx)).map(|started| this.begin(started)),
+                TextSource::Running(running) => {
+                    let delta = ready!(running.rest.poll_next_unpin(cx));
+                    delta.unwrap_or_else(|| Err(cut_short())).map_err(|error| running.broke_off(error))
+                }
             };
-            let step = reader.read(delta, &mut clock);
-            for part in step.parts {
-                yield EventKind::from(part).of(choice);
+            match delta {
+                Ok(delta) => this.take(delta),
+                Err(error) => {
+                    this.source = TextSource::Ended;
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
-            let Some(TextEnd { reason, usage }) = step.end else { continue };
-            if reader.is_overlong() {
-                tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
-            }
-            if let Some(n_completion) = usage.n_completion {
-                clock.correct(reader.believable(n_completion));
-            }
-            if let Some(n_reported) = usage.n_prompt.filter(|_| choice == 0) {
-                let n_reported = n_reported.min(most_tokens(n_prompt));
-                let n_cached = usage.n_cached.unwrap_or(0).min(n_reported);
-                clock.n_computed = n_reported - n_cached;
-                yield EventKind::Usage { n_estimated: n_prompt, n_prompt: n_reported, n_cached }.of(choice);
-            }
-            let finished = EventKind::Finished {
-                reason,
-                stop: reader.reply.stop_string(),
-                n_completion: clock.n_tokens,
-                n_reasoning: usage.n_reasoning.unwrap_or(reader.reply.n_reasoning()).min(clock.n_tokens),
-                timings: clock.timings(),
-            };
-            yield finished.of(choice);
-            break;
         }
     }
+}
+
+impl TextEvents {
+    /// Returns the first delta.
+    fn begin(&mut self, StartedChoice { first, rest, server, asked, span }: StartedChoice) -> TextDelta {
+        self.clock.started_at(asked);
+        self.ready.push_back(EventKind::Started { n_cached: 0 });
+        self.source = TextSource::Running(RunningChoice { rest, server, _span: span });
+        first
+    }
+
+    /// Turns a delta into events.
+    fn take(&mut self, delta: TextDelta) {
+        let step = self.reader.read(delta, &mut self.clock);
+        self.ready.extend(step.parts.into_iter().map(EventKind::from));
+        if let Some(end) = step.end {
+            self.finish(end);
+        }
+    }
+
+    fn finish(&mut self, TextEnd { reason, usage }: TextEnd) {
+        if let (true, TextSource::Running(RunningChoice { server, .. })) = (self.reader.is_overlong(), &self.source) {
+            tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
+        }
+        if let Some(n_completion) = usage.n_completion {
+            self.clock.correct(self.reader.believable(n_completion));
+        }
+        if let Some(n_reported) = usage.n_prompt.filter(|_| self.choice == 0) {
+            let n_reported = n_reported.min(most_tokens(self.n_prompt));
+            let n_cached = usage.n_cached.unwrap_or(0).min(n_reported);
+            self.clock.n_computed = n_reported - n_cached;
+            self.ready.push_back(EventKind::Usage { n_estimated: self.n_prompt, n_prompt: n_reported, n_cached });
+        }
+        self.ready.push_back(EventKind::Finished {
+            reason,
+            stop: self.reader.reply.stop_string(),
+            n_completion: self.clock.n_tokens,
+            n_reasoning: usage.n_reasoning.unwrap_or(self.reader.reply.n_reasoning()).min(self.clock.n_tokens),
+            timings: self.clock.timings(),
+        });
+        self.source = TextSource::Ended;
+    }
+}
+
+impl RunningChoice {
+    /// Notes that the reply ended too early. Returns the client's error.
+    fn broke_off(&self, error: UpstreamError) -> RequestError {
+        if let UpstreamError::Failed { failure, .. } = &error {
+            self.server.failed(*failure);
+        }
+        tracing::debug!(upstream = self.server.name(), %error, "an upstream's reply broke off");
+        broken_reply(error)
+    }
+}
+
+fn cut_short() -> UpstreamError {
+    UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "the reply stopped".to_owned() }
 }
 
 /// The parts of one delta.

@@ -79,18 +79,20 @@ struct EmbedQuestion<'a> {
 
 impl UpstreamQuestion for EmbedQuestion<'_> {
     type Answer = TextVectors;
+    type Prepared = ();
 
     fn request_id(&self) -> &str {
         self.request_id
     }
 
-    fn check(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
+    fn prepare(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
         server.client.check_embed(self.request, model)
     }
 
     async fn ask(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
+        (): (),
         _permits: Vec<UpstreamPermit>,
     ) -> Result<TextVectors, UpstreamError> {
         server.client.embed(self.request, model, self.request_id).await
@@ -104,18 +106,20 @@ struct LoadQuestion<'a> {
 
 impl UpstreamQuestion for LoadQuestion<'_> {
     type Answer = ();
+    type Prepared = ();
 
     fn request_id(&self) -> &str {
         self.request_id
     }
 
-    fn check(&self, _upstream: &ServingUpstream) -> Result<(), UpstreamError> {
+    fn prepare(&self, _upstream: &ServingUpstream) -> Result<(), UpstreamError> {
         Ok(())
     }
 
     async fn ask(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
+        (): (),
         _permits: Vec<UpstreamPermit>,
     ) -> Result<(), UpstreamError> {
         server.client.keep(model, self.keep_alive, self.request_id).await
@@ -129,18 +133,20 @@ struct TokensQuestion<'a> {
 
 impl UpstreamQuestion for TokensQuestion<'_> {
     type Answer = TokenAnswer;
+    type Prepared = ();
 
     fn request_id(&self) -> &str {
         self.request_id
     }
 
-    fn check(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
+    fn prepare(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
         server.client.check_tokens(self.question, model)
     }
 
     async fn ask(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
+        (): (),
         _permits: Vec<UpstreamPermit>,
     ) -> Result<TokenAnswer, UpstreamError> {
         server.client.tokens(self.question, model, self.request_id).await

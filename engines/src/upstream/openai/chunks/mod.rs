@@ -1,9 +1,15 @@
 //! Reads OpenAI's chunks, of chats and of plain completions.
 
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
 use baton_schemas::FinishReason;
 use baton_schemas::sequence::{Alternative, Logprobs};
 use baton_schemas::tools::ToolCallDelta;
-use serde::Deserialize;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::upstream::delta::{DeltaReader, new_call_id};
@@ -12,33 +18,47 @@ use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, U
 /// The most calls in one reply.
 const MAX_CALLS: u32 = 128;
 
+/// The fields that are read. All others are skipped, so nothing that a server adds reaches a client.
 #[derive(Deserialize)]
-struct StreamChunk {
-    #[serde(default)]
-    choices: Vec<IncomingChoice>,
+struct StreamChunk<'a> {
+    // One choice was requested.
+    #[serde(borrow, default)]
+    choices: FirstOf<IncomingChoice<'a>>,
     usage: Option<ChunkUsage>,
-    error: Option<Value>,
+    error: Option<IgnoredAny>,
     /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
-    object: Option<String>,
+    #[serde(borrow)]
+    object: Option<ChunkText<'a>>,
 }
 
 #[derive(Deserialize)]
-struct IncomingChoice {
-    delta: Option<IncomingDelta>,
+struct IncomingChoice<'a> {
+    #[serde(borrow)]
+    delta: Option<IncomingDelta<'a>>,
     /// The text, in plain completions.
-    text: Option<String>,
-    finish_reason: Option<String>,
-    logprobs: Option<Value>,
+    #[serde(borrow)]
+    text: Option<ChunkText<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<ChunkText<'a>>,
+    #[serde(borrow)]
+    logprobs: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
-struct IncomingDelta {
-    content: Option<String>,
-    reasoning_content: Option<String>,
+struct IncomingDelta<'a> {
+    #[serde(borrow)]
+    content: Option<ChunkText<'a>>,
+    #[serde(borrow)]
+    reasoning_content: Option<ChunkText<'a>>,
     /// The reasoning under the newer name of vLLM and OpenRouter.
-    reasoning: Option<String>,
+    #[serde(borrow)]
+    reasoning: Option<ChunkText<'a>>,
     tool_calls: Option<Vec<CallDelta>>,
 }
+
+/// A text that is only copied if it has escapes.
+#[derive(Default, Deserialize)]
+struct ChunkText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Deserialize)]
 struct CallDelta {
@@ -87,8 +107,8 @@ pub(in crate::upstream) struct ChunkReader {
 
 impl DeltaReader for ChunkReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let chunk: StreamChunk = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
-        if chunk.error.as_ref().is_some_and(|error| !error.is_null()) || chunk.object.as_deref() == Some("error") {
+        let chunk: StreamChunk<'_> = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        if chunk.error.is_some() || chunk.object.is_some_and(|object| object.0 == "error") {
             return Err(refusal::in_stream(event));
         }
         if let Some(usage) = chunk.usage {
@@ -102,8 +122,7 @@ impl DeltaReader for ChunkReader {
                     .or(self.usage.n_reasoning),
             };
         }
-        // One choice was requested.
-        chunk.choices.into_iter().take(1).try_for_each(|choice| self.choice(choice, out))
+        chunk.choices.0.map_or(Ok(()), |choice| self.choice(choice, out))
     }
 
     fn end(&mut self, out: &mut Vec<TextDelta>) -> Option<TextEnd> {
@@ -122,21 +141,20 @@ impl ChunkReader {
         ChunkReader { lacks_logprobs, ..ChunkReader::default() }
     }
 
-    fn choice(&mut self, choice: IncomingChoice, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+    fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let delta = choice.delta.unwrap_or_default();
-        let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        out.extend(
-            [delta.reasoning_content, delta.reasoning].into_iter().find(is_some).flatten().map(TextDelta::Reasoning),
-        );
-        let tokens = choice.logprobs.as_ref().map(tokens).unwrap_or_default();
+        let filled = |text: Option<ChunkText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
+        out.extend(filled(delta.reasoning_content).or_else(|| filled(delta.reasoning)).map(TextDelta::Reasoning));
+        let tokens = choice.logprobs.map(|logprobs| tokens(&logprobs.get().parse().unwrap_or_default()));
+        let tokens = tokens.unwrap_or_default();
         self.lacks_logprobs &= tokens.is_empty();
-        let text = delta.content.or(choice.text).unwrap_or_default();
+        let text = filled(delta.content.or(choice.text)).unwrap_or_default();
         if self.lacks_logprobs && !text.is_empty() {
             // The first text may come before its token is whole: one that ends in the middle of a character.
             self.check_held()?;
             self.held = text;
         } else if !text.is_empty() || !tokens.is_empty() {
-            let text = std::mem::take(&mut self.held) + &text;
+            let text = if self.held.is_empty() { text } else { std::mem::take(&mut self.held) + &text };
             out.push(TextDelta::Text { text, tokens });
         }
         for call in delta.tool_calls.unwrap_or_default() {
@@ -144,15 +162,16 @@ impl ChunkReader {
             self.call(call, out)?;
         }
         // Some servers write an empty one into every piece.
-        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
-            if matches!(reason.as_str(), "abort" | "error") {
+        let reason = choice.finish_reason.unwrap_or_default().0;
+        if !reason.is_empty() {
+            if matches!(&*reason, "abort" | "error") {
                 return Err(UpstreamError::failed(
                     UpstreamFailure::ServerError,
                     format_args!("the reply ended by {reason:?}"),
                 ));
             }
             self.check_held()?;
-            self.reason = Some(match reason.as_str() {
+            self.reason = Some(match &*reason {
                 "length" => FinishReason::Length,
                 "tool_calls" | "function_call" => FinishReason::ToolCalls,
                 _ => FinishReason::Stop,
@@ -200,6 +219,37 @@ impl ChunkReader {
             out.push(TextDelta::Call(ToolCallDelta::End { index: self.n_calls }));
             self.n_calls += 1;
         }
+    }
+}
+
+/// The first element of a list, if it has one. The others are skipped.
+struct FirstOf<T>(Option<T>);
+
+impl<T> Default for FirstOf<T> {
+    fn default() -> Self {
+        FirstOf(None)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOf<T> {
+    fn deserialize<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        struct FirstVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
+            type Value = FirstOf<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FirstOf<T>, A::Error> {
+                let first = list.next_element()?;
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(FirstOf(first))
+            }
+        }
+
+        list.deserialize_seq(FirstVisitor(PhantomData))
     }
 }
 

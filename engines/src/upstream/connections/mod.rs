@@ -1,0 +1,193 @@
+//! HTTP calls to one server, over connections that are kept.
+//!
+//! Whoever reads a reply polls its HTTP/1.1 connection (`local`): a piece of the reply then passes through no second
+//! task. An idle connection is not polled; one that the server has closed is found when it is taken, and the call goes
+//! out on another. Where TLS negotiates HTTP/2, calls share connections, which have tasks of their own (`shared`).
+
+mod idle;
+mod local;
+mod open;
+mod reply;
+mod shared;
+mod signal;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http_body_util::Full;
+use tokio::sync::Mutex;
+
+use self::idle::IdleConnections;
+use self::local::LocalConnection;
+use self::open::{Opener, Protocol};
+pub(super) use self::reply::{Reply, ReplyBody};
+use self::shared::{SharedConnection, SharedConnections};
+use super::{UpstreamError, UpstreamFailure};
+use crate::remote::call_failure;
+use crate::transport::Transport;
+
+/// The most idle connections to one server, and so the most open files that they take.
+const MAX_IDLE: usize = 1_024;
+
+/// How long idle connections are kept. Shorter than most servers keep them.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A call's request. Cheap to send twice.
+pub(super) struct Call {
+    pub(super) method: Method,
+    /// The path with its query.
+    pub(super) path: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// The connections to one server.
+#[derive(Debug)]
+pub(super) struct Connections {
+    opener: Opener,
+    host: HeaderValue,
+    idle: Arc<IdleConnections>,
+    shared: SharedConnections,
+    /// Held while a connection is opened that other calls may share.
+    opening: Mutex<()>,
+    /// The server has negotiated HTTP/1.1, so its connections cannot be shared.
+    is_unshared: AtomicBool,
+}
+
+/// A connection that a call may use.
+enum Usable {
+    Local(Box<LocalConnection>),
+    Shared(SharedConnection),
+}
+
+/// Why a call got no reply's head.
+struct CallError {
+    error: hyper::Error,
+    /// The server had closed the connection, or gave the request back: it has not begun to answer.
+    is_unanswered: bool,
+}
+
+impl Connections {
+    /// Connections to the server at `url`, of which at most `n_calls` are in use at once. Errors, for the operator: the
+    /// URL is not valid, or TLS cannot be set up.
+    pub(super) fn new(
+        url: &str,
+        transport: &Transport,
+        connect_deadline: Duration,
+        n_calls: usize,
+    ) -> Result<Connections, String> {
+        let opener = Opener::new(url, transport, connect_deadline)?;
+        let host = HeaderValue::try_from(opener.authority()).map_err(|_| "the URL has no valid host".to_owned())?;
+        Ok(Connections {
+            is_unshared: AtomicBool::new(!opener.is_https()),
+            opener,
+            host,
+            idle: Arc::new(IdleConnections::new(n_calls.min(MAX_IDLE))),
+            shared: SharedConnections::default(),
+            opening: Mutex::new(()),
+        })
+    }
+
+    /// Sends a call. Returns with the reply's head. Dropping the future cancels the call.
+    pub(super) async fn send(&self, call: &Call) -> Result<Reply, UpstreamError> {
+        if let Some(kept) = self.kept() {
+            match self.send_on(kept, call).await {
+                // The server closed the idle connection while the request was on its way.
+                Err(CallError { is_unanswered: true, error }) => {
+                    tracing::debug!(%error, "a kept connection was closed; the call goes out on a new one");
+                }
+                outcome => return outcome.map_err(|failed| self.unreachable(&failed.error)),
+            }
+        }
+        let opened = self.open().await?;
+        self.send_on(opened, call).await.map_err(|failed| self.unreachable(&failed.error))
+    }
+
+    /// A connection that is open and has room.
+    fn kept(&self) -> Option<Usable> {
+        let shared = || self.shared.take().map(Usable::Shared);
+        self.idle.take().map(Usable::Local).or_else(shared)
+    }
+
+    /// Opens a connection, in time.
+    async fn open(&self) -> Result<Usable, UpstreamError> {
+        let opened = tokio::time::timeout(self.opener.deadline(), async {
+            let is_unshared = || self.is_unshared.load(Ordering::Relaxed);
+            if is_unshared() {
+                return self.open_now().await;
+            }
+            // Calls that come together share one connection, unless the first shows that they cannot.
+            let turn = self.opening.lock().await;
+            if let Some(shared) = self.shared.take() {
+                return Ok(Usable::Shared(shared));
+            }
+            if is_unshared() {
+                drop(turn);
+            }
+            self.open_now().await
+        });
+        let late = || UpstreamError::failed(UpstreamFailure::Unreachable, "no connection in time");
+        opened.await.map_err(|_| late())?
+    }
+
+    async fn open_now(&self) -> Result<Usable, UpstreamError> {
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            let detail = call_failure::describe_cause(error, Some(self.opener.url()), true);
+            UpstreamError::failed(UpstreamFailure::Unreachable, detail)
+        };
+        let opened = self.opener.open().await.map_err(|error| failed(&*error))?;
+        match opened.protocol {
+            Protocol::Http1 => {
+                self.is_unshared.store(true, Ordering::Relaxed);
+                let connection = LocalConnection::open(opened.socket).await.map_err(|error| failed(&error))?;
+                Ok(Usable::Local(Box::new(connection)))
+            }
+            Protocol::Http2 => {
+                let connection = self.shared.add(opened.socket).await.map_err(|error| failed(&error))?;
+                Ok(Usable::Shared(connection))
+            }
+        }
+    }
+
+    async fn send_on(&self, connection: Usable, call: &Call) -> Result<Reply, CallError> {
+        match connection {
+            Usable::Local(mut connection) => {
+                let response = connection.send(self.request(call, Protocol::Http1)).await?;
+                Ok(Reply::local(response, connection, Arc::clone(&self.idle)))
+            }
+            Usable::Shared(mut connection) => {
+                let response = connection.send(self.request(call, Protocol::Http2)).await?;
+                Ok(Reply::shared(response, connection))
+            }
+        }
+    }
+
+    fn request(&self, call: &Call, protocol: Protocol) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(call.body.clone()));
+        *request.method_mut() = call.method.clone();
+        *request.headers_mut() = call.headers.clone();
+        match protocol {
+            Protocol::Http1 => {
+                // The opener checked the address, and paths are our own.
+                *request.uri_mut() = Uri::try_from(&call.path).unwrap_or_default();
+                request.headers_mut().insert(header::HOST, self.host.clone());
+            }
+            Protocol::Http2 => {
+                *request.uri_mut() = self.opener.absolute(&call.path);
+                *request.version_mut() = http::Version::HTTP_2;
+            }
+        }
+        request
+    }
+
+    fn unreachable(&self, error: &hyper::Error) -> UpstreamError {
+        let detail = call_failure::describe_cause(error, Some(self.opener.url()), false);
+        UpstreamError::failed(UpstreamFailure::Unreachable, detail)
+    }
+}
+
+#[cfg(test)]
+mod tests;
