@@ -49,6 +49,8 @@ pub struct GenerateRequest {
     /// `Some`: the reply reports its tokens, so that a later request can continue from them. Holds the tokens that an
     /// earlier reply reported, or none.
     pub context: Option<Vec<Token>>,
+    /// The client reads the reply piece by piece, and not as one object at its end.
+    pub is_streamed: bool,
 }
 
 impl GenerateRequest {

@@ -13,6 +13,20 @@ pub struct ChoiceRequest<'a> {
     pub model: &'a str,
 }
 
+/// The most tokens of a reply that is requested in one piece. A server may not notice that its client left, or died
+/// meanwhile, until such a reply is complete.
+const MAX_WHOLE_TOKENS: u32 = 256;
+
+impl ChoiceRequest<'_> {
+    /// Returns true if the reply may come in one piece: it is short, its client waits for its end anyway, and nothing in
+    /// it can end it early.
+    pub(super) fn may_come_whole(&self) -> bool {
+        let GenerateRequest { is_streamed, max_tokens, stop, tools, .. } = self.request;
+        let is_short = max_tokens.is_some_and(|n| n <= MAX_WHOLE_TOKENS);
+        is_short && !is_streamed && stop.is_empty() && (tools.parallel || tools.offered().is_empty())
+    }
+}
+
 /// The call for one choice, which its upstream takes.
 pub struct PreparedChoice(pub(super) ApiCall);
 

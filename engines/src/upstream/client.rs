@@ -18,10 +18,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::connections::{Call, Connections, Reply, ReplyBody};
 use super::protocol::Protocol;
-use super::stream::{ReplyReading, deltas};
+use super::stream::{Framing, ReplyReading, deltas};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, TextStream, TextVectors, TokenAnswer,
-    TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, TextStream, TextVectors,
+    TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
 };
 use crate::transport::Transport;
 use crate::{long_json, trace};
@@ -154,8 +154,11 @@ impl Upstream {
         };
         let reply = timeout_at(first_due, reply).await.map_err(|_| UpstreamError::late())??;
         let reply = accepted(reply).await?;
-        let reading =
-            ReplyReading { framing: self.protocol.framing(), deadlines: self.settings.deadlines, first_due, reader };
+        let framing = match self.protocol.framing() {
+            Framing::ServerSentEvents if is_json(&reply.headers) => Framing::Whole,
+            framing => framing,
+        };
+        let reading = ReplyReading { framing, deadlines: self.settings.deadlines, first_due, reader };
         let deltas = deltas(reply.body, reading, hold, ReplyBody::finish);
         let deltas = if self.settings.abort { deltas } else { read_to_its_end(deltas) };
         Ok(UpstreamReply { deltas, prefill })
@@ -237,7 +240,8 @@ impl Upstream {
         if let Ok(id) = HeaderValue::try_from(&*self.protocol.request_id(request_id)) {
             headers.insert(X_REQUEST_ID, id);
         }
-        let parent = trace::traceparent(&tracing::Span::current()).and_then(|parent| HeaderValue::try_from(parent).ok());
+        let parent =
+            trace::traceparent(&tracing::Span::current()).and_then(|parent| HeaderValue::try_from(parent).ok());
         if let Some(parent) = parent {
             headers.insert(HeaderName::from_static(trace::TRACEPARENT), parent);
         }
@@ -292,7 +296,8 @@ impl Upstream {
 impl ApiServer {
     fn new(url: &str, settings: &UpstreamSettings, transport: &Transport) -> Result<ApiServer, String> {
         let n_calls = settings.max_concurrent.saturating_add(SPARE_CONNECTIONS);
-        let path = reqwest::Url::parse(url).map_err(|error| format!("the URL is not valid: {error}"))?.path().to_owned();
+        let path =
+            reqwest::Url::parse(url).map_err(|error| format!("the URL is not valid: {error}"))?.path().to_owned();
         let root = match path.trim_end_matches('/') {
             "" => settings.kind.protocol().api_root(),
             root => root,
@@ -348,6 +353,12 @@ async fn accepted(reply: Reply) -> Result<Reply, UpstreamError> {
     let headers = reply.headers.clone();
     let body = timeout(ERROR_TIMEOUT, bounded(reply, MAX_WHOLE_BYTES)).await;
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
+}
+
+/// Returns true if a reply is one JSON object.
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    kind.is_some_and(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json"))
 }
 
 /// Reads a body to its end, so that its connection can be used again.

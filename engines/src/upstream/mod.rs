@@ -32,8 +32,8 @@ mod tokens;
 mod vectors;
 mod vllm;
 
-pub use self::call::{ChoiceRequest, PreparedChoice};
 use self::call::{ApiCall, ApiPath, ModelInfoCall};
+pub use self::call::{ChoiceRequest, PreparedChoice};
 pub use self::client::{Upstream, UpstreamReply};
 pub use self::delta::{TextDelta, TextEnd, TextStream, TextToken, TextUsage};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};

@@ -19,6 +19,9 @@ use crate::lines::LineBuffer;
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
+/// Bytes of a reply in one event, which only short ones are.
+const MAX_WHOLE_BYTES: usize = 4 << 20;
+
 /// How a reply is divided into events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
@@ -26,6 +29,8 @@ pub(super) enum Framing {
     ServerSentEvents,
     /// An event in each line.
     JsonLines,
+    /// One event, which is the whole body.
+    Whole,
 }
 
 /// How one reply is read.
@@ -55,6 +60,7 @@ where
         finish,
         reading,
         lines: LineBuffer::default(),
+        whole: Vec::new(),
         n_bytes: 0,
         has_begun: false,
         silence: Duration::ZERO,
@@ -73,6 +79,8 @@ struct ReplyDeltas<B> {
     finish: fn(B),
     reading: ReplyReading,
     lines: LineBuffer,
+    /// The bytes of a body that is one event.
+    whole: Vec<u8>,
     n_bytes: usize,
     /// There was a delta.
     has_begun: bool,
@@ -158,16 +166,24 @@ where
             let step = match polled {
                 Poll::Ready(Some(Ok(piece))) => {
                     self.n_bytes = self.n_bytes.saturating_add(piece.len());
-                    if self.n_bytes > MAX_REPLY_BYTES {
+                    let is_whole = self.reading.framing == Framing::Whole;
+                    if self.n_bytes > if is_whole { MAX_WHOLE_BYTES } else { MAX_REPLY_BYTES } {
                         return Poll::Ready(Err(UpstreamError::malformed("the reply is too long")));
                     }
-                    self.lines.push(piece);
+                    match is_whole {
+                        true => self.whole.extend_from_slice(&piece),
+                        false => self.lines.push(piece),
+                    }
                     ReplyStep::Piece
                 }
                 Poll::Ready(Some(Err(error))) => ReplyStep::Cut(EngineError::lost(error)),
                 // Some servers end without the last line's end. The reader knows whether the reply is complete.
                 Poll::Ready(None) if self.lines.is_inside_line() => {
                     ReplyStep::Cut(EngineError::lost("the stream was cut inside a line"))
+                }
+                Poll::Ready(None) if self.reading.framing == Framing::Whole => {
+                    let read = self.reading.reader.read(&self.whole, &mut self.read);
+                    return Poll::Ready(read.map(|()| ReplyStep::End));
                 }
                 // Some servers end without `[DONE]`.
                 Poll::Ready(None) => ReplyStep::End,
@@ -237,7 +253,7 @@ enum ReplyLine<'a> {
 
 fn event_of(line: &[u8], framing: Framing) -> ReplyLine<'_> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if framing == Framing::JsonLines {
+    if framing != Framing::ServerSentEvents {
         return if line.trim_ascii().is_empty() { ReplyLine::None } else { ReplyLine::Json(line) };
     }
     // Servers of this dialect write each event's data in one line.
@@ -308,10 +324,12 @@ mod tests {
     async fn a_reply_ends_with_its_last_event_and_not_with_its_body() {
         let kind = UpstreamKind::OpenAi;
         let second = Duration::from_secs(1);
-        let reply = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+        let reply =
+            "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
         // Cut at every place, and with an end that never comes.
         for cut in 0..reply.len() {
-            let pieces = [&reply[..cut], &reply[cut..]].map(|piece| Ok::<_, String>(Bytes::from_static(piece.as_bytes())));
+            let pieces =
+                [&reply[..cut], &reply[cut..]].map(|piece| Ok::<_, String>(Bytes::from_static(piece.as_bytes())));
             let pieces = futures::stream::iter(pieces).chain(futures::stream::pending());
             let reading = ReplyReading {
                 framing: kind.protocol().framing(),

@@ -56,6 +56,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         keep_alive: None,
         num_ctx: None,
         context: None,
+        is_streamed: true,
     }
 }
 

@@ -179,6 +179,7 @@ impl MessagesBody {
         let (prompt, max_tokens) = self.prompt.check(|| Ok(limit.get("")?.count()))?;
         let CheckedPrompt { model, chat, thinking, constraint } = prompt;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let stream = self.stream.get("")?.unwrap_or(false);
         let generate = GenerateRequest {
             model,
             input: Input::Chat(chat.conversation),
@@ -196,9 +197,10 @@ impl MessagesBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
+            is_streamed: stream,
         };
         let shows_thinking = matches!(thinking, Some(ThinkingKind::Enabled | ThinkingKind::Adaptive));
-        Ok(MessagesRequest { generate, stream: self.stream.get("")?.unwrap_or(false), shows_thinking })
+        Ok(MessagesRequest { generate, stream, shows_thinking })
     }
 }
 

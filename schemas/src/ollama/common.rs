@@ -61,6 +61,8 @@ impl CommonBody {
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let think = self.think.get("")?;
+        // Ollama streams by default.
+        let stream = self.stream.get("")?.unwrap_or(true);
         let generate = GenerateRequest {
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
@@ -77,9 +79,8 @@ impl CommonBody {
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
             num_ctx,
             context: None,
+            is_streamed: stream,
         };
-        // Ollama streams by default.
-        let stream = self.stream.get("")?.unwrap_or(true);
         Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default(), stream })
     }
 }

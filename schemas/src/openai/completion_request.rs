@@ -98,6 +98,7 @@ impl CompletionBody {
             return Err(InvalidRequest::unsupported("logprobs", "Log-probabilities of an echoed prompt"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let stream = self.stream.get("")?.unwrap_or(false);
         let first = GenerateRequest {
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
@@ -115,11 +116,12 @@ impl CompletionBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
+            is_streamed: stream,
         };
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),
             echo,
-            stream: self.stream.get("")?.unwrap_or(false),
+            stream,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
         })
     }

@@ -344,3 +344,40 @@ async fn fields_that_an_upstream_adds_reach_no_client() {
         assert!(answer.text.contains("\"prompt_tokens\":5"), "{answer:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_whole_reply_is_checked_like_a_stream() {
+    let reply = |message: serde_json::Value| {
+        json!({
+            "id": "private-id", "created": 7, "model": "private-model", "private": 1,
+            "choices": [{ "index": 0, "message": message, "finish_reason": "length", "private": 2 }],
+            "usage": { "prompt_tokens": 5, "completion_tokens": 900, "private": 3 },
+        })
+    };
+    let said = reply(json!({ "role": "assistant", "content": "well", "private": 4 }));
+    let good = whole(200, "", &said);
+    let bad = [
+        // Cut off, not JSON, without a reason, and an error in a success.
+        vec![Step::Send(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{\"ch".into(),
+        )],
+        whole(200, "", &json!("nonsense")),
+        whole(200, "", &json!({ "choices": [{ "message": { "content": "x" } }] })),
+        whole(200, "", &json!({ "error": { "message": "dead" } })),
+    ];
+    for steps in bad {
+        let first = Mock::start(move |_, _| steps.clone()).await;
+        let answer = good.clone();
+        let second = Mock::start(move |_, _| answer.clone()).await;
+        let front = ReloadableServer::start(&two(&first, &second, ""));
+        for _ in 0..2 {
+            let answer = front.chat(json!({ "max_tokens": 8 })).await;
+            assert_eq!((answer.status, answer.content().as_str()), (200, "well"), "{answer:?}");
+            assert!(answer.route.contains("upstream=two") && !answer.text.contains("private"), "{answer:?}");
+            let json = answer.json();
+            assert_eq!(json["choices"][0]["finish_reason"], "length");
+            assert_eq!((&json["usage"]["prompt_tokens"], &json["usage"]["completion_tokens"]), (&json!(5), &json!(8)));
+        }
+        assert_eq!(second.asked(0).body["stream"], false);
+    }
+}

@@ -44,7 +44,7 @@ async fn the_decode_server_learns_where_the_kv_is() {
     let first = prefiller.asked(0);
     let second = decoder.asked(0);
     assert_eq!(second.body["kv_transfer_params"], kept());
-    assert_eq!((&second.body["max_tokens"], &second.body["stream"]), (&json!(7), &json!(true)));
+    assert_eq!((&second.body["max_tokens"], &second.body["stream"]), (&json!(7), &json!(false)));
     assert_eq!(first.body["messages"], second.body["messages"]);
     let id =
         |asked: &MockRequest| asked.head.lines().find(|line| line.starts_with("x-request-id: ")).unwrap().to_owned();

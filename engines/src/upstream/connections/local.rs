@@ -98,8 +98,7 @@ pub(super) fn poll_data(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Optio
 fn is_closed_by_server(error: &hyper::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
-    let is_reset = cause.is_some_and(|cause| {
-        matches!(cause.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
-    });
+    let is_reset = cause
+        .is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected));
     is_reset || error.is_incomplete_message() || error.is_canceled() || error.is_closed()
 }

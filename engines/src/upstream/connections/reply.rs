@@ -61,9 +61,7 @@ impl ReplyBody {
         if matches!(self.poll_next_unpin(&mut cx), Poll::Ready(None | Some(Err(_)))) {
             return;
         }
-        tokio::spawn(tokio::time::timeout(TAIL_TIME, async move {
-            while let Some(Ok(_)) = self.next().await {}
-        }));
+        tokio::spawn(tokio::time::timeout(TAIL_TIME, async move { while let Some(Ok(_)) = self.next().await {} }));
     }
 }
 

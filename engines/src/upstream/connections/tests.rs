@@ -35,7 +35,8 @@ async fn text(mut reply: Reply) -> String {
 
 /// Serves a text, an endless reply and a slow one. Counts its connections.
 async fn server(tls: Option<TlsAcceptor>) -> (SocketAddr, Arc<AtomicUsize>) {
-    let endless = || async { Body::from_stream(futures::stream::repeat(Ok::<_, String>(Bytes::from(vec![b'x'; 4096])))) };
+    let endless =
+        || async { Body::from_stream(futures::stream::repeat(Ok::<_, String>(Bytes::from(vec![b'x'; 4096])))) };
     let slow = || async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         "well"

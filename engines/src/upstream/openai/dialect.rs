@@ -92,8 +92,11 @@ pub(in crate::upstream) fn generate_call(
         body.put(UpstreamField::IgnoreEos, true, true)?;
     }
     body.set_stops();
-    body.set("stream", true);
-    body.put(UpstreamField::StreamOptions, json!({ "include_usage": true }), false)?;
+    let may_be_whole = asked.may_come_whole();
+    body.set("stream", !may_be_whole);
+    if !may_be_whole {
+        body.put(UpstreamField::StreamOptions, json!({ "include_usage": true }), false)?;
+    }
     let path = ApiPath::Api(if is_chat { "chat/completions" } else { "completions" });
     Ok(ApiCall { path, body: body.body })
 }

@@ -52,6 +52,7 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
         keep_alive: None,
         num_ctx: None,
         context: None,
+        is_streamed: true,
     }
 }
 
@@ -83,6 +84,25 @@ fn a_plain_chat_sends_only_fields_of_openai() {
     for absent in ["top_k", "min_p", "repeat_penalty", "max_tokens", "stop", "tools", "tool_choice"] {
         assert_eq!(body.get(absent), None, "{absent}");
     }
+}
+
+#[test]
+fn a_short_reply_that_nobody_streams_is_requested_in_one_piece() {
+    let streams = |change: fn(&mut GenerateRequest)| {
+        let short = |request: &mut GenerateRequest| {
+            (request.is_streamed, request.max_tokens) = (false, Some(256));
+            change(request);
+        };
+        let (_, body) = call(UpstreamKind::OpenAi, short).unwrap();
+        assert_eq!(body.get("stream_options").is_some(), body["stream"] == true);
+        body["stream"].clone()
+    };
+    assert_eq!(streams(|_| {}), false);
+    assert_eq!(streams(|r| with_tools(r, ToolChoice::Auto)), true, "the reply ends after its first call");
+    assert_eq!(streams(|r| r.is_streamed = true), true);
+    assert_eq!(streams(|r| r.max_tokens = Some(257)), true);
+    assert_eq!(streams(|r| r.max_tokens = None), true);
+    assert_eq!(streams(|r| r.stop = vec!["x".into()]), true);
 }
 
 #[test]

@@ -131,6 +131,7 @@ impl ChatBody {
         if top_logprobs > 0 && !wants_logprobs {
             return Err(InvalidRequest::at("top_logprobs", "needs 'logprobs' to be true"));
         }
+        let stream = self.stream.get("")?.unwrap_or(false);
         Ok(ChatRequest {
             generate: GenerateRequest {
                 model: self.model.get("")?.0,
@@ -148,8 +149,9 @@ impl ChatBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
+                is_streamed: stream,
             },
-            stream: self.stream.get("")?.unwrap_or(false),
+            stream,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
             has_functions,
         })

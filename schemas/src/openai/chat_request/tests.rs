@@ -37,6 +37,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             keep_alive: None,
             num_ctx: None,
             context: None,
+            is_streamed: false,
         },
         stream: false,
         include_usage: false,

@@ -198,6 +198,7 @@ impl ResponsesBody {
             user: echoed(self.user, "user")?,
         };
         let images = images.into_vec();
+        let stream = self.stream.get("")?.unwrap_or(false);
         Ok(ResponsesRequest {
             generate: GenerateRequest {
                 model: self.model.get("")?.0,
@@ -215,8 +216,9 @@ impl ResponsesBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
+                is_streamed: stream,
             },
-            stream: self.stream.get("")?.unwrap_or(false),
+            stream,
             echo,
         })
     }

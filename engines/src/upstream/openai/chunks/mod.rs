@@ -1,4 +1,4 @@
-//! Reads OpenAI's chunks, of chats and of plain completions.
+//! Reads OpenAI's chunks, of chats and of plain completions. A whole reply is read as one chunk.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -33,7 +33,8 @@ struct StreamChunk<'a> {
 
 #[derive(Deserialize)]
 struct IncomingChoice<'a> {
-    #[serde(borrow)]
+    /// A reply that is not a stream has a `message` in the same form.
+    #[serde(borrow, alias = "message")]
     delta: Option<IncomingDelta<'a>>,
     /// The text, in plain completions.
     #[serde(borrow)]
@@ -143,7 +144,8 @@ impl ChunkReader {
 
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let delta = choice.delta.unwrap_or_default();
-        let filled = |text: Option<ChunkText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
+        let filled =
+            |text: Option<ChunkText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
         out.extend(filled(delta.reasoning_content).or_else(|| filled(delta.reasoning)).map(TextDelta::Reasoning));
         let tokens = choice.logprobs.map(|logprobs| tokens(&logprobs.get().parse().unwrap_or_default()));
         let tokens = tokens.unwrap_or_default();

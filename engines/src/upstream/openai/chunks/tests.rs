@@ -103,6 +103,29 @@ fn calls_are_separated_however_they_are_numbered() {
 }
 
 #[test]
+fn a_whole_reply_is_read_as_one_chunk() {
+    let whole = |message: Value, reason: &str| {
+        json!({
+            "object": "chat.completion", "choices": [{ "index": 0, "message": message, "finish_reason": reason }],
+            "usage": { "prompt_tokens": 9, "completion_tokens": 2 },
+        })
+    };
+    let said = json!({ "role": "assistant", "content": "Hi \"you\"", "reasoning_content": "hm", "private": 1 });
+    let (deltas, end) = read(&[whole(said, "length")]).unwrap();
+    assert_eq!(deltas, [TextDelta::Reasoning("hm".into()), text("Hi \"you\"")]);
+    let end = end.unwrap();
+    assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_completion), (FinishReason::Length, Some(9), Some(2)));
+    let call = |id: &str, name: &str| json!({ "id": id, "function": { "name": name, "arguments": "{}" } });
+    let called = json!({ "content": null, "tool_calls": [call("a", "f"), call("b", "g")] });
+    let (deltas, end) = read(&[whole(called, "tool_calls")]).unwrap();
+    let calls = |index, id, name| [begin(index, id, name), arguments(index, "{}"), end_of_call(index)];
+    assert_eq!(deltas, [calls(0, "a", "f"), calls(1, "b", "g")].concat());
+    assert_eq!(end.unwrap().reason, FinishReason::ToolCalls);
+    let plain = json!({ "choices": [{ "text": "Hi", "finish_reason": "stop" }] });
+    assert_eq!(read(&[plain]).unwrap().0, [text("Hi")]);
+}
+
+#[test]
 fn log_probabilities_are_read_in_both_forms() {
     let chat = json!({ "content": [{
         "token": "A", "logprob": -0.5, "bytes": [65],
