@@ -39,6 +39,9 @@ pub struct PrefillRequest {
     pub start: u32,
     /// The wire numbers of the codecs that the decode node can read, best first.
     pub codecs: Vec<u8>,
+    /// The wire numbers of the MACs that the decode node can check, best first. Empty: only BLAKE3.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub macs: Vec<u8>,
     /// The decode node's model. The prefill node refuses another vocabulary at once; about other weights the decode node
     /// decides.
     pub fingerprint: Fingerprint,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 from blake3 import blake3
+from pyaegis import AegisMac128X2
 
 DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 
@@ -24,18 +25,25 @@ class Frame(NamedTuple):
 def read(stream, cluster_key, handoff_id, tokens):
     material = struct.pack("<Q", len(cluster_key)) + cluster_key + handoff_id
     key = blake3(material, derive_key_context="baton kv handoff v1").digest()
+    aegis_key = blake3(material, derive_key_context="baton kv handoff v1 aegis128x2").digest(16)
     at, index, head, next_position, n_frames = 0, 0, None, None, 0
     while True:
         magic, kind, reserved, found, length = struct.unpack_from("<4sB3sIQ", stream, at)
         check(magic == b"BKV1" and reserved == bytes(3) and found == index, "record header")
         payload = stream[at + 20:at + 20 + length]
         mac = stream[at + 20 + length:at + 52 + length]
-        check(blake3(stream[at:at + 20 + length], key=key).digest() == mac, "MAC")
+        if head and head.get("mac") == "aegis128x2":
+            expected = AegisMac128X2(aegis_key, struct.pack("<I12x", index))
+            expected.update(stream[at:at + 20 + length])
+            check(expected.final() == mac, "MAC")
+        else:
+            check(blake3(stream[at:at + 20 + length], key=key).digest() == mac, "MAC")
         at, index = at + 52 + length, index + 1
         check((kind == 1) == (index == 1), "the head is the first record and no other")
         if kind == 1:
             head = json.loads(payload)
             check(head["version"] == 1 and head["handoff"] == handoff_id.hex(), "head")
+            check(head.get("mac", "blake3") in ("blake3", "aegis128x2"), "MAC of an unknown kind")
             next_position = head["start"]
             yield "head", head
         elif kind == 2:

@@ -21,7 +21,7 @@ def stream(codec):
     return (FIXTURES / f"{codec}.bin").read_bytes()
 
 
-@pytest.mark.parametrize("codec", ["none", "planes_zstd", "q8_0"])
+@pytest.mark.parametrize("codec", ["none", "planes_zstd", "q8_0", "aegis128x2"])
 def test_every_value_is_read(codec):
     events = list(kv_reader.read(stream(codec), KEY, HANDOFF, TOKENS))
     assert [kind for kind, _ in events] == ["head", "wait", "frame", "frame", "frame", "end"]
@@ -53,8 +53,9 @@ def test_another_key_handoff_or_prompt_is_refused(wrong):
         list(kv_reader.read(stream("none"), *wrong))
 
 
-def test_damage_is_refused():
-    good = stream("none")
+@pytest.mark.parametrize("name", ["none", "aegis128x2"])
+def test_damage_is_refused(name):
+    good = stream(name)
     for at in range(0, len(good), 37):
         bad = bytearray(good)
         bad[at] ^= 0x40

@@ -7,6 +7,7 @@
 mod floods;
 mod open_requests;
 mod progress;
+mod raw;
 mod sockets;
 mod take_over;
 #[cfg(test)]
@@ -35,6 +36,7 @@ use self::floods::FloodGuard;
 use self::open_requests::OpenRequests;
 pub use self::progress::ReadDeadline;
 use self::progress::{StreamExecutor, watched};
+pub use self::raw::RawOffer;
 pub use self::sockets::tune;
 pub use self::take_over::TakeOver;
 use crate::awake;

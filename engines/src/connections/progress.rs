@@ -68,14 +68,14 @@ impl<F: Future + Send + 'static> Executor<F> for StreamExecutor {
 
 /// Counts the bytes of a reply that this task sends. `open_request` lasts as long as the reply.
 pub(super) fn counted<B>(reply: Response<B>, open_request: OpenRequest) -> Response<CountedBody<B>> {
-    let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
+    let progress = Progress::of_this_task();
     progress.begin_reply(reply.extensions().get::<ReadDeadline>().copied());
     reply.map(|body| CountedBody { body: Some(body), progress, _open_request: open_request })
 }
 
 /// Counts the bytes of a task's replies.
 #[derive(Debug, Default)]
-struct Progress {
+pub(super) struct Progress {
     default_deadline: Duration,
     deadline_ms: AtomicU64,
     /// Bytes that hyper got.
@@ -89,6 +89,11 @@ struct Progress {
 }
 
 impl Progress {
+    /// The progress of the replies that this task sends.
+    pub(super) fn of_this_task() -> Arc<Progress> {
+        PROGRESS.try_with(Arc::clone).unwrap_or_default()
+    }
+
     fn new(default_deadline: Duration) -> Progress {
         let progress = Progress { default_deadline, ..Progress::default() };
         progress.begin_reply(None);
@@ -108,7 +113,8 @@ impl Progress {
         self.n_taken.load(Ordering::Acquire)
     }
 
-    fn give(self: &Arc<Self>, bytes: Bytes) -> CountedBytes {
+    /// Counts bytes that wait for the connection from now on.
+    pub(super) fn give(self: &Arc<Self>, bytes: Bytes) -> CountedBytes {
         self.n_given.fetch_add(bytes.len() as u64, Ordering::AcqRel);
         self.given.notify_one();
         CountedBytes { bytes, progress: Arc::clone(self) }

@@ -1,4 +1,5 @@
 use bytes::Bytes;
+use futures::StreamExt;
 use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -12,20 +13,74 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Serves one connection. The reply's body takes as long as the request's path says, in milliseconds.
 fn connect() -> (Connections, DuplexStream) {
-    let long = Duration::from_secs(600);
-    let mut connections =
-        Connections::new(ConnectionDeadlines { first_head: long, head: IDLE, read: long }, 16 << 10, 1);
-    let place = ConnectionPlace(Arc::clone(&connections.places).try_acquire_owned().unwrap());
-    let (client, server) = tokio::io::duplex(64 << 10);
-    connections.serve(place, std::future::ready(Some(server)), |request| async move {
+    connect_to(|request| async move {
         let millis = request.uri().path().trim_start_matches('/').parse().unwrap();
         let body = futures::stream::once(async move {
             tokio::time::sleep(Duration::from_millis(millis)).await;
             Ok::<_, Infallible>(Bytes::from_static(b"late"))
         });
         Response::new(Body::from_stream(body))
-    });
+    })
+}
+
+/// Serves one connection with these answers.
+fn connect_to<F: Future<Output = Response<Body>> + Send + 'static>(
+    answer: impl Fn(Request<Body>) -> F + Send + Sync + 'static,
+) -> (Connections, DuplexStream) {
+    let long = Duration::from_secs(600);
+    let mut connections =
+        Connections::new(ConnectionDeadlines { first_head: long, head: IDLE, read: long }, 16 << 10, 1);
+    let place = ConnectionPlace(Arc::clone(&connections.places).try_acquire_owned().unwrap());
+    let (client, server) = tokio::io::duplex(64 << 10);
+    connections.serve(place, std::future::ready(Some(server)), answer);
     (connections, client)
+}
+
+/// Goes on without HTTP, and sends a piece after each of two pauses.
+async fn raw(request: Request<Body>) -> Response<Body> {
+    let pieces = futures::stream::iter(["one, ", "two"]).then(|piece| async move {
+        tokio::time::sleep(2 * IDLE).await;
+        vec![Bytes::from(piece), Bytes::new()]
+    });
+    raw_reply(request, pieces).await
+}
+
+async fn raw_reply(
+    request: Request<Body>,
+    pieces: impl futures::Stream<Item = Vec<Bytes>> + Send + 'static,
+) -> Response<Body> {
+    let offer = RawOffer::of(&mut request.into_parts().0, "raw").unwrap();
+    let reply = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
+    let reply = reply.header(header::CONNECTION, "upgrade").header(header::UPGRADE, "raw");
+    reply.extension(TakeOver::new(|_closing| offer.send(pieces))).body(Body::empty()).unwrap()
+}
+
+const RAW_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: node\r\nconnection: upgrade\r\nupgrade: raw\r\n\r\n";
+
+#[tokio::test]
+async fn a_stop_waits_for_a_reply_without_http() {
+    let (mut connections, mut client) = connect_to(raw);
+    client.write_all(RAW_REQUEST).await.unwrap();
+    let mut reply = Vec::new();
+    while !reply.ends_with(b"\r\n\r\n") {
+        reply.push(client.read_u8().await.unwrap());
+    }
+    let (read, ()) = tokio::join!(client.read_to_end(&mut reply), connections.close());
+    read.unwrap();
+    assert!(reply.ends_with(b"\r\n\r\none, two"), "{}", String::from_utf8_lossy(&reply));
+    assert_eq!(connections.places.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn a_reply_without_http_ends_when_its_reader_leaves() {
+    let (mut connections, mut client) = connect_to(|request| raw_reply(request, futures::stream::pending()));
+    client.write_all(RAW_REQUEST).await.unwrap();
+    client.read_u8().await.unwrap();
+    assert_eq!(connections.places.available_permits(), 0);
+    drop(client);
+    let ended = connections.running.join_next();
+    tokio::time::timeout(DEADLINE, ended).await.expect("the reply goes on").unwrap().unwrap();
+    assert_eq!(connections.places.available_permits(), 1);
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
@@ -20,13 +20,21 @@ pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(7);
 /// stream has survived it.
 const MAX_IN_BUFFERS: usize = 32 << 20;
 
+/// Shorter reads are made from a buffer, so that headers and MACs cost no call of the system each.
+const SHORT_READ: usize = 16 << 10;
+
+/// The most bytes of a piece that is read ahead.
+const MAX_PIECE: usize = 256 << 10;
+
 /// The stream of a pull, and the pieces of it that were read ahead.
-pub(super) struct ReadAhead<'a, S> {
-    stream: S,
+pub(super) struct ReadAhead<'a, R> {
+    stream: BufReader<R>,
     has_ended: bool,
     /// A permit for each byte that may be read ahead.
     budget: &'a Semaphore,
     pieces: VecDeque<Piece<'a>>,
+    /// Receives pieces before they are copied to memory of their own size. Empty until the first.
+    piece: Vec<u8>,
     /// When reading stopped because the budget was used up.
     unread_since: Option<Instant>,
     /// Bytes read since a pause for which the prefill node may have ended the stream. `None`: there was no such pause, or
@@ -36,35 +44,51 @@ pub(super) struct ReadAhead<'a, S> {
 
 struct Piece<'a> {
     bytes: Bytes,
-    /// `None`: there was no room for it, so that it is the last one for now.
-    permit: Option<SemaphorePermit<'a>>,
+    #[expect(dead_code, reason = "returned to the budget with the piece")]
+    permit: SemaphorePermit<'a>,
 }
 
-impl<'a, S, E> ReadAhead<'a, S>
-where
-    S: Stream<Item = Result<Bytes, E>> + Unpin,
-{
-    pub(super) fn new(stream: S, budget: &'a Semaphore) -> Self {
-        ReadAhead { stream, has_ended: false, budget, pieces: VecDeque::new(), unread_since: None, n_after_pause: None }
+impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
+    pub(super) fn new(stream: R, budget: &'a Semaphore) -> Self {
+        ReadAhead {
+            stream: BufReader::with_capacity(SHORT_READ, stream),
+            has_ended: false,
+            budget,
+            pieces: VecDeque::new(),
+            piece: Vec::new(),
+            unread_since: None,
+            n_after_pause: None,
+        }
     }
 
-    /// Returns the next piece, or `None` if the stream has ended or is broken. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Option<Bytes> {
-        match self.pieces.pop_front() {
-            Some(piece) => Some(piece.bytes),
-            None if self.has_ended => None,
-            None => self.read().await,
+    /// Reads the next bytes into a part of `space`, which is not empty. Returns their number: 0 if the stream has ended
+    /// or is broken. Dropping the future loses nothing.
+    pub(super) async fn read(&mut self, space: &mut [u8]) -> usize {
+        let Some(Piece { bytes, .. }) = self.pieces.front_mut() else {
+            if self.has_ended {
+                return 0;
+            }
+            self.goes_on();
+            let n_bytes = self.stream.read(space).await.unwrap_or(0);
+            self.has_read(n_bytes);
+            return n_bytes;
+        };
+        let n_bytes = bytes.len().min(space.len());
+        bytes.copy_to_slice(&mut space[..n_bytes]);
+        if bytes.is_empty() {
+            self.pieces.pop_front();
         }
+        n_bytes
     }
 
     /// Runs `work` to its end and reads ahead meanwhile.
     pub(super) async fn read_during(&mut self, work: impl Future<Output = ()>) {
         tokio::pin!(work);
-        while !self.has_ended && self.has_room() {
+        while !self.has_ended {
             tokio::select! {
                 biased;
                 () = &mut work => return,
-                Some(bytes) = self.read() => self.pieces.push_back(Piece { bytes, permit: None }),
+                has_room = self.read_piece() => if !has_room { break },
             }
         }
         work.await;
@@ -83,62 +107,90 @@ where
         self.n_after_pause.is_some()
     }
 
-    /// Charges the last piece to the budget. Returns false if there is no room for it.
-    fn has_room(&mut self) -> bool {
-        let Some(last) = self.pieces.back_mut().filter(|last| last.permit.is_none()) else { return true };
-        let n_bytes = u32::try_from(last.bytes.len()).unwrap_or(u32::MAX);
-        last.permit = self.budget.try_acquire_many(n_bytes).ok();
-        let has_room = last.permit.is_some();
-        if !has_room {
+    /// Reads a piece ahead, as large as the budget allows. Returns false if it allows none. Dropping the future loses
+    /// nothing.
+    async fn read_piece(&mut self) -> bool {
+        let n_room = self.budget.available_permits().min(MAX_PIECE);
+        let permit = (n_room > 0).then(|| self.budget.try_acquire_many(n_room as u32).ok()).flatten();
+        let Some(mut permit) = permit else {
             self.unread_since.get_or_insert_with(Instant::now);
+            return false;
+        };
+        self.goes_on();
+        self.piece.resize(MAX_PIECE, 0);
+        let n_bytes = self.stream.read(&mut self.piece[..n_room]).await.unwrap_or(0);
+        self.has_read(n_bytes);
+        if n_bytes > 0 {
+            drop(permit.split(n_room - n_bytes));
+            self.pieces.push_back(Piece { bytes: Bytes::copy_from_slice(&self.piece[..n_bytes]), permit });
         }
-        has_room
+        true
     }
 
-    async fn read(&mut self) -> Option<Bytes> {
+    /// Notes how long nothing was read for lack of room.
+    fn goes_on(&mut self) {
         if let Some(since) = self.unread_since.take() {
             self.has_paused(since.elapsed());
         }
-        let piece = self.stream.next().await.and_then(Result::ok);
-        self.has_ended = piece.is_none();
-        if let (Some(n), Some(piece)) = (&mut self.n_after_pause, &piece) {
-            *n += piece.len();
+    }
+
+    fn has_read(&mut self, n_bytes: usize) {
+        self.has_ended = n_bytes == 0;
+        if let Some(n_after_pause) = &mut self.n_after_pause {
+            *n_after_pause += n_bytes;
             self.n_after_pause.take_if(|n| *n > MAX_IN_BUFFERS);
         }
-        piece
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::stream;
+    use futures::{Stream, StreamExt, stream};
+    use tokio_util::io::StreamReader;
 
     use super::*;
 
-    fn pieces(n: u8) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Unpin {
-        stream::iter((0..n).map(|i| Ok(Bytes::from(vec![i; 100]))))
+    fn pieces(n: u8) -> impl AsyncRead + Unpin {
+        reader(stream::iter((0..n).map(|i| Ok(Bytes::from(vec![i; 100])))))
+    }
+
+    fn reader(pieces: impl Stream<Item = std::io::Result<Bytes>> + Unpin) -> impl AsyncRead + Unpin {
+        StreamReader::new(pieces)
     }
 
     async fn step(seconds: u64) {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
     }
 
+    /// Reads up to the end.
+    async fn rest(stream: &mut ReadAhead<'_, impl AsyncRead + Unpin>) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let mut space = [0; 70];
+        loop {
+            match stream.read(&mut space).await {
+                0 => return rest,
+                n_bytes => rest.extend_from_slice(&space[..n_bytes]),
+            }
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_stream_is_read_as_far_as_the_budget_of_all_pulls_allows() {
         let budget = Semaphore::new(250);
+        let n_ahead = |stream: &ReadAhead<'_, _>| stream.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
         let mut first = ReadAhead::new(pieces(9), &budget);
         first.read_during(step(1)).await;
-        assert_eq!((first.pieces.len(), budget.available_permits()), (3, 50));
+        assert_eq!((n_ahead(&first), budget.available_permits()), (250, 0));
         let mut second = ReadAhead::new(pieces(9), &budget);
         second.read_during(step(1)).await;
-        assert_eq!(second.pieces.len(), 1, "the size of a piece is known only when it is read");
-        for i in 0..9 {
-            assert_eq!(first.next().await.unwrap()[0], i);
-        }
-        assert_eq!((first.next().await, first.next().await), (None, None));
+        assert_eq!(n_ahead(&second), 0);
+        let expected = (0..9).flat_map(|i| [i; 100]).collect::<Vec<u8>>();
+        assert_eq!(rest(&mut first).await, expected);
+        assert_eq!(first.read(&mut [0]).await, 0);
         assert_eq!(budget.available_permits(), 250);
         second.read_during(step(1)).await;
-        assert_eq!(second.pieces.len(), 3, "room that others leave is used");
+        assert_eq!(n_ahead(&second), 250, "room that others leave is used");
+        assert_eq!(rest(&mut second).await, expected);
     }
 
     #[tokio::test(start_paused = true)]
@@ -150,9 +202,23 @@ mod tests {
             for _ in 0..n_steps {
                 stream.read_during(step(2)).await;
             }
-            while stream.next().await.is_some() {}
+            rest(&mut stream).await;
             assert_eq!(stream.may_be_cut_for_slow_reading(), expected, "{n_steps} steps, {n_bytes} bytes read ahead");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_for_the_prefill_node_is_no_slow_reading() {
+        let budget = Semaphore::new(100);
+        let late = stream::once(async {
+            step(60).await;
+            Ok(Bytes::from_static(b"late"))
+        });
+        let mut stream =
+            ReadAhead::new(reader(Box::pin(stream::iter([Ok(Bytes::from(vec![0; 100]))]).chain(late))), &budget);
+        stream.read_during(step(1)).await;
+        assert_eq!(rest(&mut stream).await.len(), 104);
+        assert!(!stream.may_be_cut_for_slow_reading());
     }
 
     #[tokio::test(start_paused = true)]
@@ -160,10 +226,10 @@ mod tests {
         for (n_pieces, expected) in [(MAX_IN_BUFFERS >> 20, true), ((MAX_IN_BUFFERS >> 20) + 1, false)] {
             let budget = Semaphore::new(0);
             let mib = Bytes::from(vec![0; 1 << 20]);
-            let pieces = stream::iter((0..n_pieces).map(|_| Ok::<_, std::io::Error>(mib.clone())));
-            let mut stream = ReadAhead::new(pieces, &budget);
+            let mut stream = ReadAhead::new(reader(stream::iter((0..n_pieces).map(|_| Ok(mib.clone())))), &budget);
             stream.has_paused(READ_DEADLINE);
-            while stream.next().await.is_some() {}
+            let mut space = vec![0; 1 << 20];
+            while stream.read(&mut space).await > 0 {}
             assert_eq!(stream.may_be_cut_for_slow_reading(), expected, "{n_pieces} MiB");
         }
     }

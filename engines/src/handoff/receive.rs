@@ -1,23 +1,28 @@
 //! One pull: sends a request to a prefill node and reads the records of its reply.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffId, HandoffReader, HandoffRecord,
-    KvLayout, Span, VerifiedKv,
+    KvLayout, Mac, Span, VerifiedKv,
 };
 use baton_schemas::node::BASE_PATH;
+use futures::TryStreamExt;
+use http::{StatusCode, header};
 use reqwest::{Client, Response};
+use tokio::io::AsyncRead;
 use tokio::sync::Semaphore;
+use tokio_util::io::StreamReader;
 
 use super::codecs::{LinkCodecs, Sample};
 use super::deadline::PullDeadline;
 use super::policy::PullPolicy;
 use super::read_ahead::ReadAhead;
-use super::{LocalKv, PullEnd, PullOrder};
-use crate::remote::accepted;
+use super::{LocalKv, PullEnd, PullOrder, RAW_PROTOCOL};
+use crate::remote::{accepted, unreachable};
 use crate::{awake, trace};
 
 /// The client that all pulls of an engine share.
@@ -55,6 +60,7 @@ impl PullClient {
             tokens: order.tokens.clone(),
             start: order.start,
             codecs: codecs.iter().map(|codec| *codec as u8).collect(),
+            macs: Mac::best_first().iter().map(|mac| *mac as u8).collect(),
             fingerprint: local.identity.fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
@@ -68,19 +74,19 @@ impl PullClient {
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
-        let mut bytes = ReadAhead::new(self.open(url, &request).await?.bytes_stream(), &self.read_ahead);
+        let mut bytes = ReadAhead::new(self.open(url, &request).await?, &self.read_ahead);
         let mut meter = PullMeter::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
             let deadline = pull_deadline.at().min(asked + self.policy.timeouts.stall);
-            let piece = tokio::time::timeout_at(deadline.into(), bytes.next()).await;
+            let n_read = tokio::time::timeout_at(deadline.into(), bytes.read(reader.space())).await;
             let has_overslept = awake::has_overslept(deadline.max(asked).into());
             if has_overslept {
                 pull_deadline.extend(asked.elapsed());
                 bytes.has_paused(asked.elapsed());
             }
-            let piece = match piece {
+            let n_read = match n_read {
                 // Bytes that came while this process was stopped are not read yet.
                 Err(_) if has_overslept => continue,
                 Err(_) => {
@@ -96,58 +102,77 @@ impl PullClient {
                         _ => HandoffFailure::PrefillStalled,
                     });
                 }
-                Ok(Some(piece)) => piece,
-                Ok(None) if bytes.may_be_cut_for_slow_reading() => {
+                Ok(0) if bytes.may_be_cut_for_slow_reading() => {
                     tracing::warn!(url, "a pull was cut: this engine was busy for too long to take what came");
                     return Err(HandoffFailure::PrefillLate);
                 }
-                Ok(None) => return Err(HandoffFailure::PrefillLost),
+                Ok(0) => return Err(HandoffFailure::PrefillLost),
+                Ok(n_read) => n_read,
             };
-            meter.n_bytes += piece.len() as u64;
-            let mut input = &piece[..];
-            while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
-                match event {
-                    HandoffRecord::Head(head) => meter.begins(head.codec),
-                    HandoffRecord::Wait(_) => {}
-                    HandoffRecord::Frame(kv) => {
-                        meter.frame_arrived(&kv);
-                        pull_deadline.received(kv.span().p1 - kv.span().p0);
-                        let handed_on = Instant::now();
-                        bytes.read_during(take(kv)).await;
-                        pull_deadline.extend(handed_on.elapsed());
-                        reader.recycle(buffers.take());
+            meter.n_bytes += n_read as u64;
+            let record = reader.filled(n_read).map_err(|error| refused(url, &error))?;
+            match record {
+                None | Some(HandoffRecord::Wait(_)) => {}
+                Some(HandoffRecord::Head(head)) => meter.begins(head.codec),
+                Some(HandoffRecord::Frame(kv)) => {
+                    meter.frame_arrived(&kv);
+                    pull_deadline.received(kv.span().p1 - kv.span().p0);
+                    let handed_on = Instant::now();
+                    bytes.read_during(take(kv)).await;
+                    pull_deadline.extend(handed_on.elapsed());
+                    reader.recycle(buffers.take());
+                }
+                Some(HandoffRecord::End(end)) => {
+                    if let Some((codec, sample)) = meter.sample(&end) {
+                        self.links.used(url, codec, sample);
                     }
-                    HandoffRecord::End(end) => {
-                        if let Some((codec, sample)) = meter.sample(&end) {
-                            self.links.used(url, codec, sample);
-                        }
-                        return Ok(meter.ended(&end));
-                    }
-                    HandoffRecord::Error(error) => {
-                        tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");
-                        return Err(failure_of(&error));
-                    }
+                    return Ok(meter.ended(&end));
+                }
+                Some(HandoffRecord::Error(error)) => {
+                    tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");
+                    return Err(failure_of(&error));
                 }
             }
         }
     }
 
-    async fn open(&self, url: &str, request: &PrefillRequest) -> Result<Response, HandoffFailure> {
+    /// Sends the request. Returns the stream of records, from the connection itself or in the body of the reply.
+    async fn open(
+        &self,
+        url: &str,
+        request: &PrefillRequest,
+    ) -> Result<Box<dyn AsyncRead + Send + Unpin>, HandoffFailure> {
         let call = self.http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, RAW_PROTOCOL);
         let call = match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => call.header(trace::TRACEPARENT, parent),
             None => call,
         };
         // The deadline includes the body of a refusal, which can be as late as a head.
-        let answer = async { accepted(call.send().await).await };
+        let answer = async {
+            let sent = call.send().await;
+            match sent {
+                Ok(reply) if reply.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    let raw = reply.upgrade().await.map_err(unreachable)?;
+                    Ok(Box::new(raw) as Box<dyn AsyncRead + Send + Unpin>)
+                }
+                // A node of an earlier version.
+                sent => Ok(Box::new(body(accepted(sent).await?)) as Box<dyn AsyncRead + Send + Unpin>),
+            }
+        };
         let answer = tokio::time::timeout(self.policy.timeouts.head, answer)
             .await
             .map_err(|_| HandoffFailure::PrefillStalled)?;
-        answer.map_err(|error| {
+        answer.map_err(|error: EngineError| {
             tracing::warn!(url, %error, "a pull failed: the prefill node refused it or cannot be reached");
             failure_of(&error)
         })
     }
+}
+
+/// The body of a reply, as a stream of bytes.
+fn body(reply: Response) -> impl AsyncRead + Send + Unpin {
+    StreamReader::new(Box::pin(reply.bytes_stream().map_err(io::Error::other)))
 }
 
 /// The measurements of one pull.

@@ -24,7 +24,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use baton_schemas::handoff::{KvSource, PrefillRequest};
+use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{
     BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, RenderRequest, Role, TokenList,
     TokenizeRequest,
@@ -43,9 +43,9 @@ pub use self::late::LateEngine;
 pub use self::listen::{ListenAddress, ListenError, Listener};
 pub use self::loads::HEARTBEAT;
 pub use self::tls::ServerTls;
-use crate::connections::CloseConnection;
+use crate::connections::{CloseConnection, RawOffer};
 use crate::engine::Engine;
-use crate::handoff::MAX_NOISE_BYTES;
+use crate::handoff::{MAX_NOISE_BYTES, RAW_PROTOCOL};
 
 /// The most tokens of a reply, unless the context is longer. For more, the error says how many there are: nothing can be
 /// done with them.
@@ -176,8 +176,13 @@ async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
-async fn prefill(State(node): Node, CallBody(request): CallBody<PrefillRequest>) -> Response {
-    prefill::respond(&node, request).await
+async fn prefill(State(node): Node, request: Request) -> Response {
+    let (mut head, body) = request.into_parts();
+    let offer = RawOffer::of(&mut head, RAW_PROTOCOL);
+    match CallBody::from_request(Request::from_parts(head, body), &()).await {
+        Ok(CallBody(request)) => prefill::respond(&node, offer, request).await,
+        Err(refused) => refused,
+    }
 }
 
 async fn link(State(node): Node, CallBody(source): CallBody<KvSource>) -> Response {

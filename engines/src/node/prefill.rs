@@ -1,4 +1,7 @@
 //! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
+//!
+//! A reader offers to go on without HTTP ([`RAW_PROTOCOL`]): then each record is written as it is, and read to where its
+//! rows belong. To other readers the records are the body of the reply.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,27 +11,39 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Wait, WriteError};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, Wait, WriteError};
 use futures::{Stream, StreamExt};
-use http::header;
+use http::{StatusCode, header};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tracing::{Instrument, Span};
 
 use super::{NodeService, SIGN_OF_LIFE, failure};
-use crate::connections::ReadDeadline;
+use crate::connections::{RawOffer, ReadDeadline, TakeOver};
 use crate::engine::{KvEvent, KvStream};
-use crate::handoff::READ_DEADLINE;
+use crate::handoff::{RAW_PROTOCOL, READ_DEADLINE};
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
 
 /// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
-pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {
-    match begin(node, request).await {
-        Err(error) => failure(error),
-        Ok(records) => {
+pub(super) async fn respond(node: &NodeService, offer: Option<RawOffer>, request: PrefillRequest) -> Response {
+    let records = match begin(node, request).await {
+        Err(error) => return failure(error),
+        Ok(records) => records,
+    };
+    let deadline = Extension(ReadDeadline(READ_DEADLINE));
+    match offer {
+        Some(offer) => {
+            // The span of the call lasts until the last record.
+            let span = Span::current();
+            // A stop of the node waits for the last record.
+            let take_over = TakeOver::new(|_closing| offer.send(records).instrument(span));
+            let head = [(header::CONNECTION, "upgrade"), (header::UPGRADE, RAW_PROTOCOL)];
+            (StatusCode::SWITCHING_PROTOCOLS, deadline, Extension(take_over), head).into_response()
+        }
+        None => {
             let pieces = records.flat_map(|record| futures::stream::iter(record.into_iter().map(Ok::<_, Infallible>)));
-            let deadline = Extension(ReadDeadline(READ_DEADLINE));
             let content_type = [(header::CONTENT_TYPE, "application/x-baton-kv")];
             (deadline, content_type, Body::from_stream(pieces)).into_response()
         }
@@ -45,6 +60,7 @@ async fn begin(
     let info = node.engine.info().await?;
     let kv = info.kv.ok_or_else(|| EngineError::Unsupported { feature: "handing this model's KV over".into() })?;
     let codec = choose(&request.codecs)?;
+    let mac = Mac::choose(&request.macs);
     let handoff = Handoff {
         id: request.handoff,
         fingerprint: kv.fingerprint,
@@ -52,7 +68,7 @@ async fn begin(
         start: request.start,
         tokens: request.tokens.clone(),
     };
-    let (writer, head) = HandoffWriter::begin(node.key.secret(), handoff, codec).map_err(invalid)?;
+    let (writer, head) = HandoffWriter::begin(node.key.secret(), handoff, codec, mac).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.
@@ -160,7 +176,7 @@ mod tests {
             start: 0,
             tokens: vec![1, 2, 3],
         };
-        let (writer, head) = HandoffWriter::begin(b"key", handoff.clone(), Codec::None).unwrap();
+        let (writer, head) = HandoffWriter::begin(b"key", handoff.clone(), Codec::None, Mac::Blake3).unwrap();
         let panicking = |_: &mut HandoffWriter| -> Vec<Bytes> { panic!("a fault in a codec") };
         let (mut writer, record) = encode(writer, panicking).await.unwrap();
         assert!(record.is_none());

@@ -115,7 +115,7 @@ pub(super) fn from_node(error: EngineError) -> EngineError {
     }
 }
 
-pub(super) fn unreachable(error: reqwest::Error) -> EngineError {
+pub(crate) fn unreachable(error: reqwest::Error) -> EngineError {
     // A slow node is not lost: retrying would only add to its work.
     if error.is_timeout() && !error.is_connect() {
         timed_out()

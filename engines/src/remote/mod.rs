@@ -22,8 +22,8 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::Serialize;
 
-pub(crate) use self::calls::accepted;
 use self::calls::{ANSWER_TIMEOUT, CALL_TIMEOUT, NodeCalls};
+pub(crate) use self::calls::{accepted, unreachable};
 use self::streams::{NodeStreams, StreamEvent};
 use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
 use crate::long_json;

@@ -1,7 +1,9 @@
 //! Passes chunks through the wire format within one process, because an engine accepts only verified KV.
 
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
-use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, VerifiedKv};
+use baton_schemas::kv::{
+    Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, VerifiedKv,
+};
 
 use crate::handoff::{LocalKv, PullOrder};
 
@@ -24,6 +26,7 @@ impl Loopback {
             tokens: order.tokens.clone(),
             start: order.start,
             codecs: vec![Codec::None as u8],
+            macs: Vec::new(),
             fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
@@ -34,7 +37,7 @@ impl Loopback {
         let reader = HandoffReader::new(KEY, handoff.clone(), &[Codec::None]);
         let mut reader = reader.map_err(|_| HandoffFailure::FingerprintMismatch)?;
         let (writer, head) =
-            HandoffWriter::begin(KEY, handoff, Codec::None).map_err(|_| HandoffFailure::PrefillRefused)?;
+            HandoffWriter::begin(KEY, handoff, Codec::None, Mac::Blake3).map_err(|_| HandoffFailure::PrefillRefused)?;
         for piece in head {
             reader.read(&mut &piece[..]).map_err(|_| HandoffFailure::FrameRejected)?;
         }

@@ -16,7 +16,7 @@ use baton_schemas::node::{BASE_PATH, Role};
 use baton_schemas::{CacheScope, EngineError, Token};
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -29,18 +29,22 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A pull of a whole prompt.
 async fn pull(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<Token>) -> Response {
+    pull_call(client, url, engine, tokens).await.send().await.unwrap().error_for_status().unwrap()
+}
+
+async fn pull_call(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<Token>) -> RequestBuilder {
     let request = PrefillRequest {
         handoff: HandoffId([7; 16]),
         tokens,
         start: 0,
         codecs: vec![Codec::None as u8],
+        macs: Vec::new(),
         fingerprint: engine.info().await.unwrap().kv.unwrap().fingerprint,
         cache_scope: CacheScope::default(),
         ephemeral: false,
         gives_way: false,
     };
-    let call = client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(KEY).json(&request);
-    call.send().await.unwrap().error_for_status().unwrap()
+    client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(KEY).json(&request)
 }
 
 async fn until_active(engine: &dyn Engine, n: u32, deadline: Duration) {
@@ -55,6 +59,20 @@ async fn until_active(engine: &dyn Engine, n: u32, deadline: Duration) {
 /// Checks that a slot is free before the deadline: within 10 s after its puller was behind, and a margin for computing.
 async fn slot_is_freed(engine: Arc<dyn Engine>, client: Client, url: &str, tokens: Vec<Token>, deadline: Duration) {
     let unread = pull(&client, url, &*engine, tokens).await;
+    is_freed(engine, unread, deadline).await;
+}
+
+/// The same for a puller that has offered to go on without HTTP.
+async fn raw_slot_is_freed(engine: Arc<dyn Engine>, client: Client, url: &str, tokens: Vec<Token>) {
+    let call = pull_call(&client, url, &*engine, tokens).await;
+    let reply = call.header("connection", "upgrade").header("upgrade", "baton-kv").send().await.unwrap();
+    assert_eq!(reply.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let mut unread = reply.upgrade().await.unwrap();
+    assert_eq!(unread.read_u32().await.unwrap(), u32::from_be_bytes(*b"BKV1"), "records without HTTP");
+    is_freed(engine, unread, DEADLINE).await;
+}
+
+async fn is_freed(engine: Arc<dyn Engine>, unread: impl Send, deadline: Duration) {
     let began = Instant::now();
     until_active(&*engine, 1, DEADLINE).await;
     until_active(&*engine, 0, deadline).await;
@@ -75,6 +93,11 @@ async fn a_puller_that_does_not_read_frees_its_slot() {
         let node = peers::node(Arc::clone(&engine), Role::Prefill, KEY).await;
         slot_is_freed(engine, Client::new(), &node.url, tokens.clone(), DEADLINE).await;
     };
+    let raw = async {
+        let engine = large_sim();
+        let node = peers::node(Arc::clone(&engine), Role::Prefill, KEY).await;
+        raw_slot_is_freed(engine, Client::new(), &node.url, tokens.clone()).await;
+    };
     let http_2 = async {
         let engine = large_sim();
         let node = peers::node(Arc::clone(&engine), Role::Prefill, KEY).await;
@@ -92,7 +115,8 @@ async fn a_puller_that_does_not_read_frees_its_slot() {
         let node = peers::serve(Arc::clone(&engine), Role::Prefill, KEY, Some(tls)).await;
         let client = Transport::new(Some(&cert), false).unwrap().client().build().unwrap();
         let url = node.url.replace("http://127.0.0.1", "https://localhost");
-        slot_is_freed(engine, client, &url, tokens.clone(), DEADLINE).await;
+        slot_is_freed(Arc::clone(&engine), client.clone(), &url, tokens.clone(), DEADLINE).await;
+        raw_slot_is_freed(engine, client, &url, tokens.clone()).await;
     };
     let unix = async {
         let folder = tempfile::tempdir().unwrap();
@@ -106,7 +130,7 @@ async fn a_puller_that_does_not_read_frees_its_slot() {
         let client = Client::builder().unix_socket(path).build().unwrap();
         slot_is_freed(engine, client, "http://node", tokens.clone(), DEADLINE).await;
     };
-    tokio::join!(plain, http_2, over_tls, unix);
+    tokio::join!(plain, raw, http_2, over_tls, unix);
 }
 
 /// Pulls for an engine whose step takes 12 s after the first chunk, longer than a prefill node waits.

@@ -100,6 +100,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
                 tokens,
                 start: 0,
                 codecs: vec![0],
+                macs: Vec::new(),
                 fingerprint,
                 cache_scope: baton_schemas::CacheScope::SHARED,
                 ephemeral: false,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::codec::Codec;
 use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
+use super::mac::Mac;
 
 /// The version of the format of payloads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -35,11 +36,14 @@ pub struct HandoffHead {
     pub end: u32,
     /// The encoding of the rows of every frame.
     pub codec: Codec,
+    /// The MAC of every record after this one.
+    #[serde(default, skip_serializing_if = "Mac::is_default")]
+    pub mac: Mac,
 }
 
 impl HandoffHead {
     /// Creates the head of a handoff's stream.
-    pub fn of(handoff: &Handoff, codec: Codec) -> HandoffHead {
+    pub fn of(handoff: &Handoff, codec: Codec, mac: Mac) -> HandoffHead {
         HandoffHead {
             version: FORMAT_VERSION,
             handoff: handoff.id,
@@ -48,6 +52,7 @@ impl HandoffHead {
             start: handoff.start,
             end: handoff.end(),
             codec,
+            mac,
         }
     }
 }

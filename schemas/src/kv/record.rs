@@ -9,16 +9,19 @@
 //! | 8 | 4 | index of the record in its stream, from 0 |
 //! | 12 | 8 | length of the payload in bytes |
 //! | 20 | length | payload |
-//! | 20 + length | 32 | BLAKE3, keyed with the [`HandoffKey`], of everything before |
+//! | 20 + length | 32 | [`Mac`], keyed with the [`HandoffKey`], of everything before |
 //!
 //! Integers are little-endian. `docs/kv-frames.md` is the whole format.
 
 use std::fmt;
 
+use aegis::aegis128x2::Aegis128X2Mac;
 use bytes::Bytes;
 
 use super::error::FrameError;
 use super::handoff::HandoffId;
+pub use super::mac::MAC_BYTES;
+use super::mac::{Mac, RecordMac};
 pub use super::record_kind::RecordKind;
 
 /// The first bytes of every record.
@@ -27,11 +30,11 @@ pub const MAGIC: [u8; 4] = *b"BKV1";
 /// The number of bytes of a record before its payload.
 pub const HEADER_BYTES: usize = 20;
 
-/// The number of bytes of a record after its payload.
-pub const MAC_BYTES: usize = 32;
-
 /// Separates these keys from all other uses of a cluster key.
 const KEY_CONTEXT: &str = "baton kv handoff v1";
+
+/// The same, for AEGIS: no key is used by two algorithms.
+const AEGIS_KEY_CONTEXT: &str = "baton kv handoff v1 aegis128x2";
 
 /// A record's fixed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +76,12 @@ impl RecordHeader {
     }
 }
 
-/// The key of one handoff's MACs. Both sides derive it; it is never sent.
+/// The keys of one handoff's MACs. Both sides derive them; they are never sent.
 #[derive(Clone)]
-pub struct HandoffKey([u8; 32]);
+pub struct HandoffKey {
+    blake3: [u8; 32],
+    aegis: [u8; 16],
+}
 
 impl fmt::Debug for HandoffKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,30 +90,43 @@ impl fmt::Debug for HandoffKey {
 }
 
 impl HandoffKey {
-    /// Derives the key with BLAKE3 from `u64 length of the cluster key ‖ cluster key ‖ handoff id`.
+    /// Derives the keys with BLAKE3 from `u64 length of the cluster key ‖ cluster key ‖ handoff id`.
     pub fn derive(cluster_key: &[u8], id: HandoffId) -> HandoffKey {
-        let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXT);
-        hasher.update(&(cluster_key.len() as u64).to_le_bytes());
-        hasher.update(cluster_key);
-        hasher.update(&id.0);
-        HandoffKey(*hasher.finalize().as_bytes())
+        let derived = |context| {
+            let mut hasher = blake3::Hasher::new_derive_key(context);
+            hasher.update(&(cluster_key.len() as u64).to_le_bytes());
+            hasher.update(cluster_key);
+            hasher.update(&id.0);
+            hasher.finalize_xof()
+        };
+        let mut key = HandoffKey { blake3: [0; 32], aegis: [0; 16] };
+        derived(KEY_CONTEXT).fill(&mut key.blake3);
+        derived(AEGIS_KEY_CONTEXT).fill(&mut key.aegis);
+        key
     }
 
-    /// Creates a hasher for a record's MAC.
-    pub(super) fn hasher(&self) -> blake3::Hasher {
-        blake3::Hasher::new_keyed(&self.0)
+    /// Begins the MAC of record `index`.
+    pub(super) fn begin(&self, mac: Mac, index: u32) -> RecordMac {
+        match mac {
+            Mac::Blake3 => RecordMac::Blake3(Box::new(blake3::Hasher::new_keyed(&self.blake3))),
+            Mac::Aegis128x2 => {
+                let mut nonce = [0; 16];
+                nonce[..4].copy_from_slice(&index.to_le_bytes());
+                RecordMac::Aegis128x2(Box::new(Aegis128X2Mac::new_with_nonce(&self.aegis, &nonce)))
+            }
+        }
     }
 
     /// Creates a record with this payload. The payload's pieces are hashed in place and not copied.
-    pub fn seal(&self, kind: RecordKind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
+    pub fn seal(&self, mac: Mac, kind: RecordKind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
         let length = payload.iter().map(|piece| piece.len() as u64).sum();
         let header = RecordHeader { kind, index, length }.to_bytes();
-        let mut hasher = self.hasher();
-        hasher.update(&header);
+        let mut mac = self.begin(mac, index);
+        mac.update(&header);
         for piece in &payload {
-            hasher.update(piece);
+            mac.update(piece);
         }
-        let mac = Bytes::copy_from_slice(hasher.finalize().as_bytes());
+        let mac = Bytes::copy_from_slice(&mac.finish());
         let header = Bytes::copy_from_slice(&header);
         [header].into_iter().chain(payload.into_iter().filter(|piece| !piece.is_empty())).chain([mac]).collect()
     }

@@ -8,6 +8,7 @@ use super::codec::{Codec, Encoder};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
+use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
@@ -22,6 +23,8 @@ pub struct HandoffWriter {
     key: HandoffKey,
     handoff: Handoff,
     codec: Codec,
+    /// The MAC of the next record.
+    mac: Mac,
     encoder: Option<Encoder>,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
@@ -32,11 +35,12 @@ pub struct HandoffWriter {
 }
 
 impl HandoffWriter {
-    /// Creates a writer and its first record, the head.
+    /// Creates a writer and its first record, the head, which says that `mac` seals the others.
     pub fn begin(
         cluster_key: &[u8],
         handoff: Handoff,
         codec: Codec,
+        mac: Mac,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
         handoff.check()?;
         codec.check(&handoff.layout)?;
@@ -45,6 +49,7 @@ impl HandoffWriter {
         let mut writer = HandoffWriter {
             key: HandoffKey::derive(cluster_key, handoff.id),
             codec,
+            mac: Mac::Blake3,
             encoder: Encoder::new(codec)?,
             prefix,
             next: handoff.start,
@@ -53,8 +58,9 @@ impl HandoffWriter {
             ended: false,
             handoff,
         };
-        let head = json(RecordKind::Head, &HandoffHead::of(&writer.handoff, codec))?;
+        let head = json(RecordKind::Head, &HandoffHead::of(&writer.handoff, codec, mac))?;
         let head = writer.record(RecordKind::Head, vec![head])?;
+        writer.mac = mac;
         Ok((writer, head))
     }
 
@@ -120,7 +126,7 @@ impl HandoffWriter {
             return Err(WriteError::Ended);
         }
         let n_records = self.n_records.checked_add(1).ok_or(FrameError::TooManyRecords)?;
-        let record = self.key.seal(kind, self.n_records, payload);
+        let record = self.key.seal(self.mac, kind, self.n_records, payload);
         self.n_records = n_records;
         self.ended = matches!(kind, RecordKind::End | RecordKind::Error);
         Ok(record)

@@ -12,8 +12,9 @@ fn events(stream: &[u8]) -> Vec<HandoffRecord> {
 
 #[test]
 fn a_flipped_bit_anywhere_is_refused_and_what_came_before_stands() {
-    for codec in Codec::ALL {
-        let good = sample::stream(codec).concat();
+    let every_codec = Codec::ALL.map(|codec| (codec, Mac::Blake3));
+    for (codec, mac) in every_codec.into_iter().chain([(Codec::None, Mac::Aegis128x2)]) {
+        let good = sample::sealed_stream(codec, mac).concat();
         let expected = events(&good);
         for at in 0..good.len() {
             let mut bad = good.clone();
@@ -47,11 +48,45 @@ fn a_cut_stream_never_ends() {
 
 #[test]
 fn byte_by_byte_is_as_good_as_at_once() {
-    for codec in Codec::ALL {
-        let stream = sample::stream(codec).concat();
+    for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
+        let stream = sample::sealed_stream(codec, mac).concat();
         let mut reader = sample::reader();
         let said: Vec<HandoffRecord> = stream.iter().flat_map(|byte| read_all(&mut reader, &[*byte]).0).collect();
         assert_eq!(said, events(&stream));
+    }
+}
+
+#[test]
+fn a_stream_filled_into_the_readers_room_is_read_like_one_that_is_copied() {
+    for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
+        let stream = sample::sealed_stream(codec, mac).concat();
+        for n_at_once in [1, 7, 100, usize::MAX] {
+            let mut reader = sample::reader();
+            let mut said = Vec::new();
+            let mut left = &stream[..];
+            while !left.is_empty() {
+                let space = reader.space();
+                let n = left.len().min(space.len()).min(n_at_once);
+                assert!(n > 0, "a reader that expects more has room for it");
+                space[..n].copy_from_slice(&left[..n]);
+                left = &left[n..];
+                said.extend(reader.filled(n).unwrap());
+            }
+            assert_eq!(said, events(&stream), "{codec:?}, {mac:?}, {n_at_once} at once");
+            assert!(reader.is_ended() && reader.space().is_empty());
+        }
+    }
+}
+
+#[test]
+fn only_the_mac_that_the_head_names_is_accepted() {
+    for (named, used) in [(Mac::Blake3, Mac::Aegis128x2), (Mac::Aegis128x2, Mac::Blake3)] {
+        let mut records = sample::sealed_stream(Codec::None, named);
+        records.truncate(1);
+        let wait = sample::sealed_stream(Codec::None, used).swap_remove(1);
+        let refused = FrameError::Mac { record: 1, kind: record::RecordKind::Wait };
+        let (said, end) = read_all(&mut sample::reader(), &[records.concat(), wait].concat());
+        assert_eq!((said.len(), end), (1, Err(refused)), "{used:?} after a head that names {named:?}");
     }
 }
 
@@ -87,6 +122,9 @@ fn a_record_is_worth_nothing_in_another_handoff_or_under_another_key() {
     let mut longer = b"k".to_vec();
     longer.push(id.0[0]);
     id.0.rotate_left(1);
-    let pieces = HandoffKey::derive(&longer, id).seal(record::RecordKind::Wait, 0, vec![]);
-    assert_ne!(pieces, HandoffKey::derive(b"k", sample::handoff().id).seal(record::RecordKind::Wait, 0, vec![]));
+    for mac in Mac::ALL {
+        let pieces = HandoffKey::derive(&longer, id).seal(mac, record::RecordKind::Wait, 0, vec![]);
+        let other = HandoffKey::derive(b"k", sample::handoff().id);
+        assert_ne!(pieces, other.seal(mac, record::RecordKind::Wait, 0, vec![]));
+    }
 }

@@ -63,7 +63,8 @@ fn rows_that_decoding_needs_cannot_be_left_out() {
     // The token at 12 attends to 4 positions: 9, 10, 11 and its own.
     let refused = bad_frame_at(Codec::None, 4, |frame| put(frame, 52, 10));
     assert_eq!(refused, FrameError::SectionStart { section: 1, start: 10, earliest: 9, latest: 9, p0: 9, p1: 12 });
-    let (mut writer, _) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, _) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None, Mac::Blake3).unwrap();
     let late = sample::chunk(&sample::layout(), 2, 12, &[2, 10]);
     assert!(matches!(writer.frame(&late), Err(WriteError::Frame(FrameError::SectionStart { .. }))));
     assert!(writer.frame(&sample::chunk(&sample::layout(), 2, 12, &[2, 9])).is_ok(), "a refusal changes nothing");
@@ -142,11 +143,13 @@ fn no_codec_carries_a_value_that_is_not_finite() {
     let mut k = chunk.sections[0].layers[1].k.to_vec();
     k[70..72].copy_from_slice(&[0, 0x7C]);
     chunk.sections[0].layers[1].k = k.into();
-    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::PlanesZstd).unwrap();
+    let (mut writer, head) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::PlanesZstd, Mac::Blake3).unwrap();
     let stream = [head, writer.frame(&chunk).unwrap()].concat().concat();
     let refused = FrameError::NotFinite { p0: 2, p1: 5, tensor: 2 };
     assert_eq!(read_all(&mut sample::reader(), &stream).1, Err(refused));
-    let (mut writer, _) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::Q8_0).unwrap();
+    let (mut writer, _) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::Q8_0, Mac::Blake3).unwrap();
     assert_eq!(writer.frame(&chunk), Err(WriteError::Codec(CodecError::Scale { block: 1 })));
     let scale = bad_frame(Codec::Q8_0, |frame| frame[BODY + 24..][..2].copy_from_slice(&[0, 0x7C]));
     let reason = CodecError::Scale { block: 0 };
@@ -168,7 +171,7 @@ fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
     let handoff = Handoff { layout, start: 0, tokens: vec![0; 10_000], ..sample::handoff() };
     for codec in Codec::ALL {
-        let (_, head) = HandoffWriter::begin(sample::CLUSTER_KEY, handoff.clone(), codec).unwrap();
+        let (_, head) = HandoffWriter::begin(sample::CLUSTER_KEY, handoff.clone(), codec, Mac::Blake3).unwrap();
         let mut reader = HandoffReader::new(sample::CLUSTER_KEY, handoff.clone(), &[codec]).unwrap();
         read_all(&mut reader, &head.concat()).1.unwrap();
         let header = RecordHeader { kind: RecordKind::Frame, index: 1, length: 1 << 32 };

@@ -120,17 +120,18 @@ fn impossible_handoffs_are_refused_at_both_ends() {
     for bad in [none, empty, shapeless] {
         let refused = HandoffReader::new(b"k", bad.clone(), &Codec::ALL).err();
         assert!(refused.is_some());
-        assert_eq!(HandoffWriter::begin(b"k", bad, Codec::None).err(), refused.map(WriteError::Handoff));
+        assert_eq!(HandoffWriter::begin(b"k", bad, Codec::None, Mac::Blake3).err(), refused.map(WriteError::Handoff));
     }
     let mut odd = good;
     odd.layout.sections[1].layers[0].k.n_values = 33;
-    let refused = HandoffWriter::begin(b"k", odd, Codec::Q8_0).err();
+    let refused = HandoffWriter::begin(b"k", odd, Codec::Q8_0, Mac::Blake3).err();
     assert_eq!(refused, Some(WriteError::Codec(CodecError::Blocks { n_values: 33, block: 32 })));
 }
 
 #[test]
 fn a_writer_refuses_what_a_reader_would() {
-    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None, Mac::Blake3).unwrap();
     assert_eq!(head.concat().len(), HEADER_BYTES + payload(&head.concat()).len() + MAC_BYTES);
     let chunks = sample::chunks();
     assert!(matches!(writer.frame(&chunks[1]), Err(WriteError::Frame(FrameError::Positions { .. }))));

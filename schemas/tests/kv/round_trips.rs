@@ -45,7 +45,8 @@ fn a_stream_says_what_was_written_with_every_codec() {
 
 #[test]
 fn an_error_ends_the_stream() {
-    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None, Mac::Blake3).unwrap();
     let error = EngineError::QueueFull { limit: 4 };
     let stream = [head, writer.error(&error).unwrap()].concat().concat();
     assert_eq!(writer.wait(Wait::default()), Err(WriteError::Ended));
@@ -57,7 +58,8 @@ fn an_error_ends_the_stream() {
 
 #[test]
 fn an_error_too_long_to_send_is_an_error_still() {
-    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) =
+        HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None, Mac::Blake3).unwrap();
     let record = writer.error(&EngineError::invalid("x".repeat(70_000))).unwrap();
     let (events, end) = read_all(&mut sample::reader(), &[head, record].concat().concat());
     assert_eq!(end, Ok(()));
@@ -159,7 +161,7 @@ proptest! {
             sample::chunk(&layout, p0, p1, &starts)
         }).collect();
         for codec in Codec::ALL {
-            let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec).unwrap();
+            let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec, Mac::Blake3).unwrap();
             let mut stream = head;
             for chunk in &chunks {
                 stream.extend(writer.frame(chunk).unwrap());

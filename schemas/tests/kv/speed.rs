@@ -4,6 +4,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use baton_schemas::kv::record::RecordKind;
 use baton_schemas::kv::*;
 use bytes::Bytes;
 use half::f16;
@@ -51,10 +52,10 @@ fn speed() {
     let handoff = handoff();
     let section = section(&handoff);
     let n_bytes = N_POSITIONS as usize * handoff.layout.bytes_per_position();
-    for codec in Codec::ALL {
-        let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec).unwrap();
+    for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
+        let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec, mac).unwrap();
         let mut frames = Vec::new();
-        measure(&format!("{codec:?}: written"), n_bytes, 0..N_FRAMES, |frame| {
+        measure(&format!("{codec:?}, {mac:?}: written"), n_bytes, 0..N_FRAMES, |frame| {
             let rows = SectionRows { start: frame * N_POSITIONS, ..section.clone() };
             let chunk = Chunk { p0: rows.start, p1: rows.start + N_POSITIONS, sections: vec![rows] };
             frames.push(writer.frame(&chunk).unwrap());
@@ -65,7 +66,7 @@ fn speed() {
             let mut reader = HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap();
             assert!(reader.read(&mut &head.concat()[..]).unwrap().is_some());
             let memory = if recycle { "recycled" } else { "fresh" };
-            let what = format!("{codec:?}: read in pieces of {} KiB, {memory} memory", push >> 10);
+            let what = format!("{codec:?}, {mac:?}: read in pieces of {} KiB, {memory} memory", push >> 10);
             measure(&what, n_bytes, &frames, |frame| {
                 for mut piece in frame.chunks(push) {
                     match reader.read(&mut piece).unwrap() {
@@ -80,6 +81,14 @@ fn speed() {
     let from = vec![1u8; n_bytes];
     let mut to = vec![2u8; n_bytes];
     measure("BLAKE3 alone", n_bytes, 0..8, |_| _ = black_box(blake3::keyed_hash(&[7; 32], &from)));
+    let key = HandoffKey::derive(b"k", handoff.id);
+    let whole = Bytes::from(from.clone());
+    measure("sealing with AEGIS alone", n_bytes, 0..8, |_| {
+        black_box(key.seal(Mac::Aegis128x2, RecordKind::Frame, 1, vec![whole.clone()]));
+    });
+    measure("looking for values that are not finite alone", n_bytes, 0..8, |_| {
+        _ = black_box(all_finite(Dtype::F16, &from))
+    });
     measure("copying alone", n_bytes, 0..8, |_| to.copy_from_slice(&from));
     measure("copying to fresh memory", n_bytes, 0..8, |_| drop(black_box(from.clone())));
 }

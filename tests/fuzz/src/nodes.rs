@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;
-use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord};
+use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, Mac};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, node};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -110,7 +110,8 @@ fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) 
 }
 
 pub(crate) fn kv_reader_raw_seeds() -> Vec<Vec<u8>> {
-    Codec::ALL.map(|codec| sample::stream(codec).concat()).to_vec()
+    let streams = Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| sample::sealed_stream(codec, mac)));
+    streams.map(|records| records.concat()).collect()
 }
 
 pub(crate) fn kv_reader_seeds() -> Vec<Vec<u8>> {

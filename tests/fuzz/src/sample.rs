@@ -81,7 +81,12 @@ pub fn chunks() -> Vec<Chunk> {
 
 /// A whole stream, one record per element: head, wait, three frames, end.
 pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
-    let (mut writer, head) = HandoffWriter::begin(CLUSTER_KEY, handoff(), codec).unwrap();
+    sealed_stream(codec, Mac::Blake3)
+}
+
+/// The same with another MAC.
+pub fn sealed_stream(codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
+    let (mut writer, head) = HandoffWriter::begin(CLUSTER_KEY, handoff(), codec, mac).unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
     records.extend(chunks().iter().map(|chunk| writer.frame(chunk).unwrap()));
     let timings = PrefillTimings { queue_ms: 0.5, prefill_ms: 12.0, n_computed: 10, n_cached: 2, ..Default::default() };
@@ -92,7 +97,7 @@ pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
 /// A record with this payload and a valid MAC.
 pub fn sealed(kind: record::RecordKind, index: u32, payload: &[u8]) -> Vec<u8> {
     let key = HandoffKey::derive(CLUSTER_KEY, handoff().id);
-    key.seal(kind, index, vec![Bytes::copy_from_slice(payload)]).concat()
+    key.seal(Mac::Blake3, kind, index, vec![Bytes::copy_from_slice(payload)]).concat()
 }
 
 pub fn payload(record: &[u8]) -> &[u8] {

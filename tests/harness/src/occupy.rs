@@ -52,6 +52,7 @@ pub async fn occupy(url: String, i: u32) {
             tokens,
             start: 0,
             codecs: vec![Codec::None as u8],
+            macs: Vec::new(),
             fingerprint: info.kv.unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),
             ephemeral: false,

@@ -2,7 +2,7 @@
 
 use baton_schemas::kv::{
     Codec, Contiguous, Dtype, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, LayerShape,
-    Placement, Places, RopePairing, Span, VerifiedKv,
+    Mac, Placement, Places, RopePairing, Span, VerifiedKv,
 };
 
 use super::*;
@@ -198,7 +198,7 @@ fn received(chunk: &Chunk, layout: &KvLayout, placement: impl Placement) -> Veri
     let mut reader = HandoffReader::with_placement(b"key", handoff.clone(), &[Codec::None], placement).unwrap();
     // The rest of a used buffer is overwritten.
     reader.recycle(vec![0x5A; 4096]);
-    let (mut writer, head) = HandoffWriter::begin(b"key", handoff, Codec::None).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(b"key", handoff, Codec::None, Mac::Blake3).unwrap();
     reader.read(&mut &head.concat()[..]).unwrap();
     match reader.read(&mut &writer.frame(chunk).unwrap().concat()[..]) {
         Ok(Some(HandoffRecord::Frame(kv))) => kv,

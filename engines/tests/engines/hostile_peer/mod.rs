@@ -14,7 +14,7 @@ use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
-use baton_schemas::kv::{Codec, Handoff, HandoffWriter};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac};
 use baton_schemas::node::NodeInfo;
 
 use crate::peers::fake::Call;
@@ -75,6 +75,6 @@ pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter,
         start: request.start,
         tokens: request.tokens,
     };
-    let (writer, head) = HandoffWriter::begin(key, handoff, Codec::None).unwrap();
+    let (writer, head) = HandoffWriter::begin(key, handoff, Codec::None, Mac::Blake3).unwrap();
     (writer, head.concat())
 }

@@ -23,11 +23,15 @@ impl Call {
         self.head.starts_with("POST /node/v1/prefill ")
     }
 
-    /// Sends the same request to a real node. Returns the whole reply with its head.
+    /// Sends the same request to a real node, as HTTP alone. Returns the whole reply with its head.
     pub(crate) async fn relay(&self, address: &str) -> Recording {
         let mut upstream = TcpStream::connect(address).await.unwrap();
         let (first, rest) = self.head.split_once("\r\n").unwrap();
-        let headers = rest.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length"));
+        let replaced = |line: &str| {
+            let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
+            ["content-length", "connection", "upgrade"].contains(&name.as_str())
+        };
+        let headers = rest.lines().filter(|line| !replaced(line));
         let headers: String = headers.map(|line| format!("{line}\r\n")).collect();
         let length = self.body.len();
         let head = format!("{first}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n");

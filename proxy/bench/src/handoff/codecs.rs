@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use baton_proxy::serve::CommandFailure;
-use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, HandoffWriter};
+use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, HandoffWriter, Mac};
 use serde::Serialize;
 
 use super::pair::HandoffBench;
@@ -54,7 +54,8 @@ pub(super) struct CodecRun {
 /// Writes and reads all chunks.
 pub(super) fn once(captured: &Captured, codec: Codec) -> Result<CodecRun, CommandFailure> {
     let key = b"a benchmark's key";
-    let (mut writer, head) = HandoffWriter::begin(key, captured.handoff.clone(), codec)?;
+    let mac = Mac::best_first().first().copied().unwrap_or_default();
+    let (mut writer, head) = HandoffWriter::begin(key, captured.handoff.clone(), codec, mac)?;
     let mut stream = head;
     let began = Instant::now();
     for chunk in &captured.chunks {

@@ -1,4 +1,4 @@
-//! Reads a handoff stream in pieces of any size, and yields only verified records.
+//! Receives a handoff stream in pieces of any size, and yields only verified records.
 
 mod payload;
 mod progress;
@@ -69,13 +69,43 @@ impl<P: Placement> HandoffReader<P> {
         Ok(HandoffReader { key, progress, step: ReaderStep::Header(Fixed::new()), refused: None })
     }
 
-    /// Reads from the front of `input` up to the next record and advances `input`. `None`: all of `input` was read, and
-    /// no record is complete. After an error, every call returns the same error.
-    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
+    /// The room for the stream's next bytes: rows that are written there need no further copy. A part of it may be
+    /// filled. Empty after the last record and after an error.
+    pub fn space(&mut self) -> &mut [u8] {
+        match &mut self.step {
+            _ if self.refused.is_some() => &mut [],
+            ReaderStep::Header(header) => header.space(),
+            ReaderStep::Payload(record) => record.space(),
+            ReaderStep::Mac(_, mac) => mac.space(),
+            ReaderStep::Ended => &mut [],
+        }
+    }
+
+    /// Takes the first `n_bytes` of [`HandoffReader::space`] as received. Returns the record that they complete, if
+    /// any. After an error, every call returns the same error.
+    pub fn filled(&mut self, n_bytes: usize) -> Result<Option<HandoffRecord>, FrameError> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
         }
-        self.advance(input).inspect_err(|refused| self.refused = Some(refused.clone()))
+        self.advance(n_bytes).inspect_err(|refused| self.refused = Some(refused.clone()))
+    }
+
+    /// Copies from the front of `input` up to the next record and advances `input`. `None`: all of `input` was read,
+    /// and no record is complete. After an error, every call returns the same error.
+    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
+        loop {
+            let space = self.space();
+            let (now, later) = input.split_at(input.len().min(space.len()));
+            space[..now.len()].copy_from_slice(now);
+            if now.is_empty() && !later.is_empty() && self.refused.is_none() {
+                self.refused = Some(FrameError::AfterEnd);
+            }
+            *input = later;
+            let record = self.filled(now.len())?;
+            if record.is_some() || input.is_empty() {
+                return Ok(record);
+            }
+        }
     }
 
     /// Takes a frame's buffer back for the next frame. Page faults in fresh memory would cost more time than all other
@@ -94,39 +124,42 @@ impl<P: Placement> HandoffReader<P> {
         self.refused.is_none() && matches!(self.step, ReaderStep::Ended)
     }
 
-    fn advance(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
-        while !input.is_empty() {
-            // Stays so after the last record and after a failure: nothing more is read then.
-            match std::mem::replace(&mut self.step, ReaderStep::Ended) {
-                ReaderStep::Header(mut header) => {
-                    self.step = match header.fill(input) {
-                        None => ReaderStep::Header(header),
-                        Some(bytes) => {
-                            let payload = self.progress.open(&bytes)?;
-                            ReaderStep::Payload(Box::new(IncomingRecord::new(&self.key, &bytes, payload)))
-                        }
+    fn advance(&mut self, n_bytes: usize) -> Result<Option<HandoffRecord>, FrameError> {
+        // Stays so after the last record and after a failure: nothing more is read then.
+        match std::mem::replace(&mut self.step, ReaderStep::Ended) {
+            ReaderStep::Header(mut header) => {
+                self.step = match header.filled(n_bytes) {
+                    None => ReaderStep::Header(header),
+                    Some(bytes) => {
+                        let opened = self.progress.open(&bytes)?;
+                        let mac = self.key.begin(self.progress.mac(), opened.header.index);
+                        ReaderStep::after(Box::new(IncomingRecord::new(mac, &bytes, opened)))
                     }
                 }
-                ReaderStep::Payload(mut record) => {
-                    record.receive(input, &mut self.progress)?;
-                    self.step = match record.is_complete() {
-                        false => ReaderStep::Payload(record),
-                        true => ReaderStep::Mac(record, Fixed::new()),
-                    }
-                }
-                ReaderStep::Mac(record, mut mac) => match mac.fill(input) {
-                    None => self.step = ReaderStep::Mac(record, mac),
-                    Some(mac) => {
-                        let event = self.progress.accept(record.verify(mac)?)?;
-                        if !matches!(event, HandoffRecord::End(_) | HandoffRecord::Error(_)) {
-                            self.step = ReaderStep::Header(Fixed::new());
-                        }
-                        return Ok(Some(event));
-                    }
-                },
-                ReaderStep::Ended => return Err(FrameError::AfterEnd),
             }
+            ReaderStep::Payload(mut record) => {
+                record.filled(n_bytes, &mut self.progress)?;
+                self.step = ReaderStep::after(record);
+            }
+            ReaderStep::Mac(record, mut mac) => match mac.filled(n_bytes) {
+                None => self.step = ReaderStep::Mac(record, mac),
+                Some(mac) => {
+                    let event = self.progress.accept(record.verify(&mac)?)?;
+                    if !matches!(event, HandoffRecord::End(_) | HandoffRecord::Error(_)) {
+                        self.step = ReaderStep::Header(Fixed::new());
+                    }
+                    return Ok(Some(event));
+                }
+            },
+            ReaderStep::Ended => {}
         }
         Ok(None)
+    }
+}
+
+impl ReaderStep {
+    /// The part after the received part of a record.
+    fn after(record: Box<IncomingRecord>) -> ReaderStep {
+        if record.is_complete() { ReaderStep::Mac(record, Fixed::new()) } else { ReaderStep::Payload(record) }
     }
 }

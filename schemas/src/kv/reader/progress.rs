@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::payload::{OpenRecord, Payload};
+use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
 use crate::kv::codec::{Codec, Decoder};
@@ -14,6 +14,7 @@ use crate::kv::finite::all_finite;
 use crate::kv::frame::{FrameHeader, Span};
 use crate::kv::handoff::{Handoff, HandoffError, MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
 use crate::kv::layout::{KvLayout, Rows};
+use crate::kv::mac::Mac;
 use crate::kv::messages::{FORMAT_VERSION, HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait};
 use crate::kv::placement::{Placement, Places};
 use crate::kv::prefix::PrefixHasher;
@@ -28,6 +29,8 @@ pub(super) struct ReaderProgress<P> {
     placement: P,
     /// The buffer of an earlier frame, for the next one.
     spare: Vec<u8>,
+    /// Set by the head.
+    mac: Mac,
     /// Set by the head.
     codec: Codec,
     decoder: Option<Decoder>,
@@ -48,6 +51,7 @@ impl<P: Placement> ReaderProgress<P> {
             codecs: codecs.to_vec(),
             placement,
             spare: Vec::new(),
+            mac: Mac::Blake3,
             codec: Codec::None,
             decoder: None,
             prefix,
@@ -60,6 +64,11 @@ impl<P: Placement> ReaderProgress<P> {
 
     pub(super) fn position(&self) -> u32 {
         self.next
+    }
+
+    /// Returns the MAC of the next record.
+    pub(super) fn mac(&self) -> Mac {
+        self.mac
     }
 
     /// Takes a buffer back for the next frame.
@@ -86,12 +95,14 @@ impl<P: Placement> ReaderProgress<P> {
         }
         let n_header = FrameHeader::n_bytes(self.layout.sections.len());
         let payload = match kind {
-            RecordKind::Head | RecordKind::End | RecordKind::Error | RecordKind::Wait => Payload::Message(Vec::new()),
+            RecordKind::Head | RecordKind::End | RecordKind::Error | RecordKind::Wait => {
+                Payload::Message(Growing::default())
+            }
             RecordKind::Frame if length < n_header as u64 => {
                 return Err(FrameError::FrameTooShort { n_bytes: length as usize });
             }
-            RecordKind::Frame if self.decoder.is_none() => Payload::Header(Vec::with_capacity(n_header), n_header),
-            RecordKind::Frame => Payload::Encoded(Vec::new()),
+            RecordKind::Frame if self.decoder.is_none() => Payload::Header(Growing::default(), n_header as u64),
+            RecordKind::Frame => Payload::Encoded(Growing::default()),
         };
         self.n_records = record.checked_add(1).ok_or(FrameError::TooManyRecords)?;
         Ok(OpenRecord { header, payload })
@@ -116,16 +127,18 @@ impl<P: Placement> ReaderProgress<P> {
     pub(super) fn accept(&mut self, opened: OpenRecord) -> Result<HandoffRecord, FrameError> {
         let RecordHeader { kind, index: record, .. } = opened.header;
         match (opened.payload, kind) {
-            (Payload::Message(json), RecordKind::Head) => self.head(&json).map(HandoffRecord::Head),
+            (Payload::Message(json), RecordKind::Head) => self.head(json.received()).map(HandoffRecord::Head),
             (Payload::Message(json), RecordKind::Wait) => {
-                self.wait(parse(record, kind, &json)?, record).map(HandoffRecord::Wait)
+                self.wait(parse(record, kind, json.received())?, record).map(HandoffRecord::Wait)
             }
             (Payload::Message(json), RecordKind::End) => {
-                self.end(parse(record, kind, &json)?, record).map(HandoffRecord::End)
+                self.end(parse(record, kind, json.received())?, record).map(HandoffRecord::End)
             }
-            (Payload::Message(json), RecordKind::Error) => parse(record, kind, &json).map(HandoffRecord::Error),
+            (Payload::Message(json), RecordKind::Error) => {
+                parse(record, kind, json.received()).map(HandoffRecord::Error)
+            }
             (Payload::Plain(header, rows), RecordKind::Frame) => self.plain(header, rows).map(HandoffRecord::Frame),
-            (Payload::Encoded(bytes), RecordKind::Frame) => self.encoded(&bytes).map(HandoffRecord::Frame),
+            (Payload::Encoded(bytes), RecordKind::Frame) => self.encoded(bytes.received()).map(HandoffRecord::Frame),
             // Unreachable: `open` pairs kinds and payloads, and refuses frames that are shorter than their header.
             (Payload::Message(_) | Payload::Plain(..) | Payload::Encoded(_) | Payload::Header(..), _) => {
                 Err(FrameError::OutOfPlace { record, kind })
@@ -161,6 +174,7 @@ impl<P: Placement> ReaderProgress<P> {
         if !self.codecs.contains(&head.codec) {
             return Err(FrameError::CodecRefused { codec: head.codec });
         }
+        self.mac = head.mac;
         self.codec = head.codec;
         self.decoder = Decoder::new(head.codec).map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
         Ok(head)

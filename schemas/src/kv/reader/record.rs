@@ -3,8 +3,9 @@
 use super::payload::{OpenRecord, Payload};
 use super::progress::ReaderProgress;
 use crate::kv::error::FrameError;
+use crate::kv::mac::RecordMac;
 use crate::kv::placement::Placement;
-use crate::kv::record::{HandoffKey, RecordHeader};
+use crate::kv::record::{MAC_BYTES, RecordHeader};
 
 /// A field of `N` bytes that arrives in pieces.
 pub(super) struct Fixed<const N: usize> {
@@ -17,11 +18,14 @@ impl<const N: usize> Fixed<N> {
         Fixed { bytes: [0; N], n_filled: 0 }
     }
 
-    /// Takes missing bytes from the front of `input`. Returns the field if it is complete.
-    pub(super) fn fill(&mut self, input: &mut &[u8]) -> Option<[u8; N]> {
-        let taken = take(input, N - self.n_filled);
-        self.bytes[self.n_filled..][..taken.len()].copy_from_slice(taken);
-        self.n_filled += taken.len();
+    /// The room for the missing bytes.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.n_filled..]
+    }
+
+    /// Takes the first `n_bytes` of the room as received. Returns the field if it is complete.
+    pub(super) fn filled(&mut self, n_bytes: usize) -> Option<[u8; N]> {
+        self.n_filled = (self.n_filled + n_bytes).min(N);
         (self.n_filled == N).then_some(self.bytes)
     }
 }
@@ -29,42 +33,44 @@ impl<const N: usize> Fixed<N> {
 /// A record whose header has arrived.
 pub(super) struct IncomingRecord {
     record: OpenRecord,
-    hasher: blake3::Hasher,
+    mac: RecordMac,
     n_missing: u64,
 }
 
 impl IncomingRecord {
-    /// Creates a record whose header was parsed from `bytes`.
-    pub(super) fn new(key: &HandoffKey, bytes: &[u8], record: OpenRecord) -> Self {
-        let mut hasher = key.hasher();
-        hasher.update(bytes);
-        IncomingRecord { hasher, n_missing: record.header.length, record }
+    /// Creates a record whose header was parsed from `bytes`. `mac` is empty.
+    pub(super) fn new(mut mac: RecordMac, bytes: &[u8], record: OpenRecord) -> Self {
+        mac.update(bytes);
+        IncomingRecord { mac, n_missing: record.header.length, record }
     }
 
-    /// Takes as much of the payload as possible from the front of `input`.
-    pub(super) fn receive<P: Placement>(
+    /// The room for the next bytes of the payload.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        match &mut self.record.payload {
+            Payload::Message(payload) | Payload::Encoded(payload) => payload.space(self.n_missing),
+            Payload::Header(header, n_missing) => header.space(*n_missing),
+            Payload::Plain(_, rows) => rows.space(),
+        }
+    }
+
+    /// Takes the first `n_bytes` of the room as received.
+    pub(super) fn filled<P: Placement>(
         &mut self,
-        input: &mut &[u8],
+        n_bytes: usize,
         progress: &mut ReaderProgress<P>,
     ) -> Result<(), FrameError> {
-        let mut bytes = take(input, usize::try_from(self.n_missing).unwrap_or(usize::MAX));
-        self.n_missing -= bytes.len() as u64;
-        let OpenRecord { header: RecordHeader { length: n_payload, .. }, payload } = &mut self.record;
-        if let Payload::Header(header, length) = payload {
-            header.extend_from_slice(take(&mut bytes, *length - header.len()));
-            if header.len() < *length {
-                return Ok(());
+        self.n_missing = self.n_missing.saturating_sub(n_bytes as u64);
+        match &mut self.record.payload {
+            Payload::Message(payload) | Payload::Encoded(payload) => self.mac.update(payload.filled(n_bytes)),
+            Payload::Plain(_, rows) => rows.filled(n_bytes, &mut self.mac),
+            Payload::Header(header, n_missing) => {
+                self.mac.update(header.filled(n_bytes));
+                *n_missing = n_missing.saturating_sub(n_bytes as u64);
+                if *n_missing == 0 {
+                    let (header, rows) = progress.open_rows(header.received(), self.n_missing)?;
+                    self.record.payload = Payload::Plain(header, rows);
+                }
             }
-            self.hasher.update(header);
-            let n_body = *n_payload - header.len() as u64;
-            let (header, rows) = progress.open_rows(header, n_body)?;
-            *payload = Payload::Plain(header, rows);
-        }
-        match payload {
-            // Grows with the received bytes, not with the claimed length.
-            Payload::Message(payload) | Payload::Encoded(payload) => payload.extend_from_slice(bytes),
-            Payload::Header(..) => {}
-            Payload::Plain(_, rows) => rows.receive(bytes, &mut self.hasher),
         }
         Ok(())
     }
@@ -74,22 +80,11 @@ impl IncomingRecord {
     }
 
     /// Returns the record if `mac` is its MAC.
-    pub(super) fn verify(mut self, mac: [u8; 32]) -> Result<OpenRecord, FrameError> {
-        if let Payload::Message(payload) | Payload::Encoded(payload) = &self.record.payload {
-            self.hasher.update(payload);
-        }
-        // This comparison takes constant time.
-        if self.hasher.finalize() != blake3::Hash::from_bytes(mac) {
+    pub(super) fn verify(self, mac: &[u8; MAC_BYTES]) -> Result<OpenRecord, FrameError> {
+        if !self.mac.is(mac) {
             let RecordHeader { index: record, kind, .. } = self.record.header;
             return Err(FrameError::Mac { record, kind });
         }
         Ok(self.record)
     }
-}
-
-/// Splits up to `n_bytes` off the front of `input`.
-fn take<'a>(input: &mut &'a [u8], n_bytes: usize) -> &'a [u8] {
-    let (taken, rest) = input.split_at(n_bytes.min(input.len()));
-    *input = rest;
-    taken
 }

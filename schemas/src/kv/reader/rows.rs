@@ -1,12 +1,14 @@
-//! The rows of a plain frame: copied once, from the network's buffers to their places in the importer's buffer.
+//! The rows of a plain frame, received at their places in the importer's buffer.
 
 use crate::kv::finite::all_finite;
 use crate::kv::frame::Span;
 use crate::kv::layout::{Dtype, KvLayout};
+use crate::kv::mac::RecordMac;
 use crate::kv::placement::Places;
 
-/// The number of bytes that are copied before they are hashed and checked. Small enough to stay in the core's cache,
-/// large enough for BLAKE3 to process many of its 1 KiB chunks at once. A whole number of values.
+/// The number of bytes that arrive before they are hashed and checked. Small enough to stay in the core's cache, large
+/// enough for one read from a socket, and for BLAKE3 to process many of its 1 KiB chunks at once. A whole number of
+/// values.
 const BLOCK: usize = 128 << 10;
 
 /// Rows that are being received.
@@ -41,24 +43,28 @@ impl IncomingRows {
         rows
     }
 
-    /// Takes the next bytes of the body. Their number was checked before; extra bytes would be ignored.
-    pub(super) fn receive(&mut self, mut bytes: &[u8], hasher: &mut blake3::Hasher) {
-        while let Some(place) = self.places.tensors.get(self.tensor)
-            && !bytes.is_empty()
-        {
-            let end = place.end;
-            let settles_at = end.min(self.settled + BLOCK);
-            let (now, later) = bytes.split_at(bytes.len().min(settles_at - self.filled));
-            self.buffer[self.filled..][..now.len()].copy_from_slice(now);
-            self.filled += now.len();
-            bytes = later;
-            if self.filled == settles_at {
-                self.settle(hasher);
-            }
-            if self.filled == end {
-                self.go_to(self.tensor + 1);
-            }
+    /// The room for the next bytes, at their place in the buffer. Empty if all rows have arrived.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        let end = self.settles_at();
+        &mut self.buffer[self.filled..end]
+    }
+
+    /// Takes the first `n_bytes` of the room as received.
+    pub(super) fn filled(&mut self, n_bytes: usize, mac: &mut RecordMac) {
+        let Some(end) = self.places.tensors.get(self.tensor).map(|place| place.end) else { return };
+        let settles_at = self.settles_at();
+        self.filled = (self.filled + n_bytes).min(settles_at);
+        if self.filled == settles_at {
+            self.settle(mac);
         }
+        if self.filled == end {
+            self.go_to(self.tensor + 1);
+        }
+    }
+
+    /// The place in the buffer at which the bytes before it are next hashed and checked.
+    fn settles_at(&self) -> usize {
+        self.places.tensors.get(self.tensor).map_or(self.filled, |place| place.end.min(self.settled + BLOCK))
     }
 
     /// Returns the buffer and its layout. Errors: the index of a tensor with a value that is not finite.
@@ -69,10 +75,10 @@ impl IncomingRows {
         }
     }
 
-    /// Hashes and checks the bytes that were copied.
-    fn settle(&mut self, hasher: &mut blake3::Hasher) {
+    /// Hashes and checks the bytes that have arrived.
+    fn settle(&mut self, mac: &mut RecordMac) {
         let block = &self.buffer[self.settled..self.filled];
-        hasher.update(block);
+        mac.update(block);
         if self.not_finite.is_none() && !all_finite(self.dtypes[self.tensor], block) {
             self.not_finite = Some(self.tensor);
         }
