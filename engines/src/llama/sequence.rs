@@ -61,7 +61,7 @@ impl Sequence {
         let request = job.request;
         // Penalties do not apply to images.
         let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
-        let sampler = Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &said, &request.generated);
+        let sampler = Sampler::new(&request.sampling, banned, &said, &request.generated);
         let sampler = sampler.constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         Sequence {

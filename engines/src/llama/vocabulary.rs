@@ -27,10 +27,6 @@ impl Vocabulary {
         self.pieces.len()
     }
 
-    pub(super) fn n_tokens_i32(&self) -> i32 {
-        i32::try_from(self.pieces.len()).unwrap_or(i32::MAX)
-    }
-
     /// The length of the longest token, bytes.
     pub(super) fn longest_piece(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0)

@@ -29,7 +29,7 @@ pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
-use super::sampler::{are_probabilities, logprobs};
+use super::sampler::{logprobs, peak};
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{MIN_TOKENS, PrefillBudget, share};
@@ -440,10 +440,8 @@ impl<'m> Scheduler<'m> {
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
-        if !are_probabilities(logits) {
-            return self.fail_not_finite(slot);
-        }
-        let id = match sequence.sampler.sample(logits, sequence.tokens.len()) {
+        let Some(peak) = peak(logits) else { return self.fail_not_finite(slot) };
+        let id = match sequence.sampler.sample(logits, peak, sequence.tokens.len()) {
             Ok(id) => id,
             Err(none) => {
                 sequence.send(Err(none.error(sequence.request.constraint.as_ref())));
@@ -458,7 +456,8 @@ impl<'m> Scheduler<'m> {
             return self.finish(slot, FinishReason::Stop);
         }
         let vocabulary = &self.vocabulary;
-        let logprobs = sequence.request.top_logprobs.map(|k| logprobs(logits, id, k as usize, |t| vocabulary.piece(t)));
+        let top_logprobs = sequence.request.top_logprobs;
+        let logprobs = top_logprobs.map(|k| logprobs(logits, peak.logit, id, k as usize, |t| vocabulary.piece(t)));
         let event = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
         sequence.tokens.push(id);
         sequence.n_generated += 1;
