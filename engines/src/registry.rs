@@ -154,6 +154,7 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
+        small_steps: options.n_ubatch.is_none(),
         n_threads: options.n_threads,
         n_gpu_layers: options.n_gpu_layers,
         device: options.device,

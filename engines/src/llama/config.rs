@@ -24,6 +24,9 @@ pub struct LlamaConfig {
     pub n_cells: Option<u32>,
     /// Tokens of one physical compute batch.
     pub n_ubatch: u32,
+    /// On a CPU, compute prompts in smaller steps than a physical batch even without streams, so that a new request does
+    /// not wait long for a step.
+    pub small_steps: bool,
     /// Compute threads; by default one per core.
     pub n_threads: Option<u32>,
     /// Layers on the GPU; by default all.
@@ -52,6 +55,7 @@ impl LlamaConfig {
             n_ctx: None,
             n_cells: None,
             n_ubatch: DEFAULT_UBATCH,
+            small_steps: false,
             n_threads: None,
             n_gpu_layers: None,
             device: None,

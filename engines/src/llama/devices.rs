@@ -38,13 +38,22 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
 
 /// Descriptions of the devices that compute a model with these options.
 pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
-    let chosen = |device: &&LlamaBackendDevice| is_gpu(device) && name.is_none_or(|name| is_called(device, name));
-    let words = |device: &LlamaBackendDevice| format!("{} ({})", device.name, device.description);
-    let gpus: Vec<String> = match n_gpu_layers {
-        Some(0) => Vec::new(),
-        _ => listed()?.iter().filter(chosen).map(words).collect(),
-    };
+    let words = |device: LlamaBackendDevice| format!("{} ({})", device.name, device.description);
+    let gpus: Vec<String> = gpus(name, n_gpu_layers)?.into_iter().map(words).collect();
     Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
+}
+
+/// Returns true if a GPU computes a model with these options, or a part of it.
+pub(super) fn use_gpu(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<bool, LoadError> {
+    Ok(!gpus(name, n_gpu_layers)?.is_empty())
+}
+
+fn gpus(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<LlamaBackendDevice>, LoadError> {
+    if n_gpu_layers == Some(0) {
+        return Ok(Vec::new());
+    }
+    let is_chosen = |device: &LlamaBackendDevice| is_gpu(device) && name.is_none_or(|name| is_called(device, name));
+    Ok(listed()?.into_iter().filter(is_chosen).collect())
 }
 
 /// llama.cpp's indexes of the named device: none for [`CPU`]. Errors: there is no such device.
@@ -87,9 +96,11 @@ mod tests {
         assert!(error.contains("\"Warp9\"") && error.contains("cpu"), "{error}");
         assert_eq!(in_use(Some(CPU), None).unwrap(), ["CPU"]);
         assert_eq!(in_use(None, Some(0)).unwrap(), ["CPU"]);
+        assert!(!use_gpu(Some(CPU), None).unwrap() && !use_gpu(None, Some(0)).unwrap());
         for gpu in &devices[1..] {
             assert_eq!(indices(&gpu.name).unwrap().len(), 1);
             assert!(in_use(Some(&gpu.name), None).unwrap()[0].starts_with(&gpu.name));
+            assert!(use_gpu(Some(&gpu.name), None).unwrap());
         }
     }
 }

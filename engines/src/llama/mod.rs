@@ -69,6 +69,7 @@ use self::projector::{ImageRun, Projector};
 use self::scheduler::{EVENT_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
+use self::step_budget::PrefillBudget;
 use self::text_work::TextWork;
 use self::tokenizer::Tokenizer;
 use self::vocabulary::Vocabulary;
@@ -120,14 +121,12 @@ impl LlamaEngine {
         let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
         let projector = Projector::load(&config, &model)?;
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
+        let on_gpu = devices::use_gpu(config.device.as_deref(), config.n_gpu_layers)?;
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
-            budget: step_budget::PrefillBudget {
-                fixed: config.prefill_budget.map(|n| n as usize),
-                n_ubatch: config.n_ubatch as usize,
-            },
+            budget: PrefillBudget::new(&config, on_gpu),
             sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
             indivisible: model.is_recurrent() || model.is_hybrid(),
         };
@@ -156,6 +155,7 @@ impl LlamaEngine {
             generates,
             embedding,
             kv_bytes: sizes.kv_bytes_per_token,
+            on_gpu,
         }
         .run(messages_rx)?;
         let info = NodeInfo {

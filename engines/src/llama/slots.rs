@@ -18,6 +18,8 @@ pub(super) struct CacheSlot {
     pub(super) scope: CacheScope,
     /// Tokens at the front whose cells are shared with the slot that this one was forked from. They are counted there.
     pub(super) n_shared: usize,
+    /// Its KV is in the host's memory, see [`super::scheduler`], and has no cells.
+    pub(super) parked: bool,
     /// A sequence is running here.
     pub(super) busy: bool,
     /// The tokens that the running sequence will prefill; empty if the slot is idle. A new sequence may wait for them.
@@ -112,7 +114,7 @@ pub(super) fn evictable(slots: &[CacheSlot]) -> Option<usize> {
     slots
         .iter()
         .enumerate()
-        .filter(|(_, s)| !s.busy && !s.kv.is_empty())
+        .filter(|(_, s)| !s.busy && !s.parked && !s.kv.is_empty())
         .min_by_key(|(_, s)| s.last_used)
         .map(|(i, _)| i)
 }
@@ -121,7 +123,17 @@ pub(super) fn evictable(slots: &[CacheSlot]) -> Option<usize> {
 /// evicted and its fork was not, the number is too low, so the scheduler also handles llama.cpp's error that no cell is
 /// free.
 pub(super) fn cells_in_use(slots: &[CacheSlot]) -> usize {
-    slots.iter().map(|s| s.kv.len().saturating_sub(s.n_shared)).sum()
+    slots.iter().filter(|s| !s.parked).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum()
+}
+
+/// Returns true if another slot may share cells that are counted in this one. Freeing this one would not free them, and
+/// they would be counted nowhere.
+pub(super) fn lends_cells(slots: &[CacheSlot], slot: usize) -> bool {
+    let lender = &slots[slot];
+    let borrows = |other: &CacheSlot| {
+        !other.parked && other.n_shared > lender.n_shared && common_prefix(&other.kv, &lender.kv) >= other.n_shared
+    };
+    slots.iter().enumerate().any(|(i, other)| i != slot && borrows(other))
 }
 
 /// Length of the longest common prefix.
@@ -214,6 +226,28 @@ mod tests {
         let prefilling = CacheSlot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
         let assigned = assign(&[prefilling, idle(&[], 0)], &target, CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 1, n_keep: 0 });
+    }
+
+    #[test]
+    fn a_parked_conversation_has_no_cells_and_its_prefix_still_counts() {
+        let parked = CacheSlot { parked: true, ..idle(&[1, 2, 3], 3) };
+        let slots = [parked, idle(&[7], 5)];
+        assert_eq!((cells_in_use(&slots), evictable(&slots)), (1, Some(1)));
+        check(&slots, &[1, 2, 3, 4], Assignment::Take { slot: 0, n_keep: 3 });
+    }
+
+    #[test]
+    fn a_slot_lends_cells_while_a_fork_of_it_has_them() {
+        let source = idle(&[1, 2, 3, 4], 1);
+        let fork = CacheSlot { n_shared: 3, ..idle(&[1, 2, 3, 9], 2) };
+        let sibling = CacheSlot { n_shared: 3, ..idle(&[1, 2, 3, 8], 3) };
+        let of_fork = CacheSlot { n_shared: 4, ..idle(&[1, 2, 3, 9, 9], 4) };
+        let other = idle(&[5, 6], 5);
+        let lending = |slots: &[CacheSlot]| (0..slots.len()).filter(|&i| lends_cells(slots, i)).collect::<Vec<_>>();
+        assert_eq!(lending(&[source.clone(), fork.clone(), sibling.clone(), other.clone()]), [0]);
+        assert_eq!(lending(&[source.clone(), fork.clone(), sibling, of_fork, other]), [0, 1]);
+        let parked = CacheSlot { parked: true, n_shared: 0, ..fork };
+        assert_eq!(lending(&[source, parked]), Vec::<usize>::new());
     }
 
     #[test]

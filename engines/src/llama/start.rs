@@ -18,7 +18,7 @@ use super::load;
 use super::load_error::LoadError;
 use super::probe::{self, NoHandoff};
 use super::projector::Projector;
-use super::scheduler::{self, Handoffs, Scheduler, SchedulerLimits};
+use super::scheduler::{self, Handoffs, Parking, Scheduler, SchedulerLimits};
 use super::transfer::KvTransfer;
 use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
@@ -60,6 +60,8 @@ pub(super) struct Start {
     pub(super) embedding: Option<EmbedPlan>,
     /// Bytes of KV for each token.
     pub(super) kv_bytes: u64,
+    /// A GPU computes, at least a part of the layers.
+    pub(super) on_gpu: bool,
 }
 
 pub(super) struct StartedScheduler {
@@ -122,9 +124,17 @@ impl Start {
         };
         if started.send(Ok(kv)).is_ok() {
             let vocabulary = Arc::clone(&self.vocabulary);
+            let parking = handoffs.as_ref().and_then(|handoffs| self.parking(handoffs.transfer.layout()));
             let scheduler = Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder);
-            scheduler.with_projector(self.projector.clone()).run(messages);
+            scheduler.with_projector(self.projector.clone()).with_parking(parking).run(messages);
         }
+    }
+
+    /// Idle conversations get as much of the host's memory as the cache has, but no more than a quarter of what is free.
+    fn parking(&self, layout: &KvLayout) -> Option<Parking> {
+        let of_cache = self.kv_bytes.saturating_mul(self.limits.n_cells as u64);
+        let max_bytes = of_cache.min(load::available_memory() / 4);
+        (!self.on_gpu).then(|| Parking::new(layout, self.config.n_slots, max_bytes))
     }
 
     /// Probes the KV's layout and computes the canary, which also warms up the context.

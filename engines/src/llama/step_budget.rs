@@ -2,10 +2,12 @@
 //!
 //! A step is one `llama_decode`, and every running stream waits for it. So while streams are running, a step's prefill
 //! is limited by time, through the rate measured in such steps; a fixed batch takes 10 ms on one machine and 8 s on
-//! another. Without streams a step is a full physical batch: the batches, and with them llama.cpp's rounding, then
-//! depend on the prompt alone and not on the machine's speed.
+//! another. Without streams a step has a fixed size: the batches, and with them llama.cpp's rounding, then depend on
+//! the prompt alone and not on the machine's speed.
 
 use std::time::Duration;
+
+use super::config::LlamaConfig;
 
 /// The longest step while streams are running: with such gaps, text still seems to flow steadily.
 const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
@@ -23,14 +25,27 @@ pub(super) struct PrefillBudget {
     pub(super) fixed: Option<usize>,
     /// The engine's physical batch: no step is larger.
     pub(super) n_ubatch: usize,
+    /// A step without streams.
+    pub(super) alone: usize,
 }
 
+/// Prompt tokens of a step without streams on a CPU. A step cannot be interrupted: on a slow CPU 512 tokens take seconds,
+/// for which a new request would wait behind prompts whose clients have left. Larger steps were not faster there.
+const STEP_OF_CPU: usize = 64;
+
 impl PrefillBudget {
+    /// The limits of an engine with this configuration.
+    pub(super) fn new(config: &LlamaConfig, on_gpu: bool) -> Self {
+        let n_ubatch = config.n_ubatch as usize;
+        let alone = if config.small_steps && !on_gpu { n_ubatch.min(STEP_OF_CPU) } else { n_ubatch };
+        PrefillBudget { fixed: config.prefill_budget.map(|n| n as usize), n_ubatch, alone }
+    }
+
     /// Prompt tokens for a step with `n_streams` decoding sequences. `tps` is the rate in prompt tokens per second of
     /// such steps, 0 if it was not measured yet.
     pub(super) fn tokens(&self, n_streams: usize, tps: f64) -> usize {
         match self.fixed {
-            _ if n_streams == 0 => self.n_ubatch,
+            _ if n_streams == 0 => self.alone,
             Some(fixed) => fixed.min(self.n_ubatch),
             None if tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
             None => {
@@ -47,11 +62,11 @@ impl PrefillBudget {
     /// of the last one. If several prompts (`n_prompts`) are computed together, each further chunk also waits for the
     /// other prompts' chunks, which costs more. Then a rest that fits into an equal share of the step is one chunk.
     pub(super) fn taper(&self, n_left: usize, n_prompts: usize) -> usize {
-        if n_prompts > 1 && n_left <= self.n_ubatch / n_prompts {
+        if n_prompts > 1 && n_left <= self.alone / n_prompts {
             return n_left;
         }
         let half = (n_left / 2).next_multiple_of(MIN_TOKENS);
-        half.max(LAST_CHUNK).min(self.n_ubatch).min(n_left)
+        half.max(LAST_CHUNK).min(self.alone).min(n_left)
     }
 }
 
@@ -79,22 +94,38 @@ mod tests {
 
     #[test]
     fn a_step_is_bounded_by_time_and_by_the_batch() {
-        let auto = PrefillBudget { fixed: None, n_ubatch: 512 };
+        let auto = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512 };
         assert_eq!(auto.tokens(0, 0.0), 512);
         assert_eq!(auto.tokens(0, 250.0), 512);
         assert_eq!(auto.tokens(1, 0.0), 64);
         assert_eq!(auto.tokens(3, 250.0), 16);
         assert_eq!(auto.tokens(3, 1_000.0), 96);
         assert_eq!(auto.tokens(0, 1e6), 512);
-        let fixed = PrefillBudget { fixed: Some(64), n_ubatch: 512 };
+        let fixed = PrefillBudget { fixed: Some(64), ..auto };
         assert_eq!(fixed.tokens(1, 1e6), 64);
         assert_eq!(fixed.tokens(0, 1e6), 512);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8 }.tokens(1, 1.0), 8);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8, alone: 8 }.tokens(1, 1.0), 8);
+    }
+
+    #[test]
+    fn a_step_on_a_cpu_is_small_unless_its_batch_is_configured() {
+        let check = |n_ubatch, small_steps, on_gpu, expected| {
+            let config = LlamaConfig { n_ubatch, small_steps, ..LlamaConfig::new("a.gguf") };
+            let budget = PrefillBudget::new(&config, on_gpu);
+            assert_eq!((budget.tokens(0, 250.0), budget.n_ubatch), (expected, n_ubatch as usize));
+        };
+        check(512, true, false, 64);
+        check(32, true, false, 32);
+        check(512, true, true, 512);
+        check(2048, false, false, 2048);
+        // With streams, a fast CPU may compute more than alone.
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 64 };
+        assert_eq!((budget.tokens(1, 4_000.0), budget.taper(1_000, 1)), (400, 64));
     }
 
     #[test]
     fn chunks_taper_toward_the_end_and_cover_the_prompt() {
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512 };
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512 };
         let mut n_left = 1999;
         let mut chunks = Vec::new();
         while n_left > 0 {
@@ -103,7 +134,7 @@ mod tests {
         }
         assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
         assert_eq!([budget.taper(199, 1), budget.taper(199, 2), budget.taper(257, 2)], [112, 199, 128]);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32 }.taper(1000, 1), 32);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32, alone: 32 }.taper(1000, 1), 32);
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(crate) struct Handoffs {
     pub(crate) wake: Arc<dyn Fn() + Send + Sync>,
 }
 
+/// The positions of a chunk of computed KV.
+pub(super) fn cached_chunk(layout: &KvLayout) -> usize {
+    (CACHED_CHUNK / layout.bytes_per_position().max(1)).max(MIN_CHUNK)
+}
+
 /// Places a chunk's rows where llama.cpp's state format has them, so that the import copies nothing.
 pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
     let layout = Arc::clone(transfer.layout());
@@ -158,7 +163,7 @@ impl Scheduler<'_> {
         let Some(handoffs) = &self.handoffs else { return };
         let transfer = handoffs.transfer.clone();
         let n_max = self.limits.budget.n_ubatch.min(max_frame_positions(transfer.layout()) as usize);
-        let cached_chunk = (CACHED_CHUNK / transfer.layout().bytes_per_position().max(1)).max(MIN_CHUNK);
+        let cached_chunk = cached_chunk(transfer.layout());
         for slot in 0..self.slots.len() {
             let n_kv = self.slots[slot].kv.len();
             let Some(sequence) = &mut self.running[slot] else { continue };

@@ -7,6 +7,7 @@
 
 mod handoffs;
 mod images;
+mod parking;
 mod placing;
 mod room;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
+pub(super) use self::parking::Parking;
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
@@ -90,6 +92,8 @@ pub(super) struct Scheduler<'m> {
     mixed_tps: f64,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
+    /// `None`: idle conversations stay in the cache.
+    parking: Option<Parking>,
     embedder: Embedder<'m>,
     projector: Option<Arc<Projector>>,
     #[cfg(test)]
@@ -128,6 +132,7 @@ impl<'m> Scheduler<'m> {
             mixed_tps: 0.0,
             decode_tps: 0.0,
             handoffs,
+            parking: None,
             embedder,
             projector: None,
             #[cfg(test)]
@@ -141,12 +146,18 @@ impl<'m> Scheduler<'m> {
         Scheduler { projector, ..self }
     }
 
+    /// The same scheduler, which moves idle conversations out of the cache.
+    pub(super) fn with_parking(self, parking: Option<Parking>) -> Self {
+        Scheduler { parking, ..self }
+    }
+
     /// Runs until every handle is dropped.
     pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         while self.receive(messages) {
             self.drop_cancelled();
             self.give_way();
             self.fill_slots();
+            self.park_idle(0);
             self.import_chunks();
             self.publish_load();
             self.prepare_images();

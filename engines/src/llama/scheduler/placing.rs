@@ -71,12 +71,20 @@ impl Scheduler<'_> {
                 Assignment::NoSlot => return,
                 Assignment::WaitFor { .. } => i += 1,
                 Assignment::Take { slot, n_keep } => {
-                    self.cut(slot, n_keep);
+                    if self.slots[slot].parked && n_keep > 0 {
+                        self.unpark(slot, slot, n_keep);
+                    } else {
+                        self.cut(slot, n_keep);
+                    }
                     self.start(i, slot);
                 }
                 Assignment::Fork { slot, source, n_keep } => {
                     self.cut(slot, 0);
-                    self.fork(source, slot, n_keep);
+                    if self.slots[source].parked {
+                        self.unpark(source, slot, n_keep);
+                    } else {
+                        self.fork(source, slot, n_keep);
+                    }
                     self.start(i, slot);
                 }
             }
@@ -128,12 +136,16 @@ impl Scheduler<'_> {
             // All or nothing: the state is that of the last token.
             return if n == self.slots[slot].kv.len() { n } else { 0 };
         }
-        if n > 0 && !self.window_is_whole(slot) {
+        let is_parked = self.slots[slot].parked;
+        if n > 0 && !is_parked && !self.window_is_whole(slot) {
             return 0;
         }
         // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
         // position comes from llama.cpp, since not every file with a window gives its length.
-        let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
+        let oldest = match is_parked {
+            true => self.oldest_parked(slot),
+            false => usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0),
+        };
         if n < self.slots[slot].kv.len() && oldest > 0 {
             let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
             return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
@@ -146,15 +158,14 @@ impl Scheduler<'_> {
         if self.slots[slot].kv.len() <= n_keep {
             return;
         }
+        self.forget_copy(slot);
         let from = u32::try_from(n_keep).ok();
         let cut = self.context.kv_cache_seq_rm(seq_id(slot), from, None);
         let n_left = if cut.is_ok() { n_keep } else { 0 };
         if n_left == 0 && n_keep > 0 {
             // A cache that cannot be cut is cleared. Removing everything never fails.
             tracing::debug!(slot, n_keep, "the cache cannot be cut to a prefix and is recomputed");
-            if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
-                tracing::error!(slot, "llama.cpp refused to clear a sequence; its cells stay in use");
-            }
+            self.free_cells(slot);
         }
         self.slots[slot].kv.truncate(n_left);
         self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
@@ -174,6 +185,8 @@ impl Scheduler<'_> {
         let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
         self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
         self.clock += 1;
+        // An incomplete copy would grow old.
+        self.forget_copy(slot);
         let state = &mut self.slots[slot];
         state.busy = true;
         state.last_used = self.clock;

@@ -116,16 +116,15 @@ impl Scheduler<'_> {
         }
         tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");
         self.context.clear_kv_cache();
-        for slot in &mut self.slots {
-            slot.kv.clear();
-            slot.n_shared = 0;
+        for slot in 0..self.slots.len() {
+            self.forget_copy(slot);
+            self.slots[slot].kv.clear();
+            self.slots[slot].n_shared = 0;
         }
     }
 
     fn forget(&mut self, slot: usize) {
-        if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
-            tracing::error!(slot, "llama.cpp refused to clear a sequence; its cells stay in use");
-        }
+        self.free_cells(slot);
         self.slots[slot].kv.clear();
         self.slots[slot].n_shared = 0;
     }

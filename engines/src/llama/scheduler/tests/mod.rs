@@ -1,5 +1,7 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
+mod parking;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -25,17 +27,21 @@ type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 const N_CELLS: u32 = 512;
 
 fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'m> {
+    scheduler_of(model, config, N_CELLS)
+}
+
+fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u32) -> Scheduler<'m> {
     let indivisible = model.is_recurrent();
     let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
     let limits = SchedulerLimits {
-        n_slots: 2,
-        n_ctx: N_CELLS as usize,
-        n_cells: N_CELLS as usize,
-        budget: PrefillBudget { fixed: None, n_ubatch: config.n_ubatch as usize },
+        n_slots: config.n_slots as usize,
+        n_ctx: n_cells as usize,
+        n_cells: n_cells as usize,
+        budget: PrefillBudget::new(&config, false),
         sliding_window: None,
         indivisible,
     };
-    let context = load::context(model, &config, N_CELLS).unwrap();
+    let context = load::context(model, &config, n_cells).unwrap();
     let embedder = Embedder::new(model, config, None, 0, shared);
     Scheduler::new(context, Arc::new(Vocabulary::of(model)), limits, None, embedder)
 }
@@ -87,6 +93,7 @@ fn turn(scheduler: &mut Scheduler<'_>) {
     scheduler.drop_cancelled();
     scheduler.give_way();
     scheduler.fill_slots();
+    scheduler.park_idle(0);
     scheduler.prepare_images();
     scheduler.decode_next_image();
     scheduler.step();
