@@ -42,6 +42,7 @@ pub use self::cluster_key::ClusterKey;
 pub use self::late::LateEngine;
 pub use self::listen::{ListenAddress, ListenError, Listener};
 pub use self::loads::HEARTBEAT;
+use self::streams::StreamLimits;
 pub use self::tls::ServerTls;
 use crate::connections::{CloseConnection, RawOffer};
 use crate::engine::Engine;
@@ -61,10 +62,33 @@ struct NodeService {
     stop: CancellationToken,
     /// Permits for further streams of loads.
     load_streams: Arc<Semaphore>,
+    /// What all streams may hold together.
+    stream_limits: Arc<StreamLimits>,
     /// [`NodeInfo::process`].
     process: u64,
     /// The versions of the stream protocol that it speaks.
     versions: StreamVersions,
+}
+
+impl NodeService {
+    fn new(
+        versions: StreamVersions,
+        engine: Arc<dyn Engine>,
+        role: Role,
+        key: ClusterKey,
+        stop: CancellationToken,
+    ) -> NodeService {
+        NodeService {
+            engine,
+            role,
+            key,
+            stop,
+            load_streams: Arc::new(Semaphore::new(loads::MAX_STREAMS)),
+            stream_limits: Arc::new(StreamLimits::new()),
+            process: rand::random(),
+            versions,
+        }
+    }
 }
 
 /// The routes of a node around `engine`. Calls that its role does not allow are refused.
@@ -85,7 +109,6 @@ pub fn router_speaking(
     key: ClusterKey,
     stop: CancellationToken,
 ) -> Router {
-    let load_streams = Arc::new(Semaphore::new(loads::MAX_STREAMS));
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
@@ -100,15 +123,7 @@ pub fn router_speaking(
         .route("/embed", post(replaced))
         .route("/load/stream", get(replaced))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeService {
-            engine,
-            role,
-            key: key.clone(),
-            stop,
-            load_streams,
-            process: rand::random(),
-            versions,
-        });
+        .with_state(NodeService::new(versions, engine, role, key.clone(), stop));
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })

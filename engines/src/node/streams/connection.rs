@@ -8,6 +8,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use baton_schemas::EngineError;
 use baton_schemas::streams::{
@@ -17,22 +18,23 @@ use bytes::Buf;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span};
 
+use super::super::connection::DEADLINES;
 use super::super::traced::stream_span;
-use super::super::{NodeService, SIGN_OF_LIFE};
-use super::run::{Outbox, RunPhase, StreamControl, StreamRun};
-use super::work::begin;
+use super::super::{NodeService, SIGN_OF_LIFE, loads};
+use super::limits::MAX_STREAMS;
+use super::reader::EndpointDeadline;
+use super::run::{MAX_UNSENT_BYTES, Outbox, RunPhase, StreamControl, StreamRun};
+use super::work::{RequestBody, begin};
 
-/// Streams of one connection. An engine's queue is shorter.
-const MAX_STREAMS: usize = 64 << 10;
-
-/// Streams are not polled while more bytes than this wait for the socket: their tokens wait in the engine.
-const MAX_UNSENT_BYTES: usize = 256 << 10;
+/// Refusals are added to the bytes that wait for the socket only up to this length. Streams leave less.
+const MAX_UNSENT_WITH_REFUSALS: usize = 2 << 20;
 
 /// Bytes that are read before streams have their turn.
 const READ_BYTES: usize = 64 << 10;
@@ -41,6 +43,10 @@ const MAX_READS_PER_TURN: usize = 4;
 /// How often the task lets others run while more tokens keep coming, before it writes. The thread of an engine needs a
 /// moment to send the tokens of a step.
 const MAX_COLLECTING_TURNS: u32 = 4;
+const MAX_COLLECTING: Duration = Duration::from_micros(100);
+
+/// So few streams have no tokens to collect: one of loads, and one that generates.
+const MAX_UNCOLLECTED_STREAMS: usize = 2;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +57,12 @@ enum ConnectionEnd {
     /// The node stops, and the last stream has ended.
     #[error("the node stops")]
     Drained,
-    /// The socket failed, or the endpoint took nothing for too long.
+    /// The socket failed.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// Bytes wait, and the endpoint takes too few of them.
+    #[error("the endpoint reads too little before the deadline")]
+    Unread,
     /// The endpoint's bytes do not keep to the protocol.
     #[error("the endpoint sent {0}")]
     Frame(#[from] FrameError),
@@ -75,21 +84,28 @@ pub(super) async fn serve(
         inbox: FrameBuffer::new(MAX_CLIENT_PAYLOAD),
         sign_of_life: Box::pin(tokio::time::sleep(SIGN_OF_LIFE)),
         last_written: Instant::now(),
+        last_tick: Instant::now(),
+        deadline: EndpointDeadline::new(),
         n_collecting: 0,
+        collecting_since: Instant::now(),
         closing: Box::pin(closing.cancelled_owned()),
     };
     let end = std::future::poll_fn(|context| connection.poll(context)).await;
-    // Ends TLS in order. It fails if the endpoint has left.
-    drop(tokio::time::timeout(SIGN_OF_LIFE, connection.io.shutdown()).await);
-    let n_steps = connection.streams.outbox.lock().n_steps();
+    let Connection { mut io, streams, .. } = connection;
+    let n_steps = streams.outbox.lock().n_steps();
+    let n_streams = streams.open.len();
+    // Frees their slots before anything waits for the endpoint.
+    drop(streams);
     match end {
         ConnectionEnd::Left | ConnectionEnd::Drained | ConnectionEnd::Io(_) => {
-            tracing::debug!(%end, n_steps, "a connection of streams has ended");
+            tracing::debug!(%end, n_streams, n_steps, "a connection of streams has ended");
         }
-        ConnectionEnd::Frame(_) | ConnectionEnd::Protocol(_) => {
-            tracing::warn!(%end, n_streams = connection.streams.open.len(), "a connection of streams is closed");
+        ConnectionEnd::Frame(_) | ConnectionEnd::Protocol(_) | ConnectionEnd::Unread => {
+            tracing::warn!(%end, n_streams, "a connection of streams is closed");
         }
     }
+    // Ends TLS in order. It fails if the endpoint has left.
+    drop(tokio::time::timeout(SIGN_OF_LIFE, io.shutdown()).await);
 }
 
 struct Connection<S> {
@@ -98,8 +114,12 @@ struct Connection<S> {
     inbox: FrameBuffer,
     sign_of_life: Pin<Box<Sleep>>,
     last_written: Instant,
+    /// When the time of incomplete bodies was counted last.
+    last_tick: Instant,
+    deadline: EndpointDeadline,
     /// Turns in a row in which tokens came and nothing was written.
     n_collecting: u32,
+    collecting_since: Instant,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -119,22 +139,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         self.read(context)?;
         let n_before = self.streams.outbox.lock().len();
-        if n_before < MAX_UNSENT_BYTES {
-            self.streams.poll(context);
-            if self.streams.outbox.lock().len() > n_before && self.n_collecting < MAX_COLLECTING_TURNS {
-                self.n_collecting += 1;
-                context.waker().wake_by_ref();
-                return Ok(());
-            }
+        self.streams.poll(context);
+        if self.collects(n_before) {
+            context.waker().wake_by_ref();
+            return Ok(());
         }
         self.n_collecting = 0;
         self.show_life(context);
         self.write(context)?;
-        if n_before >= MAX_UNSENT_BYTES && self.streams.outbox.lock().len() < MAX_UNSENT_BYTES {
-            // Streams that were woken meanwhile have not been polled.
-            context.waker().wake_by_ref();
-        }
+        self.streams.wake_if_room();
         Ok(())
+    }
+
+    /// Returns true if bytes were added and others may follow at once, so that one write takes them all.
+    fn collects(&mut self, n_before: usize) -> bool {
+        let n_bytes = self.streams.outbox.lock().len();
+        if n_bytes == n_before || n_bytes >= MAX_UNSENT_BYTES || self.streams.running.len() <= MAX_UNCOLLECTED_STREAMS {
+            return false;
+        }
+        if self.n_collecting == 0 {
+            self.collecting_since = Instant::now();
+        }
+        self.n_collecting += 1;
+        self.n_collecting <= MAX_COLLECTING_TURNS && self.collecting_since.elapsed() < MAX_COLLECTING
     }
 
     fn read(&mut self, context: &mut Context<'_>) -> Result<(), ConnectionEnd> {
@@ -156,24 +183,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     fn write(&mut self, context: &mut Context<'_>) -> Result<(), ConnectionEnd> {
         let mut out = self.streams.outbox.lock();
         let bytes = out.frames();
-        let mut has_written = false;
-        while !bytes.is_empty() {
+        let mut n_written = 0;
+        let is_blocked = loop {
+            if bytes.is_empty() {
+                // TLS keeps bytes until it is flushed.
+                break Pin::new(&mut self.io).poll_flush(context)?.is_pending();
+            }
             match Pin::new(&mut self.io).poll_write(context, bytes)? {
                 Poll::Ready(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-                Poll::Ready(n) => bytes.advance(n),
-                Poll::Pending => break,
+                Poll::Ready(n) => {
+                    bytes.advance(n);
+                    n_written += n;
+                }
+                // Without a flush: a socket's flush is always ready, which would end its write deadline.
+                Poll::Pending => break true,
             }
-            has_written = true;
-        }
-        if has_written {
+        };
+        if n_written > 0 {
             self.last_written = Instant::now();
         }
-        // TLS keeps bytes until it is flushed.
-        let _pending = Pin::new(&mut self.io).poll_flush(context)?;
+        if !is_blocked {
+            self.deadline.stop();
+        } else if self.deadline.poll_missed(context, n_written, bytes.len()).is_ready() {
+            return Err(ConnectionEnd::Unread);
+        }
         Ok(())
     }
 
-    /// Adds a sign of life after a second without a frame.
+    /// Adds a sign of life after a second without a frame, and ends streams whose body does not come.
     fn show_life(&mut self, context: &mut Context<'_>) {
         while self.sign_of_life.as_mut().poll(context).is_ready() {
             let silent = self.last_written.elapsed() >= SIGN_OF_LIFE;
@@ -182,6 +219,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             let from = if silent { Instant::now() } else { self.last_written };
             self.sign_of_life.as_mut().reset(from + SIGN_OF_LIFE);
+            // A stop of this process counts as a short time.
+            self.streams.age_bodies(self.last_tick.elapsed().min(2 * SIGN_OF_LIFE));
+            self.last_tick = Instant::now();
         }
     }
 }
@@ -202,13 +242,16 @@ struct Streams {
 /// A stream whose body is not complete.
 struct PartialBody {
     n_left: usize,
-    body: Vec<u8>,
+    /// How long no piece has come.
+    silent: Duration,
     /// `None`: it was refused, so the rest of its body is dropped.
     opened: Option<Opened>,
 }
 
 /// A stream that was not refused.
 struct Opened {
+    body: RequestBody,
+    place: Option<OwnedSemaphorePermit>,
     work: StreamWork,
     span: Span,
     control: Arc<StreamControl>,
@@ -236,6 +279,13 @@ impl Streams {
     fn poll(&mut self, context: &mut Context<'_>) {
         while let Poll::Ready(Some(ended)) = self.running.poll_next_unpin(context) {
             self.open.remove(&ended);
+        }
+    }
+
+    /// Wakes the streams that waited until fewer bytes wait for the socket.
+    fn wake_if_room(&self) {
+        if self.outbox.has_room_again() {
+            self.open.values().for_each(|control| control.wake());
         }
     }
 
@@ -267,32 +317,66 @@ impl Streams {
             return Err(ConnectionEnd::Protocol("a stream's number does not follow the one before"));
         }
         self.newest = stream;
-        let opened = match self.reason_to_refuse() {
-            None => {
-                let control = StreamControl::new(start.credit);
-                self.open.insert(stream, Arc::clone(&control));
-                Some(Opened { work: start.work, span: stream_span(start.work, start.traceparent), control })
-            }
-            Some(reason) => {
-                self.outbox.lock().error(stream, EngineError::Unavailable { reason: reason.into() });
-                None
-            }
-        };
         let n_left = start.body_bytes - start.piece.len();
         if n_left > 0 && self.partial.len() >= MAX_PARTIAL_BODIES {
             return Err(ConnectionEnd::Protocol("too many bodies at once"));
         }
-        self.advance(stream, PartialBody { n_left, body: start.piece.to_vec(), opened });
+        let opened = match self.open(stream, start) {
+            Ok(opened) => Some(opened),
+            Err(reason) => {
+                let mut out = self.outbox.lock();
+                if out.len() >= MAX_UNSENT_WITH_REFUSALS {
+                    return Err(ConnectionEnd::Protocol("streams are started while their refusals are not read"));
+                }
+                out.error(stream, EngineError::Unavailable { reason: reason.into() });
+                None
+            }
+        };
+        self.advance(stream, PartialBody { n_left, silent: Duration::ZERO, opened });
         Ok(())
     }
 
-    fn reason_to_refuse(&self) -> Option<&'static str> {
+    /// Opens a stream and charges what it holds. Errors: the reason to refuse it.
+    fn open(&mut self, stream: u32, start: &Start<'_>) -> Result<Opened, &'static str> {
+        const TOO_MANY: &str = "the node has too many streams";
         if self.refuses_new {
-            Some("the node is stopping")
-        } else if self.open.len() >= MAX_STREAMS {
-            Some("the node has too many streams")
+            return Err("the node is stopping");
+        }
+        if self.open.len() >= MAX_STREAMS + loads::MAX_STREAMS {
+            return Err(TOO_MANY);
+        }
+        let limits = &self.node.stream_limits;
+        let place = match start.work {
+            // These have a limit of their own.
+            StreamWork::Loads => None,
+            StreamWork::Generate | StreamWork::Embed => Some(limits.stream().ok_or(TOO_MANY)?),
+        };
+        let charge = if start.piece.len() < start.body_bytes {
+            Some(limits.body(start.body_bytes).ok_or("the node receives too many long requests")?)
         } else {
             None
+        };
+        let control = StreamControl::new(start);
+        self.open.insert(stream, Arc::clone(&control));
+        Ok(Opened {
+            body: RequestBody { bytes: start.piece.to_vec(), charge },
+            place,
+            work: start.work,
+            span: stream_span(start.work, start.traceparent),
+            control,
+        })
+    }
+
+    /// Ends streams whose body does not come. Their numbers stay, in case the rest comes late.
+    fn age_bodies(&mut self, passed: Duration) {
+        for (stream, partial) in &mut self.partial {
+            partial.silent += passed;
+            if partial.silent >= DEADLINES.read && partial.opened.take().is_some() {
+                self.open.remove(stream);
+                tracing::info!("a stream is ended: the rest of its request did not come before the deadline");
+                let error = EngineError::lost("the rest of the request did not come in time");
+                self.outbox.lock().error(*stream, error);
+            }
         }
     }
 
@@ -302,8 +386,9 @@ impl Streams {
         };
         let n_left = partial.n_left.checked_sub(piece.len());
         partial.n_left = n_left.ok_or(ConnectionEnd::Protocol("a body that is longer than it said"))?;
-        if partial.opened.is_some() {
-            partial.body.extend_from_slice(piece);
+        partial.silent = Duration::ZERO;
+        if let Some(opened) = &mut partial.opened {
+            opened.body.bytes.extend_from_slice(piece);
         }
         self.advance(stream, partial);
         Ok(())
@@ -312,14 +397,14 @@ impl Streams {
     /// Runs a stream once its body is complete.
     fn advance(&mut self, stream: u32, partial: PartialBody) {
         match partial {
-            PartialBody { n_left: 0, body, opened: Some(opened) } => self.run(stream, opened, body),
+            PartialBody { n_left: 0, opened: Some(opened), .. } => self.run(stream, opened),
             PartialBody { n_left: 0, opened: None, .. } => {}
             partial => drop(self.partial.insert(stream, partial)),
         }
     }
 
-    fn run(&mut self, stream: u32, opened: Opened, body: Vec<u8>) {
-        let Opened { work, span, control } = opened;
+    fn run(&mut self, stream: u32, opened: Opened) {
+        let Opened { body, place, work, span, control } = opened;
         let begun = tokio::spawn(begin(self.node.clone(), work, body).instrument(span.clone()));
         self.running.push(StreamRun {
             stream,
@@ -327,7 +412,9 @@ impl Streams {
             outbox: self.outbox.clone(),
             span,
             phase: RunPhase::Beginning(AbortOnDropHandle::new(begun)),
-            reader_deadline: None,
+            held: None,
+            shortage: None,
+            _place: place,
         });
     }
 }

@@ -2,7 +2,11 @@
 //! (docs/node-streams.md).
 
 mod connection;
+mod limits;
+mod reader;
 mod run;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use axum::body::Body;
@@ -14,6 +18,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, Version, header};
 use hyper_util::rt::TokioIo;
 
 use self::connection::serve;
+pub(super) use self::limits::StreamLimits;
 use super::{NodeService, refusal};
 use crate::connections::TakeOver;
 

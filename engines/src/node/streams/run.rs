@@ -8,8 +8,9 @@ use std::task::{Context, Poll, ready};
 use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, UnwritableFrame};
+use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, Start, StreamWork, UnwritableFrame};
 use futures::task::AtomicWaker;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinError;
 use tokio::time::{Instant, Sleep};
 use tokio_util::task::AbortOnDropHandle;
@@ -22,13 +23,41 @@ use crate::awake;
 /// Events of one stream that are taken before the other streams have their turn.
 const MAX_EVENTS_PER_TURN: usize = 16;
 
+/// Streams send nothing while more bytes than this wait for the socket: their tokens wait in the engine.
+pub(super) const MAX_UNSENT_BYTES: usize = 256 << 10;
+
+/// The credit that the reader of a stream without credit grants until the deadline, or more. Without this minimum a
+/// reader that grants a token at a time would keep its slot for weeks.
+const MIN_GRANT: u32 = 32;
+
 /// The frames that wait for the connection. All streams of a connection run in its task, so the lock is always free.
 #[derive(Clone, Default)]
-pub(super) struct Outbox(Arc<Mutex<NodeFrameWriter>>);
+pub(super) struct Outbox(Arc<SharedOutbox>);
+
+#[derive(Default)]
+struct SharedOutbox {
+    frames: Mutex<NodeFrameWriter>,
+    /// A stream waits until fewer bytes are here.
+    is_awaited: AtomicBool,
+}
 
 impl Outbox {
     pub(super) fn lock(&self) -> MutexGuard<'_, NodeFrameWriter> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.frames.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if streams have to wait. Then [`Outbox::has_room_again`] says when to wake them.
+    fn is_full(&self) -> bool {
+        let is_full = self.lock().len() >= MAX_UNSENT_BYTES;
+        if is_full {
+            self.0.is_awaited.store(true, Ordering::Relaxed);
+        }
+        is_full
+    }
+
+    /// Returns true once there is room again for streams that have waited for it.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.lock().len() < MAX_UNSENT_BYTES && self.0.is_awaited.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -36,19 +65,34 @@ impl Outbox {
 #[derive(Debug, Default)]
 pub(super) struct StreamControl {
     credit: AtomicU32,
+    /// All credit that was granted after the first, modulo 2^32.
+    n_granted: AtomicU32,
+    /// What the reader grants at least, once the stream has no credit.
+    min_grant: u32,
     is_cancelled: AtomicBool,
     waker: AtomicWaker,
 }
 
 impl StreamControl {
-    pub(super) fn new(credit: u32) -> Arc<StreamControl> {
-        Arc::new(StreamControl { credit: AtomicU32::new(credit), ..StreamControl::default() })
+    pub(super) fn new(start: &Start<'_>) -> Arc<StreamControl> {
+        let min_grant = match start.work {
+            StreamWork::Generate => MIN_GRANT,
+            // Vectors are large, so their reader may grant few.
+            StreamWork::Embed | StreamWork::Loads => (start.credit / 2).clamp(1, MIN_GRANT),
+        };
+        Arc::new(StreamControl { credit: AtomicU32::new(start.credit), min_grant, ..StreamControl::default() })
+    }
+
+    /// Lets the stream run again.
+    pub(super) fn wake(&self) {
+        self.waker.wake();
     }
 
     /// Adds credit. Returns false if the sum is out of range.
     pub(super) fn grant(&self, credit: u32) -> bool {
         let sum = self.credit.load(Ordering::Relaxed).saturating_add(credit);
         self.credit.store(sum.min(MAX_CREDIT), Ordering::Relaxed);
+        self.n_granted.fetch_add(credit, Ordering::Relaxed);
         self.waker.wake();
         sum <= MAX_CREDIT
     }
@@ -63,7 +107,7 @@ impl StreamControl {
         self.credit.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes one credit, which the stream has: it is polled only then.
+    /// Takes one credit, which the stream has.
     fn take_credit(&self) {
         let credit = self.credit.load(Ordering::Relaxed);
         self.credit.store(credit.saturating_sub(1), Ordering::Relaxed);
@@ -78,8 +122,26 @@ pub(super) struct StreamRun {
     pub(super) outbox: Outbox,
     pub(super) span: Span,
     pub(super) phase: RunPhase,
-    /// Runs while the stream has no credit.
-    pub(super) reader_deadline: Option<Pin<Box<Sleep>>>,
+    /// The next event, for which there is no credit.
+    pub(super) held: Option<WorkEvent>,
+    /// Since when the reader owes credit.
+    pub(super) shortage: Option<Shortage>,
+    /// Counts as one of the node's streams.
+    pub(super) _place: Option<OwnedSemaphorePermit>,
+}
+
+/// An event had to wait for credit.
+pub(super) struct Shortage {
+    /// By then the reader has granted [`StreamControl::min_grant`].
+    deadline: Pin<Box<Sleep>>,
+    /// [`StreamControl::n_granted`] when it began.
+    n_granted: u32,
+}
+
+impl Shortage {
+    fn new(n_granted: u32) -> Shortage {
+        Shortage { deadline: Box::pin(tokio::time::sleep(DEADLINES.read)), n_granted }
+    }
 }
 
 /// The phase of a stream.
@@ -99,7 +161,13 @@ impl Future for StreamRun {
         let span = run.span.clone();
         let _entered = span.enter();
         for _ in 0..MAX_EVENTS_PER_TURN {
-            if run.control.is_cancelled.load(Ordering::Relaxed) || ready!(run.poll_event(context)).is_last() {
+            if run.control.is_cancelled.load(Ordering::Relaxed) {
+                return Poll::Ready(run.stream);
+            }
+            if run.outbox.is_full() {
+                return Poll::Pending;
+            }
+            if ready!(run.poll_event(context)).is_last() {
                 return Poll::Ready(run.stream);
             }
         }
@@ -136,14 +204,31 @@ impl StreamRun {
                 }
             }
         };
-        if !self.control.has_credit() {
-            ready!(self.poll_reader_deadline(context));
-            tracing::info!("a stream is ended: its reader took too little of it before the deadline");
-            return Poll::Ready(self.fail(EngineError::lost("the reader granted no credit in time")));
+        if self.control.has_credit()
+            && let Some(event) = self.held.take()
+        {
+            return Poll::Ready(self.write_or_fail(&event));
         }
-        self.reader_deadline = None;
-        match ready!(events.poll_next(context)) {
-            Some(Ok(event)) => Poll::Ready(self.write(&event).unwrap_or_else(|error| self.fail(unwritable(&error)))),
+        // A token waits for credit, and so does its engine. Of loads, only the last one waits.
+        let waits = self.held.is_some() && !matches!(events, WorkStream::Loads(_));
+        let next = if waits { Poll::Pending } else { events.poll_next(context) };
+        let next = match next {
+            Poll::Ready(next) => next,
+            Poll::Pending => {
+                if self.held.is_some() {
+                    ready!(self.poll_reader_deadline(context));
+                    tracing::info!("a stream is ended: its reader took too little of it before the deadline");
+                    return Poll::Ready(self.fail(EngineError::lost("the reader granted too little credit in time")));
+                }
+                return Poll::Pending;
+            }
+        };
+        match next {
+            Some(Ok(event)) if event.takes_credit() && !self.control.has_credit() => {
+                self.held = Some(event);
+                Poll::Ready(Turn::GoesOn)
+            }
+            Some(Ok(event)) => Poll::Ready(self.write_or_fail(&event)),
             Some(Err(error)) => Poll::Ready(self.fail(error)),
             None => {
                 match self.phase {
@@ -153,6 +238,10 @@ impl StreamRun {
                 Poll::Ready(Turn::WasLast)
             }
         }
+    }
+
+    fn write_or_fail(&self, event: &WorkEvent) -> Turn {
+        self.write(event).unwrap_or_else(|error| self.fail(unwritable(&error)))
     }
 
     fn write(&self, event: &WorkEvent) -> Result<Turn, UnwritableFrame> {
@@ -183,16 +272,20 @@ impl StreamRun {
         Turn::WasLast
     }
 
-    /// Waits until the reader has granted no credit for too long. Time in which this process was stopped does not count.
+    /// Waits until the reader has granted too little credit for too long. Time in which this process was stopped does
+    /// not count.
     fn poll_reader_deadline(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let fresh = || Box::pin(tokio::time::sleep(DEADLINES.read));
+        let n_granted = self.control.n_granted.load(Ordering::Relaxed);
+        let shortage = self.shortage.get_or_insert_with(|| Shortage::new(n_granted));
+        if n_granted.wrapping_sub(shortage.n_granted) >= self.control.min_grant {
+            *shortage = Shortage::new(n_granted);
+        }
         loop {
-            let deadline = self.reader_deadline.get_or_insert_with(fresh);
-            ready!(deadline.as_mut().poll(context));
-            if !awake::has_overslept(deadline.deadline()) {
+            ready!(shortage.deadline.as_mut().poll(context));
+            if !awake::has_overslept(shortage.deadline.deadline()) {
                 return Poll::Ready(());
             }
-            deadline.as_mut().reset(Instant::now() + DEADLINES.read);
+            shortage.deadline.as_mut().reset(Instant::now() + DEADLINES.read);
         }
     }
 }

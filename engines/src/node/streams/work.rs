@@ -1,5 +1,6 @@
 //! From the body of a start to the engine's stream.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -10,8 +11,10 @@ use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::streams::StreamWork;
 use futures::Stream;
 use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::{NodeService, loads};
+use super::limits::StreamLimits;
 use crate::engine::{EmbedStream, LoadStream, SequenceStream};
 use crate::long_json;
 
@@ -29,9 +32,24 @@ pub(super) enum WorkEvent {
     Load(NodeLoad),
 }
 
-impl WorkStream {
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<WorkEvent, EngineError>>> {
+impl WorkEvent {
+    /// Returns true if the reader has to grant a credit for it.
+    pub(super) fn takes_credit(&self) -> bool {
         match self {
+            WorkEvent::Sequence(SequenceEvent::Token(_)) | WorkEvent::Embed(EmbedEvent::Vector(_)) => true,
+            WorkEvent::Load(_) => true,
+            WorkEvent::Sequence(
+                SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. },
+            )
+            | WorkEvent::Embed(EmbedEvent::Finished { .. }) => false,
+        }
+    }
+}
+
+impl WorkStream {
+    /// The next event. A panic of the engine is an error of this stream alone, and its last event.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<WorkEvent, EngineError>>> {
+        let next = catch_unwind(AssertUnwindSafe(|| match self {
             WorkStream::Sequence(stream) => {
                 Pin::new(stream).poll_next(context).map(|event| event.map(|event| event.map(WorkEvent::Sequence)))
             }
@@ -41,24 +59,44 @@ impl WorkStream {
             WorkStream::Loads(stream) => {
                 Pin::new(stream).poll_next(context).map(|load| load.map(|load| load.map(WorkEvent::Load)))
             }
-        }
+        }));
+        next.unwrap_or_else(|_panic| Poll::Ready(Some(Err(EngineError::internal("the engine's stream panicked")))))
     }
+}
+
+/// The body of a request.
+pub(super) struct RequestBody {
+    pub(super) bytes: Vec<u8>,
+    /// Its bytes in the node's budget, if it came in pieces.
+    pub(super) charge: Option<OwnedSemaphorePermit>,
 }
 
 /// Reads a request and gives it to the engine. Returns once it is in the engine's queue. Dropping the future takes the
 /// request back.
-pub(super) async fn begin(node: NodeService, work: StreamWork, body: Vec<u8>) -> Result<WorkStream, EngineError> {
+pub(super) async fn begin(node: NodeService, work: StreamWork, body: RequestBody) -> Result<WorkStream, EngineError> {
     let refuse = |what: &str| Err(EngineError::Unsupported { feature: format!("{what}: its role is prefill") });
     match work {
         StreamWork::Generate if !node.role.decodes() => refuse("generating"),
         StreamWork::Embed if !node.role.decodes() => refuse("embeddings"),
-        StreamWork::Generate => Ok(WorkStream::Sequence(node.engine.generate(parsed(body).await?).await?)),
-        StreamWork::Embed => Ok(WorkStream::Embed(node.engine.embed(parsed(body).await?).await?)),
+        StreamWork::Generate => {
+            Ok(WorkStream::Sequence(node.engine.generate(parsed(&node.stream_limits, body).await?).await?))
+        }
+        StreamWork::Embed => Ok(WorkStream::Embed(node.engine.embed(parsed(&node.stream_limits, body).await?).await?)),
         StreamWork::Loads => Ok(WorkStream::Loads(loads::stream(node)?)),
     }
 }
 
-async fn parsed<T: DeserializeOwned + Send + 'static>(body: Vec<u8>) -> Result<T, EngineError> {
-    let parsed = long_json::parsed(body, |body| serde_json::from_slice(body)).await.map_err(EngineError::internal)?;
+/// Parses a body. The bodies that wait for it are freed when their stream ends, because few are given to other threads.
+async fn parsed<T: DeserializeOwned + Send + 'static>(
+    limits: &StreamLimits,
+    RequestBody { bytes, charge }: RequestBody,
+) -> Result<T, EngineError> {
+    // A body in one piece is short enough to be parsed in this task.
+    let parser = if charge.is_some() { Some(limits.parser().await?) } else { None };
+    let parse = move |bytes: &[u8]| {
+        let _held_until_parsed = [charge, parser];
+        serde_json::from_slice(bytes)
+    };
+    let parsed = long_json::parsed(bytes, parse).await.map_err(EngineError::internal)?;
     parsed.map_err(|e| EngineError::invalid(format!("the body is not a valid request: {e}")))
 }
