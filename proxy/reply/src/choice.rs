@@ -2,14 +2,19 @@
 
 use baton_schemas::sequence::GeneratedToken;
 use baton_schemas::{FinishReason, Token};
+use smallvec::SmallVec;
 
+use crate::part_content::PartContents;
 use crate::text::{ChoiceText, TextStep, TokenLogprobs};
 use crate::tools::{PartContent, ReplyForm, ReplyReader};
 
-/// The parts that one token, or one incoming part, released.
+/// The parts that one token, or one incoming part, released: one as a rule, which needs no allocation.
+pub type ReplyParts = SmallVec<[ReplyPart; 1]>;
+
+/// The outcome of one token, or of one incoming part.
 #[derive(Debug, Default)]
 pub struct ReplyStep {
-    pub parts: Vec<ReplyPart>,
+    pub parts: ReplyParts,
     /// The choice is complete, and its sequence can be dropped.
     pub stopped: bool,
 }
@@ -60,7 +65,7 @@ impl ChoiceReply {
         let step = self.text.feed(token);
         let Some(reader) = &mut self.reader else { return plain(step) };
         let was_thinking = reader.is_thinking();
-        let parts = reader.feed(&step.text);
+        let parts = reader.feed(step.text);
         self.n_reasoning += u32::from(was_thinking || reader.is_thinking());
         ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
@@ -69,7 +74,7 @@ impl ChoiceReply {
     pub fn finish(&mut self, reason: FinishReason) -> ReplyStep {
         let step = self.text.finish();
         let Some(reader) = &mut self.reader else { return plain(step) };
-        let mut parts = reader.feed(&step.text);
+        let mut parts = reader.feed(step.text);
         if !reader.is_stopped() {
             parts.extend(reader.finish(reason == FinishReason::Length));
         }
@@ -96,14 +101,16 @@ impl ChoiceReply {
 }
 
 fn plain(step: TextStep) -> ReplyStep {
-    let stopped = step.stopped;
-    let parts = if step.is_empty() { Vec::new() } else { with_tokens(vec![PartContent::Text(step.text)], step.tokens) };
-    ReplyStep { parts, stopped }
+    let mut parts = ReplyParts::new();
+    if !step.is_empty() {
+        parts.push(ReplyPart { content: PartContent::Text(step.text), tokens: step.tokens });
+    }
+    ReplyStep { parts, stopped: step.stopped }
 }
 
 /// Attaches the tokens to the first text, or to an empty one, because markup and reasoning have tokens, too.
-fn with_tokens(parts: Vec<PartContent>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
-    let mut parts: Vec<ReplyPart> =
+fn with_tokens(parts: PartContents, tokens: Vec<TokenLogprobs>) -> ReplyParts {
+    let mut parts: ReplyParts =
         parts.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }).collect();
     if !tokens.is_empty() {
         match parts.iter_mut().find(|part| matches!(part.content, PartContent::Text(_))) {

@@ -4,7 +4,7 @@
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
-use crate::part_content::PartContent;
+use crate::part_content::{PartContent, PartContents};
 use crate::stop::StopScanner;
 
 /// Finds stop strings in the text for the user, counts calls, and decides when the reply is over.
@@ -29,7 +29,7 @@ impl PartFilter {
     }
 
     /// Takes more text. Returns the text that can no longer become part of a stop string.
-    pub(crate) fn text(&mut self, text: &str) -> String {
+    pub(crate) fn text(&mut self, text: String) -> String {
         let scan = self.scanner.feed(text);
         self.stopped |= scan.stopped;
         scan.text
@@ -37,7 +37,7 @@ impl PartFilter {
 
     /// Takes a step of a call, and adds what it releases to `parts`: held back text, and steps of the call. Arguments are
     /// not searched for stop strings, because a cut would break their JSON.
-    pub(crate) fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<PartContent>) {
+    pub(crate) fn call(&mut self, call: ToolCallDelta, parts: &mut PartContents) {
         match &call {
             ToolCallDelta::Begin { .. } => {
                 let mut scanner = std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone()));
@@ -91,7 +91,7 @@ impl PartFilter {
 }
 
 /// Adds text, unless it is empty.
-pub(crate) fn push_text(parts: &mut Vec<PartContent>, text: String) {
+pub(crate) fn push_text(parts: &mut PartContents, text: String) {
     if !text.is_empty() {
         parts.push(PartContent::Text(text));
     }

@@ -2,7 +2,8 @@
 
 use baton_schemas::FinishReason;
 
-use crate::choice::{ReplyPart, ReplyStep};
+use crate::choice::{ReplyPart, ReplyParts, ReplyStep};
+use crate::part_content::PartContents;
 use crate::part_filter::PartFilter;
 use crate::tools::PartContent;
 
@@ -21,11 +22,11 @@ impl PartReply {
 
     /// Takes the next part. After the reply has stopped, nothing is released.
     pub fn feed(&mut self, part: ReplyPart) -> ReplyStep {
-        let mut parts = Vec::new();
+        let mut parts = ReplyParts::new();
         if !self.filter.is_stopped() {
             match part.content {
                 PartContent::Text(text) => {
-                    let text = self.filter.text(&text);
+                    let text = self.filter.text(text);
                     // The tokens may spell a part of the stop string.
                     let tokens = if self.filter.is_stopped() { Vec::new() } else { part.tokens };
                     if !text.is_empty() || !tokens.is_empty() {
@@ -37,7 +38,7 @@ impl PartReply {
                     parts.push(ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() });
                 }
                 PartContent::Call(call) => {
-                    let mut released = Vec::new();
+                    let mut released = PartContents::new();
                     self.filter.call(call, &mut released);
                     parts.extend(released.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }));
                 }

@@ -34,11 +34,15 @@ impl StopScanner {
 
     /// Takes the next piece and releases the text that can no longer become part of a stop string. Releases nothing after
     /// a stop.
-    pub fn feed(&mut self, piece: &str) -> Scan {
+    pub fn feed(&mut self, piece: String) -> Scan {
         if self.stopped {
             return Scan { text: String::new(), stopped: true };
         }
-        self.held.push_str(piece);
+        if self.held.is_empty() {
+            self.held = piece;
+        } else {
+            self.held.push_str(&piece);
+        }
         let Some((start, found)) = self.first(|rest, stop| {
             if rest.starts_with(stop) { Some(Found::Whole) } else { stop.starts_with(rest).then_some(Found::Beginning) }
         }) else {
@@ -101,7 +105,7 @@ mod tests {
     /// What comes out per piece and at the end, with `|` where it stopped.
     fn scan(stops: &[&str], pieces: &[&str]) -> Vec<String> {
         let mut scanner = StopScanner::new(stops.iter().map(ToString::to_string).collect());
-        let mut scans: Vec<Scan> = pieces.iter().map(|piece| scanner.feed(piece)).collect();
+        let mut scans: Vec<Scan> = pieces.iter().map(|piece| scanner.feed((*piece).to_owned())).collect();
         scans.push(scanner.finish());
         scans.into_iter().map(|scan| scan.text + if scan.stopped { "|" } else { "" }).collect()
     }
@@ -157,7 +161,7 @@ mod tests {
             let mut scanner = StopScanner::new(stops.clone());
             let mut out = String::new();
             for pair in cuts.windows(2) {
-                out += &scanner.feed(&text[pair[0]..pair[1]]).text;
+                out += &scanner.feed(text[pair[0]..pair[1]].to_owned()).text;
                 // What is out is final, and what is held may still become a stop string.
                 prop_assert!(text[..end.unwrap_or(text.len())].starts_with(&out));
                 let longest = stops.iter().map(String::len).max().unwrap_or(0);

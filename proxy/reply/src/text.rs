@@ -83,13 +83,14 @@ impl ChoiceText {
             return TextStep::default();
         }
         let start = self.start_of(&token.bytes);
-        let text = self.utf8.feed(&token.bytes);
+        let reported = token.logprobs.map(|logprobs| TokenLogprobs { bytes: token.bytes.clone(), logprobs });
+        let text = self.utf8.feed(token.bytes);
         self.n_decoded += text.len();
-        if let Some(logprobs) = token.logprobs {
+        if let Some(token) = reported {
             let end = self.n_decoded + usize::from(self.utf8.is_mid_character());
-            self.waiting.push_back(WaitingToken { start, end, token: TokenLogprobs { bytes: token.bytes, logprobs } });
+            self.waiting.push_back(WaitingToken { start, end, token });
         }
-        let scan = self.stop.feed(&text);
+        let scan = self.stop.feed(text);
         self.release(scan)
     }
 
@@ -97,7 +98,7 @@ impl ChoiceText {
     pub fn finish(&mut self) -> TextStep {
         let tail = self.utf8.finish();
         self.n_decoded += tail.len();
-        let mut scan = self.stop.feed(&tail);
+        let mut scan = self.stop.feed(tail);
         if !scan.stopped {
             let rest = self.stop.finish();
             scan = Scan { text: scan.text + &rest.text, stopped: rest.stopped };

@@ -14,8 +14,16 @@ pub struct Utf8Pieces {
 
 impl Utf8Pieces {
     /// Takes the next bytes and returns the text that is now final. Invalid bytes become U+FFFD.
-    pub fn feed(&mut self, bytes: &[u8]) -> String {
-        self.pending.extend_from_slice(bytes);
+    pub fn feed(&mut self, bytes: Vec<u8>) -> String {
+        if self.pending.is_empty() {
+            // Most pieces end at the end of a character, and their bytes become the text without a copy.
+            match String::from_utf8(bytes) {
+                Ok(text) => return text,
+                Err(error) => self.pending = error.into_bytes(),
+            }
+        } else {
+            self.pending.extend_from_slice(&bytes);
+        }
         let n_certain = n_certain(&self.pending);
         let text = String::from_utf8_lossy(&self.pending[..n_certain]).into_owned();
         self.pending.drain(..n_certain);
@@ -64,7 +72,7 @@ mod tests {
 
     fn decode(pieces: &[&[u8]]) -> (Vec<String>, String) {
         let mut utf8 = Utf8Pieces::default();
-        let texts = pieces.iter().map(|piece| utf8.feed(piece)).collect();
+        let texts = pieces.iter().map(|piece| utf8.feed(piece.to_vec())).collect();
         let tail = utf8.finish();
         (texts, tail)
     }

@@ -85,7 +85,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn add(&mut self, parts: Vec<ReplyPart>) {
+    fn add(&mut self, parts: impl IntoIterator<Item = ReplyPart>) {
         for ReplyPart { content, .. } in parts {
             self.part(content);
         }

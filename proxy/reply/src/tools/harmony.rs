@@ -102,7 +102,7 @@ struct HarmonyParser {
 }
 
 impl CallParser for HarmonyParser {
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
@@ -116,8 +116,8 @@ impl CallParser for HarmonyParser {
                     out.text(strip_role(&header));
                 }
             }
-            HarmonyState::Thought => out.thought(&rest),
-            HarmonyState::Text => out.text(&rest),
+            HarmonyState::Thought => out.thought(rest),
+            HarmonyState::Text => out.text(rest),
             HarmonyState::Arguments { .. } => {
                 self.arguments(&rest, out);
                 // The reply ends with the token that ends the call, which has no text.
@@ -153,8 +153,8 @@ impl HarmonyParser {
         }
         let (text, end) = self.pending.take_until(&ENDS);
         match self.state {
-            HarmonyState::Thought => out.thought(&text),
-            HarmonyState::Text => out.text(&text),
+            HarmonyState::Thought => out.thought(text),
+            HarmonyState::Text => out.text(text),
             HarmonyState::Arguments { .. } => self.arguments(&text, out),
             HarmonyState::Header(_) => {}
         }

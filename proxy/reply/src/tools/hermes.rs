@@ -90,13 +90,13 @@ struct HermesParser {
 }
 
 impl CallParser for HermesParser {
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
                 HermesState::Outside => {
                     let (text, tag) = self.pending.take_until(&[OPEN]);
-                    out.text(&text);
+                    out.text(text);
                     if tag.is_none() {
                         return;
                     }
@@ -126,13 +126,13 @@ impl CallParser for HermesParser {
 
     fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            HermesState::Outside => out.text(&self.pending.take()),
+            HermesState::Outside => out.text(self.pending.take()),
             HermesState::Calls(calls) => {
                 let rest = calls.finish(out);
                 if calls.is_untouched() {
                     out.text(OPEN);
                 }
-                out.text(&rest);
+                out.text(rest);
             }
             // A part of the closing tag is not text.
             HermesState::Closing => {}

@@ -71,7 +71,7 @@ struct Llama3Parser {
 }
 
 impl CallParser for Llama3Parser {
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
@@ -99,7 +99,7 @@ impl CallParser for Llama3Parser {
                         CallProgress::NotACall => {
                             let rest = calls.give_back();
                             out.text(&std::mem::take(&mut self.held));
-                            out.text(&rest);
+                            out.text(rest);
                             self.state = Llama3State::Text;
                         }
                     }
@@ -112,7 +112,7 @@ impl CallParser for Llama3Parser {
                         self.state = Llama3State::Text;
                     }
                 },
-                Llama3State::Text => out.text(&self.pending.take()),
+                Llama3State::Text => out.text(self.pending.take()),
             }
         }
     }
@@ -125,7 +125,7 @@ impl CallParser for Llama3Parser {
                 if calls.is_untouched() {
                     out.text(&std::mem::take(&mut self.held));
                 }
-                out.text(&rest);
+                out.text(rest);
             }
             Llama3State::Between | Llama3State::Text => {}
         }

@@ -126,17 +126,17 @@ struct MistralParser {
 }
 
 impl CallParser for MistralParser {
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
 
     fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            MistralState::Outside => out.text(&self.pending.take()),
+            MistralState::Outside => out.text(self.pending.take()),
             MistralState::Calls(calls) => {
                 let rest = calls.finish(out);
-                out.text(&rest);
+                out.text(rest);
             }
             MistralState::Name(name) => {
                 let name = std::mem::take(name) + &self.pending.take();
@@ -153,7 +153,7 @@ impl MistralParser {
         match &mut self.state {
             MistralState::Outside => {
                 let (text, tag) = self.pending.take_until(&[CALLS]);
-                out.text(&text);
+                out.text(text);
                 if tag.is_some() {
                     self.state = MistralState::Marked;
                 }

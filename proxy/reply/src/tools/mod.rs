@@ -28,6 +28,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{Tool, ToolUse};
 pub use form::{NoThinking, ReplyForm, present};
 pub use reader::ReplyReader;
+use smallvec::SmallVec;
 
 pub use crate::part_content::PartContent;
 
@@ -100,7 +101,7 @@ impl Calls<'_> {
 /// and arguments.
 pub trait CallParser: Send {
     /// Takes more text, and adds the final pieces to `out`.
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces);
+    fn feed(&mut self, text: String, out: &mut ParsedPieces);
 
     /// Ends the text, and adds everything held back to `out`.
     fn finish(&mut self, out: &mut ParsedPieces);
@@ -127,31 +128,31 @@ pub enum ParsedPiece {
 
 /// Pieces in order. Neighbours of the same variant are joined, and none is empty.
 #[derive(Debug, Default)]
-pub struct ParsedPieces(Vec<ParsedPiece>);
+pub struct ParsedPieces(SmallVec<[ParsedPiece; 1]>);
 
 impl ParsedPieces {
-    pub fn text(&mut self, text: &str) {
+    pub fn text(&mut self, text: impl Into<String> + AsRef<str>) {
         match self.0.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedPiece::Text(last)) => last.push_str(text),
-            _ => self.0.push(ParsedPiece::Text(text.to_owned())),
+            _ if text.as_ref().is_empty() => {}
+            Some(ParsedPiece::Text(last)) => last.push_str(text.as_ref()),
+            _ => self.0.push(ParsedPiece::Text(text.into())),
         }
     }
 
     /// Adds reasoning.
-    pub fn thought(&mut self, text: &str) {
+    pub fn thought(&mut self, text: impl Into<String> + AsRef<str>) {
         match self.0.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedPiece::Thought(last)) => last.push_str(text),
-            _ => self.0.push(ParsedPiece::Thought(text.to_owned())),
+            _ if text.as_ref().is_empty() => {}
+            Some(ParsedPiece::Thought(last)) => last.push_str(text.as_ref()),
+            _ => self.0.push(ParsedPiece::Thought(text.into())),
         }
     }
 
-    pub fn arguments(&mut self, text: &str) {
+    pub fn arguments(&mut self, text: impl Into<String> + AsRef<str>) {
         match self.0.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedPiece::Arguments(last)) => last.push_str(text),
-            _ => self.0.push(ParsedPiece::Arguments(text.to_owned())),
+            _ if text.as_ref().is_empty() => {}
+            Some(ParsedPiece::Arguments(last)) => last.push_str(text.as_ref()),
+            _ => self.0.push(ParsedPiece::Arguments(text.into())),
         }
     }
 

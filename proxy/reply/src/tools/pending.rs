@@ -15,8 +15,12 @@ pub(super) enum Front {
 }
 
 impl Pending {
-    pub(super) fn push(&mut self, text: &str) {
-        self.0.push_str(text);
+    pub(super) fn push(&mut self, text: String) {
+        if self.0.is_empty() {
+            self.0 = text;
+        } else {
+            self.0.push_str(&text);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -65,4 +69,14 @@ impl Pending {
         self.0.drain(..first.len_utf8());
         Some(first)
     }
+}
+
+/// Returns `held` and `text` up to the white space at their end, which `held` keeps.
+pub(super) fn without_end_space(held: &mut String, text: String) -> String {
+    if held.is_empty() && !text.ends_with(char::is_whitespace) {
+        return text;
+    }
+    held.push_str(&text);
+    let n_certain = held.trim_end().len();
+    held.drain(..n_certain).collect()
 }

@@ -100,14 +100,14 @@ struct QwenXmlParser {
 const CLOSE_VALUE: [&str; 2] = ["\n</parameter>", "</parameter>"];
 
 impl CallParser for QwenXmlParser {
-    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
 
     fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            QwenXmlState::Outside => out.text(&self.pending.take()),
+            QwenXmlState::Outside => out.text(self.pending.take()),
             QwenXmlState::Opened => out.text(&format!("{OPEN}{}", self.pending.take())),
             QwenXmlState::Name(name) => out.text(&format!("{FUNCTION}{name}{}", self.pending.take())),
             QwenXmlState::Text => {
@@ -129,7 +129,7 @@ impl QwenXmlParser {
         match &mut self.state {
             QwenXmlState::Outside => {
                 let (text, tag) = self.pending.take_until(&[OPEN, FUNCTION]);
-                out.text(&text);
+                out.text(text);
                 match tag {
                     None => return false,
                     Some(0) => self.state = QwenXmlState::Opened,

@@ -3,9 +3,10 @@
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
+use super::pending::without_end_space;
 use super::thought::Thought;
 use super::{CallParser, ParsedPiece, ParsedPieces};
-use crate::part_content::PartContent;
+use crate::part_content::{PartContent, PartContents};
 use crate::part_filter::{PartFilter, push_text};
 
 /// Limits on the content of a reply.
@@ -72,15 +73,15 @@ impl ReplyReader {
     }
 
     /// Takes more text.
-    pub fn feed(&mut self, text: &str) -> Vec<PartContent> {
+    pub(crate) fn feed(&mut self, text: String) -> PartContents {
         let mut pieces = ParsedPieces::default();
         let answer = match &mut self.thought {
             Some(thought) => thought.feed(text, &mut pieces),
-            None => text.to_owned(),
+            None => text,
         };
         match &mut self.calls {
-            Some(calls) => calls.feed(&answer, &mut pieces),
-            None => pieces.text(&answer),
+            Some(calls) => calls.feed(answer, &mut pieces),
+            None => pieces.text(answer),
         }
         self.parts(pieces)
     }
@@ -90,15 +91,15 @@ impl ReplyReader {
     ///
     /// A call that the model itself left open ends with the arguments so far. Parts of it may have been sent, so it
     /// cannot become text or an error, and without its end the client would wait.
-    pub fn finish(&mut self, is_cut: bool) -> Vec<PartContent> {
+    pub(crate) fn finish(&mut self, is_cut: bool) -> PartContents {
         let mut pieces = ParsedPieces::default();
         let answer = self.thought.as_mut().map(|thought| thought.finish(&mut pieces)).unwrap_or_default();
         match &mut self.calls {
             Some(calls) => {
-                calls.feed(&answer, &mut pieces);
+                calls.feed(answer, &mut pieces);
                 calls.finish(&mut pieces);
             }
-            None => pieces.text(&answer),
+            None => pieces.text(answer),
         }
         if is_cut {
             pieces.0.retain(|piece| *piece != ParsedPiece::End);
@@ -119,21 +120,21 @@ impl ReplyReader {
         if !self.filter.is_stopped() {
             let space = std::mem::take(&mut self.space);
             let is_text = self.filter.n_calls() == 0 && !self.is_in_call;
-            let mut rest = if is_text { self.filter.text(&space) } else { String::new() };
+            let mut rest = if is_text { self.filter.text(space) } else { String::new() };
             rest += &self.filter.finish();
             push_text(&mut parts, rest);
         }
         parts
     }
 
-    fn parts(&mut self, pieces: ParsedPieces) -> Vec<PartContent> {
-        let mut parts = Vec::with_capacity(pieces.0.len());
+    fn parts(&mut self, pieces: ParsedPieces) -> PartContents {
+        let mut parts = PartContents::new();
         for piece in pieces.0 {
             if self.filter.is_stopped() {
                 break;
             }
             match piece {
-                ParsedPiece::Text(text) => self.text(&text, &mut parts),
+                ParsedPiece::Text(text) => self.text(text, &mut parts),
                 ParsedPiece::Thought(text) => parts.push(PartContent::Reasoning(text)),
                 ParsedPiece::Begin(name) => {
                     self.space.clear();
@@ -156,16 +157,10 @@ impl ReplyReader {
         parts
     }
 
-    fn text(&mut self, text: &str, parts: &mut Vec<PartContent>) {
+    fn text(&mut self, text: String, parts: &mut PartContents) {
         // Hold back white space if a call may follow, because between text and a call it is markup.
-        let text = if self.calls.is_some() {
-            self.space.push_str(text);
-            let n_certain = self.space.trim_end().len();
-            self.space.drain(..n_certain).collect()
-        } else {
-            text.to_owned()
-        };
-        push_text(parts, self.filter.text(&text));
+        let text = if self.calls.is_some() { without_end_space(&mut self.space, text) } else { text };
+        push_text(parts, self.filter.text(text));
     }
 }
 

@@ -3,7 +3,7 @@
 use baton_schemas::thinking::ThinkTags;
 
 use super::ParsedPieces;
-use super::pending::{Front, Pending};
+use super::pending::{Front, Pending, without_end_space};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThoughtState {
@@ -40,7 +40,7 @@ impl Thought {
     }
 
     /// Takes more text. Returns the text of the answer.
-    pub(super) fn feed(&mut self, text: &str, out: &mut ParsedPieces) -> String {
+    pub(super) fn feed(&mut self, text: String, out: &mut ParsedPieces) -> String {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match self.state {
@@ -58,7 +58,7 @@ impl Thought {
                 }
                 ThoughtState::Inside { .. } => {
                     let (text, close) = self.pending.take_until(&[self.tags.close]);
-                    self.think(&text, out);
+                    self.think(text, out);
                     if close.is_none() {
                         break;
                     }
@@ -80,22 +80,21 @@ impl Thought {
     pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> String {
         let rest = self.pending.take();
         if self.is_inside() {
-            self.think(&rest, out);
+            self.think(rest, out);
             return String::new();
         }
         rest
     }
 
-    fn think(&mut self, text: &str, out: &mut ParsedPieces) {
+    fn think(&mut self, mut text: String, out: &mut ParsedPieces) {
         let ThoughtState::Inside { begun } = &mut self.state else { return };
-        let text = if *begun { text } else { text.trim_start() };
+        if !*begun {
+            text.drain(..text.len() - text.trim_start().len());
+        }
         if text.is_empty() {
             return;
         }
         *begun = true;
-        self.space.push_str(text);
-        let n_certain = self.space.trim_end().len();
-        out.thought(&self.space[..n_certain]);
-        self.space.drain(..n_certain);
+        out.thought(without_end_space(&mut self.space, text));
     }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_engines::upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use baton_reply::tools::PartContent;
-use baton_reply::{PartReply, ReplyPart, TokenLogprobs};
+use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
 use futures::future::BoxFuture;
@@ -168,7 +168,7 @@ fn cut_short() -> UpstreamError {
 /// The parts of one delta.
 #[derive(Default)]
 struct ChoiceStep {
-    parts: Vec<ReplyPart>,
+    parts: ReplyParts,
     /// Set once the choice is complete.
     end: Option<TextEnd>,
 }
@@ -224,7 +224,7 @@ impl ChoiceReader {
         if self.wants_no_token {
             // The upstream must be asked for one token.
             let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };
-            return ChoiceStep { parts: Vec::new(), end: Some(TextEnd { reason: FinishReason::Length, usage }) };
+            return ChoiceStep { parts: ReplyParts::new(), end: Some(TextEnd { reason: FinishReason::Length, usage }) };
         }
         let step = self.reply.finish();
         let reason = self.reply.reason(reason);

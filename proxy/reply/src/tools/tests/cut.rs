@@ -45,7 +45,7 @@ proptest! {
                 let forced = Holds { only_calls: true, ..Holds::default() };
                 let thought = tags.then(|| Thought::new(THINK, false));
                 let mut reader = ReplyReader::new(thought, Some(format.parser(&tools())), Vec::new(), forced);
-                let mut parts = reader.feed(reply);
+                let mut parts = reader.feed(reply.to_owned());
                 parts.extend(reader.finish(true));
                 let texts = parts.iter().filter(|part| matches!(part, PartContent::Text(_))).count();
                 prop_assert_eq!(texts, 0, "{}: {:?} is read as {:?}", format.name(), reply, parts);

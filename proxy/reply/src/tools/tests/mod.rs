@@ -94,7 +94,7 @@ fn read(mut reader: ReplyReader, pieces: &[&str], is_cut: bool) -> String {
     let mut parts = Vec::new();
     for piece in pieces {
         if !reader.is_stopped() {
-            parts.extend(reader.feed(piece));
+            parts.extend(reader.feed((*piece).to_owned()));
         }
     }
     if !reader.is_stopped() {
@@ -244,8 +244,8 @@ fn a_reply_that_may_hold_one_call_ends_with_it() {
         Vec::new(),
         Holds { one_call: true, ..Holds::default() },
     );
-    let parts = one.feed("<tool_call>{\"name\": \"stop\"}</tool_call><tool_call>{\"name\": \"look\"}</tool_call>");
-    assert_eq!(show(parts), "[stop({})]");
+    let calls = "<tool_call>{\"name\": \"stop\"}</tool_call><tool_call>{\"name\": \"look\"}</tool_call>";
+    assert_eq!(show(one.feed(calls.to_owned()).into_vec()), "[stop({})]");
     assert!(one.is_stopped() && one.reason(FinishReason::Stop) == FinishReason::ToolCalls);
 }
 
