@@ -1,5 +1,6 @@
 //! The parts that all server-sent event streams share: the head, and the heartbeat comment.
 
+use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// Marks a reply as an event stream that proxies must not buffer.
@@ -10,8 +11,9 @@ pub(super) fn sse_headers(headers: &mut HeaderMap) {
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
 }
 
-/// A heartbeat comment, which every SSE parser skips. It shows the queue position of a request that waits for
+/// Writes a heartbeat comment, which every SSE parser skips. It shows the queue position of a request that waits for
 /// admission.
-pub(super) fn comment(place: Option<usize>) -> String {
-    place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"))
+pub(super) fn write_comment(out: &mut BytesMut, place: Option<usize>) {
+    let comment = place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"));
+    out.extend_from_slice(comment.as_bytes());
 }

@@ -33,6 +33,7 @@ mod parse_errors;
 mod passage;
 mod reply_totals;
 mod streamed;
+mod when_woken;
 mod unread_body;
 
 use std::sync::Arc;

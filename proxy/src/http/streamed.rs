@@ -4,39 +4,46 @@
 //! gives up. After the head, heartbeats are sent during silence, and a failure becomes the last event.
 
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
 use http::{HeaderName, HeaderValue, header};
-use tokio::time::{Instant, timeout_at};
+use hyper::body::Frame;
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::HttpConfig;
 use super::errors::HttpFailure;
 use super::request_steps::{RequestStep, RequestSteps};
 use super::route_header::insert_route;
+use super::when_woken::WhenWoken;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
-/// Writes a dialect's stream.
-pub(super) trait StreamWriter: Send + 'static {
+/// The size at which a chunk leaves although more events are ready.
+const MAX_CHUNK_BYTES: usize = 16 << 10;
+
+/// Writes a dialect's stream, at the end of a buffer.
+pub(super) trait StreamWriter: Send + Unpin + 'static {
     /// The reply's `Content-Type`.
     const CONTENT_TYPE: &'static str;
 
     /// Writes a step: often one event, sometimes nothing.
-    fn write(&mut self, step: &RequestStep) -> String;
+    fn write(&mut self, out: &mut BytesMut, step: &RequestStep);
 
     /// Writes the end of a successful stream.
-    fn finish(&mut self) -> String;
+    fn finish(&mut self, out: &mut BytesMut);
 
     /// Writes the end of a failed stream. It must not look like a success.
-    fn fail(&mut self, failure: HttpFailure) -> String;
+    fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure);
 
     /// Writes text that clients skip and proxies count as traffic. `place` is the request's position in the queue while
     /// it waits for admission.
-    fn heartbeat(&self, place: Option<usize>) -> String;
+    fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>);
 }
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
@@ -49,8 +56,8 @@ pub(super) async fn respond<W: StreamWriter>(
     let patience = config.head_hold.saturating_sub(caller.body.waited());
     let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
-    let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
-    let mut response = body.into_response();
+    let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone());
+    let mut response = Body::new(body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -74,36 +81,180 @@ async fn await_first_result(steps: &mut RequestSteps, patience: Duration) -> Res
     Ok(held)
 }
 
-/// Writes the body. Dropping it drops the steps, which cancels the request.
-fn events(
-    held: Vec<RequestStep>,
-    mut steps: RequestSteps,
-    mut writer: impl StreamWriter,
+/// The body of a stream. Events that are ready at the same time leave as one chunk. Dropping the body drops the steps,
+/// which cancels the request.
+struct EventBody<W> {
+    /// `None` after the last event.
+    steps: Option<WhenWoken<RequestSteps>>,
+    writer: W,
+    /// Events that have not left. The memory of a chunk is used again after the connection has taken the chunk.
+    events: BytesMut,
     heartbeat: Duration,
+    last_sent: Instant,
+    /// Fires at the next heartbeat or earlier. Chunks do not move it, because a timer costs more than a look at the clock.
+    timer: Pin<Box<Sleep>>,
     caller: Caller,
-) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    async_stream::stream! {
-        let opening: String = held.iter().map(|step| writer.write(step)).collect();
-        // Some proxies hold back a head until the first event; a heartbeat gets it through.
-        yield Ok(if opening.is_empty() { writer.heartbeat(caller.admission.position()) } else { opening }.into());
-        let mut last_sent = Instant::now();
-        loop {
-            let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
-                Err(_silent) => writer.heartbeat(caller.admission.position()),
-                Ok(Some(Ok(step))) => writer.write(&step),
-                Ok(Some(Err(error))) => {
-                    yield Ok(writer.fail(HttpFailure::of_request(&error, &caller.request_id)).into());
-                    break;
+}
+
+impl<W: StreamWriter> EventBody<W> {
+    fn new(held: &[RequestStep], steps: RequestSteps, mut writer: W, heartbeat: Duration, caller: Caller) -> Self {
+        let mut events = BytesMut::new();
+        held.iter().for_each(|step| writer.write(&mut events, step));
+        if events.is_empty() {
+            // Some proxies hold back a head until the first event; a heartbeat gets it through.
+            writer.heartbeat(&mut events, caller.admission.position());
+        }
+        let last_sent = Instant::now();
+        let timer = Box::pin(sleep_until(last_sent + heartbeat));
+        EventBody { steps: Some(WhenWoken::new(steps)), writer, events, heartbeat, last_sent, timer, caller }
+    }
+
+    /// Writes the events that are ready.
+    fn write_ready(&mut self, context: &mut Context<'_>) {
+        while let Some(steps) = &mut self.steps
+            && self.events.len() < MAX_CHUNK_BYTES
+            && let Poll::Ready(step) = steps.poll_next_unpin(context)
+        {
+            match step {
+                Some(Ok(step)) => self.writer.write(&mut self.events, &step),
+                Some(Err(error)) => {
+                    self.steps = None;
+                    self.writer.fail(&mut self.events, HttpFailure::of_request(&error, &self.caller.request_id));
                 }
-                Ok(None) => {
-                    yield Ok(writer.finish().into());
-                    break;
+                None => {
+                    self.steps = None;
+                    self.writer.finish(&mut self.events);
                 }
-            };
-            if !events.is_empty() {
-                yield Ok(events.into());
-                last_sent = Instant::now();
             }
         }
+    }
+
+    /// Waits for the time of the next heartbeat.
+    fn poll_silence(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.timer.as_mut().poll(context));
+            let due = self.last_sent + self.heartbeat;
+            if due <= Instant::now() {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(due);
+        }
+    }
+}
+
+impl<W: StreamWriter> HttpBody for EventBody<W> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        this.write_ready(context);
+        if this.events.is_empty() {
+            if this.steps.is_none() {
+                return Poll::Ready(None);
+            }
+            ready!(this.poll_silence(context));
+            this.writer.heartbeat(&mut this.events, this.caller.admission.position());
+        }
+        this.last_sent = Instant::now();
+        Poll::Ready(Some(Ok(Frame::data(this.events.split().freeze()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream::{self, BoxStream};
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::observe::tests::caller;
+    use crate::reply_event::{EventKind, ReplyEvent};
+
+    const HEARTBEAT: Duration = Duration::from_secs(10);
+
+    /// Writes the texts as they are, `.` for the end and `!` for a heartbeat.
+    struct Plain;
+
+    impl StreamWriter for Plain {
+        const CONTENT_TYPE: &'static str = "text/plain";
+
+        fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
+            if let RequestStep::Event(ReplyEvent { kind: EventKind::Text { text, .. }, .. }) = step {
+                out.extend_from_slice(text.as_bytes());
+            }
+        }
+
+        fn finish(&mut self, out: &mut BytesMut) {
+            out.extend_from_slice(b".");
+        }
+
+        fn fail(&mut self, out: &mut BytesMut, _: HttpFailure) {
+            out.extend_from_slice(b"failed");
+        }
+
+        fn heartbeat(&self, out: &mut BytesMut, _: Option<usize>) {
+            out.extend_from_slice(b"!");
+        }
+    }
+
+    fn text(text: &str) -> RequestStep {
+        RequestStep::Event(EventKind::Text { text: text.to_owned(), tokens: Vec::new() }.of(0))
+    }
+
+    fn body(steps: BoxStream<'static, Result<RequestStep, RequestError>>) -> EventBody<Plain> {
+        EventBody::new(&[text("a")], steps, Plain, HEARTBEAT, caller())
+    }
+
+    async fn frame(body: &mut EventBody<Plain>) -> Option<Bytes> {
+        let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await?;
+        Some(frame.unwrap().into_data().unwrap())
+    }
+
+    #[tokio::test]
+    async fn events_that_are_ready_together_leave_as_one_chunk() {
+        let steps = ["b", "c", ""].map(|step| Ok(text(step)));
+        let mut ready = body(stream::iter(steps).boxed());
+        assert_eq!(frame(&mut ready).await.unwrap(), "abc.");
+        assert_eq!(frame(&mut ready).await, None);
+        let failed = stream::iter([Ok(text("b")), Err(RequestError::unavailable("gone", Duration::ZERO)), Ok(text("c"))]);
+        let mut failed = body(failed.boxed());
+        assert_eq!(frame(&mut failed).await.unwrap(), "abfailed");
+        assert_eq!(frame(&mut failed).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_chunk_is_bounded_however_much_is_ready() {
+        let long = "x".repeat(1_000);
+        let steps: Vec<_> = (0..100).map(|_| Ok(text(&long))).collect();
+        let mut body = body(stream::iter(steps).boxed());
+        let mut n_bytes = 0;
+        while let Some(chunk) = frame(&mut body).await {
+            assert!(chunk.len() < MAX_CHUNK_BYTES + long.len());
+            n_bytes += chunk.len();
+        }
+        assert_eq!(n_bytes, 100 * long.len() + 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heartbeats_fill_silence_and_nothing_else() {
+        let steps = async_stream::stream! {
+            for _ in 0..3 {
+                sleep(HEARTBEAT * 7 / 10).await;
+                yield Ok(text("b"));
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut body = body(steps.boxed());
+        let began = Instant::now();
+        let mut chunks = Vec::new();
+        for _ in 0..6 {
+            let chunk = frame(&mut body).await.unwrap();
+            chunks.push((chunk, began.elapsed().as_secs()));
+        }
+        let expected = [("a", 0), ("b", 7), ("b", 14), ("b", 21), ("!", 31), ("!", 41)];
+        assert_eq!(chunks, expected.map(|(chunk, at)| (Bytes::from_static(chunk.as_bytes()), at)));
     }
 }

@@ -1,11 +1,12 @@
 //! Anthropic's error envelope.
 
+use bytes::BytesMut;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error_code::ErrorCode;
 use crate::openai::{ErrorBody, ErrorKind};
-use crate::server_sent_event::{TypedEvent, typed_event};
+use crate::json_output::{TypedEvent, write_typed_event};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -56,8 +57,8 @@ impl AnthropicErrorReply {
     }
 
     /// Writes the error as the last event of a stream.
-    pub fn to_sse(&self) -> String {
-        typed_event(self)
+    pub fn write_event(&self, out: &mut BytesMut) {
+        write_typed_event(out, self);
     }
 }
 

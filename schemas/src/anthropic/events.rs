@@ -1,13 +1,14 @@
 //! The events of a streamed message.
 
+use bytes::BytesMut;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::reply::{Block, Counts, MessageReply, MessageUsage, SIGNATURE, Stop};
-use crate::server_sent_event::{TypedEvent, typed_event};
+use crate::json_output::{TypedEvent, write_typed_event};
 use crate::tools::ToolCallDelta;
 
-/// Writes the events of one message. Each method returns server-sent events.
+/// Writes the events of one message. Each method writes server-sent events at the end of `out`.
 #[derive(Debug, Default)]
 pub struct MessageEventWriter {
     /// The kind of the open block.
@@ -80,77 +81,81 @@ impl MessageEventWriter {
     }
 
     /// Writes the first event.
-    pub fn begun(&mut self, message: &MessageReply) -> String {
-        typed_event(&MessageEvent::MessageStart { message })
+    pub fn begun(&mut self, out: &mut BytesMut, message: &MessageReply) {
+        write_typed_event(out, &MessageEvent::MessageStart { message });
     }
 
     /// Writes more text.
-    pub fn text(&mut self, text: &str) -> String {
+    pub fn text(&mut self, out: &mut BytesMut, text: &str) {
         if text.is_empty() {
-            return String::new();
+            return;
         }
-        self.turn_to(BlockKind::Text, &Block::text(String::new())) + &self.delta(BlockDelta::Text { text })
+        if self.open != Some(BlockKind::Text) {
+            self.open(out, BlockKind::Text, &Block::text(String::new()));
+        }
+        self.delta(out, BlockDelta::Text { text });
     }
 
     /// Writes more of the model's reasoning.
-    pub fn thinking(&mut self, thinking: &str) -> String {
-        // The signature follows as a delta of its own, at the end of the block.
-        let block = Block::Thinking { thinking: String::new(), signature: "" };
-        self.turn_to(BlockKind::Thinking, &block) + &self.delta(BlockDelta::Thinking { thinking })
+    pub fn thinking(&mut self, out: &mut BytesMut, thinking: &str) {
+        if self.open != Some(BlockKind::Thinking) {
+            // The signature follows as a delta of its own, at the end of the block.
+            let block = Block::Thinking { thinking: String::new(), signature: "" };
+            self.open(out, BlockKind::Thinking, &block);
+        }
+        self.delta(out, BlockDelta::Thinking { thinking });
     }
 
     /// Writes a step of a call.
-    pub fn call(&mut self, step: &ToolCallDelta) -> String {
+    pub fn call(&mut self, out: &mut BytesMut, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
-                let block = Block::call(id.clone(), name.clone());
-                self.close() + &self.open(BlockKind::ToolUse, &block)
+                self.open(out, BlockKind::ToolUse, &Block::call(id.clone(), name.clone()));
             }
-            ToolCallDelta::Arguments { fragment, .. } => self.delta(BlockDelta::InputJson { partial_json: fragment }),
-            ToolCallDelta::End { .. } => self.close(),
+            ToolCallDelta::Arguments { fragment, .. } => {
+                self.delta(out, BlockDelta::InputJson { partial_json: fragment });
+            }
+            ToolCallDelta::End { .. } => self.close(out),
         }
     }
 
     /// Writes a ping, which clients skip: it only keeps the connection alive.
-    pub fn ping() -> String {
-        typed_event(&MessageEvent::Ping)
+    pub fn ping(out: &mut BytesMut) {
+        write_typed_event(out, &MessageEvent::Ping);
     }
 
     /// Closes the open block and ends the message.
-    pub fn ended(&mut self, stop: &Stop, usage: MessageUsage) -> String {
+    pub fn ended(&mut self, out: &mut BytesMut, stop: &Stop, usage: MessageUsage) {
         let stop_sequence = stop.sequence.as_deref();
         let delta = MessageEnd { stop_reason: stop.reason(), stop_sequence, stop_details: None, container: None };
-        self.close()
-            + &typed_event(&MessageEvent::MessageDelta { delta, usage: usage.counts() })
-            + &typed_event(&MessageEvent::MessageStop)
+        self.close(out);
+        write_typed_event(out, &MessageEvent::MessageDelta { delta, usage: usage.counts() });
+        write_typed_event(out, &MessageEvent::MessageStop);
     }
 
-    /// Continues the open block if it has this kind, else opens the block `begun`.
-    fn turn_to(&mut self, kind: BlockKind, begun: &Block) -> String {
-        if self.open == Some(kind) { String::new() } else { self.close() + &self.open(kind, begun) }
-    }
-
-    fn open(&mut self, kind: BlockKind, begun: &Block) -> String {
+    /// Closes the open block and opens the block `begun`.
+    fn open(&mut self, out: &mut BytesMut, kind: BlockKind, begun: &Block) {
+        self.close(out);
         self.open = Some(kind);
-        let ping =
-            if std::mem::replace(&mut self.has_pinged, true) { String::new() } else { MessageEventWriter::ping() };
-        typed_event(&MessageEvent::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
+        write_typed_event(out, &MessageEvent::ContentBlockStart { index: self.n_closed, content_block: begun });
+        if !std::mem::replace(&mut self.has_pinged, true) {
+            MessageEventWriter::ping(out);
+        }
     }
 
-    fn delta(&self, delta: BlockDelta<'_>) -> String {
-        typed_event(&MessageEvent::ContentBlockDelta { index: self.n_closed, delta })
+    fn delta(&self, out: &mut BytesMut, delta: BlockDelta<'_>) {
+        write_typed_event(out, &MessageEvent::ContentBlockDelta { index: self.n_closed, delta });
     }
 
     /// Closes the open block, if there is one.
-    fn close(&mut self) -> String {
-        let Some(kind) = self.open.take() else { return String::new() };
-        let signature = match kind {
-            BlockKind::Thinking => self.delta(BlockDelta::Signature { signature: SIGNATURE }),
-            BlockKind::Text | BlockKind::ToolUse => String::new(),
-        };
-        let stop = typed_event(&MessageEvent::ContentBlockStop { index: self.n_closed });
+    fn close(&mut self, out: &mut BytesMut) {
+        let Some(kind) = self.open.take() else { return };
+        match kind {
+            BlockKind::Thinking => self.delta(out, BlockDelta::Signature { signature: SIGNATURE }),
+            BlockKind::Text | BlockKind::ToolUse => {}
+        }
+        write_typed_event(out, &MessageEvent::ContentBlockStop { index: self.n_closed });
         self.n_closed += 1;
-        signature + &stop
     }
 }
 
@@ -161,7 +166,7 @@ mod tests {
     use crate::anthropic::reply::MessageContent;
     use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::FinishReason;
-    use crate::server_sent_event::checked_names;
+    use crate::json_output::checked_names;
 
     fn begun(n_completion: u32) -> MessageReply {
         MessageReply::begun("msg_1".into(), "m".into(), MessageUsage::new(9, 4, n_completion, 0))
@@ -184,30 +189,37 @@ mod tests {
     #[test]
     fn a_transcript_has_anthropics_order_and_shapes() {
         let mut writer = MessageEventWriter::default();
-        let mut transcript = writer.begun(&begun(0)) + &writer.text("Hi") + &writer.text(" \u{1F600}");
+        let mut transcript = BytesMut::new();
+        writer.begun(&mut transcript, &begun(0));
+        writer.text(&mut transcript, "Hi");
+        writer.text(&mut transcript, " \u{1F600}");
         let stop = Stop { reason: FinishReason::Stop, sequence: Some("END".into()) };
-        transcript += &writer.ended(&stop, MessageUsage::new(9, 4, 3, 0));
+        writer.ended(&mut transcript, &stop, MessageUsage::new(9, 4, 3, 0));
         assert_eq!(transcript, include_str!("golden/events.sse"));
     }
 
     #[test]
     fn thinking_text_and_calls_are_blocks_one_after_the_other() {
         let mut writer = MessageEventWriter::default();
-        let mut transcript = writer.begun(&begun(0)) + &writer.thinking("h") + &writer.thinking("m");
-        transcript += &writer.text("So");
+        let mut transcript = BytesMut::new();
+        writer.begun(&mut transcript, &begun(0));
+        writer.thinking(&mut transcript, "h");
+        writer.thinking(&mut transcript, "m");
+        writer.text(&mut transcript, "So");
         for step in calls() {
-            transcript += &writer.call(&step);
+            writer.call(&mut transcript, &step);
         }
         let stop = Stop { reason: FinishReason::ToolCalls, sequence: None };
-        transcript += &writer.ended(&stop, MessageUsage::new(9, 4, 20, 2));
+        writer.ended(&mut transcript, &stop, MessageUsage::new(9, 4, 20, 2));
         assert_eq!(transcript, include_str!("golden/calls.sse"));
     }
 
     #[test]
     fn every_event_is_named_after_its_type() {
         let error = ErrorBody::new(ErrorKind::Server, "Oh.");
-        let transcript = include_str!("golden/events.sse").to_owned() + &AnthropicErrorReply::new(500, error).to_sse();
-        let names = checked_names(&transcript);
+        let mut transcript = BytesMut::from(include_str!("golden/events.sse"));
+        AnthropicErrorReply::new(500, error).write_event(&mut transcript);
+        let names = checked_names(std::str::from_utf8(&transcript).unwrap());
         let expected = [
             "content_block_delta",
             "content_block_start",

@@ -16,10 +16,10 @@ pub struct OllamaReplyLine<'a> {
     /// The model, as the client wrote it.
     pub model: &'a str,
     /// When the line was written, in RFC 3339.
-    pub created_at: String,
+    pub created_at: &'a str,
     /// The new text; in a whole reply, all of it.
     #[serde(flatten)]
-    pub text: Text,
+    pub text: Text<'a>,
     /// Log-probabilities of the tokens in this line, if requested, in OpenAI's shape.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<TokenLogprob>,
@@ -34,40 +34,40 @@ pub struct OllamaReplyLine<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "OllamaText")]
-pub enum Text {
+pub enum Text<'a> {
     /// In `/api/chat`.
     Message {
         /// Always `assistant`.
         role: &'static str,
         /// The text; may be empty.
-        content: String,
+        content: &'a str,
         /// The model's reasoning before its answer.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        thinking: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        thinking: &'a str,
         /// Whole calls: Ollama does not stream their arguments.
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<OllamaToolCall>,
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        tool_calls: &'a [OllamaToolCall],
     },
     /// In `/api/generate`.
     #[serde(untagged)]
     Response {
         /// The text; may be empty.
-        response: String,
+        response: &'a str,
         /// The model's reasoning before its answer.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        thinking: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        thinking: &'a str,
     },
 }
 
-impl Text {
+impl<'a> Text<'a> {
     /// The text of a line of `/api/chat`.
-    pub fn message(content: String) -> Self {
-        Text::Message { role: "assistant", content, thinking: String::new(), tool_calls: Vec::new() }
+    pub fn message(content: &'a str) -> Self {
+        Text::Message { role: "assistant", content, thinking: "", tool_calls: &[] }
     }
 
     /// The text of a line of `/api/generate`.
-    pub fn response(response: String) -> Self {
-        Text::Response { response, thinking: String::new() }
+    pub fn response(response: &'a str) -> Self {
+        Text::Response { response, thinking: "" }
     }
 }
 
@@ -167,8 +167,8 @@ mod tests {
     use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::Logprobs;
 
-    fn line(text: Text) -> OllamaReplyLine<'static> {
-        let created_at = "2026-01-02T03:04:05.678901Z".to_owned();
+    fn line(text: Text<'_>) -> OllamaReplyLine<'_> {
+        let created_at = "2026-01-02T03:04:05.678901Z";
         OllamaReplyLine { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
     }
 
@@ -183,12 +183,12 @@ mod tests {
             ..Timings::default()
         };
         let end = |reason| Some(OllamaEnd::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
-        let chat = |text: &str| line(Text::message(text.into()));
-        let plain = |text: &str| line(Text::response(text.into()));
+        let chat = |text: &'static str| line(Text::message(text));
+        let plain = |text: &'static str| line(Text::response(text));
         let function =
             OllamaFunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
-        let tool_calls = vec![OllamaToolCall { id: "call_1".into(), function }];
-        let calling = Text::Message { role: "assistant", content: String::new(), thinking: "hm".into(), tool_calls };
+        let tool_calls = &[OllamaToolCall { id: "call_1".into(), function }];
+        let calling = Text::Message { role: "assistant", content: "", thinking: "hm", tool_calls };
         let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
         let lines = [
             chat("Hi"),
@@ -196,7 +196,7 @@ mod tests {
             OllamaReplyLine { done: true, end: end(FinishReason::Stop), ..chat("") },
             line(calling),
             plain("Hi"),
-            line(Text::Response { response: String::new(), thinking: "hm".into() }),
+            line(Text::Response { response: "", thinking: "hm" }),
             OllamaReplyLine { done: true, end: end(FinishReason::Length), ..plain("") },
             OllamaReplyLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Load)), ..chat("") },
             OllamaReplyLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Unload)), ..plain("") },

@@ -2,6 +2,9 @@
 //!
 //! The order of fields is part of the contract, and tests pin it. Two mistakes that break real clients cannot happen:
 //! only [`ChunkChoice::role`] puts a role into a delta, and `finish_reason` is always present.
+//!
+//! A stream serializes its [`ReplyHead`] once, as [`SharedFields`](crate::json_output::SharedFields), and then a
+//! [`ChunkStep`] for each chunk.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -40,7 +43,7 @@ impl ReplyHead {
 pub type ChatCompletion = Completion<Choice>;
 
 /// One event of a chat's stream.
-pub type ChatChunk<'a> = CompletionChunk<'a, ChunkChoice>;
+pub type ChatChunk<'a> = CompletionChunk<'a, ChunkChoice<'a>>;
 
 /// A whole reply with choices of type `C`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -146,8 +149,17 @@ pub struct CompletionChunk<'a, C> {
     /// The fields that all chunks share.
     #[serde(flatten)]
     pub head: &'a ReplyHead,
+    /// The other fields.
+    #[serde(flatten)]
+    pub step: ChunkStep<'a, C>,
+}
+
+/// The fields of a chunk that differ from chunk to chunk.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ChunkStepOf{C}")]
+pub struct ChunkStep<'a, C> {
     /// One choice, or none in the chunk with the usage. Never missing.
-    pub choices: Vec<C>,
+    pub choices: &'a [C],
     /// Only with `include_usage`: null in all chunks except the last, as in OpenAI's API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -159,11 +171,11 @@ pub struct CompletionChunk<'a, C> {
 /// A step of one choice in a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChatChunkChoice")]
-pub struct ChunkChoice {
+pub struct ChunkChoice<'a> {
     /// From 0.
     pub index: u32,
     /// The new part.
-    pub delta: ReplyDelta,
+    pub delta: ReplyDelta<'a>,
     /// Log-probabilities of the tokens in this delta, if requested.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Why the choice ended; null except in its last chunk.
@@ -174,97 +186,97 @@ pub struct ChunkChoice {
 /// The new part of a choice.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChatDelta")]
-pub struct ReplyDelta {
+pub struct ReplyDelta<'a> {
     /// `assistant`, only in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
     /// More text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub content: Option<String>,
+    pub content: Option<&'a str>,
     /// More of the model's reasoning, under DeepSeek's name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
+    pub reasoning_content: Option<&'a str>,
     /// The same under OpenRouter's name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<String>,
+    pub reasoning: Option<&'a str>,
     /// More of a call.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<ToolCallFragment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Vec<ToolCallFragment<'a>>")]
+    pub tool_calls: Option<[ToolCallFragment<'a>; 1]>,
     /// More of a function's call, for requests with `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub function_call: Option<FunctionFragment>,
+    pub function_call: Option<FunctionFragment<'a>>,
 }
 
 /// A step of a call. SDKs concatenate the strings of fragments with the same index, so only arguments come repeatedly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct ToolCallFragment {
+pub struct ToolCallFragment<'a> {
     /// The index of the call in the message, from 0.
     pub index: u32,
     /// The call's id, only in its first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
+    pub id: Option<&'a str>,
     /// `function`, only in the call's first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
     /// The new part of the function.
-    pub function: FunctionFragment,
+    pub function: FunctionFragment<'a>,
 }
 
 /// The new part of a call's function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct FunctionFragment {
+pub struct FunctionFragment<'a> {
     /// The function's name, only in the call's first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+    pub name: Option<&'a str>,
     /// More of the arguments' JSON; empty in the first fragment.
-    pub arguments: String,
+    pub arguments: &'a str,
 }
 
-impl ToolCallFragment {
+impl<'a> ToolCallFragment<'a> {
     /// Converts a step of a call. `None` for its end, which OpenAI's API does not report.
-    pub fn of(call: &ToolCallDelta) -> Option<Self> {
-        match call.clone() {
+    pub fn of(call: &'a ToolCallDelta) -> Option<Self> {
+        match call {
             ToolCallDelta::Begin { index, id, name } => {
-                let function = FunctionFragment { name: Some(name), arguments: String::new() };
-                Some(ToolCallFragment { index, id: Some(id), r#type: Some("function"), function })
+                let function = FunctionFragment { name: Some(name), arguments: "" };
+                Some(ToolCallFragment { index: *index, id: Some(id), r#type: Some("function"), function })
             }
             ToolCallDelta::Arguments { index, fragment } => {
                 let function = FunctionFragment { name: None, arguments: fragment };
-                Some(ToolCallFragment { index, function, ..ToolCallFragment::default() })
+                Some(ToolCallFragment { index: *index, function, ..ToolCallFragment::default() })
             }
             ToolCallDelta::End { .. } => None,
         }
     }
 }
 
-impl ChunkChoice {
+impl<'a> ChunkChoice<'a> {
     /// A choice's first chunk.
     pub fn role(index: u32) -> Self {
-        let delta = ReplyDelta { role: Some("assistant"), content: Some(String::new()), ..ReplyDelta::default() };
+        let delta = ReplyDelta { role: Some("assistant"), content: Some(""), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More text.
-    pub fn content(index: u32, text: String, logprobs: Option<ChoiceLogprobs>) -> Self {
+    pub fn content(index: u32, text: &'a str, logprobs: Option<ChoiceLogprobs>) -> Self {
         let delta = ReplyDelta { content: Some(text), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs, finish_reason: None }
     }
 
     /// More of the model's reasoning.
-    pub fn reasoning(index: u32, text: &str) -> Self {
-        let text = || Some(text.to_owned());
-        let delta = ReplyDelta { reasoning_content: text(), reasoning: text(), ..ReplyDelta::default() };
+    pub fn reasoning(index: u32, text: &'a str) -> Self {
+        let delta = ReplyDelta { reasoning_content: Some(text), reasoning: Some(text), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a call.
-    pub fn tool_call(index: u32, fragment: ToolCallFragment) -> Self {
-        let delta = ReplyDelta { tool_calls: vec![fragment], ..ReplyDelta::default() };
+    pub fn tool_call(index: u32, fragment: ToolCallFragment<'a>) -> Self {
+        let delta = ReplyDelta { tool_calls: Some([fragment]), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a function's call.
-    pub fn function_call(index: u32, fragment: FunctionFragment) -> Self {
+    pub fn function_call(index: u32, fragment: FunctionFragment<'a>) -> Self {
         let delta = ReplyDelta { function_call: Some(fragment), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
@@ -294,7 +306,12 @@ pub fn function_finish_reason(reason: FinishReason) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
+    use bytes::BytesMut;
+
     use super::*;
+    use crate::json_output::{SharedFields, write_event};
     use crate::openai::error::{ErrorBody, ErrorEnvelope, ErrorKind};
     use crate::openai::logprobs::TokenLogprob;
     use crate::sequence::{Logprobs, Timings};
@@ -333,9 +350,18 @@ mod tests {
     #[test]
     fn a_stream_has_openais_shape_and_order() {
         let head = head(ReplyHead::CHUNK);
-        let chunk =
-            |choice: ChunkChoice| ChatChunk { head: &head, choices: vec![choice], usage: Some(None), timings: None };
-        let fragment = |call: ToolCallDelta| chunk(ChunkChoice::tool_call(0, ToolCallFragment::of(&call).unwrap()));
+        let shared = SharedFields::of(&head);
+        let mut transcript = BytesMut::new();
+        let mut write = |step: ChunkStep<'_, ChunkChoice<'_>>| {
+            let before = transcript.len();
+            shared.write_event(&mut transcript, &step);
+            // The schema is that of the whole chunk.
+            let whole = serde_json::to_string(&ChatChunk { head: &head, step }).unwrap();
+            assert_eq!(transcript[before..], *format!("data: {whole}\n\n").as_bytes());
+        };
+        let begin = ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() };
+        let arguments = ToolCallDelta::Arguments { index: 0, fragment: "{\"a\":".into() };
+        let fragment = |call| ChunkChoice::tool_call(0, ToolCallFragment::of(call).unwrap());
         assert_eq!(ToolCallFragment::of(&ToolCallDelta::End { index: 0 }), None);
         let timings = Timings {
             queue_ms: 0.0,
@@ -345,30 +371,25 @@ mod tests {
             predicted_ms: 5.0,
             ..Timings::default()
         };
-        let last = ChatChunk {
-            head: &head,
-            choices: vec![],
-            usage: Some(Some(Usage::new(3, 1, 2))),
-            timings: Some(TimingsReport::new(1, &timings, None)),
-        };
-        let chunks = [
-            chunk(ChunkChoice::role(0)),
-            chunk(ChunkChoice::content(0, "Hi".into(), logprobs())),
-            chunk(ChunkChoice::content(0, " \u{1F600}\n".into(), None)),
-            chunk(ChunkChoice::reasoning(0, "hm")),
-            fragment(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() }),
-            fragment(ToolCallDelta::Arguments { index: 0, fragment: "{\"a\":".into() }),
-            chunk(ChunkChoice::finish(0, finish_reason(FinishReason::ToolCalls))),
-            chunk(ChunkChoice::finish(0, finish_reason(FinishReason::Length))),
-            ChatChunk { usage: None, ..chunk(ChunkChoice::finish(0, finish_reason(FinishReason::Stop))) },
-            last,
+        let steps = [
+            ChunkChoice::role(0),
+            ChunkChoice::content(0, "Hi", logprobs()),
+            ChunkChoice::content(0, " \u{1F600}\n", None),
+            ChunkChoice::reasoning(0, "hm"),
+            fragment(&begin),
+            fragment(&arguments),
+            ChunkChoice::finish(0, finish_reason(FinishReason::ToolCalls)),
+            ChunkChoice::finish(0, finish_reason(FinishReason::Length)),
         ];
-        let mut transcript = String::new();
-        for chunk in &chunks {
-            transcript += &format!("data: {}\n\n", serde_json::to_string(chunk).unwrap());
+        for choice in &steps {
+            write(ChunkStep { choices: slice::from_ref(choice), usage: Some(None), timings: None });
         }
+        let finish = ChunkChoice::finish(0, finish_reason(FinishReason::Stop));
+        write(ChunkStep { choices: &[finish], usage: None, timings: None });
+        let usage = Some(Some(Usage::new(3, 1, 2)));
+        write(ChunkStep { choices: &[], usage, timings: Some(TimingsReport::new(1, &timings, None)) });
         let error = ErrorEnvelope { error: ErrorBody::new(ErrorKind::Unavailable, "The engine stopped.") };
-        transcript += &format!("data: {}\n\n", serde_json::to_string(&error).unwrap());
+        write_event(&mut transcript, &error);
         assert_eq!(transcript, include_str!("golden/chat_chunks.sse"));
     }
 }

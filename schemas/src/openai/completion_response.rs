@@ -1,5 +1,7 @@
 //! The reply to `POST /v1/completions`: one object, or a stream of chunks of the same shape.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -10,9 +12,9 @@ use crate::sequence::{FinishReason, Logprobs};
 
 /// One choice, or a step of it in a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct TextChoice {
+pub struct TextChoice<'a> {
     /// The text; in a stream, the new part.
-    pub text: String,
+    pub text: Cow<'a, str>,
     /// From 0; the choices of the first prompt come first.
     pub index: u32,
     /// Log-probabilities, if requested.
@@ -22,16 +24,16 @@ pub struct TextChoice {
     pub finish_reason: Option<&'static str>,
 }
 
-impl TextChoice {
+impl<'a> TextChoice<'a> {
     /// A step with text.
-    pub fn text(index: u32, text: String, logprobs: Option<TextLogprobs>) -> Self {
-        TextChoice { text, index, logprobs, finish_reason: None }
+    pub fn text(index: u32, text: impl Into<Cow<'a, str>>, logprobs: Option<TextLogprobs>) -> Self {
+        TextChoice { text: text.into(), index, logprobs, finish_reason: None }
     }
 
     /// A choice's last chunk.
     pub fn finish(index: u32, reason: FinishReason) -> Self {
         let finish_reason = Some(finish_reason(reason));
-        TextChoice { text: String::new(), index, logprobs: None, finish_reason }
+        TextChoice { text: Cow::Borrowed(""), index, logprobs: None, finish_reason }
     }
 }
 
@@ -78,8 +80,11 @@ impl TextLogprobs {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+
     use super::*;
-    use crate::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
+    use crate::json_output::SharedFields;
+    use crate::openai::chat_response::{ChunkStep, Completion, ReplyHead};
     use crate::openai::usage::{TimingsReport, Usage};
     use crate::sequence::Alternative;
 
@@ -99,7 +104,7 @@ mod tests {
         let mut logprobs = TextLogprobs::default();
         let offset = logprobs.push("é".as_bytes(), &Logprobs { chosen: -0.5, top }, 4);
         logprobs.push(b"!", &Logprobs { chosen: f32::NEG_INFINITY, top: vec![] }, offset);
-        let choice = TextChoice { finish_reason: Some("stop"), ..TextChoice::text(0, "é!".into(), Some(logprobs)) };
+        let choice = TextChoice { finish_reason: Some("stop"), ..TextChoice::text(0, "é!", Some(logprobs)) };
         let usage = Usage::new(3, 1, 2);
         let reply = Completion { head: head(), choices: vec![choice], usage, timings: TimingsReport::default() };
         assert_eq!(serde_json::to_string_pretty(&reply).unwrap() + "\n", include_str!("golden/text_completion.json"));
@@ -107,20 +112,15 @@ mod tests {
 
     #[test]
     fn a_stream_has_openais_shape_and_order() {
-        let head = head();
-        let chunk =
-            |choice: TextChoice| CompletionChunk { head: &head, choices: vec![choice], usage: None, timings: None };
-        let chunks = [
-            chunk(TextChoice::text(1, "Hi\n".into(), None)),
-            chunk(TextChoice::finish(1, FinishReason::Length)),
-            CompletionChunk {
-                choices: vec![],
-                usage: Some(Some(Usage::new(3, 1, 2))),
-                ..chunk(TextChoice::finish(0, FinishReason::Stop))
-            },
-        ];
-        let lines = chunks.iter().map(|chunk| format!("data: {}\n\n", serde_json::to_string(chunk).unwrap()));
-        assert_eq!(lines.collect::<String>(), include_str!("golden/text_chunks.sse"));
+        let shared = SharedFields::of(&head());
+        let mut transcript = BytesMut::new();
+        let mut write = |choices: &[TextChoice<'_>], usage| {
+            shared.write_event(&mut transcript, &ChunkStep { choices, usage, timings: None });
+        };
+        write(&[TextChoice::text(1, "Hi\n", None)], None);
+        write(&[TextChoice::finish(1, FinishReason::Length)], None);
+        write(&[], Some(Some(Usage::new(3, 1, 2))));
+        assert_eq!(transcript, include_str!("golden/text_chunks.sse"));
     }
 
     #[test]

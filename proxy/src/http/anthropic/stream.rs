@@ -2,10 +2,11 @@
 
 use baton_schemas::anthropic::reply::Stop;
 use baton_schemas::anthropic::{AnthropicErrorReply, MessageEventWriter};
+use bytes::BytesMut;
 
 use super::head::{MessageHead, usage};
 use crate::http::HttpFailure;
-use crate::http::event_stream::comment;
+use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
@@ -32,45 +33,53 @@ impl MessageWriter {
     }
 
     /// Writes the first event. It needs the number of cached prompt tokens.
-    fn begin(&mut self) -> String {
-        if std::mem::replace(&mut self.has_begun, true) {
-            return String::new();
+    fn begin(&mut self, out: &mut BytesMut) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.events.begun(out, &self.head.begun(usage(&self.totals)));
         }
-        self.events.begun(&self.head.begun(usage(&self.totals)))
     }
 }
 
 impl StreamWriter for MessageWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &RequestStep) -> String {
+    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
         self.totals.record(step);
-        let RequestStep::Event(event) = step else { return String::new() };
+        let RequestStep::Event(event) = step else { return };
         match &event.kind {
-            EventKind::Started { .. } => self.begin(),
-            EventKind::Text { text, .. } if !text.is_empty() => self.begin() + &self.events.text(text),
-            EventKind::Reasoning { text } if self.head.shows_thinking => self.begin() + &self.events.thinking(text),
-            EventKind::ToolCall { call } => self.begin() + &self.events.call(call),
+            EventKind::Started { .. } => self.begin(out),
+            EventKind::Text { text, .. } if !text.is_empty() => {
+                self.begin(out);
+                self.events.text(out, text);
+            }
+            EventKind::Reasoning { text } if self.head.shows_thinking => {
+                self.begin(out);
+                self.events.thinking(out, text);
+            }
+            EventKind::ToolCall { call } => {
+                self.begin(out);
+                self.events.call(out, call);
+            }
             EventKind::Finished { reason, stop, .. } => {
                 self.stop = Some(Stop { reason: *reason, sequence: stop.clone() });
-                String::new()
             }
-            _ => String::new(),
+            _ => {}
         }
     }
 
     /// Writes the last events. Without a finish reason the reply has not ended, so nothing is written.
-    fn finish(&mut self) -> String {
-        let Some(stop) = self.stop.take() else { return String::new() };
-        self.begin() + &self.events.ended(&stop, usage(&self.totals))
+    fn finish(&mut self, out: &mut BytesMut) {
+        let Some(stop) = self.stop.take() else { return };
+        self.begin(out);
+        self.events.ended(out, &stop, usage(&self.totals));
     }
 
-    fn fail(&mut self, failure: HttpFailure) -> String {
-        AnthropicErrorReply::new(failure.status.as_u16(), failure.error).to_sse()
+    fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {
+        AnthropicErrorReply::new(failure.status.as_u16(), failure.error).write_event(out);
     }
 
     /// Writes a ping, or a comment before the first event: client accumulators require `message_start` to be first.
-    fn heartbeat(&self, place: Option<usize>) -> String {
-        if self.has_begun { MessageEventWriter::ping() } else { comment(place) }
+    fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>) {
+        if self.has_begun { MessageEventWriter::ping(out) } else { write_comment(out, place) }
     }
 }

@@ -1,7 +1,6 @@
 //! The answer to `/api/chat` and `/api/generate`: a stream, a whole reply, or the loading of a model.
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::GenerateRequest;
 use baton_schemas::ollama::LoadOnly;
 use baton_schemas::ollama::reply::OllamaEnd;
@@ -67,5 +66,5 @@ async fn load_or_unload(
         LoadOnly::Unload => or_drained(drain, state.backend.unload(model, caller)).await?,
     };
     outcome?;
-    Ok(Json(job.shape.last(LineContent::default(), &[], OllamaEnd::loaded(load_only))).into_response())
+    Ok(job.shape.whole(&LineContent::default(), &[], OllamaEnd::loaded(load_only)))
 }

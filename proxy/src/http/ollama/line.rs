@@ -1,7 +1,11 @@
 //! Data and helpers shared by the lines of one reply.
 
+use std::borrow::Cow;
+use std::fmt::Display;
 use std::time::Instant;
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, OllamaReplyLine, OllamaToolCall, Text};
@@ -18,16 +22,20 @@ pub(super) enum OllamaRoute {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct LineContent {
-    pub(super) text: String,
-    pub(super) thinking: String,
+pub(super) struct LineContent<'a> {
+    pub(super) text: Cow<'a, str>,
+    pub(super) thinking: Cow<'a, str>,
     /// Only in a chat: `/api/generate` has no tools.
     pub(super) calls: Vec<OllamaToolCall>,
 }
 
-impl LineContent {
-    pub(super) fn text(text: String) -> Self {
-        LineContent { text, ..LineContent::default() }
+impl<'a> LineContent<'a> {
+    pub(super) fn text(text: impl Into<Cow<'a, str>>) -> Self {
+        LineContent { text: text.into(), ..LineContent::default() }
+    }
+
+    pub(super) fn thinking(thinking: &'a str) -> Self {
+        LineContent { thinking: thinking.into(), ..LineContent::default() }
     }
 
     /// Writes a tool call. Ollama's format allows only objects as arguments, so anything else that the model wrote
@@ -48,9 +56,9 @@ impl LineContent {
     }
 
     /// Appends later content.
-    pub(super) fn append(&mut self, more: LineContent) {
-        self.text += &more.text;
-        self.thinking += &more.thinking;
+    pub(super) fn append(&mut self, more: LineContent<'_>) {
+        self.text.to_mut().push_str(&more.text);
+        self.thinking.to_mut().push_str(&more.thinking);
         self.calls.extend(more.calls);
     }
 }
@@ -66,20 +74,27 @@ pub(super) struct LineShape {
 }
 
 impl LineShape {
-    /// Writes a line that is not the last.
-    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> OllamaReplyLine<'_> {
+    /// A line that is not the last, with the time when it is written.
+    pub(super) fn line<'a>(
+        &'a self,
+        created_at: &'a str,
+        said: &'a LineContent<'_>,
+        tokens: &[TokenLogprobs],
+    ) -> OllamaReplyLine<'a> {
         let LineContent { text, thinking, calls } = said;
         let text = match self.route {
             OllamaRoute::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
             OllamaRoute::Generate => Text::Response { response: text, thinking },
         };
         let logprobs = tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
-        OllamaReplyLine { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
+        OllamaReplyLine { model: &self.model, created_at, text, logprobs, done: false, end: None }
     }
 
-    /// Writes the last or only line.
-    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: OllamaEnd) -> OllamaReplyLine<'_> {
-        OllamaReplyLine { done: true, end: Some(end), ..self.line(said, tokens) }
+    /// A whole reply.
+    pub(super) fn whole(&self, said: &LineContent<'_>, tokens: &[TokenLogprobs], end: OllamaEnd) -> Response {
+        let created_at = now().to_string();
+        let line = self.line(&created_at, said, tokens);
+        Json(OllamaReplyLine { done: true, end: Some(end), ..line }).into_response()
     }
 
     /// Ollama's word for the finish reason.
@@ -90,7 +105,7 @@ impl LineShape {
     }
 }
 
-/// The current time as RFC 3339, in UTC.
-fn now() -> String {
-    jiff::Timestamp::now().to_string()
+/// The current time. Its text is RFC 3339, in UTC.
+pub(super) fn now() -> impl Display {
+    jiff::Timestamp::now()
 }

@@ -3,11 +3,12 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use baton_schemas::json_output::write_line;
 use baton_schemas::ollama::{ModelRequest, OllamaPullProgress};
+use bytes::BytesMut;
 use http::{HeaderValue, header};
 
 use super::failure::OllamaFailure;
-use super::stream::line;
 use crate::http::body::JsonBody;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
@@ -27,6 +28,8 @@ pub(super) async fn pull(
     if !request.stream {
         return Ok(Json(success).into_response());
     }
-    let lines = line(&progress("pulling manifest")) + &line(&success);
+    let mut lines = BytesMut::new();
+    write_line(&mut lines, &progress("pulling manifest"));
+    write_line(&mut lines, &success);
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], lines).into_response())
 }

@@ -1,11 +1,16 @@
 //! Writes request steps as lines of JSON: text, then one last line with the outcome.
 
+use std::fmt::Write;
+
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
+use baton_schemas::json_output::write_line;
+use baton_schemas::ollama::reply::OllamaReplyLine;
 use baton_schemas::tools::CallCollector;
-use serde::Serialize;
+use bytes::BytesMut;
 
 use super::failure;
-use super::line::{LineContent, LineShape};
+use super::line::{LineContent, LineShape, now};
 use crate::http::HttpFailure;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
@@ -18,58 +23,69 @@ pub(super) struct LineWriter {
     totals: ReplyTotals,
     reason: Option<FinishReason>,
     calls: CallCollector,
+    /// The time of the last line. Kept for its memory.
+    created_at: String,
 }
 
 impl LineWriter {
     pub(super) fn new(shape: LineShape) -> Self {
-        LineWriter { shape, totals: ReplyTotals::new(1), reason: None, calls: CallCollector::default() }
+        let calls = CallCollector::default();
+        LineWriter { shape, totals: ReplyTotals::new(1), reason: None, calls, created_at: String::new() }
+    }
+
+    fn write_line(&mut self, out: &mut BytesMut, said: &LineContent<'_>, tokens: &[TokenLogprobs]) {
+        self.stamp();
+        write_line(out, &self.shape.line(&self.created_at, said, tokens));
+    }
+
+    fn stamp(&mut self) {
+        self.created_at.clear();
+        // Writing to a string does not fail.
+        _ = write!(self.created_at, "{}", now());
     }
 }
 
 impl StreamWriter for LineWriter {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
 
-    fn write(&mut self, step: &RequestStep) -> String {
+    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
         self.totals.record(step);
-        let RequestStep::Event(event) = step else { return String::new() };
+        let RequestStep::Event(event) = step else { return };
         match &event.kind {
-            EventKind::Text { text, tokens } => line(&self.shape.line(LineContent::text(text.clone()), tokens)),
-            EventKind::Reasoning { text } => {
-                line(&self.shape.line(LineContent { thinking: text.clone(), ..LineContent::default() }, &[]))
-            }
+            EventKind::Text { text, tokens } => self.write_line(out, &LineContent::text(text), tokens),
+            EventKind::Reasoning { text } => self.write_line(out, &LineContent::thinking(text), &[]),
             // A tool call is written as one line when it is complete.
-            EventKind::ToolCall { call } => self
-                .calls
-                .take(call)
-                .map(|call| line(&self.shape.line(LineContent::call(call), &[])))
-                .unwrap_or_default(),
+            EventKind::ToolCall { call } => {
+                if let Some(call) = self.calls.take(call) {
+                    self.write_line(out, &LineContent::call(call), &[]);
+                }
+            }
             EventKind::Finished { reason, .. } => {
                 self.reason = Some(*reason);
-                let rest = self.calls.rest();
-                rest.map(|call| line(&self.shape.line(LineContent::unfinished(&call), &[]))).unwrap_or_default()
+                if let Some(call) = self.calls.rest() {
+                    self.write_line(out, &LineContent::unfinished(&call), &[]);
+                }
             }
-            _ => String::new(),
+            _ => {}
         }
     }
 
     /// Writes the line with `done: true`. Without a finish reason the reply has not ended, so nothing is written.
-    fn finish(&mut self) -> String {
-        let Some(reason) = self.reason else { return String::new() };
-        line(&self.shape.last(LineContent::default(), &[], self.shape.end(reason, &self.totals)))
+    fn finish(&mut self, out: &mut BytesMut) {
+        let Some(reason) = self.reason else { return };
+        self.stamp();
+        let nothing = LineContent::default();
+        let end = Some(self.shape.end(reason, &self.totals));
+        let line = self.shape.line(&self.created_at, &nothing, &[]);
+        write_line(out, &OllamaReplyLine { done: true, end, ..line });
     }
 
-    fn fail(&mut self, failure: HttpFailure) -> String {
-        line(&failure::line(failure))
+    fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {
+        write_line(out, &failure::line(failure));
     }
 
     /// The heartbeat is an empty delta: clients parse every line, and some fail on an empty line.
-    fn heartbeat(&self, _place: Option<usize>) -> String {
-        line(&self.shape.line(LineContent::default(), &[]))
+    fn heartbeat(&self, out: &mut BytesMut, _place: Option<usize>) {
+        write_line(out, &self.shape.line(&now().to_string(), &LineContent::default(), &[]));
     }
-}
-
-/// Writes JSON as one line. JSON escapes line breaks, so it contains none.
-pub(super) fn line(data: &impl Serialize) -> String {
-    let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
-    format!("{json}\n")
 }

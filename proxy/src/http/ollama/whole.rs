@@ -1,7 +1,6 @@
 //! Collects a whole reply from a request's steps.
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::FinishReason;
 use baton_schemas::tools::CallCollector;
 use futures::StreamExt;
@@ -26,10 +25,10 @@ pub(super) async fn collect(mut steps: RequestSteps, shape: LineShape) -> Result
         let RequestStep::Event(event) = step else { continue };
         match event.kind {
             EventKind::Text { text, tokens: more } => {
-                content.text.push_str(&text);
+                content.text.to_mut().push_str(&text);
                 tokens.extend(more);
             }
-            EventKind::Reasoning { text } => content.thinking.push_str(&text),
+            EventKind::Reasoning { text } => content.thinking.to_mut().push_str(&text),
             EventKind::ToolCall { call } => {
                 content.append(calls.take(&call).map(LineContent::call).unwrap_or_default());
             }
@@ -41,7 +40,7 @@ pub(super) async fn collect(mut steps: RequestSteps, shape: LineShape) -> Result
             _ => {}
         }
     }
-    let mut response = Json(shape.last(content, &tokens, shape.end(end, &totals))).into_response();
+    let mut response = shape.whole(&content, &tokens, shape.end(end, &totals));
     insert_route(response.headers_mut(), &totals.route);
     Ok(response)
 }

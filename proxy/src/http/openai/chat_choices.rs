@@ -43,7 +43,7 @@ impl ChatChoices {
 
 impl Choices for ChatChoices {
     type Whole = Choice;
-    type Delta = ChunkChoice;
+    type Delta<'a> = ChunkChoice<'a>;
 
     fn unfinished(&self, index: u32) -> Choice {
         let logprobs = self.logprobs.then(ChoiceLogprobs::default);
@@ -88,19 +88,19 @@ impl Choices for ChatChoices {
         }
     }
 
-    fn opening(&mut self, index: u32) -> Option<ChunkChoice> {
+    fn opening(&self, index: u32) -> Option<ChunkChoice<'_>> {
         Some(ChunkChoice::role(index))
     }
 
-    fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> ChunkChoice {
-        ChunkChoice::content(index, text.to_owned(), self.logprobs_of(tokens))
+    fn delta<'a>(&mut self, index: u32, text: &'a str, tokens: &[TokenLogprobs]) -> ChunkChoice<'a> {
+        ChunkChoice::content(index, text, self.logprobs_of(tokens))
     }
 
-    fn reasoning(&mut self, index: u32, text: &str) -> Option<ChunkChoice> {
+    fn reasoning<'a>(&self, index: u32, text: &'a str) -> Option<ChunkChoice<'a>> {
         Some(ChunkChoice::reasoning(index, text))
     }
 
-    fn call(&mut self, index: u32, call: &ToolCallDelta) -> Option<ChunkChoice> {
+    fn call<'a>(&self, index: u32, call: &'a ToolCallDelta) -> Option<ChunkChoice<'a>> {
         let fragment = ToolCallFragment::of(call)?;
         Some(match self.has_functions {
             true => ChunkChoice::function_call(index, fragment.function),
@@ -108,7 +108,7 @@ impl Choices for ChatChoices {
         })
     }
 
-    fn finish(&self, index: u32, reason: FinishReason) -> ChunkChoice {
+    fn finish(&self, index: u32, reason: FinishReason) -> ChunkChoice<'static> {
         ChunkChoice::finish(index, self.finish_reason(reason))
     }
 }

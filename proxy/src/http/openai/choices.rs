@@ -6,11 +6,11 @@ use baton_schemas::tools::ToolCallDelta;
 use serde::Serialize;
 
 /// Writes the choices of one reply. It may keep state for each choice.
-pub(super) trait Choices: Send + 'static {
+pub(super) trait Choices: Send + Unpin + 'static {
     /// A choice of a whole reply.
     type Whole: Serialize + Send;
     /// A chunk of a choice, in a stream.
-    type Delta: Serialize;
+    type Delta<'a>: Serialize;
 
     /// Creates a choice without text.
     fn unfinished(&self, index: u32) -> Self::Whole;
@@ -27,21 +27,21 @@ pub(super) trait Choices: Send + 'static {
     fn end(&self, whole: &mut Self::Whole, reason: FinishReason);
 
     /// The first chunk of a choice's stream, if it has one.
-    fn opening(&mut self, index: u32) -> Option<Self::Delta>;
+    fn opening(&self, index: u32) -> Option<Self::Delta<'_>>;
 
     /// A chunk with text, like [`Choices::append`].
-    fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> Self::Delta;
+    fn delta<'a>(&mut self, index: u32, text: &'a str, tokens: &[TokenLogprobs]) -> Self::Delta<'a>;
 
     /// A chunk with reasoning, like [`Choices::append_reasoning`].
-    fn reasoning(&mut self, _index: u32, _text: &str) -> Option<Self::Delta> {
+    fn reasoning<'a>(&self, _index: u32, _text: &'a str) -> Option<Self::Delta<'a>> {
         None
     }
 
     /// A chunk with a step of a tool call, like [`Choices::append_call`].
-    fn call(&mut self, _index: u32, _call: &ToolCallDelta) -> Option<Self::Delta> {
+    fn call<'a>(&self, _index: u32, _call: &'a ToolCallDelta) -> Option<Self::Delta<'a>> {
         None
     }
 
     /// The last chunk of a choice.
-    fn finish(&self, index: u32, reason: FinishReason) -> Self::Delta;
+    fn finish(&self, index: u32, reason: FinishReason) -> Self::Delta<'static>;
 }

@@ -25,8 +25,8 @@ use crate::request::caller::Caller;
 pub(super) fn operation() -> Operation {
     Operation::new("Continue texts")
         .takes::<CompletionBody>()
-        .replies::<Completion<TextChoice>>()
-        .streams_marked(|generator| generator.subschema_for::<CompletionChunk<'_, TextChoice>>())
+        .replies::<Completion<TextChoice<'static>>>()
+        .streams_marked(|generator| generator.subschema_for::<CompletionChunk<'_, TextChoice<'_>>>())
         .planned()
 }
 
@@ -76,7 +76,7 @@ async fn answer(
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
     echoed.shrink_to(n_echoed);
-    let steps = Box::pin(steps.inspect(move |_| _ = &echoed));
+    let steps = if n_echoed == 0 { steps } else { Box::pin(steps.inspect(move |_| _ = &echoed)) };
     reply(steps, shape, choices, &state.config, caller).await
 }
 

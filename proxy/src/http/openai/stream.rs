@@ -1,15 +1,18 @@
 //! Writes request steps as chunk events, in the order that clients rely on: first the opening of every choice, by index
 //! (an SDK helper indexes its list by it), then text, one end per choice, the usage if requested, `[DONE]`.
 
+use std::slice;
+
+use baton_schemas::json_output::{SharedFields, write_event};
 use baton_schemas::openai::ErrorEnvelope;
-use baton_schemas::openai::chat_response::CompletionChunk;
-use baton_schemas::openai::usage::{TimingsReport, Usage};
-use serde::Serialize;
+use baton_schemas::openai::chat_response::ChunkStep;
+use baton_schemas::openai::usage::TimingsReport;
+use bytes::BytesMut;
 
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::http::HttpFailure;
-use crate::http::event_stream::comment;
+use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
@@ -18,6 +21,7 @@ use crate::reply_event::{EventKind, ReplyEvent};
 /// Writes the stream of one reply.
 pub(super) struct ChunkWriter<C> {
     shape: ReplyShape,
+    head: SharedFields,
     choices: C,
     totals: ReplyTotals,
     is_open: bool,
@@ -26,97 +30,79 @@ pub(super) struct ChunkWriter<C> {
 
 impl<C: Choices> ChunkWriter<C> {
     pub(super) fn new(shape: ReplyShape, choices: C) -> Self {
+        let head = SharedFields::of(&shape.head);
         let totals = ReplyTotals::new(shape.choices_per_prompt);
         let n_unfinished = shape.n_choices;
-        ChunkWriter { shape, choices, totals, is_open: false, n_unfinished }
+        ChunkWriter { shape, head, choices, totals, is_open: false, n_unfinished }
     }
 
-    fn write_openings(&mut self, out: &mut String) {
+    fn write_openings(&mut self, out: &mut BytesMut) {
         if !std::mem::replace(&mut self.is_open, true) {
             for index in 0..self.shape.n_choices {
-                if let Some(opening) = self.choices.opening(index) {
-                    self.write_choice(out, opening, None);
-                }
+                self.write_choice(out, self.choices.opening(index), None);
             }
         }
     }
 
-    fn write_optional(&self, out: &mut String, choice: Option<C::Delta>) {
+    fn write_choice(&self, out: &mut BytesMut, choice: Option<C::Delta<'_>>, timings: Option<TimingsReport>) {
         if let Some(choice) = choice {
-            self.write_choice(out, choice, None);
+            let usage = self.shape.include_usage.then_some(None);
+            self.head.write_event(out, &ChunkStep { choices: slice::from_ref(&choice), usage, timings });
         }
-    }
-
-    fn write_choice(&self, out: &mut String, choice: C::Delta, timings: Option<TimingsReport>) {
-        *out += &self.chunk(vec![choice], None, timings);
-    }
-
-    fn chunk(&self, choices: Vec<C::Delta>, usage: Option<Usage>, timings: Option<TimingsReport>) -> String {
-        let usage = self.shape.include_usage.then_some(usage);
-        event(&CompletionChunk { head: &self.shape.head, choices, usage, timings })
     }
 }
 
 impl<C: Choices> StreamWriter for ChunkWriter<C> {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &RequestStep) -> String {
+    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
         self.totals.record(step);
-        let mut out = String::new();
-        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { return out };
+        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { return };
         match kind {
             EventKind::Text { text, tokens } => {
-                self.write_openings(&mut out);
+                self.write_openings(out);
                 if !text.is_empty() || !tokens.is_empty() {
                     let delta = self.choices.delta(*choice, text, tokens);
-                    self.write_choice(&mut out, delta, None);
+                    self.write_choice(out, Some(delta), None);
                 }
             }
             EventKind::Reasoning { text } => {
-                self.write_openings(&mut out);
-                let delta = self.choices.reasoning(*choice, text);
-                self.write_optional(&mut out, delta);
+                self.write_openings(out);
+                self.write_choice(out, self.choices.reasoning(*choice, text), None);
             }
             EventKind::ToolCall { call } => {
-                self.write_openings(&mut out);
-                let delta = self.choices.call(*choice, call);
-                self.write_optional(&mut out, delta);
+                self.write_openings(out);
+                self.write_choice(out, self.choices.call(*choice, call), None);
             }
             EventKind::Finished { reason, .. } => {
-                self.write_openings(&mut out);
+                self.write_openings(out);
                 self.n_unfinished = self.n_unfinished.saturating_sub(1);
                 let is_last_chunk = self.n_unfinished == 0 && !self.shape.include_usage;
                 let timings = is_last_chunk.then(|| timings(&self.totals));
-                self.write_choice(&mut out, self.choices.finish(*choice, *reason), timings);
+                self.write_choice(out, Some(self.choices.finish(*choice, *reason)), timings);
             }
             _ => {}
         }
-        out
     }
 
-    fn finish(&mut self) -> String {
-        let mut out = String::new();
+    fn finish(&mut self, out: &mut BytesMut) {
         if self.shape.include_usage {
-            out += &self.chunk(Vec::new(), Some(usage(&self.totals)), Some(timings(&self.totals)));
+            let choices: &[C::Delta<'_>] = &[];
+            let (usage, timings) = (usage(&self.totals), timings(&self.totals));
+            self.head.write_event(out, &ChunkStep { choices, usage: Some(Some(usage)), timings: Some(timings) });
         }
-        out + "data: [DONE]\n\n"
+        out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
     /// Writes no `[DONE]`: a client that only looks for it must not take a failure for a success.
-    fn fail(&mut self, failure: HttpFailure) -> String {
-        event(&ErrorEnvelope { error: failure.error })
+    fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {
+        write_event(out, &ErrorEnvelope { error: failure.error });
     }
 
     /// The heartbeat is a comment, which every SSE parser skips.
-    fn heartbeat(&self, place: Option<usize>) -> String {
-        comment(place)
+    fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>) {
+        write_comment(out, place);
     }
-}
-
-/// Writes JSON as one event. JSON escapes line breaks, so it contains none.
-fn event(data: &impl Serialize) -> String {
-    let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
-    format!("data: {json}\n\n")
 }
 
 #[cfg(test)]
@@ -153,8 +139,10 @@ mod tests {
         };
         let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage, stream: true };
         let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false, has_functions: false });
-        let mut stream: String = steps.iter().map(|step| writer.write(step)).collect();
-        stream += &writer.finish();
+        let mut stream = BytesMut::new();
+        steps.iter().for_each(|step| writer.write(&mut stream, step));
+        writer.finish(&mut stream);
+        let stream = String::from_utf8(stream.into()).unwrap();
         let events: Vec<String> = stream.split_terminator("\n\n").map(summary).collect();
         assert_eq!(events.join(" "), expected);
     }
@@ -206,7 +194,9 @@ mod tests {
             let shape = ReplyShape { head, n_choices: 2, choices_per_prompt: 1, include_usage: false, stream: true };
             let mut writer = ChunkWriter::new(shape, TextChoices::new(2, 1, false, echoes));
             let steps = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
-            let stream: String = steps.iter().map(|step| writer.write(step)).collect();
+            let mut stream = BytesMut::new();
+            steps.iter().for_each(|step| writer.write(&mut stream, step));
+            let stream = String::from_utf8(stream.into()).unwrap();
             let chunks = stream.split_terminator("\n\n").map(|event| {
                 let choice = serde_json::from_str::<Value>(&event["data: ".len()..]).unwrap()["choices"][0].clone();
                 format!("{}{}", choice["index"], choice["finish_reason"].as_str().or(choice["text"].as_str()).unwrap())

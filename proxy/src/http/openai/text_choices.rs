@@ -40,35 +40,35 @@ impl TextChoices {
 }
 
 impl Choices for TextChoices {
-    type Whole = TextChoice;
-    type Delta = TextChoice;
+    type Whole = TextChoice<'static>;
+    type Delta<'a> = TextChoice<'a>;
 
-    fn unfinished(&self, index: u32) -> TextChoice {
+    fn unfinished(&self, index: u32) -> TextChoice<'static> {
         let echo = self.echo(index).cloned().unwrap_or_default();
         TextChoice::text(index, echo, self.logprobs.then(TextLogprobs::default))
     }
 
-    fn append(&mut self, whole: &mut TextChoice, text: &str, tokens: &[TokenLogprobs]) {
-        whole.text.push_str(text);
+    fn append(&mut self, whole: &mut TextChoice<'static>, text: &str, tokens: &[TokenLogprobs]) {
+        whole.text.to_mut().push_str(text);
         if let (Some(all), Some(new)) = (&mut whole.logprobs, self.logprobs_of(whole.index, tokens)) {
             all.extend(new);
         }
     }
 
-    fn end(&self, whole: &mut TextChoice, reason: FinishReason) {
+    fn end(&self, whole: &mut TextChoice<'static>, reason: FinishReason) {
         whole.finish_reason = Some(finish_reason(reason));
     }
 
-    fn opening(&mut self, index: u32) -> Option<TextChoice> {
-        self.echo(index).map(|echo| TextChoice::text(index, echo.clone(), None))
+    fn opening(&self, index: u32) -> Option<TextChoice<'_>> {
+        self.echo(index).map(|echo| TextChoice::text(index, echo, None))
     }
 
-    fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> TextChoice {
+    fn delta<'a>(&mut self, index: u32, text: &'a str, tokens: &[TokenLogprobs]) -> TextChoice<'a> {
         let logprobs = self.logprobs_of(index, tokens);
-        TextChoice::text(index, text.to_owned(), logprobs)
+        TextChoice::text(index, text, logprobs)
     }
 
-    fn finish(&self, index: u32, reason: FinishReason) -> TextChoice {
+    fn finish(&self, index: u32, reason: FinishReason) -> TextChoice<'static> {
         TextChoice::finish(index, reason)
     }
 }

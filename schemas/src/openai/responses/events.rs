@@ -1,23 +1,30 @@
 //! The events of a streamed response. Each has a sequence number.
 
+use bytes::BytesMut;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::output::{Output, OutputItem, OutputKind, OutputPart, OutputStatus, last_status};
 use super::response::{Response, ResponseEnd, ResponseFailure, ResponseHead, ResponseUsage};
+use crate::json_output::{TypedEvent, write_typed_event};
 use crate::openai::logprobs::TokenLogprob;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
-use crate::server_sent_event::{TypedEvent, typed_event};
 use crate::tools::ToolCallDelta;
 
-/// Writes the events of one response. Each method returns server-sent events.
+/// Writes the events of one response. Each method writes server-sent events at the end of `out`.
 ///
 /// The first part of an item opens it; the first part of another item closes it.
 #[derive(Debug)]
 pub struct ResponseEventWriter {
     head: ResponseHead,
     output: Output,
+    numbers: EventNumbers,
+}
+
+/// Numbers the events.
+#[derive(Debug, Default)]
+struct EventNumbers {
     n_written: u64,
 }
 
@@ -107,7 +114,7 @@ impl ResponseEventWriter {
     /// Creates a writer for the response with this head.
     pub fn new(head: ResponseHead) -> Self {
         let output = head.no_output();
-        ResponseEventWriter { head, output, n_written: 0 }
+        ResponseEventWriter { head, output, numbers: EventNumbers::default() }
     }
 
     /// Sets the sampling that is in effect. Call it before any event is written.
@@ -116,138 +123,135 @@ impl ResponseEventWriter {
     }
 
     /// Writes the first two events.
-    pub fn created(&mut self) -> String {
+    pub fn created(&mut self, out: &mut BytesMut) {
         let response = self.head.in_progress();
-        self.write(&ResponseEvent::Created { response: &response })
-            + &self.write(&ResponseEvent::InProgress { response: &response })
+        self.numbers.write(out, &ResponseEvent::Created { response: &response });
+        self.numbers.write(out, &ResponseEvent::InProgress { response: &response });
     }
 
     /// Writes more text, with the log-probabilities of its tokens if requested.
-    pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) -> String {
-        if delta.is_empty() && (logprobs.is_empty() || !self.output.is_in(OutputKind::Message)) {
-            return String::new();
-        }
+    pub fn text(&mut self, out: &mut BytesMut, delta: &str, logprobs: &[TokenLogprob]) {
         let is_new = !self.output.is_in(OutputKind::Message);
-        let closing = if is_new { self.close(OutputStatus::Completed) } else { String::new() };
+        if delta.is_empty() && (logprobs.is_empty() || is_new) {
+            return;
+        }
+        if is_new {
+            self.close(out, OutputStatus::Completed);
+        }
         self.output.text(delta, logprobs);
-        let opening = if is_new { self.opened() } else { String::new() };
-        let (output_index, item_id) = self.place();
-        closing
-            + &opening
-            + &self.write(&ResponseEvent::TextDelta {
-                item_id: &item_id,
-                output_index,
-                content_index: 0,
-                delta,
-                logprobs,
-            })
+        if is_new {
+            self.opened(out);
+        }
+        let (output_index, item_id) = self.output.place();
+        let event = ResponseEvent::TextDelta { item_id, output_index, content_index: 0, delta, logprobs };
+        self.numbers.write(out, &event);
     }
 
     /// Writes more of the model's reasoning.
-    pub fn reasoning(&mut self, delta: &str) -> String {
+    pub fn reasoning(&mut self, out: &mut BytesMut, delta: &str) {
         let is_new = !self.output.is_in(OutputKind::Reasoning);
-        let closing = if is_new { self.close(OutputStatus::Completed) } else { String::new() };
+        if is_new {
+            self.close(out, OutputStatus::Completed);
+        }
         self.output.reasoning(delta);
-        let opening = if is_new { self.opened() } else { String::new() };
-        let (output_index, item_id) = self.place();
-        let event = ResponseEvent::ReasoningDelta { item_id: &item_id, output_index, content_index: 0, delta };
-        closing + &opening + &self.write(&event)
+        if is_new {
+            self.opened(out);
+        }
+        let (output_index, item_id) = self.output.place();
+        let event = ResponseEvent::ReasoningDelta { item_id, output_index, content_index: 0, delta };
+        self.numbers.write(out, &event);
     }
 
     /// Writes a step of a call.
-    pub fn call(&mut self, step: &ToolCallDelta) -> String {
+    pub fn call(&mut self, out: &mut BytesMut, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { .. } => {
-                let closing = self.close(OutputStatus::Completed);
+                self.close(out, OutputStatus::Completed);
                 self.output.call(step);
-                closing + &self.opened()
+                self.opened(out);
             }
             ToolCallDelta::Arguments { fragment, .. } => {
                 self.output.call(step);
-                let (output_index, item_id) = self.place();
-                self.write(&ResponseEvent::ArgumentsDelta { item_id: &item_id, output_index, delta: fragment })
+                let (output_index, item_id) = self.output.place();
+                self.numbers.write(out, &ResponseEvent::ArgumentsDelta { item_id, output_index, delta: fragment });
             }
-            ToolCallDelta::End { .. } => self.close(OutputStatus::Completed),
+            ToolCallDelta::End { .. } => self.close(out, OutputStatus::Completed),
         }
     }
 
     /// Closes the open item and ends the response.
-    pub fn finished(&mut self, end: ResponseEnd, usage: ResponseUsage) -> String {
-        let mut events = String::new();
+    pub fn finished(&mut self, out: &mut BytesMut, end: ResponseEnd, usage: ResponseUsage) {
         if self.output.items().is_empty() {
             self.output.open_message();
-            events += &self.opened();
+            self.opened(out);
         }
-        events += &self.close(last_status(end.reason));
+        self.close(out, last_status(end.reason));
         let response = &self.head.finished(end, self.output.items().to_vec(), usage);
-        events
-            + &match end.reason {
-                FinishReason::Stop | FinishReason::ToolCalls => self.write(&ResponseEvent::Completed { response }),
-                FinishReason::Length => self.write(&ResponseEvent::Incomplete { response }),
-            }
+        let event = match end.reason {
+            FinishReason::Stop | FinishReason::ToolCalls => ResponseEvent::Completed { response },
+            FinishReason::Length => ResponseEvent::Incomplete { response },
+        };
+        self.numbers.write(out, &event);
     }
 
     /// Ends a response that failed.
-    pub fn failed(&mut self, failure: ResponseFailure) -> String {
+    pub fn failed(&mut self, out: &mut BytesMut, failure: ResponseFailure) {
         let response = self.head.failed(failure);
-        self.write(&ResponseEvent::Failed { response: &response })
+        self.numbers.write(out, &ResponseEvent::Failed { response: &response });
     }
 
     /// Writes the events that open the last item.
-    fn opened(&mut self) -> String {
-        let Some(item) = self.output.items().last().map(OutputItem::begun) else { return String::new() };
-        let (output_index, item_id) = self.place();
-        let added = self.write(&ResponseEvent::ItemAdded { output_index, item: &item });
+    fn opened(&mut self, out: &mut BytesMut) {
+        let Some(item) = self.output.items().last().map(OutputItem::begun) else { return };
+        let (output_index, item_id) = self.output.place();
+        self.numbers.write(out, &ResponseEvent::ItemAdded { output_index, item: &item });
         let part = match item {
             OutputItem::Reasoning { .. } => OutputKind::Reasoning.empty_part(),
             OutputItem::Message { .. } => OutputKind::Message.empty_part(),
-            OutputItem::FunctionCall { .. } => return added,
+            OutputItem::FunctionCall { .. } => return,
         };
-        added
-            + &self.write(&ResponseEvent::PartAdded { item_id: &item_id, output_index, content_index: 0, part: &part })
+        let event = ResponseEvent::PartAdded { item_id, output_index, content_index: 0, part: &part };
+        self.numbers.write(out, &event);
     }
 
     /// Closes the open item, if there is one.
-    fn close(&mut self, status: OutputStatus) -> String {
+    fn close(&mut self, out: &mut BytesMut, status: OutputStatus) {
         if !self.output.is_open() {
-            return String::new();
+            return;
         }
         self.output.close(status);
-        let Some(item) = self.output.items().last().cloned() else { return String::new() };
-        let (output_index, item_id) = self.place();
-        let item_id = &*item_id;
-        let mut events = String::new();
-        match &item {
+        let Some(item) = self.output.items().last() else { return };
+        let (output_index, item_id) = self.output.place();
+        match item {
             OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. } => {
                 for (content_index, part) in content.iter().enumerate() {
-                    events += &self.write(&match part {
+                    let done = match part {
                         OutputPart::OutputText { text, logprobs, .. } => {
                             ResponseEvent::TextDone { item_id, output_index, content_index, text, logprobs }
                         }
                         OutputPart::ReasoningText { text } => {
                             ResponseEvent::ReasoningDone { item_id, output_index, content_index, text }
                         }
-                    });
-                    events += &self.write(&ResponseEvent::PartDone { item_id, output_index, content_index, part });
+                    };
+                    self.numbers.write(out, &done);
+                    let done = ResponseEvent::PartDone { item_id, output_index, content_index, part };
+                    self.numbers.write(out, &done);
                 }
             }
             OutputItem::FunctionCall { name, arguments, .. } => {
-                events += &self.write(&ResponseEvent::ArgumentsDone { item_id, output_index, name, arguments });
+                let done = ResponseEvent::ArgumentsDone { item_id, output_index, name, arguments };
+                self.numbers.write(out, &done);
             }
         }
-        events + &self.write(&ResponseEvent::ItemDone { output_index, item: &item })
+        self.numbers.write(out, &ResponseEvent::ItemDone { output_index, item });
     }
+}
 
-    /// Returns the index and the id of the last item.
-    fn place(&self) -> (usize, String) {
-        let items = self.output.items();
-        (items.len().saturating_sub(1), items.last().map(|item| item.id().to_owned()).unwrap_or_default())
-    }
-
-    fn write(&mut self, event: &ResponseEvent<'_>) -> String {
-        let written = typed_event(&Numbered { event, sequence_number: self.n_written });
+impl EventNumbers {
+    /// Writes an event with the next number.
+    fn write(&mut self, out: &mut BytesMut, event: &ResponseEvent<'_>) {
+        write_typed_event(out, &Numbered { event, sequence_number: self.n_written });
         self.n_written += 1;
-        written
     }
 }
 
@@ -256,9 +260,9 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
+    use crate::json_output::checked_names;
     use crate::openai::responses::Echo;
     use crate::sequence::Logprobs;
-    use crate::server_sent_event::checked_names;
 
     fn head() -> ResponseHead {
         let echo = Echo {
@@ -287,14 +291,15 @@ mod tests {
     fn a_transcript_has_openais_order_and_shapes() {
         let mut writer = ResponseEventWriter::new(head());
         let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
-        let mut transcript = writer.created() + &writer.text("Hi", &[logprob]);
-        transcript += &writer.text(" \u{1F600}", &[]);
-        transcript +=
-            &writer.finished(ResponseEnd { reason: FinishReason::Length, at: 2 }, ResponseUsage::new(9, 4, 2, 0));
+        let out = &mut BytesMut::new();
+        writer.created(out);
+        writer.text(out, "Hi", &[logprob]);
+        writer.text(out, " \u{1F600}", &[]);
+        writer.finished(out, ResponseEnd { reason: FinishReason::Length, at: 2 }, ResponseUsage::new(9, 4, 2, 0));
         let mut writer = ResponseEventWriter::new(head());
-        transcript += &writer.created();
-        transcript += &writer.failed(ResponseFailure { code: "server_error", message: "The engine stopped.".into() });
-        assert_eq!(transcript, include_str!("../golden/response_events.sse"));
+        writer.created(out);
+        writer.failed(out, ResponseFailure { code: "server_error", message: "The engine stopped.".into() });
+        assert_eq!(out, include_str!("../golden/response_events.sse"));
     }
 
     #[test]
@@ -302,8 +307,11 @@ mod tests {
         let mut writer = ResponseEventWriter::new(head());
         let begin = |index, id: &str| ToolCallDelta::Begin { index, id: id.into(), name: "f".into() };
         let arguments = |index, fragment: &str| ToolCallDelta::Arguments { index, fragment: fragment.into() };
-        let mut transcript =
-            writer.created() + &writer.reasoning("h") + &writer.reasoning("m") + &writer.text("So", &[]);
+        let out = &mut BytesMut::new();
+        writer.created(out);
+        writer.reasoning(out, "h");
+        writer.reasoning(out, "m");
+        writer.text(out, "So", &[]);
         for step in [
             begin(0, "call_1"),
             arguments(0, "{\"a\":"),
@@ -313,11 +321,10 @@ mod tests {
             arguments(1, "{}"),
             ToolCallDelta::End { index: 1 },
         ] {
-            transcript += &writer.call(&step);
+            writer.call(out, &step);
         }
-        transcript +=
-            &writer.finished(ResponseEnd { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
-        assert_eq!(transcript, include_str!("../golden/response_calls.sse"));
+        writer.finished(out, ResponseEnd { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
+        assert_eq!(out, include_str!("../golden/response_calls.sse"));
     }
 
     #[test]

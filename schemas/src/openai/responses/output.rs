@@ -196,6 +196,11 @@ impl Output {
         }
     }
 
+    /// Returns the index and the id of the last item.
+    pub(super) fn place(&self) -> (usize, &str) {
+        (self.items.len().saturating_sub(1), self.items.last().map(OutputItem::id).unwrap_or_default())
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.is_open
     }

@@ -3,10 +3,11 @@
 use baton_schemas::FinishReason;
 use baton_schemas::openai::responses::response::{ResponseEnd, ResponseFailure};
 use baton_schemas::openai::responses::{ResponseEventWriter, ResponseHead};
+use bytes::BytesMut;
 
 use super::parts::{logprobs, now, usage};
 use crate::http::HttpFailure;
-use crate::http::event_stream::comment;
+use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
@@ -31,48 +32,48 @@ impl ResponseWriter {
     }
 
     /// Writes the first events, once.
-    fn create(&mut self) -> String {
-        if std::mem::replace(&mut self.is_created, true) { String::new() } else { self.events.created() }
+    fn create(&mut self, out: &mut BytesMut) {
+        if !std::mem::replace(&mut self.is_created, true) {
+            self.events.created(out);
+        }
     }
 }
 
 impl StreamWriter for ResponseWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &RequestStep) -> String {
+    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
         self.totals.record(step);
         if let RequestStep::Accepted { sampling, .. } = step {
             self.events.samples_with(sampling);
         }
-        let created = self.create();
-        let RequestStep::Event(event) = step else { return created };
-        let written = match &event.kind {
-            EventKind::Text { text, tokens } => self.events.text(text, &logprobs(tokens)),
-            EventKind::Reasoning { text } => self.events.reasoning(text),
-            EventKind::ToolCall { call } => self.events.call(call),
-            EventKind::Finished { reason, .. } => {
-                self.reason = Some(*reason);
-                String::new()
-            }
-            _ => String::new(),
-        };
-        created + &written
+        self.create(out);
+        let RequestStep::Event(event) = step else { return };
+        match &event.kind {
+            EventKind::Text { text, tokens } => self.events.text(out, text, &logprobs(tokens)),
+            EventKind::Reasoning { text } => self.events.reasoning(out, text),
+            EventKind::ToolCall { call } => self.events.call(out, call),
+            EventKind::Finished { reason, .. } => self.reason = Some(*reason),
+            _ => {}
+        }
     }
 
     /// Writes the last event. Without a finish reason the reply has not ended, so nothing is written.
-    fn finish(&mut self) -> String {
-        let Some(reason) = self.reason.take() else { return String::new() };
-        self.create() + &self.events.finished(ResponseEnd { reason, at: now() }, usage(&self.totals))
+    fn finish(&mut self, out: &mut BytesMut) {
+        let Some(reason) = self.reason.take() else { return };
+        self.create(out);
+        self.events.finished(out, ResponseEnd { reason, at: now() }, usage(&self.totals));
     }
 
-    fn fail(&mut self, failure: HttpFailure) -> String {
+    fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {
         // OpenAI's error codes of a failed response.
         let code = if failure.status.as_u16() == 429 { "rate_limit_exceeded" } else { "server_error" };
         let message = failure.error.message;
-        self.create() + &self.events.failed(ResponseFailure { code, message })
+        self.create(out);
+        self.events.failed(out, ResponseFailure { code, message });
     }
 
-    fn heartbeat(&self, place: Option<usize>) -> String {
-        comment(place)
+    fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>) {
+        write_comment(out, place);
     }
 }
