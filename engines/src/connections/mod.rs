@@ -14,14 +14,18 @@ mod take_over;
 mod tests;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::BoxError;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -253,14 +257,21 @@ impl ConnectionServer {
                 tracing::debug!(error, "a connection ended early");
             }
         };
+        let must_close = async {
+            tokio::select! {
+                () = closing.cancelled() => {}
+                () = refused.cancelled() => {}
+                // hyper has no such limit for HTTP/2: a peer that answers pings could keep its place for ever.
+                () = open_requests.idle_for(self.deadlines.head) => {}
+            }
+        };
+        // Polled only after it was woken, and not with every token: each look takes locks that all connections share.
+        let mut must_close = FuturesUnordered::from_iter([must_close]);
         tokio::select! {
             // A request that waits in the socket is read before the time of an idle connection ends.
             biased;
             result = connection.as_mut() => return ended(result),
-            () = closing.cancelled() => {}
-            () = refused.cancelled() => {}
-            // hyper has no such limit for HTTP/2: a peer that answers pings could keep its place for ever.
-            () = open_requests.idle_for(self.deadlines.head) => {}
+            _ = must_close.next() => {}
         }
         connection.as_mut().graceful_shutdown();
         let is_overdue = async {
@@ -281,8 +292,11 @@ impl ConnectionServer {
 /// Returns if no request has arrived in time.
 async fn silence(has_asked: &AtomicBool, deadline: Duration) {
     // Time in which this process is stopped does not count.
-    _ = awake::timeout(deadline, std::future::pending::<()>()).await;
-    if has_asked.load(Ordering::Relaxed) {
-        std::future::pending().await
-    }
+    let mut deadline = std::pin::pin!(awake::timeout(deadline, std::future::pending::<()>()));
+    poll_fn(|context| match has_asked.load(Ordering::Relaxed) {
+        // The deadline no longer applies, so its timer must not wake the connection.
+        true => Poll::Pending,
+        false => deadline.as_mut().poll(context).map(|_| ()),
+    })
+    .await
 }

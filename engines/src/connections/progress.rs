@@ -9,7 +9,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -82,7 +82,10 @@ pub(super) struct Progress {
     n_given: AtomicU64,
     /// Bytes that the connection took from hyper, or dropped.
     n_taken: AtomicU64,
-    /// Notified when hyper gets bytes.
+    /// The watch sleeps until hyper gets bytes. While a reply flows, the watch looks from time to time instead: a wake for
+    /// each token would cost as much as the token.
+    is_asleep: AtomicBool,
+    /// Wakes the watch: for bytes while it sleeps, and for a reply with another deadline.
     given: Notify,
     /// Woken when no bytes wait.
     emptied: AtomicWaker,
@@ -102,11 +105,14 @@ impl Progress {
 
     fn begin_reply(&self, deadline: Option<ReadDeadline>) {
         let deadline = deadline.map_or(self.default_deadline, |deadline| deadline.0);
-        self.deadline_ms.store(u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        if self.deadline_ms.swap(deadline_ms, Ordering::Relaxed) != deadline_ms {
+            self.given.notify_one();
+        }
     }
 
     fn n_given(&self) -> u64 {
-        self.n_given.load(Ordering::Acquire)
+        self.n_given.load(Ordering::SeqCst)
     }
 
     fn n_taken(&self) -> u64 {
@@ -115,8 +121,10 @@ impl Progress {
 
     /// Counts bytes that wait for the connection from now on.
     pub(super) fn give(self: &Arc<Self>, bytes: Bytes) -> CountedBytes {
-        self.n_given.fetch_add(bytes.len() as u64, Ordering::AcqRel);
-        self.given.notify_one();
+        self.n_given.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::SeqCst) && self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.given.notify_one();
+        }
         CountedBytes { bytes, progress: Arc::clone(self) }
     }
 
@@ -139,22 +147,46 @@ impl Progress {
     /// Waits until a reader misses its deadline, and returns that deadline. In this time it took neither all bytes that
     /// waited at the beginning, nor [`MIN_PROGRESS_BYTES`].
     async fn stalls(&self) -> Duration {
-        'progress: loop {
-            let (n_given, n_taken) = (self.n_given(), self.n_taken());
-            if n_given == n_taken {
-                self.given.notified().await;
-                continue;
-            }
-            let deadline = Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed));
-            for _ in 0..N_CHECKS {
-                let due = Instant::now() + deadline / N_CHECKS;
-                tokio::time::sleep_until(due).await;
-                // While this process was stopped, it sent nothing that the reader could take.
-                if awake::has_overslept(due) || self.n_taken() >= n_given.min(n_taken + MIN_PROGRESS_BYTES) {
-                    continue 'progress;
+        loop {
+            self.bytes_given().await;
+            let mut n_seen = None;
+            while n_seen != Some(self.n_given()) || !self.is_empty() {
+                let (n_given, n_taken) = (self.n_given(), self.n_taken());
+                n_seen = Some(n_given);
+                let deadline = Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed));
+                if self.is_stalled(n_given.min(n_taken + MIN_PROGRESS_BYTES), deadline).await {
+                    return deadline;
                 }
             }
-            return deadline;
+        }
+    }
+
+    /// Returns true if the reader has not taken so many bytes at the deadline, and false as soon as it has at a check.
+    async fn is_stalled(&self, n_expected: u64, deadline: Duration) -> bool {
+        for _ in 0..N_CHECKS {
+            let due = Instant::now() + deadline / N_CHECKS;
+            tokio::select! {
+                () = tokio::time::sleep_until(due) => {}
+                // A reply with another deadline begins.
+                () = self.given.notified() => return false,
+            }
+            // While this process was stopped, it sent nothing that the reader could take.
+            if awake::has_overslept(due) || self.n_taken() >= n_expected {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sleeps until hyper gets bytes, unless bytes wait.
+    async fn bytes_given(&self) {
+        let n_given = self.n_given();
+        while self.n_given() == n_given && self.is_empty() {
+            self.is_asleep.store(true, Ordering::SeqCst);
+            // A `give` that saw no sleeper is seen here.
+            if self.n_given() == n_given {
+                self.given.notified().await;
+            }
         }
     }
 }
@@ -224,6 +256,8 @@ impl Drop for CountedBytes {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Wake, Waker};
+
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -250,6 +284,27 @@ mod tests {
         }
         let stalled = began.elapsed() - 300 * DEADLINE;
         assert!((DEADLINE..=DEADLINE * 3 / 2).contains(&stalled), "{stalled:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_are_taken_at_once_wake_the_watch_only_once() {
+        #[derive(Default)]
+        struct Wakes(AtomicU64);
+        impl Wake for Wakes {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let context = &mut Context::from_waker(&waker);
+        let progress = Arc::new(Progress::new(DEADLINE));
+        let mut stalls = std::pin::pin!(progress.stalls());
+        for _ in 0..100 {
+            assert!(stalls.as_mut().poll(context).is_pending());
+            drop(progress.give(Bytes::from_static(b"token")));
+        }
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -290,5 +345,23 @@ mod tests {
         let _waiting = progress.give(Bytes::from_static(b"frame"));
         assert_eq!(progress.stalls().await, DEADLINE / 10);
         assert!(began.elapsed() < DEADLINE / 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_reply_is_watched_by_its_own_deadline_at_once() {
+        let progress = Arc::new(Progress::new(DEADLINE));
+        let began = Instant::now();
+        let replies = async {
+            drop(progress.give(Bytes::from_static(b"reply")));
+            tokio::time::sleep(DEADLINE / 100).await;
+            progress.begin_reply(Some(ReadDeadline(DEADLINE / 10)));
+            let _waiting = progress.give(Bytes::from_static(b"frame"));
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            deadline = progress.stalls() => assert_eq!(deadline, DEADLINE / 10),
+            () = replies => unreachable!("it never ends"),
+        }
+        assert!(began.elapsed() < DEADLINE / 5, "{:?}", began.elapsed());
     }
 }

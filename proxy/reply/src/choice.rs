@@ -110,8 +110,7 @@ fn plain(step: TextStep) -> ReplyStep {
 
 /// Attaches the tokens to the first text, or to an empty one, because markup and reasoning have tokens, too.
 fn with_tokens(parts: PartContents, tokens: Vec<TokenLogprobs>) -> ReplyParts {
-    let mut parts: ReplyParts =
-        parts.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }).collect();
+    let mut parts: ReplyParts = parts.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }).collect();
     if !tokens.is_empty() {
         match parts.iter_mut().find(|part| matches!(part.content, PartContent::Text(_))) {
             Some(text) => text.tokens = tokens,

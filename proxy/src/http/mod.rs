@@ -33,8 +33,8 @@ mod parse_errors;
 mod passage;
 mod reply_totals;
 mod streamed;
-mod when_woken;
 mod unread_body;
+mod when_woken;
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::Sampling;
 use baton_schemas::tools::Tool;
 use baton_schemas::{EngineError, GenerateRequest};
-use futures::stream::SelectAll;
+use futures::stream::{FuturesUnordered, SelectAll};
 use futures::{Stream, StreamExt};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -78,8 +78,15 @@ pub fn steps(
         texts.shrink_to(n_kept);
         let Generation { n_prompt, route, sampling, mut events } = generation;
         yield RequestStep::Accepted { n_prompt, route, sampling };
+        // Polled only after it was woken: all requests share the lock of the token.
+        let mut drained = FuturesUnordered::from_iter([drain.0.cancelled_owned()]);
         while n_open > 0 {
-            let event = or_drained(&drain, events.next()).await?.ok_or_else(cut_short)??;
+            let event = tokio::select! {
+                biased;
+                event = events.next() => event.unwrap_or_else(|| Err(cut_short())),
+                _ = drained.next() => Err(is_stopping()),
+            };
+            let event = event?;
             if matches!(event.kind, EventKind::Finished { .. }) {
                 n_open -= 1;
             }
@@ -119,7 +126,12 @@ fn n_bytes_of(value: &Value) -> usize {
 
 /// Merges several requests into one reply: choice `i` of request `k` becomes choice `k · n_each + i`. The first error
 /// ends the stream and cancels the other requests.
-pub fn side_by_side(requests: Vec<RequestSteps>, n_each: u32) -> RequestSteps {
+pub fn side_by_side(mut requests: Vec<RequestSteps>, n_each: u32) -> RequestSteps {
+    if requests.len() == 1
+        && let Some(only) = requests.pop()
+    {
+        return only;
+    }
     let renumbered = (0..).zip(requests).map(|(k, steps)| {
         let first = n_each.saturating_mul(k);
         steps.map(move |step| step.map(|step| renumber(step, first))).boxed()

@@ -219,7 +219,8 @@ mod tests {
         let mut ready = body(stream::iter(steps).boxed());
         assert_eq!(frame(&mut ready).await.unwrap(), "abc.");
         assert_eq!(frame(&mut ready).await, None);
-        let failed = stream::iter([Ok(text("b")), Err(RequestError::unavailable("gone", Duration::ZERO)), Ok(text("c"))]);
+        let failed =
+            stream::iter([Ok(text("b")), Err(RequestError::unavailable("gone", Duration::ZERO)), Ok(text("c"))]);
         let mut failed = body(failed.boxed());
         assert_eq!(frame(&mut failed).await.unwrap(), "abfailed");
         assert_eq!(frame(&mut failed).await, None);

@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error_code::ErrorCode;
-use crate::openai::{ErrorBody, ErrorKind};
 use crate::json_output::{TypedEvent, write_typed_event};
+use crate::openai::{ErrorBody, ErrorKind};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]

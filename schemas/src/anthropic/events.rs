@@ -164,9 +164,9 @@ mod tests {
     use super::*;
     use crate::anthropic::AnthropicErrorReply;
     use crate::anthropic::reply::MessageContent;
+    use crate::json_output::checked_names;
     use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::FinishReason;
-    use crate::json_output::checked_names;
 
     fn begun(n_completion: u32) -> MessageReply {
         MessageReply::begun("msg_1".into(), "m".into(), MessageUsage::new(9, 4, n_completion, 0))

@@ -279,7 +279,7 @@ impl Resilient {
                 self.losses.n_in_a_row = 0;
                 run.visit.token(&mut self.mark);
                 self.request.generated.push(token.id);
-                run.expect_next_token();
+                run.deadline.expect_next_token(&run.plan);
                 Some(SequenceEvent::Token(token))
             }
             SequenceEvent::Finished { reason, timings } => {

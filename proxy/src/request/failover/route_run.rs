@@ -102,11 +102,6 @@ impl RouteRun {
         needs_no_prefill
     }
 
-    /// A token came: sets the deadlines of the next one.
-    pub(super) fn expect_next_token(&mut self) {
-        self.deadline = TokenDeadline::next_token(&self.plan);
-    }
-
     /// Counts a late token. The wait goes on.
     pub(super) fn count_late(&mut self) {
         self.deadline.set_late();

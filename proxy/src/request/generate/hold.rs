@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_reply::ChoiceReply;
 use baton_schemas::GenerateRequest;
 use baton_schemas::handoff::HandoffReport;
-use futures::stream::{BoxStream, SelectAll};
+use futures::stream::{BoxStream, select_all};
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::sync::watch;
 
@@ -23,6 +23,9 @@ use crate::targets::upstreams::{ReplyMeter, text_events};
 
 /// See [`Generation::events`](super::Generation::events).
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<ReplyEvent, RequestError>> + Send>>;
+
+/// The events of one choice, or of several.
+type ChoiceStream = BoxStream<'static, Result<ReplyEvent, RequestError>>;
 
 /// Merges the events of all choices. The permit, the lease and the watch live as long as the stream.
 pub(super) fn hold(
@@ -70,15 +73,15 @@ fn merged(
     request: &GenerateRequest,
     n_prompt: u32,
     clock: impl Fn() -> ChoiceClock,
-) -> SelectAll<BoxStream<'static, Result<ReplyEvent, RequestError>>> {
-    match choices {
-        StartedChoices::Tokens { form, model, max_tokens, context, events } => {
-            let streams = (0..).zip(events).map(|(choice, events)| {
+) -> ChoiceStream {
+    let mut streams: Vec<ChoiceStream> = match choices {
+        StartedChoices::Tokens { form, model, max_tokens, context, choices } => {
+            let streams = (0..).zip(choices).map(|(choice, started)| {
                 let model = Arc::clone(&model);
                 // The engine does not report the length of a sequence that was dropped at a stop string.
                 let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
                 let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
-                token_events(choice, events, reply, clock(), stopped).boxed()
+                token_events(choice, started, reply, clock(), stopped).boxed()
             });
             streams.collect()
         }
@@ -89,6 +92,10 @@ fn merged(
             });
             streams.collect()
         }
+    };
+    match (streams.pop(), streams.is_empty()) {
+        (Some(only), true) => only,
+        (last, _) => select_all(streams.into_iter().chain(last)).boxed(),
     }
 }
 

@@ -9,12 +9,11 @@ use baton_reply::tools::ReplyForm;
 use baton_schemas::image::PromptImages;
 use baton_schemas::sequence::Group;
 use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use super::late_choice::{LateChoice, holding};
+use super::late_choice::LateChoice;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::admission::{Place, Places};
@@ -74,10 +73,17 @@ pub(super) enum StartedChoices {
         max_tokens: Option<u32>,
         /// The prompt, if the client wants the tokens of prompt and reply.
         context: Option<Vec<Token>>,
-        events: Vec<SequenceStream>,
+        choices: Vec<EngineChoice>,
     },
     /// Text, from an upstream.
     Text { choices: Vec<UpstreamChoice> },
+}
+
+/// A choice on an engine.
+pub(super) struct EngineChoice {
+    /// Kept until the choice ends. `None` for a choice that starts late: its events wait for the place and keep it.
+    pub(super) place: Option<Place>,
+    pub(super) events: SequenceStream,
 }
 
 /// A choice on an upstream. One that starts late awaits its place, and then the upstream.
@@ -152,7 +158,7 @@ async fn try_start(
         sequence
     };
     let n_first = held.len() as u32;
-    let mut events = Vec::with_capacity(request.n as usize);
+    let mut events = Vec::with_capacity(held.len());
     let mut followed = None;
     for choice in 0..n_first {
         let sequence = of_choice(choice, n_first);
@@ -166,8 +172,8 @@ async fn try_start(
         followed.get_or_insert_with(|| accepted.follow());
         events.push(accepted.into_events());
     }
-    events =
-        events.into_iter().zip(std::mem::take(held)).map(|(events, place)| holding(place, events).boxed()).collect();
+    let first = events.into_iter().zip(std::mem::take(held));
+    let mut choices: Vec<_> = first.map(|(events, place)| EngineChoice { place: Some(place), events }).collect();
     for choice in n_first..request.n {
         let late = LateChoice {
             plan: plan.for_choice(choice),
@@ -177,12 +183,12 @@ async fn try_start(
             mark: retry.mark().clone(),
             request_span: watch.span().clone(),
         };
-        events.push(late.events(places.clone()));
+        choices.push(EngineChoice { place: None, events: late.events(places.clone()) });
     }
     let PreparedPrompt { tokens, form, max_tokens, .. } = prompt;
     let context = request.context.is_some().then_some(tokens);
     let choices =
-        StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, events };
+        StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, choices };
     Ok(StartedRequest { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
 }
 
