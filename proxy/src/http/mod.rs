@@ -49,13 +49,12 @@ use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
 use body_budget::BodyBudget;
-use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
-use openapi::Routes;
+use openapi::{DocumentText, Routes};
 use passage::{Checks, Passage};
 pub use server::serve;
 
@@ -86,7 +85,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     let watchers = http_state::Watchers::default();
     let bodies = BodyBudget::default();
     let state = HttpState { backend, config: Arc::new(config), watchers, bodies, routes: routes.listed().into() };
-    let document = Bytes::from(openapi::document(&routes.documented).to_string());
+    let document = DocumentText::new(routes.documented);
     let router = routes
         .router
         .route(openapi::PATH, get(move || openapi::show(document)))

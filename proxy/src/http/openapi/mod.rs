@@ -8,15 +8,18 @@ mod document;
 mod operation;
 mod routes;
 
+use std::sync::{Arc, OnceLock};
+
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use http::header;
 use serde_json::Value;
 
-pub(super) use self::document::document;
+use self::document::document;
 #[cfg(test)]
 pub(super) use self::document::shared_names;
 pub(super) use self::operation::Operation;
+use self::routes::DocumentedRoute;
 pub(super) use self::routes::Routes;
 
 pub(super) const PATH: &str = "/openapi.json";
@@ -26,6 +29,20 @@ pub(super) fn operation() -> Operation {
     Operation::new("This document").replies::<Value>()
 }
 
-pub(super) async fn show(document: Bytes) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], document)
+/// The document's text. It is written when it is first requested, because that takes megabytes, and most endpoints are
+/// never asked for it.
+pub(super) struct DocumentText {
+    routes: Vec<DocumentedRoute>,
+    text: OnceLock<Bytes>,
+}
+
+impl DocumentText {
+    pub(super) fn new(routes: Vec<DocumentedRoute>) -> Arc<DocumentText> {
+        Arc::new(DocumentText { routes, text: OnceLock::new() })
+    }
+}
+
+pub(super) async fn show(document: Arc<DocumentText>) -> impl IntoResponse {
+    let text = document.text.get_or_init(|| self::document(&document.routes).to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], text.clone())
 }
