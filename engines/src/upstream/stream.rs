@@ -167,7 +167,8 @@ where
                 Poll::Ready(Some(Ok(piece))) => {
                     self.n_bytes = self.n_bytes.saturating_add(piece.len());
                     let is_whole = self.reading.framing == Framing::Whole;
-                    if self.n_bytes > if is_whole { MAX_WHOLE_BYTES } else { MAX_REPLY_BYTES } {
+                    let max_bytes = if is_whole { MAX_WHOLE_BYTES } else { MAX_REPLY_BYTES };
+                    if self.n_bytes > max_bytes {
                         return Poll::Ready(Err(UpstreamError::malformed("the reply is too long")));
                     }
                     match is_whole {

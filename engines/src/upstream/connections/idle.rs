@@ -1,11 +1,14 @@
 //! HTTP/1.1 connections that no call uses.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::IDLE_TIMEOUT;
 use super::local::LocalConnection;
+
+/// How long idle connections are kept. Shorter than most servers keep them.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Idle connections, the longest idle ones first.
 pub(super) struct IdleConnections {

@@ -11,7 +11,7 @@ use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 
-use super::CallError;
+use super::call::CallError;
 use super::open::Socket;
 use super::signal::SignalledPoll;
 

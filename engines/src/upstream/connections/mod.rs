@@ -4,6 +4,7 @@
 //! task. An idle connection is not polled; one that the server has closed is found when it is taken, and the call goes
 //! out on another. Where TLS negotiates HTTP/2, calls share connections, which have tasks of their own (`shared`).
 
+mod call;
 mod idle;
 mod local;
 mod open;
@@ -16,10 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http::{HeaderValue, Request, Uri, header};
 use http_body_util::Full;
 use tokio::sync::Mutex;
 
+pub(super) use self::call::Call;
+use self::call::CallError;
 use self::idle::IdleConnections;
 use self::local::LocalConnection;
 use self::open::{Opener, Protocol};
@@ -31,18 +34,6 @@ use crate::transport::Transport;
 
 /// The most idle connections to one server, and so the most open files that they take.
 const MAX_IDLE: usize = 1_024;
-
-/// How long idle connections are kept. Shorter than most servers keep them.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A call's request. Cheap to send twice.
-pub(super) struct Call {
-    pub(super) method: Method,
-    /// The path with its query.
-    pub(super) path: String,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
-}
 
 /// The connections to one server.
 #[derive(Debug)]
@@ -61,13 +52,6 @@ pub(super) struct Connections {
 enum Usable {
     Local(Box<LocalConnection>),
     Shared(SharedConnection),
-}
-
-/// Why a call got no reply's head.
-struct CallError {
-    error: hyper::Error,
-    /// The server had closed the connection, or gave the request back: it has not begun to answer.
-    is_unanswered: bool,
 }
 
 impl Connections {

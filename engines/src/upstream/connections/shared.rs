@@ -14,8 +14,9 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::time::Instant;
 
+use super::call::CallError;
+use super::idle::IDLE_TIMEOUT;
 use super::open::Socket;
-use super::{CallError, IDLE_TIMEOUT};
 
 /// Calls that share a connection. Servers must allow about as many (RFC 9113, section 6.5.2), and a call beyond the
 /// server's limit would wait for another to end.
@@ -57,7 +58,8 @@ impl SharedConnections {
         let mut open = self.lock();
         open.retain(|connection| {
             let is_idle = connection.n_calls.load(Ordering::Relaxed) == 0;
-            !connection.sender.is_closed() && !(is_idle && connection.last_used.elapsed() > IDLE_TIMEOUT)
+            let is_expired = is_idle && connection.last_used.elapsed() > IDLE_TIMEOUT;
+            !is_expired && !connection.sender.is_closed()
         });
         open.iter_mut().find_map(OpenConnection::place)
     }

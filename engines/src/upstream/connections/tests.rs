@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::routing::{get, post};
 use futures::StreamExt;
 use futures::future::join_all;
+use http::{HeaderMap, Method};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
