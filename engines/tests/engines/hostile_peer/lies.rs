@@ -8,7 +8,8 @@ use baton_engines::sim::SimEngine;
 use baton_engines::transport::Transport;
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, LayerRows, LayerShape, Section, SectionRows};
-use baton_schemas::node::Role;
+use baton_schemas::node::{NodeDescription, Role};
+use baton_schemas::streams::StreamVersions;
 use bytes::Bytes;
 
 use super::{AttackedNode, OK, begin, small_info};
@@ -196,6 +197,7 @@ async fn an_impostor_without_the_key_is_detected() {
                 let (_, head) = begin(&call, b"a guess", &info);
                 say(stream, [OK.as_bytes(), &head].concat()).await;
             } else {
+                let info = NodeDescription { info, streams: StreamVersions::OURS };
                 let body = serde_json::to_vec(&info).unwrap();
                 say(stream, [OK.as_bytes(), &body].concat()).await;
             }
