@@ -177,8 +177,10 @@ impl ConnectionServer {
     {
         let has_asked = AtomicBool::new(false);
         let connection = async {
-            if let Some(stream) = open.await {
-                self.exchange(stream, closing, &has_asked, answer).await;
+            if let Some(stream) = open.await
+                && let Some(take_over) = self.exchange(stream, closing, &has_asked, answer).await
+            {
+                take_over.run(closing.clone()).await;
             }
         };
         tokio::select! {
@@ -191,38 +193,20 @@ impl ConnectionServer {
         }
     }
 
-    /// Serves HTTP, and after that the protocol that takes the connection over, if there is one.
+    /// Reads requests and writes replies until the connection ends or is upgraded. Returns what then takes it over.
     async fn exchange<S, F, B>(
         &self,
         stream: S,
         closing: &CancellationToken,
         has_asked: &AtomicBool,
         answer: impl Fn(Request<Body>) -> F,
-    ) where
+    ) -> Option<TakeOver>
+    where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
         B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
-        let take_over = Arc::new(OnceLock::new());
-        self.exchange_http(stream, closing, has_asked, answer, Arc::clone(&take_over)).await;
-        if let Some(take_over) = Arc::into_inner(take_over).and_then(OnceLock::into_inner) {
-            take_over.run(closing.clone()).await;
-        }
-    }
-
-    /// Reads requests and writes replies until the connection ends or is upgraded.
-    async fn exchange_http<S, F, B>(
-        &self,
-        stream: S,
-        closing: &CancellationToken,
-        has_asked: &AtomicBool,
-        answer: impl Fn(Request<Body>) -> F,
-        take_over: Arc<OnceLock<TakeOver>>,
-    ) where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = Response<B>> + Send + 'static,
-        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
-    {
+        let take_over = Arc::new(OnceLock::<TakeOver>::new());
         let refused = CancellationToken::new();
         let open_requests = OpenRequests::default();
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
@@ -270,7 +254,10 @@ impl ConnectionServer {
         tokio::select! {
             // A request that waits in the socket is read before the time of an idle connection ends.
             biased;
-            result = connection.as_mut() => return ended(result),
+            result = connection.as_mut() => {
+                ended(result);
+                return take_over.get().cloned();
+            }
             _ = must_close.next() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -286,6 +273,7 @@ impl ConnectionServer {
                 tracing::debug!("a connection is closed: it is idle, and its peer does not close it");
             }
         }
+        take_over.get().cloned()
     }
 }
 

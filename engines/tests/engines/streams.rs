@@ -12,8 +12,8 @@ use baton_engines::{Engine, SequenceStream};
 use baton_schemas::node::{BASE_PATH, NodeErrorReply, Role};
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::streams::{
-    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NodeFrame, StreamVersions, StreamWork, VersionMismatch, put_body,
-    put_credit, put_start,
+    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamVersions, StreamWork, VersionMismatch,
+    put_body, put_credit, put_start,
 };
 use baton_schemas::{EngineError, SequenceRequest};
 use bytes::BytesMut;
@@ -90,7 +90,8 @@ impl RawEndpoint {
 
 /// A start whose body fits into one piece, or the first piece of a longer one.
 fn start(out: &mut BytesMut, stream: u32, body: &[u8]) {
-    let _rest = put_start(out, stream, StreamWork::Generate, 64, None, body);
+    let new = NewStream { work: StreamWork::Generate, credit: 64, traceparent: None, body };
+    let _rest = put_start(out, stream, &new);
 }
 
 fn piece(out: &mut BytesMut, stream: u32) {

@@ -113,17 +113,23 @@ impl<'a> Start<'a> {
     }
 }
 
+/// A stream to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewStream<'a> {
+    /// What it does.
+    pub work: StreamWork,
+    /// Its first credit, at most [`MAX_CREDIT`].
+    pub credit: u32,
+    /// The caller's span, as a W3C `traceparent`. One that is too long is left out.
+    pub traceparent: Option<&'a str>,
+    /// The body, at most [`MAX_BODY_BYTES`].
+    pub body: &'a [u8],
+}
+
 /// Appends a start with as much of the body as one piece holds. Returns the rest, which the caller sends with
-/// [`put_body`]. A `traceparent` that is too long is left out. The caller has checked that the body has at most
-/// [`MAX_BODY_BYTES`].
-pub fn put_start<'a>(
-    out: &mut BytesMut,
-    stream: u32,
-    work: StreamWork,
-    credit: u32,
-    traceparent: Option<&str>,
-    body: &'a [u8],
-) -> &'a [u8] {
+/// [`put_body`].
+pub fn put_start<'a>(out: &mut BytesMut, stream: u32, new: &NewStream<'a>) -> &'a [u8] {
+    let NewStream { work, credit, traceparent, body } = *new;
     let traceparent = traceparent.filter(|text| text.len() <= MAX_TRACEPARENT_BYTES).unwrap_or_default();
     let (piece, rest) = body.split_at(body.len().min(MAX_PIECE_BYTES));
     put_head(out, FrameKind::Start, stream, START_BYTES + traceparent.len() + piece.len());

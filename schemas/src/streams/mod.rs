@@ -16,7 +16,7 @@ mod tests;
 mod token;
 mod version;
 
-pub use self::client::{ClientFrame, Start, StreamWork, put_body, put_cancel, put_credit, put_start};
+pub use self::client::{ClientFrame, NewStream, Start, StreamWork, put_body, put_cancel, put_credit, put_start};
 pub use self::error::{FrameError, UnwritableFrame};
 pub use self::frame::{FrameBuffer, FrameKind, HEAD_BYTES, RawFrame};
 pub use self::node::{NodeFrame, NodeFrameWriter, StepTokens, StreamToken, Vector};

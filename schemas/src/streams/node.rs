@@ -90,7 +90,7 @@ pub struct Vector<'a> {
 impl<'a> Vector<'a> {
     fn parse(payload: &'a [u8]) -> Result<Vector<'a>, FrameError> {
         let vector = Vector { payload };
-        if payload.len() % 4 != 0 {
+        if !payload.len().is_multiple_of(4) {
             Err(FrameKind::Vector.malformed("its length is not a multiple of 4"))
         } else if !vector.values().all(f32::is_finite) {
             Err(FrameKind::Vector.malformed("a value is NaN or infinite"))

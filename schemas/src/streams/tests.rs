@@ -36,7 +36,7 @@ fn client_error(bytes: &[u8]) -> FrameError {
 
 fn node_error(bytes: &[u8]) -> FrameError {
     let parsed = split(bytes, bytes.len(), MAX_NODE_PAYLOAD, |frame| match NodeFrame::parse(frame)? {
-        NodeFrame::Step(tokens) => tokens.map(|token| token.map(drop)).collect(),
+        NodeFrame::Step(mut tokens) => tokens.try_for_each(|token| token.map(drop)),
         _ => Ok(()),
     });
     parsed.and_then(|frames| frames.into_iter().collect::<Result<(), _>>()).unwrap_err()
@@ -45,7 +45,14 @@ fn node_error(bytes: &[u8]) -> FrameError {
 #[test]
 fn the_bytes_are_those_of_the_documentation() {
     let mut out = BytesMut::new();
-    assert!(put_start(&mut out, 5, StreamWork::Generate, 64, Some("00-ab"), b"{}").is_empty());
+    assert!(
+        put_start(
+            &mut out,
+            5,
+            &NewStream { work: StreamWork::Generate, credit: 64, traceparent: Some("00-ab"), body: b"{}" }
+        )
+        .is_empty()
+    );
     put_credit(&mut out, 5, 32);
     put_cancel(&mut out, 5);
     let expected = [
@@ -124,7 +131,8 @@ fn what_a_node_writes_is_read_unchanged_wherever_the_bytes_break() {
 fn a_long_body_is_cut_into_pieces_that_other_frames_pass() {
     let body: Vec<u8> = (0..200_000_u32).map(|i| i as u8).collect();
     let mut out = BytesMut::new();
-    let mut rest = put_start(&mut out, 1, StreamWork::Generate, 1, None, &body);
+    let mut rest =
+        put_start(&mut out, 1, &NewStream { work: StreamWork::Generate, credit: 1, traceparent: None, body: &body });
     while !rest.is_empty() {
         put_cancel(&mut out, 9);
         rest = put_body(&mut out, 1, rest);

@@ -4,7 +4,7 @@ use baton_schemas::EngineError;
 use baton_schemas::sequence::{Alternative, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings};
 use baton_schemas::streams::{
     ClientFrame, FrameBuffer, FrameError, HEAD_BYTES, MAX_BODY_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, MAX_NODE_PAYLOAD,
-    NodeFrame, NodeFrameWriter, RawFrame, StreamWork, put_body, put_cancel, put_credit, put_start,
+    NewStream, NodeFrame, NodeFrameWriter, RawFrame, Start, StreamWork, put_body, put_cancel, put_credit, put_start,
 };
 use bytes::BytesMut;
 
@@ -16,7 +16,8 @@ pub(crate) fn client(input: &[u8]) -> bool {
             ClientFrame::Start(start) => {
                 assert!(start.credit <= MAX_CREDIT && start.body_bytes <= MAX_BODY_BYTES);
                 assert!(start.piece.len() <= start.body_bytes);
-                put_start(&mut again, frame.stream, start.work, start.credit, start.traceparent, start.piece);
+                let Start { work, credit, traceparent, piece, .. } = start;
+                put_start(&mut again, frame.stream, &NewStream { work, credit, traceparent, body: piece });
                 // The length of the whole body is the only thing that one piece does not show.
                 let at = HEAD_BYTES + 8;
                 again[at..at + 4].copy_from_slice(&(start.body_bytes as u32).to_le_bytes());
@@ -81,13 +82,30 @@ fn check(input: &[u8], most: usize, see: impl Fn(RawFrame<'_>) -> Result<(), Fra
 pub(crate) fn client_seeds() -> Vec<Vec<u8>> {
     let mut out = BytesMut::new();
     let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    put_start(&mut out, 1, StreamWork::Generate, 64, Some(traceparent), br#"{"prompt":[1,2],"sampling":{}}"#);
+    put_start(
+        &mut out,
+        1,
+        &NewStream {
+            work: StreamWork::Generate,
+            credit: 64,
+            traceparent: Some(traceparent),
+            body: br#"{"prompt":[1,2],"sampling":{}}"#,
+        },
+    );
     put_credit(&mut out, 1, 32);
-    put_start(&mut out, 2, StreamWork::Embed, 64, None, br#"{"inputs":[[1],[2,3]]}"#);
-    put_start(&mut out, 3, StreamWork::Loads, 8, None, b"");
+    put_start(
+        &mut out,
+        2,
+        &NewStream { work: StreamWork::Embed, credit: 64, traceparent: None, body: br#"{"inputs":[[1],[2,3]]}"# },
+    );
+    put_start(&mut out, 3, &NewStream { work: StreamWork::Loads, credit: 8, traceparent: None, body: b"" });
     put_cancel(&mut out, 3);
     let mut pieces = BytesMut::new();
-    put_start(&mut pieces, 1, StreamWork::Generate, 64, None, b"{\"prompt\":");
+    put_start(
+        &mut pieces,
+        1,
+        &NewStream { work: StreamWork::Generate, credit: 64, traceparent: None, body: b"{\"prompt\":" },
+    );
     pieces[HEAD_BYTES + 8] += 4;
     put_body(&mut pieces, 1, b"[1]}");
     vec![out.to_vec(), pieces.to_vec()]

@@ -6,7 +6,9 @@ use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeErrorReply;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
-use baton_schemas::streams::{FrameError, NodeFrame, RawFrame, StreamWork, Vector, put_cancel, put_credit, put_start};
+use baton_schemas::streams::{
+    FrameError, NewStream, NodeFrame, RawFrame, StreamWork, Vector, put_cancel, put_credit, put_start,
+};
 use bytes::BytesMut;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
@@ -160,7 +162,7 @@ impl ConnectionState {
         }
         let stream = self.newest.checked_add(1).ok_or_else(|| EngineError::lost("the connection is used up"))?;
         self.newest = stream;
-        put_start(&mut self.outgoing, stream, work, CREDIT, traceparent, body);
+        put_start(&mut self.outgoing, stream, &NewStream { work, credit: CREDIT, traceparent, body });
         let (heard, acceptance) = oneshot::channel();
         let open = OpenStream { inbox, acceptance: Some(heard), credit: CREDIT, n_free: MAX_FREE_EVENTS };
         self.open.insert(stream, open);
