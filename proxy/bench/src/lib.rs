@@ -1,5 +1,6 @@
-//! `baton bench` and `baton demo`: measure an engine, handoffs or the planner, and a baseline in the same run. They drive
-//! whole clusters of nodes, real ones on loopback or simulated ones, through the proxy's public parts.
+//! `baton bench` and `baton demo`: measure an engine, handoffs, the planner or a running endpoint, and a baseline in the
+//! same run. All but `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the
+//! proxy's public parts.
 //!
 //! The entry points are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
 //!
@@ -12,13 +13,17 @@ pub mod capture;
 pub mod demo;
 mod engine;
 mod handoff;
+mod line_chart;
 mod memory;
+mod mock;
 mod node;
 pub mod node_process;
 mod plan;
 pub mod prompts;
 mod relay;
+mod serve;
 mod stats;
+mod table;
 mod timeline;
 
 use std::path::PathBuf;
@@ -39,6 +44,11 @@ enum What {
     Engine(EngineBenchArgs),
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
     Handoff(handoff::HandoffBenchArgs),
+    /// A running endpoint, or any OpenAI-compatible servers side by side: latency, throughput, processor time, and whether
+    /// their replies are correct.
+    Serve(Box<serve::ServeBenchArgs>),
+    /// A light server with made-up text at a set speed, to measure what stands in front of it.
+    Mock(mock::MockArgs),
     /// The route planner compared with every fixed route, on simulated machines and links, or on real nodes.
     Plan(plan::PlanBenchArgs),
 }
@@ -81,6 +91,20 @@ pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
         What::Engine(args) => engine::run(args).await,
         What::Handoff(args) => handoff::run(args).await,
+        What::Serve(args) => on_one_thread(move || serve::run(*args)).await,
+        What::Mock(args) => on_one_thread(move || mock::run(args)).await,
         What::Plan(args) => plan::run(args).await,
     }
+}
+
+/// Runs a command on a thread with an event loop of its own: threads that wake each other would cost what is measured.
+async fn on_one_thread<F>(command: impl FnOnce() -> F + Send + 'static) -> Result<(), CommandFailure>
+where
+    F: Future<Output = Result<(), CommandFailure>>,
+{
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        tokio::task::LocalSet::new().block_on(&runtime, command())
+    };
+    tokio::task::spawn_blocking(run).await?
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
-use baton_proxy::serve::CommandFailure;
+use baton_proxy::serve::{CommandFailure, endpoint_url};
 use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -22,21 +22,7 @@ pub(super) struct EndpointArgs {
 impl EndpointArgs {
     /// Returns the address as a URL. Errors: it is not one.
     pub(super) fn base(&self) -> Result<String, CommandFailure> {
-        let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
-        let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
-        // OpenAI's clients take the address with /v1, so people paste it here.
-        let base = base.strip_suffix("/v1").unwrap_or(&base).to_owned();
-        let is_url = reqwest::Url::parse(&base).is_ok_and(|url| {
-            let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
-            matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
-        });
-        // The message does not repeat the address, which may hold a password.
-        let wrong = || {
-            CommandFailure(format!(
-                "an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"
-            ))
-        };
-        is_url.then_some(base).ok_or_else(wrong)
+        endpoint_url(&self.endpoint)
     }
 
     /// Sends the request that `prepare` builds from a client and the address. Errors: no answer in time, or the key is

@@ -84,7 +84,7 @@ enum Command {
     CheckConfig(check_config::CheckConfigArgs),
     /// Print a shell completion script.
     Completions(completions::CompletionsArgs),
-    /// Measure an engine, the KV handoff between two, or the planner.
+    /// Measure an engine, the KV handoff between two, the planner, or running servers side by side.
     #[cfg(feature = "llama")]
     Bench(baton_bench::BenchArgs),
     /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.

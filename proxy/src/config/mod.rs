@@ -31,7 +31,7 @@ pub use self::node_address::node_url;
 pub use self::on_demand_models::{LoadingConfig, OnDemandModelConfig, RawOnDemandModel};
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
-pub(crate) use self::text_file::read_text;
+pub use self::text_file::read_text;
 pub use self::upstream::RawUpstream;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 /// Reads a text of at most `most` bytes. Errors: the system's, no regular file, or a longer text.
-pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     // Opening a pipe may wait for ever, and reading a device may never end.
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let metadata = file.metadata()?;

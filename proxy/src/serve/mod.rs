@@ -3,6 +3,7 @@
 
 mod config_source;
 mod endpoint;
+mod endpoint_url;
 mod failure;
 mod first_start;
 mod local_files;
@@ -21,6 +22,7 @@ mod supervisor;
 
 pub use self::config_source::ConfigSource;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
+pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
 pub use self::supervisor::THREAD_WAIT;

@@ -1,7 +1,5 @@
 //! All figures, for the JSON file and as tables.
 
-use std::fmt::{Display, Write as _};
-
 use serde::Serialize;
 
 use super::codecs::CodecRow;
@@ -10,6 +8,7 @@ use super::footprint::{Footprint, Growth};
 use super::overlap::Overlap;
 use super::streams::Streams;
 use super::wire::WireSpeed;
+use crate::table::{dash, table};
 
 /// All measurements; `None` if a section was not selected.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -135,38 +134,4 @@ fn fairness(fairness: &Fairness) -> String {
 
 fn one(value: f64) -> String {
     format!("{value:.1}")
-}
-
-fn dash() -> String {
-    "–".to_owned()
-}
-
-/// Formats a table. Columns are as wide as needed; the first one is left-aligned.
-fn table(head: &[impl Display], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut lines = vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
-    lines.extend(rows);
-    let width = |column: usize| {
-        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let mut out = String::new();
-    for line in &lines {
-        for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            // Writing to a String cannot fail.
-            let _ = if i == 0 { write!(out, "{cell:<width$}") } else { write!(out, "  {cell:>width$}") };
-        }
-        out.push('\n');
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_line_up() {
-        let text = table(&["what", "MB/s"], [vec!["a long name".into(), "1.0".into()], vec!["b".into(), "–".into()]]);
-        assert_eq!(text, "what         MB/s\na long name   1.0\nb               –\n");
-    }
 }

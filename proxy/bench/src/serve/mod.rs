@@ -1,0 +1,81 @@
+//! `baton bench serve`: loads running servers that speak OpenAI's API, measures them and checks their replies.
+//!
+//! Servers are compared in alternating rounds, so that a machine that becomes slower affects all. The client is one
+//! thread: it writes prepared bodies, reads chunks into types without a tree, and shows its own processor time.
+//! `docs/benchmarks.md` defines the figures.
+
+mod args;
+mod bodies;
+mod check;
+mod connection;
+mod fault;
+mod figures;
+mod lines;
+mod load;
+mod processes;
+mod report;
+mod request;
+mod round;
+mod server;
+pub(crate) mod stamps;
+mod tally;
+mod wire;
+
+use std::rc::Rc;
+
+use baton_proxy::http::open_files;
+use baton_proxy::serve::signals::OnHangup;
+use baton_proxy::serve::{CommandFailure, signals};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::args::ServeBenchArgs;
+use self::report::{ServeReport, ServerFigures};
+use self::server::MeasuredServer;
+
+/// Runs the benchmark and prints a table. A signal ends it, and prints what was measured so far. Errors: a server does not
+/// answer, a request failed, or a reply is wrong.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
+    open_files::raise_limit();
+    let settings = Rc::new(args.load());
+    let files = args.files();
+    let stop = CancellationToken::new();
+    signals::stop_on_signal(stop.clone(), OnHangup::Stops);
+    let mut servers = Vec::new();
+    let mut figures = Vec::new();
+    for server in args.servers()? {
+        let server = MeasuredServer::reach(server, &settings).await?;
+        figures.push(ServerFigures {
+            name: server.settings.name.clone(),
+            url: server.settings.base.clone(),
+            model: server.model.clone(),
+            rounds: Vec::new(),
+        });
+        servers.push(Rc::new(server));
+    }
+    'rounds: for round in 0..settings.rounds as usize {
+        for i in 0..servers.len() {
+            // Each round begins with another server.
+            let i = (i + round) % servers.len();
+            let measured = round::measure(&servers[i], &settings, settings.seed + round as u64, &stop).await?;
+            if let Some(measured) = measured {
+                let (requests, tokens) = (measured.requests_per_second(), measured.tokens_per_second());
+                let name = &figures[i].name;
+                eprintln!("round {}: {name}: {requests:.1} requests/s, {tokens:.1} tokens/s", round + 1);
+                figures[i].rounds.push(measured);
+            }
+            if stop.is_cancelled() {
+                break 'rounds;
+            }
+        }
+    }
+    let report = ServeReport { settings: (*settings).clone(), servers: figures };
+    println!("{}", report.table());
+    if let Some(path) = &files.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&report.json())?)?;
+    }
+    if let Some(path) = &files.svg {
+        report.draw(path)?;
+    }
+    report.failure().map_or(Ok(()), |failure| Err(CommandFailure(failure)))
+}
