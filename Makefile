@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz check deny build thin vulkan upstreams setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers check deny build thin vulkan upstreams setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -78,6 +78,9 @@ clients: build ## Only the tests with real clients
 
 bench: build ## Compare the engine with the plain llama.cpp loop
 	target/release/baton bench engine $(ARGS)
+
+peers: build ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes)
+	scripts/bench-peers.sh
 
 plan: build ## Run the planner on simulated machines; the figures of docs/planning.md
 	target/release/baton bench plan $(ARGS)
