@@ -26,17 +26,20 @@ const MAX_ERROR_BYTES: usize = 2 << 10;
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
-/// The longest silence of a connection for streams. The node sends a sign of life every second, so a longer silence means that it is
-/// frozen or cut off.
+/// The longest silence of a connection for streams. The node sends a sign of life every second, so a longer silence means
+/// that it is frozen or cut off.
 pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The deadline of calls for which the node computes nothing: its description, its load, measurements.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What every call to a node needs.
+#[derive(Clone)]
 pub(super) struct NodeCalls {
     pub(super) client: Client,
     pub(super) base: String,
+    /// The node's URL or socket, for logs.
+    pub(super) address: String,
     pub(super) key: String,
     /// The versions of the stream protocol that this endpoint speaks.
     pub(super) versions: StreamVersions,

@@ -81,15 +81,18 @@ impl RemoteEngine {
             }
         };
         let client = builder.build().map_err(|e| ClientError::Setup(explain(&e)))?;
+        let address = match address {
+            NodeAddress::Unix(path) => path.display().to_string(),
+            NodeAddress::Url(_) => base.clone(),
+        };
         let key = cluster_key.to_owned();
-        let calls = NodeCalls { client, base, key, versions: StreamVersions::OURS };
+        let calls = NodeCalls { client, base, address, key, versions: StreamVersions::OURS };
         Ok(RemoteEngine { calls: Arc::new(calls), streams: NodeStreams::default() })
     }
 
     /// The same client as an endpoint that speaks other versions of the stream protocol.
     pub fn speaking(self, versions: StreamVersions) -> RemoteEngine {
-        let NodeCalls { client, base, key, .. } = &*self.calls;
-        let calls = NodeCalls { client: client.clone(), base: base.clone(), key: key.clone(), versions };
+        let calls = NodeCalls { versions, ..NodeCalls::clone(&self.calls) };
         RemoteEngine { calls: Arc::new(calls), streams: NodeStreams::default() }
     }
 }

@@ -5,6 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::map_request;
 use baton_engines::node::{ClusterKey, Listener, router_speaking};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
@@ -233,6 +237,46 @@ async fn peers_use_their_newest_common_version_or_name_both() {
         assert_eq!(remote.generate(request(1, 5)).await.err(), Some(mismatch));
         stop.cancel();
     }
+}
+
+/// Serves these routes as a node's address.
+async fn serving(router: Router) -> (RemoteEngine, CancellationToken) {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let url = format!("http://{}", listener.tcp_address().unwrap());
+    let stop = CancellationToken::new();
+    tokio::spawn(listener.serve(router, stop.clone()));
+    (RemoteEngine::new(&NodeAddress::Url(url), KEY).unwrap(), stop)
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_loses_the_node_and_never_blames_the_request() {
+    // A reverse proxy that passes no upgrade.
+    let strip = map_request(|mut request: Request| async move {
+        request.headers_mut().remove("upgrade");
+        request
+    });
+    let node = router_speaking(StreamVersions::OURS, sim(), Role::Both, ClusterKey::new(KEY), CancellationToken::new());
+    let (remote, stop) = serving(node.layer(strip)).await;
+    assert_eq!(remote.info().await.unwrap().engine, "sim");
+    let lost = remote.generate(request(1, 5)).await.err();
+    assert!(matches!(&lost, Some(EngineError::Lost { detail }) if detail.contains("upgrade")), "{lost:?}");
+    stop.cancel();
+
+    let answered = async |status: StatusCode, body: String| {
+        let (remote, stop) = serving(Router::new().fallback(move || async move { (status, body) })).await;
+        let error = remote.generate(request(1, 5)).await.err();
+        stop.cancel();
+        error
+    };
+    let said = |error: EngineError| serde_json::to_string(&NodeErrorReply { error }).unwrap();
+    // Only a node says of itself that it is from before this protocol.
+    let lost = answered(StatusCode::NOT_FOUND, "not here".to_owned()).await;
+    assert!(matches!(&lost, Some(EngineError::Lost { .. })), "{lost:?}");
+    let old = answered(StatusCode::NOT_FOUND, said(EngineError::invalid("no such call"))).await;
+    let mismatch = VersionMismatch { node: StreamVersions::BEFORE, endpoint: StreamVersions::OURS };
+    assert_eq!(old, Some(EngineError::VersionMismatch(mismatch)));
+    let full = EngineError::Unavailable { reason: "too many connections".into() };
+    assert_eq!(answered(StatusCode::SERVICE_UNAVAILABLE, said(full.clone())).await, Some(full));
 }
 
 #[tokio::test]

@@ -156,8 +156,8 @@ fn a_long_body_is_cut_into_pieces_that_other_frames_pass() {
 #[test]
 fn a_full_step_is_followed_by_another() {
     let mut writer = NodeFrameWriter::default();
-    let long = token(1, &[b'x'; 60_000]);
-    for _ in 0..40 {
+    let long = token(1, &[b'x'; MAX_TOKEN_TEXT]);
+    for _ in 0..600 {
         writer.token(1, &long).unwrap();
     }
     assert_eq!(writer.n_steps(), 3);
@@ -166,14 +166,21 @@ fn a_full_step_is_followed_by_another() {
         NodeFrame::Step(tokens) => tokens.map(|token| assert_eq!(token.unwrap().token, long)).count(),
         other => panic!("{other:?}"),
     });
-    assert_eq!(counts.unwrap(), [17, 17, 6]);
+    assert_eq!(counts.unwrap(), [255, 255, 90]);
 }
 
 #[test]
 fn what_breaks_a_limit_is_not_written() {
     let mut writer = NodeFrameWriter::default();
-    let too_long = token(1, &[0; 1 << 16]);
-    assert_eq!(writer.token(1, &too_long), Err(UnwritableFrame::TooLong { bytes: 1 << 16 }));
+    let too_long = token(1, &[0; MAX_TOKEN_TEXT + 1]);
+    assert_eq!(writer.token(1, &too_long), Err(UnwritableFrame::TooLong { bytes: MAX_TOKEN_TEXT + 1 }));
+    let alternatives = |n: usize, bytes: usize| {
+        let top = vec![Alternative { id: 1, bytes: vec![0; bytes], logprob: -1.0 }; n];
+        GeneratedToken { logprobs: Some(Logprobs { chosen: -1.0, top }), ..token(1, b"a") }
+    };
+    for (n, bytes) in [(MAX_ALTERNATIVES + 1, 1), (1, MAX_TOKEN_TEXT + 1)] {
+        assert!(matches!(writer.token(1, &alternatives(n, bytes)), Err(UnwritableFrame::TooLong { .. })));
+    }
     for chosen in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let token = GeneratedToken { logprobs: Some(Logprobs { chosen, top: Vec::new() }), ..token(1, b"a") };
         assert_eq!(writer.token(1, &token), Err(UnwritableFrame::NotFinite));
@@ -222,6 +229,11 @@ fn hostile_bytes_are_refused_by_name() {
     };
     is_malformed(node_error(&with(16, 0, &logprobs(-1.0, u16::MAX))));
     is_malformed(node_error(&with(16, 0, &logprobs(f32::NAN, 0))));
+    // More than a token may have, though the bytes are there.
+    let padded = |payload: &[u8]| with(16, 0, &[payload, &[0; 1 << 16]].concat());
+    let said = |bytes: &[u8]| node_error(bytes).to_string();
+    assert!(said(&padded(&logprobs(-1.0, MAX_ALTERNATIVES as u16 + 1))).contains("too many alternatives"));
+    assert!(said(&padded(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 16])).contains("too long"));
     is_malformed(node_error(&with(19, 1, &f32::INFINITY.to_le_bytes())));
     is_malformed(node_error(&with(19, 1, &[0; 3])));
     assert_eq!(node_error(&with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0])), FrameError::Reserved);

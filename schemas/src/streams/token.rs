@@ -5,6 +5,7 @@ use bytes::{Buf, BufMut, BytesMut};
 
 use super::error::{FrameError, UnwritableFrame};
 use super::frame::FrameKind;
+use super::{MAX_ALTERNATIVES, MAX_TOKEN_TEXT};
 use crate::sequence::{Alternative, GeneratedToken, Logprobs};
 
 /// The token is a control token.
@@ -22,15 +23,15 @@ const LOGPROBS_BYTES: usize = 8;
 /// The part of an alternative before its bytes.
 const ALTERNATIVE_BYTES: usize = 10;
 
-/// The length of a token on the wire. Errors: a part is longer than its length field can say, or a value is not finite.
+/// The length of a token on the wire. Errors: it breaks a limit, or a value is not finite.
 pub(super) fn length(token: &GeneratedToken) -> Result<usize, UnwritableFrame> {
     let text = |bytes: &[u8]| match bytes.len() {
-        length if length > usize::from(u16::MAX) => Err(UnwritableFrame::TooLong { bytes: length }),
+        length if length > MAX_TOKEN_TEXT => Err(UnwritableFrame::TooLong { bytes: length }),
         length => Ok(length),
     };
     let mut sum = TOKEN_BYTES + text(&token.bytes)?;
     if let Some(Logprobs { chosen, top }) = &token.logprobs {
-        if top.len() > usize::from(u16::MAX) {
+        if top.len() > MAX_ALTERNATIVES {
             return Err(UnwritableFrame::TooLong { bytes: top.len() * ALTERNATIVE_BYTES });
         }
         if !chosen.is_finite() || top.iter().any(|alternative| !alternative.logprob.is_finite()) {
@@ -91,8 +92,8 @@ fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, FrameError> {
     if head.get_u16_le() != 0 {
         return Err(FrameError::Reserved);
     }
-    if count > payload.len() / ALTERNATIVE_BYTES {
-        return Err(cut());
+    if count > MAX_ALTERNATIVES {
+        return Err(FrameKind::Step.malformed("a token has too many alternatives"));
     }
     let mut top = Vec::with_capacity(count);
     for _ in 0..count {
@@ -106,6 +107,9 @@ fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, FrameError> {
 }
 
 fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, FrameError> {
+    if usize::from(length) > MAX_TOKEN_TEXT {
+        return Err(FrameKind::Step.malformed("a token is too long"));
+    }
     let (text, rest) = payload.split_at_checked(usize::from(length)).ok_or_else(cut)?;
     *payload = rest;
     Ok(text.to_vec())

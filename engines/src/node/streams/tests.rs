@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use baton_schemas::node::{NodeErrorReply, Role};
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::streams::{
-    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NodeFrame, StreamVersions, StreamWork, put_body, put_cancel, put_credit,
-    put_start,
+    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamVersions, StreamWork, put_body, put_cancel,
+    put_credit, put_start,
 };
 use baton_schemas::{SequenceRequest, Token};
 use bytes::BytesMut;
@@ -127,7 +127,7 @@ fn request(first: Token, n_tokens: u32) -> Vec<u8> {
 }
 
 fn start(out: &mut BytesMut, stream: u32, credit: u32, body: &[u8]) {
-    let _rest = put_start(out, stream, StreamWork::Generate, credit, None, body);
+    let _rest = put_start(out, stream, &NewStream { work: StreamWork::Generate, credit, traceparent: None, body });
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,7 +249,8 @@ async fn a_cancelled_request_that_waits_to_be_parsed_holds_no_bytes() {
     let free = |n_bytes: usize| limits.body_bytes.available_permits() == MAX_BODIES_BYTES - n_bytes;
     let body = [&request(1, 3)[..], &[b' '; 70_000]].concat();
     let whole = |out: &mut BytesMut, stream| {
-        let rest = put_start(out, stream, StreamWork::Generate, 64, None, &body);
+        let new = NewStream { work: StreamWork::Generate, credit: 64, traceparent: None, body: &body };
+        let rest = put_start(out, stream, &new);
         assert!(put_body(out, stream, rest).is_empty());
     };
     rig.send(|out| whole(out, 1)).await;

@@ -1,14 +1,13 @@
 //! An endpoint's end of a connection: one task reads frames into the queues of their streams and writes what the
 //! streams have to send. No queue is ever full, because a node sends only what there is credit for.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_schemas::EngineError;
-use baton_schemas::streams::{
-    FrameBuffer, MAX_NODE_PAYLOAD, MAX_PARTIAL_BODIES, MAX_PIECE_BYTES, StreamWork, put_body,
-};
+use baton_schemas::streams::{FrameBuffer, MAX_NODE_PAYLOAD, MAX_PARTIAL_BODIES, MAX_PIECE_BYTES, StreamWork};
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
@@ -21,13 +20,16 @@ use super::state::{ConnectionState, NodeFault, StartedStream};
 use crate::{awake, trace};
 
 /// Starts and pieces of bodies wait while more bytes than this are not sent.
-const MAX_UNSENT_BYTES: usize = 256 << 10;
+const MAX_UNSENT_BYTES: usize = 64 << 10;
 
 /// Pieces of bodies that may be added at the same moment beyond that.
 const MAX_PIECES_AT_ONCE: usize = 8;
 
-/// Time for the node to take the bytes of one write. It reads whatever its engine does.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for the node to take any byte. It reads whatever its engine does.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A sign of life of a node that sends a long frame. Fewer bytes that are no whole frame show none.
+const MIN_PROGRESS_BYTES: usize = 4 << 10;
 
 /// The size of one read.
 const READ_BYTES: usize = 64 << 10;
@@ -37,6 +39,8 @@ const READ_BYTES: usize = 64 << 10;
 enum ConnectionEnd {
     #[error("the node closed the connection")]
     Closed,
+    #[error("it failed in this process")]
+    Dropped,
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("no sign of life for {} s", SILENCE_TIMEOUT.as_secs())]
@@ -55,6 +59,8 @@ pub(super) struct Connection {
 
 /// What the connection's task shares with its streams.
 struct Shared {
+    /// The node's address, for the log.
+    node: String,
     state: Mutex<ConnectionState>,
     /// Notified when there are bytes to send.
     has_bytes: Notify,
@@ -71,6 +77,26 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the connection and its streams, and says so in the log, if that has not happened yet.
+    fn end(&self, end: &ConnectionEnd) {
+        let mut state = self.lock();
+        if !state.is_open() {
+            return;
+        }
+        let n_streams = state.end(&EngineError::lost(end));
+        drop(state);
+        self.has_room.notify_waiters();
+        let node = &self.node;
+        match end {
+            ConnectionEnd::Closed | ConnectionEnd::Io(_) => {
+                tracing::debug!(%end, node, n_streams, "the connection to a node has ended");
+            }
+            ConnectionEnd::Fault(_) | ConnectionEnd::Silent | ConnectionEnd::Unread | ConnectionEnd::Dropped => {
+                tracing::warn!(%end, node, n_streams, "the connection to a node is closed; its streams are lost");
+            }
+        }
+    }
+
     /// Waits until a piece of a body can be added. The piece is added before the permit is dropped.
     async fn room(&self) -> Option<SemaphorePermit<'_>> {
         let permit = self.pieces.acquire().await.ok();
@@ -78,7 +104,7 @@ impl Shared {
             let sent = self.has_room.notified();
             {
                 let state = self.lock();
-                if !state.is_open() || state.outgoing.len() <= MAX_UNSENT_BYTES {
+                if !state.is_open() || state.n_outgoing() <= MAX_UNSENT_BYTES {
                     return permit;
                 }
             }
@@ -88,22 +114,23 @@ impl Shared {
 }
 
 impl Connection {
-    /// Starts to read and write.
-    pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Arc<Connection> {
+    /// Starts to read and write. `node` is the address for the log.
+    pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, node: String) -> Arc<Connection> {
         let shared = Arc::new(Shared {
+            node,
             state: Mutex::default(),
             has_bytes: Notify::new(),
             has_room: Notify::new(),
             pieces: Semaphore::new(MAX_PIECES_AT_ONCE),
             bodies: Semaphore::new(MAX_PARTIAL_BODIES),
         });
-        let task = tokio::spawn(run(io, Arc::clone(&shared)));
+        let task = tokio::spawn(run(io, EndGuard(Arc::clone(&shared))));
         Arc::new(Connection { shared, _task: AbortOnDropHandle::new(task) })
     }
 
     /// Returns true if streams can be started.
-    pub(super) fn is_open(&self) -> bool {
-        self.shared.lock().is_open()
+    pub(super) fn takes_streams(&self) -> bool {
+        self.shared.lock().takes_streams()
     }
 
     /// Waits for the turn of a body of this length. Only some long bodies are sent at the same time.
@@ -126,12 +153,12 @@ impl Connection {
         started
     }
 
-    /// Sends the pieces of a body after the first one.
+    /// Sends the pieces of a body after the first one. Stops if the stream ends: a cancel then says so.
     pub(super) async fn send_rest(&self, stream: u32, body: &[u8]) {
         let mut rest = body.get(MAX_PIECE_BYTES..).unwrap_or_default();
         while !rest.is_empty() {
             let _room = self.shared.room().await;
-            rest = put_body(&mut self.shared.lock().outgoing, stream, rest);
+            rest = self.shared.lock().add_piece(stream, rest);
             self.shared.has_bytes.notify_one();
         }
     }
@@ -149,54 +176,79 @@ impl Connection {
     }
 }
 
-/// Reads and writes until the connection ends. Then all its streams are lost.
-async fn run(io: impl AsyncRead + AsyncWrite + Send + 'static, shared: Arc<Shared>) {
-    let (reader, writer) = tokio::io::split(io);
-    let end = tokio::select! {
-        end = read(reader, &shared) => end,
-        end = write(writer, &shared) => end,
-    };
-    let end = end.err().unwrap_or(ConnectionEnd::Closed);
-    match end {
-        ConnectionEnd::Fault(_) => tracing::warn!(%end, "a connection to a node is closed; its streams are lost"),
-        _ => tracing::debug!(%end, "a connection to a node has ended"),
+/// Ends the connection however its task ends, so that no stream waits for a task that has panicked.
+struct EndGuard(Arc<Shared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        self.0.end(&ConnectionEnd::Dropped);
     }
-    shared.lock().end(&EngineError::lost(end));
-    shared.has_room.notify_waiters();
 }
 
-async fn read(mut io: ReadHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<(), ConnectionEnd> {
+/// Reads and writes until the connection ends. Then all its streams are lost.
+async fn run(io: impl AsyncRead + AsyncWrite + Send + 'static, guard: EndGuard) {
+    let shared = &*guard.0;
+    let (reader, writer) = tokio::io::split(io);
+    let Err(end) = tokio::select! {
+        end = read(reader, shared) => end,
+        end = write(writer, shared) => end,
+    };
+    shared.end(&end);
+}
+
+async fn read(mut io: ReadHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<Infallible, ConnectionEnd> {
     let mut inbox = FrameBuffer::new(MAX_NODE_PAYLOAD);
     loop {
+        let shown = awake::timeout(SILENCE_TIMEOUT, life(&mut io, &mut inbox, shared)).await;
+        shown.map_err(|_| ConnectionEnd::Silent)??;
+    }
+}
+
+/// Reads until the node has shown that it is alive: by a whole frame, or by much of one.
+async fn life(
+    io: &mut ReadHalf<impl AsyncRead + AsyncWrite>,
+    inbox: &mut FrameBuffer,
+    shared: &Shared,
+) -> Result<(), ConnectionEnd> {
+    let mut n_read = 0;
+    let mut has_frame = false;
+    while !has_frame && n_read < MIN_PROGRESS_BYTES {
         let space = inbox.space();
         space.reserve(READ_BYTES);
-        let read = awake::timeout(SILENCE_TIMEOUT, io.read_buf(space)).await;
-        if read.map_err(|_| ConnectionEnd::Silent)?? == 0 {
-            return Ok(());
+        match io.read_buf(space).await? {
+            0 => return Err(ConnectionEnd::Closed),
+            n => n_read += n,
         }
         let mut state = shared.lock();
         while let Some(frame) = inbox.next_frame().map_err(NodeFault::from)? {
+            has_frame = true;
             state.receive(frame)?;
         }
         if state.is_unread() {
             return Err(ConnectionEnd::Unread);
         }
+        if state.has_urgent() {
+            shared.has_bytes.notify_one();
+        }
     }
+    Ok(())
 }
 
-async fn write(mut io: WriteHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<(), ConnectionEnd> {
+async fn write(mut io: WriteHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<Infallible, ConnectionEnd> {
     let mut bytes = BytesMut::new();
     loop {
-        std::mem::swap(&mut shared.lock().outgoing, &mut bytes);
+        shared.lock().take(&mut bytes);
         if bytes.is_empty() {
             shared.has_bytes.notified().await;
             continue;
         }
-        let sent = async {
-            io.write_all(&bytes).await?;
-            io.flush().await
-        };
-        awake::timeout(WRITE_TIMEOUT, sent).await.map_err(|_| ConnectionEnd::Unread)??;
+        while !bytes.is_empty() {
+            let written = awake::timeout(WRITE_TIMEOUT, io.write_buf(&mut bytes)).await;
+            if written.map_err(|_| ConnectionEnd::Unread)?? == 0 {
+                return Err(ConnectionEnd::Closed);
+            }
+        }
+        awake::timeout(WRITE_TIMEOUT, io.flush()).await.map_err(|_| ConnectionEnd::Unread)??;
         bytes.clear();
         shared.has_room.notify_waiters();
     }

@@ -6,9 +6,6 @@ use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use tokio::sync::mpsc;
 
-/// The most tokens, vectors or loads of a stream that its reader has not taken. Further ones wait in the engine.
-pub(super) const CREDIT: u32 = 64;
-
 /// Events of a stream that take no credit: started, handoff, finished or an error.
 pub(super) const MAX_FREE_EVENTS: u32 = 4;
 
@@ -22,6 +19,15 @@ pub(in super::super) enum Inbox {
 }
 
 impl Inbox {
+    /// The credit of a new stream.
+    pub(super) fn credit(&self) -> u32 {
+        match self {
+            Inbox::Sequence(_) => SequenceEvent::CREDIT,
+            Inbox::Embed(_) => EmbedEvent::CREDIT,
+            Inbox::Loads(_) => NodeLoad::CREDIT,
+        }
+    }
+
     pub(super) fn fail(&self, error: EngineError) {
         // It fails if the reader has left.
         match self {
@@ -34,6 +40,9 @@ impl Inbox {
 
 /// An event of a kind of stream.
 pub(in super::super) trait StreamEvent: Sized + Send + Unpin + 'static {
+    /// The most tokens, vectors or loads of a stream that its reader has not taken. Further ones wait in the engine.
+    const CREDIT: u32;
+
     /// The stream may end without a last event.
     const MAY_END: bool = false;
 
@@ -48,6 +57,8 @@ pub(in super::super) trait StreamEvent: Sized + Send + Unpin + 'static {
 }
 
 impl StreamEvent for SequenceEvent {
+    const CREDIT: u32 = 64;
+
     fn inbox(sender: EventSender<Self>) -> Inbox {
         Inbox::Sequence(sender)
     }
@@ -62,6 +73,9 @@ impl StreamEvent for SequenceEvent {
 }
 
 impl StreamEvent for EmbedEvent {
+    /// A vector may take a megabyte.
+    const CREDIT: u32 = 16;
+
     fn inbox(sender: EventSender<Self>) -> Inbox {
         Inbox::Embed(sender)
     }
@@ -76,6 +90,7 @@ impl StreamEvent for EmbedEvent {
 }
 
 impl StreamEvent for NodeLoad {
+    const CREDIT: u32 = 16;
     const MAY_END: bool = true;
 
     fn inbox(sender: EventSender<Self>) -> Inbox {

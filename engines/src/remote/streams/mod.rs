@@ -51,7 +51,7 @@ impl NodeStreams {
             let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
             let current = opening.as_ref().filter(|opening| match opening.peek() {
                 None => true,
-                Some(opened) => opened.as_ref().is_ok_and(|connection| connection.is_open()),
+                Some(opened) => opened.as_ref().is_ok_and(|connection| connection.takes_streams()),
             });
             match current {
                 Some(current) => current.clone(),

@@ -1,23 +1,26 @@
 //! The streams of a connection, and what a node may send for each of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeErrorReply;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::streams::{
-    FrameError, NewStream, NodeFrame, RawFrame, StreamWork, Vector, put_cancel, put_credit, put_start,
+    FrameError, NewStream, NodeFrame, RawFrame, StreamWork, Vector, put_body, put_cancel, put_credit, put_start,
 };
 use bytes::BytesMut;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use super::super::calls::from_node;
-use super::event::{CREDIT, Inbox, MAX_FREE_EVENTS};
+use super::event::{EventSender, Inbox, MAX_FREE_EVENTS, StreamEvent};
 
 /// Bytes of credits and cancels that a node may leave unread. It has read so little for a long time that it is lost.
 const MAX_UNREAD_BYTES: usize = 4 << 20;
+
+/// Numbers of streams after which a new connection is opened. The rest is for the streams that start meanwhile.
+const MANY_STREAMS: u32 = u32::MAX - (1 << 20);
 
 /// What is wrong with a node's frames. The connection ends.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,8 +39,14 @@ pub(super) enum NodeFault {
     TooManyEvents,
     #[error("a frame that does not belong to the stream's work")]
     OtherWork,
-    #[error("an unreadable event")]
-    Unreadable,
+}
+
+/// What an event means for its stream.
+enum EventMeaning {
+    GoesOn,
+    IsLast,
+    /// This endpoint does not know it, because the node is newer or at fault.
+    IsUnreadable,
 }
 
 /// A stream that has not ended.
@@ -48,6 +57,8 @@ struct OpenStream {
     credit: u32,
     /// Events without credit that may still come.
     n_free: u32,
+    /// The batch of frames that the last piece of its body so far is in.
+    batch: u64,
 }
 
 impl OpenStream {
@@ -82,32 +93,19 @@ impl OpenStream {
         Ok(())
     }
 
-    /// Returns true if the stream has ended.
-    fn event(&mut self, json: &[u8]) -> Result<bool, NodeFault> {
+    fn event(&mut self, json: &[u8]) -> Result<EventMeaning, NodeFault> {
         if let Inbox::Loads(_) = self.inbox {
             self.take_credit()?;
         } else {
             self.take_free()?;
         }
         match &self.inbox {
-            Inbox::Sequence(sender) => match read(json)? {
-                SequenceEvent::Token(_) => Err(NodeFault::OtherWork),
-                event => {
-                    let is_last = matches!(event, SequenceEvent::Finished { .. });
-                    drop(sender.try_send(Ok(event)));
-                    Ok(is_last)
-                }
-            },
-            Inbox::Embed(sender) => match read(json)? {
-                EmbedEvent::Vector(_) => Err(NodeFault::OtherWork),
-                event @ EmbedEvent::Finished { .. } => {
-                    drop(sender.try_send(Ok(event)));
-                    Ok(true)
-                }
-            },
+            Inbox::Sequence(sender) => pass(json, sender),
+            Inbox::Embed(sender) => pass(json, sender),
             Inbox::Loads(sender) => {
-                drop(sender.try_send(Ok(read(json)?)));
-                Ok(false)
+                let Some(load) = read(json) else { return Ok(EventMeaning::IsUnreadable) };
+                drop(sender.try_send(Ok(load)));
+                Ok(EventMeaning::GoesOn)
             }
         }
     }
@@ -121,8 +119,23 @@ impl OpenStream {
     }
 }
 
-fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, NodeFault> {
-    serde_json::from_slice(json).map_err(|_| NodeFault::Unreadable)
+/// Gives an event that takes no credit to the reader.
+fn pass<D: StreamEvent + DeserializeOwned>(json: &[u8], sender: &EventSender<D>) -> Result<EventMeaning, NodeFault> {
+    let Some(event) = read::<D>(json) else { return Ok(EventMeaning::IsUnreadable) };
+    if event.takes_credit() {
+        return Err(NodeFault::OtherWork);
+    }
+    let meaning = if event.is_last() { EventMeaning::IsLast } else { EventMeaning::GoesOn };
+    drop(sender.try_send(Ok(event)));
+    Ok(meaning)
+}
+
+fn read<T: DeserializeOwned>(json: &[u8]) -> Option<T> {
+    serde_json::from_slice(json).ok()
+}
+
+fn unreadable(what: &str) -> EngineError {
+    EngineError::lost(format!("the node sent {what} that this endpoint cannot read; it may be of a newer version"))
 }
 
 /// A stream that was just started.
@@ -138,8 +151,14 @@ pub(super) struct ConnectionState {
     open: HashMap<u32, OpenStream>,
     /// The number of the newest stream.
     newest: u32,
-    /// Frames in the order in which they are sent.
-    pub(super) outgoing: BytesMut,
+    /// Streams whose bodies are not whole. The node keeps a place for each, even if it has refused the stream.
+    partial: HashSet<u32>,
+    /// Starts and pieces of bodies, and the credits and cancels that must not overtake them.
+    outgoing: BytesMut,
+    /// Credits and cancels that are sent first.
+    urgent: BytesMut,
+    /// The number of the batch that waits in `outgoing`.
+    batch: u64,
     /// Why the connection has ended.
     end: Option<EngineError>,
 }
@@ -147,6 +166,33 @@ pub(super) struct ConnectionState {
 impl ConnectionState {
     pub(super) fn is_open(&self) -> bool {
         self.end.is_none()
+    }
+
+    /// Returns true if it is open and has numbers left for streams.
+    pub(super) fn takes_streams(&self) -> bool {
+        self.is_open() && self.newest < MANY_STREAMS
+    }
+
+    /// The bytes of starts and bodies that wait.
+    pub(super) fn n_outgoing(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Returns true if frames wait that are sent first.
+    pub(super) fn has_urgent(&self) -> bool {
+        !self.urgent.is_empty()
+    }
+
+    /// Moves all frames that wait into this empty buffer.
+    pub(super) fn take(&mut self, bytes: &mut BytesMut) {
+        std::mem::swap(&mut self.urgent, bytes);
+        if bytes.is_empty() {
+            std::mem::swap(&mut self.outgoing, bytes);
+        } else {
+            bytes.extend_from_slice(&self.outgoing);
+            self.outgoing.clear();
+        }
+        self.batch += 1;
     }
 
     /// Adds a stream and its start, with the first piece of the body. Errors: the connection has ended.
@@ -162,31 +208,59 @@ impl ConnectionState {
         }
         let stream = self.newest.checked_add(1).ok_or_else(|| EngineError::lost("the connection is used up"))?;
         self.newest = stream;
-        put_start(&mut self.outgoing, stream, &NewStream { work, credit: CREDIT, traceparent, body });
+        let credit = inbox.credit();
+        if !put_start(&mut self.outgoing, stream, &NewStream { work, credit, traceparent, body }).is_empty() {
+            self.partial.insert(stream);
+        }
         let (heard, acceptance) = oneshot::channel();
-        let open = OpenStream { inbox, acceptance: Some(heard), credit: CREDIT, n_free: MAX_FREE_EVENTS };
+        let batch = self.batch;
+        let open = OpenStream { inbox, acceptance: Some(heard), credit, n_free: MAX_FREE_EVENTS, batch };
         self.open.insert(stream, open);
         Ok(StartedStream { stream, acceptance })
+    }
+
+    /// Adds the next piece of a body. Returns the rest; nothing, too, if the stream has ended.
+    pub(super) fn add_piece<'a>(&mut self, stream: u32, body: &'a [u8]) -> &'a [u8] {
+        let Some(open) = self.open.get_mut(&stream) else { return &[] };
+        open.batch = self.batch;
+        let rest = put_body(&mut self.outgoing, stream, body);
+        if rest.is_empty() {
+            self.partial.remove(&stream);
+        }
+        rest
     }
 
     /// Grants a stream more credit, if it has not ended.
     pub(super) fn grant(&mut self, stream: u32, credit: u32) {
         if let Some(open) = self.open.get_mut(&stream) {
             open.credit += credit;
-            put_credit(&mut self.outgoing, stream, credit);
+            let is_sent = open.batch < self.batch;
+            put_credit(if is_sent { &mut self.urgent } else { &mut self.outgoing }, stream, credit);
         }
     }
 
-    /// Ends a stream that its reader has left.
+    /// Ends a stream that its reader has left. A stream that has ended is cancelled, too, if its body is not whole.
     pub(super) fn cancel(&mut self, stream: u32) {
-        if self.open.remove(&stream).is_some() {
-            put_cancel(&mut self.outgoing, stream);
+        let open = self.open.remove(&stream);
+        let is_partial = self.partial.remove(&stream);
+        match open {
+            Some(open) if open.batch < self.batch => put_cancel(&mut self.urgent, stream),
+            Some(_) => put_cancel(&mut self.outgoing, stream),
+            None if is_partial => put_cancel(&mut self.outgoing, stream),
+            None => {}
+        }
+    }
+
+    /// The stream ends with an error.
+    fn fail(&mut self, stream: u32, error: EngineError) {
+        if let Some(open) = self.open.remove(&stream) {
+            open.fail(error);
         }
     }
 
     /// Returns true if the node has read nothing for a long time.
     pub(super) fn is_unread(&self) -> bool {
-        self.outgoing.len() > MAX_UNREAD_BYTES
+        self.outgoing.len() + self.urgent.len() > MAX_UNREAD_BYTES
     }
 
     /// Takes a frame of the node. Errors: it breaks the protocol.
@@ -215,19 +289,20 @@ impl ConnectionState {
                 }
             }
             NodeFrame::Event(json) => {
-                if let Some(open) = self.open_stream(stream)?
-                    && open.event(json)?
-                {
-                    self.open.remove(&stream);
+                let Some(open) = self.open_stream(stream)? else { return Ok(()) };
+                match open.event(json)? {
+                    EventMeaning::GoesOn => {}
+                    EventMeaning::IsLast => drop(self.open.remove(&stream)),
+                    EventMeaning::IsUnreadable => {
+                        put_cancel(&mut self.urgent, stream);
+                        self.fail(stream, unreadable("an event"));
+                    }
                 }
             }
             NodeFrame::Error(json) => {
-                let reply: NodeErrorReply = read(json)?;
-                if self.open_stream(stream)?.is_some()
-                    && let Some(open) = self.open.remove(&stream)
-                {
-                    open.fail(from_node(reply.error));
-                }
+                self.open_stream(stream)?;
+                let error = read::<NodeErrorReply>(json).map(|reply| from_node(reply.error));
+                self.fail(stream, error.unwrap_or_else(|| unreadable("an error")));
             }
             NodeFrame::End => {
                 if let Some(open) = self.open_stream(stream)? {
@@ -247,11 +322,63 @@ impl ConnectionState {
         Ok(self.open.get_mut(&stream))
     }
 
-    /// Ends the connection and all its streams.
-    pub(super) fn end(&mut self, error: &EngineError) {
-        if self.end.is_none() {
-            self.end = Some(error.clone());
-            self.open.drain().for_each(|(_, open)| open.fail(error.clone()));
+    /// Ends the connection and all its streams, if it is open. Returns how many streams are lost.
+    pub(super) fn end(&mut self, error: &EngineError) -> usize {
+        if self.end.is_some() {
+            return 0;
         }
+        self.end = Some(error.clone());
+        let n_streams = self.open.len();
+        self.open.drain().for_each(|(_, open)| open.fail(error.clone()));
+        n_streams
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::streams::{FrameBuffer, FrameKind, MAX_CLIENT_PAYLOAD};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    fn start(state: &mut ConnectionState, body: &[u8]) -> u32 {
+        let (sender, _) = mpsc::channel(1);
+        state.start(Inbox::Sequence(sender), StreamWork::Generate, None, body).unwrap().stream
+    }
+
+    fn sent(state: &mut ConnectionState) -> Vec<(u32, FrameKind)> {
+        let mut frames = FrameBuffer::new(MAX_CLIENT_PAYLOAD);
+        let mut bytes = BytesMut::new();
+        state.take(&mut bytes);
+        frames.space().extend_from_slice(&bytes);
+        std::iter::from_fn(|| frames.next_frame().unwrap().map(|frame| (frame.stream, frame.kind))).collect()
+    }
+
+    #[test]
+    fn credits_and_cancels_overtake_bodies_but_not_their_own() {
+        use FrameKind::{Body, Cancel, Credit, Start};
+        let long = vec![b' '; 150_000];
+        let mut state = ConnectionState::default();
+        start(&mut state, b"{}");
+        start(&mut state, b"{}");
+        assert_eq!(sent(&mut state), [(1, Start), (2, Start)]);
+        start(&mut state, &long);
+        state.add_piece(3, &long[65_536..]);
+        state.grant(1, 1);
+        state.cancel(2);
+        start(&mut state, b"{}");
+        state.cancel(3);
+        state.grant(4, 1);
+        let expected = [(1, Credit), (2, Cancel), (3, Start), (3, Body), (4, Start), (3, Cancel), (4, Credit)];
+        assert_eq!(sent(&mut state), expected);
+        assert_eq!(sent(&mut state), []);
+    }
+
+    #[test]
+    fn a_connection_that_runs_out_of_numbers_takes_no_streams() {
+        let mut state = ConnectionState { newest: MANY_STREAMS - 1, ..ConnectionState::default() };
+        assert!(state.takes_streams());
+        assert_eq!(start(&mut state, b"{}"), MANY_STREAMS);
+        assert!(!state.takes_streams() && state.is_open());
     }
 }

@@ -11,11 +11,8 @@ use tokio::sync::mpsc;
 
 use super::super::calls::{ANSWER_TIMEOUT, timed_out};
 use super::connection::Connection;
-use super::event::{CREDIT, MAX_FREE_EVENTS, StreamEvent};
+use super::event::{MAX_FREE_EVENTS, StreamEvent};
 use super::state::StartedStream;
-
-/// Credit that has been used up is granted again in portions, because each takes a frame.
-const CREDIT_PORTION: u32 = CREDIT / 2;
 
 /// A stream's events. Dropping it cancels the stream.
 pub(crate) struct RemoteStream<D> {
@@ -37,19 +34,14 @@ impl<D: StreamEvent> RemoteStream<D> {
     ) -> Result<RemoteStream<D>, EngineError> {
         let turn = connection.body_turn(body.len()).await;
         // Room for all that the node may send.
-        let (sender, events) = mpsc::channel((CREDIT + MAX_FREE_EVENTS + 1) as usize);
+        let (sender, events) = mpsc::channel((D::CREDIT + MAX_FREE_EVENTS + 1) as usize);
         let StartedStream { stream, acceptance } = connection.start(D::inbox(sender), work, &body).await?;
         let events = RemoteStream { stream, connection: Arc::clone(&connection), events, n_used: 0, has_ended: false };
         connection.send_rest(stream, &body).await;
         drop(turn);
         let accepted = tokio::time::timeout(ANSWER_TIMEOUT, acceptance).await.map_err(|_| timed_out())?;
-        match accepted.unwrap_or_else(|_| Err(EngineError::lost("the connection was dropped"))) {
-            Ok(()) => Ok(events),
-            Err(error) => {
-                events.ended();
-                Err(error)
-            }
-        }
+        accepted.unwrap_or_else(|_| Err(EngineError::lost("the connection was dropped")))?;
+        Ok(events)
     }
 }
 
@@ -76,17 +68,14 @@ impl<D: StreamEvent> Stream for RemoteStream<D> {
     }
 }
 
-impl<D> RemoteStream<D> {
-    /// The node has ended the stream, so dropping it cancels nothing.
-    fn ended(mut self) {
-        self.has_ended = true;
-    }
-
+impl<D: StreamEvent> RemoteStream<D> {
+    /// Credit that has been used up is granted again in portions, because each takes a frame.
     fn use_credit(&mut self) {
+        let portion = D::CREDIT / 2;
         self.n_used += 1;
-        if self.n_used == CREDIT_PORTION {
+        if self.n_used == portion {
             self.n_used = 0;
-            self.connection.grant(self.stream, CREDIT_PORTION);
+            self.connection.grant(self.stream, portion);
         }
     }
 }

@@ -1,16 +1,21 @@
 //! What a node may not send, and what a caller sees of it.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use baton_schemas::SequenceRequest;
+use baton_schemas::embed::EmbedEvent;
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::streams::{
     ClientFrame, FrameBuffer, HEAD_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, NodeFrameWriter, StreamWork,
 };
 use futures::StreamExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::connection::Connection;
-use super::event::CREDIT;
 use super::*;
+
+const CREDIT: u32 = SequenceEvent::CREDIT;
 
 /// A node's end of a connection, played by a test.
 struct FakeNode {
@@ -21,7 +26,10 @@ struct FakeNode {
 impl FakeNode {
     fn connected() -> (FakeNode, Arc<Connection>) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
-        (FakeNode { io: theirs, inbox: FrameBuffer::new(MAX_CLIENT_PAYLOAD) }, Connection::over(ours))
+        (
+            FakeNode { io: theirs, inbox: FrameBuffer::new(MAX_CLIENT_PAYLOAD) },
+            Connection::over(ours, "a test".to_owned()),
+        )
     }
 
     /// The next frame of the endpoint: its stream, and what it is.
@@ -93,7 +101,7 @@ async fn is_fault(cause: &str, write: impl FnOnce(&mut NodeFrameWriter)) {
     let (_, error) = rest(stream).await;
     let Some(EngineError::Lost { detail }) = error else { panic!("{cause}: {error:?}") };
     assert!(detail.contains("broke the stream protocol") && detail.contains(cause), "{cause}: {detail}");
-    assert!(!connection.is_open());
+    assert!(!connection.takes_streams());
     assert!(matches!(start(&connection).await.err(), Some(EngineError::Lost { .. })), "{cause}: the next call");
 }
 
@@ -115,7 +123,6 @@ async fn a_node_that_breaks_the_protocol_loses_its_connection_with_the_cause() {
     .await;
     is_fault("work", |frames| frames.vector(1, &[1.0]).unwrap()).await;
     is_fault("work", |frames| frames.event(1, &SequenceEvent::Token(token(1))).unwrap()).await;
-    is_fault("unreadable", |frames| frames.event(1, &"nonsense").unwrap()).await;
     is_fault("cut off", |frames| {
         frames.token(1, &token(1)).unwrap();
         // The token claims more bytes than there are.
@@ -180,7 +187,7 @@ async fn a_dropped_stream_is_cancelled_and_what_still_comes_for_it_is_ignored() 
         }
     }
     assert_eq!(node.next().await, (2, "cancel".to_owned()));
-    assert!(connection.is_open());
+    assert!(connection.takes_streams());
 }
 
 #[tokio::test]
@@ -198,7 +205,7 @@ async fn a_refusal_ends_only_its_stream() {
     })
     .await;
     assert_eq!(rest(stream).await, (1, Some(EngineError::NotFinite)));
-    assert!(connection.is_open());
+    assert!(connection.takes_streams());
 }
 
 #[tokio::test]
@@ -251,4 +258,153 @@ async fn a_silent_node_is_lost_and_one_that_shows_life_is_not() {
     let (_, error) = rest(stream).await;
     assert!(matches!(error, Some(EngineError::Lost { detail }) if detail.contains("no sign of life")));
     assert_eq!(began.elapsed().as_secs(), 35);
+}
+
+#[tokio::test]
+async fn what_this_endpoint_cannot_read_ends_only_its_stream() {
+    let (mut node, connection, mut first) = accepted().await;
+    let (second, ()) = tokio::join!(start(&connection), async {
+        node.next().await;
+        node.send(|frames| {
+            frames.accepted(2);
+            frames.event(2, &"an event of a newer node").unwrap();
+        })
+        .await;
+        assert_eq!(node.next().await, (2, "cancel".to_owned()));
+    });
+    let (n_tokens, error) = rest(second.unwrap()).await;
+    assert!(matches!(&error, Some(EngineError::Lost { detail }) if detail.contains("cannot read")), "{error:?}");
+    assert_eq!(n_tokens, 0);
+    // An error of an unknown kind, too. The node has ended that stream, so nothing is cancelled.
+    let (refused, ()) = tokio::join!(start(&connection), async {
+        assert_eq!(node.next().await.0, 3);
+        node.send(|frames| {
+            let json = br#"{"error":{"kind":"of_a_newer_node"}}"#;
+            frames.frames().extend_from_slice(&[json.len() as u8, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0]);
+            frames.frames().extend_from_slice(json);
+            frames.token(1, &token(1)).unwrap();
+        })
+        .await;
+    });
+    assert!(matches!(refused.err(), Some(EngineError::Lost { detail }) if detail.contains("cannot read")));
+    assert!(matches!(first.next().await, Some(Ok(SequenceEvent::Token(_)))));
+    assert!(connection.takes_streams());
+    drop(first);
+    assert_eq!(node.next().await, (1, "cancel".to_owned()));
+}
+
+#[tokio::test]
+async fn a_stream_of_vectors_has_little_credit() {
+    let (mut node, connection) = FakeNode::connected();
+    let start = RemoteStream::<EmbedEvent>::start(Arc::clone(&connection), StreamWork::Embed, b"{}".to_vec());
+    let (stream, ()) = tokio::join!(start, async {
+        node.next().await;
+        node.send(|frames| {
+            frames.accepted(1);
+            (0..16).for_each(|_| frames.vector(1, &[1.0]).unwrap());
+        })
+        .await;
+    });
+    let mut stream = stream.unwrap();
+    for _ in 0..8 {
+        stream.next().await.unwrap().unwrap();
+    }
+    assert_eq!(node.next().await, (1, "credit 8".to_owned()));
+    node.send(|frames| (0..9).for_each(|_| frames.vector(1, &[1.0]).unwrap())).await;
+    let last = stream.filter_map(|event| std::future::ready(event.err())).next().await;
+    assert!(matches!(&last, Some(EngineError::Lost { detail }) if detail.contains("credit")), "{last:?}");
+}
+
+#[tokio::test]
+async fn bodies_that_are_refused_early_free_their_places() {
+    const BODY_BYTES: usize = 8 << 20;
+    let (mut node, connection, _first) = accepted().await;
+    for stream in 2..40 {
+        let body = vec![b' '; BODY_BYTES];
+        let long = RemoteStream::<SequenceEvent>::start(Arc::clone(&connection), StreamWork::Generate, body);
+        let full = EngineError::QueueFull { limit: 3 };
+        let (refused, n_pieces) = tokio::join!(long, async {
+            assert_eq!(node.next().await.0, stream);
+            node.send(|frames| frames.error(stream, full.clone())).await;
+            let mut n_pieces = 0;
+            while node.next().await != (stream, "cancel".to_owned()) {
+                n_pieces += 1;
+            }
+            n_pieces
+        });
+        assert_eq!(refused.err(), Some(full));
+        assert!(n_pieces < BODY_BYTES / (64 << 10) - 1, "the rest is not sent: {n_pieces}");
+    }
+    assert!(connection.takes_streams());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_sends_single_bytes_is_silent() {
+    let (mut node, _connection, stream) = accepted().await;
+    let began = tokio::time::Instant::now();
+    let drip = async {
+        node.io.write_all(&[0, 0, 16, 0, 18, 0, 0, 0, 1, 0, 0, 0]).await.unwrap();
+        for _ in 0..60 {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            // It fails once the endpoint has left.
+            let _ = node.io.write_all(b"x").await;
+        }
+    };
+    let (((_, error), elapsed), ()) = tokio::join!(async { (rest(stream).await, began.elapsed()) }, drip);
+    assert_eq!(elapsed.as_secs(), 5);
+    assert!(matches!(&error, Some(EngineError::Lost { detail }) if detail.contains("no sign of life")), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_reads_nothing_is_lost_though_it_shows_life() {
+    let (mut node, connection, stream) = accepted().await;
+    let body = vec![b' '; 4 << 20];
+    let began = tokio::time::Instant::now();
+    let long = RemoteStream::<SequenceEvent>::start(connection, StreamWork::Generate, body);
+    let shows_life = async {
+        loop {
+            let mut frames = NodeFrameWriter::default();
+            frames.alive();
+            let _ = node.io.write_all(frames.frames()).await;
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+    };
+    let lost = tokio::select! {
+        lost = long => lost.err(),
+        () = shows_life => None,
+    };
+    assert!(matches!(&lost, Some(EngineError::Lost { detail }) if detail.contains("reads nothing")), "{lost:?}");
+    assert_eq!(began.elapsed().as_secs(), 10);
+    assert!(rest(stream).await.1.is_some());
+}
+
+/// A socket whose code panics.
+struct PanickingIo;
+
+impl AsyncRead for PanickingIo {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        panic!("a defect")
+    }
+}
+
+impl AsyncWrite for PanickingIo {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<std::io::Result<usize>> {
+        panic!("a defect")
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_panic_ends_the_connection_and_its_streams() {
+    let connection = Connection::over(PanickingIo, "a test".to_owned());
+    let lost = start(&connection).await.err();
+    assert!(matches!(lost, Some(EngineError::Lost { .. })), "{lost:?}");
+    assert!(!connection.takes_streams());
 }

@@ -17,13 +17,16 @@ use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
 use crate::request::poison_case::PoisonCase;
 use crate::targets::models::{ImageNeed, ServedModel};
-use crate::targets::nodes::{FallbackReason, Node, Task};
+use crate::targets::nodes::{FallbackReason, Node, StateChange, Task};
 
 /// How long a request that lost an engine before it was accepted looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The pause between two retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How soon a node of another version may be used again, for clients that wait for it.
+const VERSION_RETRY: Duration = Duration::from_secs(1);
 
 /// A request's attempts to start.
 #[derive(Default)]
@@ -171,6 +174,10 @@ impl StartRetry {
         if matches!(error, EngineError::Unauthorized) {
             node.failed(Task::Decode, FailureReason::DecodeLost);
         }
+        if let EngineError::VersionMismatch(_) = error {
+            // It was replaced since it was asked for its description, and is asked again.
+            node.health.note_failure(&StateChange::from(error), VERSION_RETRY);
+        }
         if is_engine_failure(error) {
             node.failed(Task::Decode, FailureReason::EngineFailed);
         }
@@ -254,7 +261,7 @@ impl StartRetry {
     async fn may_retry_after(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         match error {
             EngineError::QueueFull { .. } => self.may_ask_another(model, FallbackReason::DecodeBusy),
-            EngineError::Unavailable { .. } | EngineError::Unauthorized => {
+            EngineError::Unavailable { .. } | EngineError::Unauthorized | EngineError::VersionMismatch(_) => {
                 self.may_ask_another(model, FallbackReason::DecodeUnavailable)
             }
             error if error.is_lost_engine() => self.may_retry_lost(model, error).await,

@@ -4,14 +4,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
+use axum::extract::Request;
+use axum::middleware::map_request;
+use baton_engines::node::{ClusterKey, Listener, router};
+use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{EmbedStream, Engine, SequenceStream};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
 use baton_schemas::generate::{ChatPrompt, Conversation, Input};
-use baton_schemas::node::{NodeLoad, TokenizeRequest};
+use baton_schemas::node::{NodeLoad, Role, TokenizeRequest};
+use baton_schemas::streams::{StreamVersions, VersionMismatch};
 use baton_schemas::{GenerateRequest, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::http::HttpBackend;
@@ -19,7 +25,7 @@ use crate::observe::tests::{caller, request};
 use crate::reply_event::EventKind;
 use crate::serve::request_service::RequestService;
 use crate::targets::models::ModelPool;
-use crate::targets::nodes::Health;
+use crate::targets::nodes::{Health, NodeState};
 
 /// How a node ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -229,6 +235,37 @@ async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     app.generate(request("m"), caller()).await.unwrap();
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
     assert_eq!(counts, [(FallbackReason::DecodeUnavailable, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_of_another_version_is_left_out_and_another_one_is_asked() {
+    let mismatch = VersionMismatch { node: StreamVersions::BEFORE, endpoint: StreamVersions::OURS };
+    let other = Refusing(sim(), EngineError::VersionMismatch(mismatch));
+    let (app, model) = over(vec![node("a", other).await, node("b", sim()).await]);
+    let reply = app.generate(request("m"), caller()).await.unwrap();
+    assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
+    assert_eq!(counts, [(FallbackReason::DecodeUnavailable, 1)]);
+    assert_eq!(model.decode[0].health.state(), NodeState::Down);
+}
+
+#[tokio::test]
+async fn a_node_behind_a_proxy_that_passes_no_upgrade_is_replaced_by_another_one() {
+    let strip = map_request(|mut request: Request| async move {
+        request.headers_mut().remove("upgrade");
+        request
+    });
+    let routes = router(Arc::new(sim()), Role::Both, ClusterKey::new("key"));
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = NodeAddress::Url(format!("http://{}", listener.tcp_address().unwrap()));
+    let stop = CancellationToken::new();
+    tokio::spawn(listener.serve(routes.layer(strip), stop.clone()));
+    let remote = RemoteEngine::new(&address, "key").unwrap();
+    let (app, model) = over(vec![node("proxied", remote).await, node("b", sim()).await]);
+    let reply = app.generate(request("m"), caller()).await.unwrap();
+    assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    assert_eq!(model.fallbacks.view()[&FallbackReason::DecodeLost].count, 1);
+    stop.cancel();
 }
 
 #[tokio::test(start_paused = true)]
