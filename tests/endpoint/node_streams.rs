@@ -150,7 +150,8 @@ async fn a_client_that_does_not_read_delays_no_other_and_one_that_leaves_frees_i
     for i in 0..4 {
         whole(&server, i, 2_000).await;
     }
-    assert_eq!(node(&server, 0).await["active_slots"], 1, "the unread stream waits");
+    // The node may still report a stream that has just ended.
+    eventually_async("the unread stream alone", async || node(&server, 0).await["active_slots"] == 1).await;
     drop(unread);
     eventually_async("a free slot", || async { node(&server, 0).await["active_slots"] == 0 }).await;
 }
