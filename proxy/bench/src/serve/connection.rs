@@ -57,7 +57,7 @@ impl ServerConnections {
         let mut headers = HeaderMap::new();
         headers.insert(
             HOST,
-            HeaderValue::from_str(&server.base.split_once("://").map_or("", |(_, rest)| authority(rest)))?,
+            HeaderValue::from_str(server.base.split_once("://").map_or("", |(_, rest)| authority(rest)))?,
         );
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(key) = &server.key {

@@ -141,7 +141,7 @@ impl HarmonyParser {
             if let Some((end, _)) = header.char_indices().nth(MAX_HEADER_CHARS) {
                 let rest = header.split_off(end) + message.map_or("", |_| MESSAGE);
                 self.pending.0.insert_str(0, &rest);
-                out.text(&std::mem::take(header));
+                out.text(std::mem::take(header));
                 self.state = HarmonyState::Text;
                 return true;
             }

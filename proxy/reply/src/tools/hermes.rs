@@ -145,5 +145,5 @@ fn give_back(calls: &mut JsonCalls, out: &mut ParsedPieces) {
     if calls.is_untouched() {
         out.text(OPEN);
     }
-    out.text(&calls.give_back());
+    out.text(calls.give_back());
 }

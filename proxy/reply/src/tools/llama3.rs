@@ -83,7 +83,7 @@ impl CallParser for Llama3Parser {
                         Some(c) if c.is_whitespace() => self.held.push(c),
                         first => {
                             self.held.extend(first);
-                            out.text(&std::mem::take(&mut self.held));
+                            out.text(std::mem::take(&mut self.held));
                             self.state = Llama3State::Text;
                         }
                     },
@@ -98,7 +98,7 @@ impl CallParser for Llama3Parser {
                         }
                         CallProgress::NotACall => {
                             let rest = calls.give_back();
-                            out.text(&std::mem::take(&mut self.held));
+                            out.text(std::mem::take(&mut self.held));
                             out.text(rest);
                             self.state = Llama3State::Text;
                         }
@@ -108,7 +108,7 @@ impl CallParser for Llama3Parser {
                     Some('{') => self.begin(out),
                     Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
                     other => {
-                        out.text(&other.map(String::from).unwrap_or_default());
+                        out.text(other.map(String::from).unwrap_or_default());
                         self.state = Llama3State::Text;
                     }
                 },
@@ -123,7 +123,7 @@ impl CallParser for Llama3Parser {
             Llama3State::Calls(calls) => {
                 let rest = calls.finish(out);
                 if calls.is_untouched() {
-                    out.text(&std::mem::take(&mut self.held));
+                    out.text(std::mem::take(&mut self.held));
                 }
                 out.text(rest);
             }

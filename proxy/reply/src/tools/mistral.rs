@@ -174,7 +174,7 @@ impl MistralParser {
                     CallProgress::Reading => {}
                     CallProgress::Done => self.state = MistralState::Outside,
                     CallProgress::NotACall => {
-                        out.text(&calls.give_back());
+                        out.text(calls.give_back());
                         self.state = MistralState::Outside;
                     }
                 }
@@ -206,7 +206,7 @@ impl MistralParser {
         if let Some((end, _)) = name.char_indices().nth(MAX_NAME_CHARS) {
             let rest = name.split_off(end) + tag.map_or("", |tag| NAME_ENDS[tag]);
             self.pending.0.insert_str(0, &rest);
-            out.text(&std::mem::take(name));
+            out.text(std::mem::take(name));
             self.state = MistralState::Outside;
             return true;
         }
@@ -219,7 +219,7 @@ impl MistralParser {
                 _ => self.state = MistralState::BeforeArguments,
             }
         } else {
-            out.text(&std::mem::take(name));
+            out.text(std::mem::take(name));
             out.text(["", "", "{"][tag]);
             self.state = MistralState::Outside;
         }

@@ -108,11 +108,11 @@ impl CallParser for QwenXmlParser {
     fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
             QwenXmlState::Outside => out.text(self.pending.take()),
-            QwenXmlState::Opened => out.text(&format!("{OPEN}{}", self.pending.take())),
-            QwenXmlState::Name(name) => out.text(&format!("{FUNCTION}{name}{}", self.pending.take())),
+            QwenXmlState::Opened => out.text(format!("{OPEN}{}", self.pending.take())),
+            QwenXmlState::Name(name) => out.text(format!("{FUNCTION}{name}{}", self.pending.take())),
             QwenXmlState::Text => {
                 let rest = self.pending.take();
-                out.arguments(&escaped(&rest));
+                out.arguments(escaped(&rest));
             }
             QwenXmlState::Between
             | QwenXmlState::Key(_)
@@ -184,7 +184,7 @@ impl QwenXmlParser {
             }
             QwenXmlState::Text => {
                 let (text, end) = self.pending.take_until(&CLOSE_VALUE);
-                out.arguments(&escaped(&text));
+                out.arguments(escaped(&text));
                 if end.is_none() {
                     return false;
                 }
@@ -198,7 +198,7 @@ impl QwenXmlParser {
                     return false;
                 }
                 let raw = std::mem::take(raw);
-                out.arguments(&as_json(&raw));
+                out.arguments(as_json(&raw));
                 self.state = QwenXmlState::Between;
             }
             QwenXmlState::Closing => {
@@ -222,7 +222,7 @@ impl QwenXmlParser {
                 self.state = QwenXmlState::Between;
             }
             None => {
-                out.text(&format!("{FUNCTION}{name}>"));
+                out.text(format!("{FUNCTION}{name}>"));
                 self.state = QwenXmlState::Outside;
             }
         }
@@ -234,7 +234,7 @@ impl QwenXmlParser {
         if std::mem::replace(&mut self.has_values, true) {
             out.arguments(", ");
         }
-        out.arguments(&format!("\"{}\": ", escaped(key)));
+        out.arguments(format!("\"{}\": ", escaped(key)));
         if is_text {
             out.arguments("\"");
         }

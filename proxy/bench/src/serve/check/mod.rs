@@ -112,10 +112,10 @@ impl ReplyCheck {
         if event.error.is_some() {
             return Err(RequestFailure::ErrorEvent);
         }
-        if let Some(id) = &event.id {
-            if *self.id.get_or_insert_with(|| id.0.to_string()) != id.0 {
-                self.faults.add(ReplyFault::IdChanged, data);
-            }
+        if let Some(id) = &event.id
+            && *self.id.get_or_insert_with(|| id.0.to_string()) != id.0
+        {
+            self.faults.add(ReplyFault::IdChanged, data);
         }
         let mut seen = Seen::NoText;
         for choice in &event.choices {
