@@ -26,7 +26,10 @@ async fn bench(args: &[&str]) -> BenchRun {
     let folder = tempfile::tempdir().unwrap();
     let (json, svg) = (folder.path().join("figures.json"), folder.path().join("chart.svg"));
     let mut command = Command::new(&*BATON);
-    command.args(["bench", "serve", "--warm-up", "0.1", "--timeout", "60"]).args(args);
+    command.args(["bench", "serve", "--timeout", "60"]).args(args);
+    if !args.contains(&"--warm-up") {
+        command.args(["--warm-up", "0.1"]);
+    }
     command.arg("--json").arg(&json).arg("--svg").arg(&svg).stderr(Stdio::inherit());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let table = String::from_utf8(output.stdout).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_schemas::image::is_placeholder;
-use baton_schemas::sequence::{SequenceEvent, Timings};
+use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -19,6 +19,8 @@ use super::vocabulary::Vocabulary;
 pub(super) struct Sequence {
     pub(super) request: SequenceRequest,
     pub(super) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    /// The token of the current step, until those of the step's other sequences are drawn.
+    drawn: Option<GeneratedToken>,
     /// Prompt and everything generated so far.
     pub(super) tokens: Vec<Token>,
     /// The images among the tokens, in their order.
@@ -67,6 +69,7 @@ impl Sequence {
         Sequence {
             request,
             events: job.events,
+            drawn: None,
             tokens,
             images: job.images,
             preparation: None,
@@ -128,9 +131,23 @@ impl Sequence {
         }
     }
 
-    /// Sends an event, for which `Scheduler::can_step` has checked that there is room. A reader that has left is
-    /// noticed in the next turn.
-    pub(super) fn send(&self, event: Result<SequenceEvent, EngineError>) {
+    /// Keeps the token of this step for `send_drawn`.
+    pub(super) fn keep_drawn(&mut self, token: GeneratedToken) {
+        self.drawn = Some(token);
+    }
+
+    /// Sends the token of this step. The scheduler calls this for all sequences of the step together, so that their
+    /// tokens leave the node in one frame.
+    pub(super) fn send_drawn(&mut self) {
+        if let Some(token) = self.drawn.take() {
+            self.send(Ok(SequenceEvent::Token(token)));
+        }
+    }
+
+    /// Sends an event after the token that was drawn before it. `Scheduler::can_step` has checked that there is room. A
+    /// reader that has left is noticed in the next turn.
+    pub(super) fn send(&mut self, event: Result<SequenceEvent, EngineError>) {
+        self.send_drawn();
         if self.events.try_send(event).is_err() {
             tracing::debug!("the reader of a sequence has left");
         }

@@ -43,11 +43,15 @@ pub const MAX_PARTIAL_BODIES: usize = 16;
 /// The longest payload of a client's frame: a piece, and what precedes it in a start.
 pub const MAX_CLIENT_PAYLOAD: usize = MAX_PIECE_BYTES + 512;
 
-/// The longest payload of a node's frame. A token with 20 alternatives takes at most 90,000.
+/// The longest payload of a node's frame. A token takes at most [`MAX_TOKEN_BYTES`] of it.
 pub const MAX_NODE_PAYLOAD: usize = 1 << 20;
 
-/// The most alternatives of a token: as many as a client may request.
-pub const MAX_ALTERNATIVES: usize = 20;
+/// The most alternatives of a token. A client may request 20; `baton doctor` compares 200.
+pub const MAX_ALTERNATIVES: usize = 200;
+
+/// The most bytes of a token on the wire, with its alternatives: what a stream can make the endpoint hold is its credit
+/// times this.
+pub const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 /// The most bytes of a token, and of an alternative. Tokens of models have a few hundred at most.
 pub const MAX_TOKEN_TEXT: usize = 4 << 10;

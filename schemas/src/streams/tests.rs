@@ -178,7 +178,7 @@ fn what_breaks_a_limit_is_not_written() {
         let top = vec![Alternative { id: 1, bytes: vec![0; bytes], logprob: -1.0 }; n];
         GeneratedToken { logprobs: Some(Logprobs { chosen: -1.0, top }), ..token(1, b"a") }
     };
-    for (n, bytes) in [(MAX_ALTERNATIVES + 1, 1), (1, MAX_TOKEN_TEXT + 1)] {
+    for (n, bytes) in [(MAX_ALTERNATIVES + 1, 1), (1, MAX_TOKEN_TEXT + 1), (17, MAX_TOKEN_TEXT)] {
         assert!(matches!(writer.token(1, &alternatives(n, bytes)), Err(UnwritableFrame::TooLong { .. })));
     }
     for chosen in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -234,6 +234,9 @@ fn hostile_bytes_are_refused_by_name() {
     let said = |bytes: &[u8]| node_error(bytes).to_string();
     assert!(said(&padded(&logprobs(-1.0, MAX_ALTERNATIVES as u16 + 1))).contains("too many alternatives"));
     assert!(said(&padded(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 16])).contains("too long"));
+    let alternative = [&[9, 0, 0, 0, 0, 0, 128, 191, 0, 16][..], &[b'a'; MAX_TOKEN_TEXT]].concat();
+    let too_long = [logprobs(-1.0, 17), alternative.repeat(17)].concat();
+    assert!(said(&with(16, 0, &too_long)).contains("alternatives are too long"));
     is_malformed(node_error(&with(19, 1, &f32::INFINITY.to_le_bytes())));
     is_malformed(node_error(&with(19, 1, &[0; 3])));
     assert_eq!(node_error(&with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0])), FrameError::Reserved);

@@ -5,7 +5,7 @@ use bytes::{Buf, BufMut, BytesMut};
 
 use super::error::{FrameError, UnwritableFrame};
 use super::frame::FrameKind;
-use super::{MAX_ALTERNATIVES, MAX_TOKEN_TEXT};
+use super::{MAX_ALTERNATIVES, MAX_TOKEN_BYTES, MAX_TOKEN_TEXT};
 use crate::sequence::{Alternative, GeneratedToken, Logprobs};
 
 /// The token is a control token.
@@ -42,7 +42,7 @@ pub(super) fn length(token: &GeneratedToken) -> Result<usize, UnwritableFrame> {
             sum += ALTERNATIVE_BYTES + text(&alternative.bytes)?;
         }
     }
-    Ok(sum)
+    if sum > MAX_TOKEN_BYTES { Err(UnwritableFrame::TooLong { bytes: sum }) } else { Ok(sum) }
 }
 
 /// Appends a token. The caller has checked its [`length`].
@@ -71,6 +71,7 @@ pub(super) fn put(out: &mut BytesMut, stream: u32, token: &GeneratedToken) {
 
 /// The next token of a step and its stream.
 pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameError> {
+    let n_before = payload.len();
     let (mut head, rest) = payload.split_at_checked(TOKEN_BYTES).ok_or_else(cut)?;
     *payload = rest;
     let stream = head.get_u32_le();
@@ -81,6 +82,9 @@ pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameEr
     }
     let bytes = text(payload, head.get_u16_le())?;
     let logprobs = if flags & LOGPROBS != 0 { Some(logprobs(payload)?) } else { None };
+    if n_before - payload.len() > MAX_TOKEN_BYTES {
+        return Err(FrameKind::Step.malformed("a token and its alternatives are too long"));
+    }
     Ok((stream, GeneratedToken { id, bytes, special: flags & SPECIAL != 0, logprobs }))
 }
 

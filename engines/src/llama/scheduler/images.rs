@@ -99,7 +99,7 @@ impl Scheduler<'_> {
     fn refuse(&mut self, slot: usize, error: EngineError) {
         tracing::warn!(slot, %error, "an image cannot be decoded; its sequence fails");
         self.restore(slot);
-        if let Some(sequence) = self.release(slot) {
+        if let Some(mut sequence) = self.release(slot) {
             sequence.send(Err(error));
         }
     }

@@ -354,6 +354,9 @@ impl<'m> Scheduler<'m> {
                         self.sample(part.slot, at);
                     }
                 }
+                for part in &parts {
+                    self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
+                }
                 self.learn_rates(&parts, took);
             }
             Err(DecodeError::NoKvCacheSlot) => self.give_up_cells(),
@@ -447,7 +450,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Draws a slot's next token and sends it. Finishes the sequence if it was the last.
+    /// Draws a slot's next token. Finishes the sequence if it was the last.
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
@@ -472,7 +475,7 @@ impl<'m> Scheduler<'m> {
         let event = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
         sequence.tokens.push(id);
         sequence.n_generated += 1;
-        sequence.send(Ok(SequenceEvent::Token(event)));
+        sequence.keep_drawn(event);
         if sequence.sampler.is_complete() {
             self.finish(slot, FinishReason::Stop);
         } else if sequence.at_limit(self.limits.n_ctx) {
@@ -481,7 +484,7 @@ impl<'m> Scheduler<'m> {
     }
 
     fn finish(&mut self, slot: usize, reason: FinishReason) {
-        if let Some(sequence) = self.release(slot) {
+        if let Some(mut sequence) = self.release(slot) {
             sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
         }
     }

@@ -23,7 +23,7 @@ const MIN_TOKENS: usize = 64;
 const SHARE_WITH_STREAMS: Duration = Duration::from_millis(2);
 
 /// The same without streams.
-const SHARE: Duration = Duration::from_millis(20);
+const SHARE: Duration = Duration::from_millis(50);
 
 /// The time for copies before a step that starts long prompts, as a part of the time that the prompts will take.
 const SHARE_OF_PREFILL: f64 = 0.05;
@@ -70,17 +70,19 @@ impl Parking {
 impl Scheduler<'_> {
     /// Copies idle conversations if a sequence runs or is about to, the one that was idle for longest first, as far as
     /// the time allows. `n_new` is the number of tokens of a prompt that is about to start.
+    ///
+    /// Not while one sequence alone has begun: llama.cpp would give its next tokens the cells that become free below its
+    /// first ones. Attention adds in the order of cells, so its numbers would be rounded in another way than those of an
+    /// equal sequence elsewhere. Beside other sequences they are rounded differently anyway.
     pub(super) fn park_idle(&mut self, n_new: usize) {
-        if self.parking.is_none() {
-            return;
-        }
-        let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
-        if ready.is_empty() && n_new == 0 {
+        let running: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot].busy).collect();
+        let n_begun = running.iter().filter(|&&slot| !self.slots[slot].kv.is_empty()).count();
+        if self.parking.is_none() || n_begun == 1 || (running.is_empty() && n_new == 0) {
             return;
         }
         let began = Instant::now();
-        let n_prompts = ready.iter().map(|&slot| self.missing_prefill(slot)).sum::<usize>() + n_new;
-        let decodes = ready.iter().any(|&slot| self.missing_prefill(slot) == 0);
+        let n_prompts = running.iter().map(|&slot| self.missing_prefill(slot)).sum::<usize>() + n_new;
+        let decodes = running.iter().any(|&slot| self.missing_prefill(slot) == 0);
         let share = if decodes {
             SHARE_WITH_STREAMS
         } else {

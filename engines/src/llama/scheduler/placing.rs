@@ -23,7 +23,7 @@ impl Scheduler<'_> {
         }
         for slot in 0..self.slots.len() {
             if self.running[slot].as_ref().is_some_and(|sequence| sequence.request.gives_way)
-                && let Some(sequence) = self.release(slot)
+                && let Some(mut sequence) = self.release(slot)
             {
                 // Whatever its request says, nothing of it stays.
                 self.cut(slot, 0);
@@ -31,7 +31,7 @@ impl Scheduler<'_> {
             }
         }
         let n_waiting = self.waiting.len();
-        self.waiting.retain(|sequence| {
+        self.waiting.retain_mut(|sequence| {
             if sequence.request.gives_way {
                 sequence.send(Err(EngineError::GaveWay));
             }

@@ -88,7 +88,7 @@ impl Scheduler<'_> {
     /// Ends a sequence that llama.cpp cannot compute even alone, and clears its cache, whose content is unknown.
     pub(super) fn fail(&mut self, slot: usize, error: EngineError) {
         tracing::error!(%error, slot, "llama.cpp cannot compute a sequence; it fails");
-        if let Some(sequence) = self.release(slot) {
+        if let Some(mut sequence) = self.release(slot) {
             sequence.send(Err(error));
         }
         self.forget(slot);

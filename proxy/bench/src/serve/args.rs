@@ -35,7 +35,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     concurrency: Option<u32>,
     /// Open loop: requests a second that arrive at random (Poisson), however fast replies are
-    #[arg(long, value_name = "RATE", value_parser = rate)]
+    #[arg(long, value_name = "RATE", value_parser = rate, allow_negative_numbers = true)]
     request_rate: Option<f64>,
     /// Seconds of each round that are measured
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]

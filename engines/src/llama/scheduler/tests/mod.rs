@@ -22,7 +22,7 @@ use super::super::{LlamaConfig, load};
 use super::{NAN_WAIT, Scheduler, SchedulerLimits, seq_id};
 use crate::gguf::Gguf;
 
-type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
+pub(super) type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 
 const N_CELLS: u32 = 512;
 

@@ -8,7 +8,7 @@ use llama_cpp_2::model::LlamaModel;
 
 use super::super::super::{LlamaConfig, probe, slots};
 use super::super::{Parking, Scheduler, seq_id};
-use super::{N_CELLS, loaded, real_model, request, scheduler, scheduler_of, submit, turn};
+use super::{Events, N_CELLS, loaded, real_model, request, scheduler, scheduler_of, submit, turn};
 use crate::gguf::Gguf;
 
 /// A scheduler that moves idle conversations out of its cache.
@@ -24,6 +24,11 @@ fn parking<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u32, ma
 /// The reply to a prompt, which runs alone: the number of cached tokens, and the tokens with their log-probabilities.
 fn reply(scheduler: &mut Scheduler<'_>, prompt: &[Token]) -> (u32, Vec<GeneratedToken>) {
     let mut events = submit(scheduler, request(prompt.to_vec()));
+    rest_of(scheduler, &mut events)
+}
+
+/// The same for a prompt that was submitted.
+fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> (u32, Vec<GeneratedToken>) {
     let mut n_cached = None;
     let mut tokens = Vec::new();
     for _ in 0..100 {
@@ -71,6 +76,29 @@ fn a_conversation_comes_back(model: &Arc<LlamaModel>, config: &LlamaConfig, n_pr
     assert_eq!(reply(&mut scheduler, &second), (n_cached, expected_second));
     assert!(scheduler.slots[1 - slot].parked && !scheduler.slots[slot].parked);
     assert_eq!(n_cells(&scheduler, slot), scheduler.slots[slot].kv.len());
+}
+
+/// A sequence that has begun keeps its cells in their order, so an idle conversation stays until the next one.
+#[test]
+fn a_sequence_alone_is_rounded_as_it_is_in_an_empty_cache() {
+    let (model, mut config) = real_model();
+    config.n_slots = 3;
+    let other: Vec<Token> = (100..400).collect();
+    let prompt: Vec<Token> = (3000..3100).collect();
+    let (_, expected) = reply(&mut scheduler_of(&model, config.clone(), N_CELLS), &prompt);
+
+    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    let idle = scheduler.parking.take();
+    reply(&mut scheduler, &other);
+    let mut events = submit(&mut scheduler, request(prompt));
+    turn(&mut scheduler);
+    // As if the copy had taken too long before the first step.
+    scheduler.parking = idle;
+    let tokens = rest_of(&mut scheduler, &mut events).1;
+    assert_eq!(tokens, expected);
+    assert!(scheduler.slots.iter().all(|slot| !slot.parked));
+    reply(&mut scheduler, &[7; 100]);
+    assert!(scheduler.slots.iter().any(|slot| slot.parked), "the next sequence makes them leave");
 }
 
 #[test]
