@@ -255,7 +255,7 @@ impl ServeReport {
 }
 
 /// Examples of faults and failures that the table shows for each server.
-const MAX_SHOWN_EXAMPLES: usize = 3;
+const MAX_SHOWN_EXAMPLES: usize = 10;
 
 impl LoadSettings {
     /// The settings in a line.

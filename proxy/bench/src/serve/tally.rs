@@ -15,7 +15,7 @@ const MOST_NS: u64 = 3_600_000_000_000;
 const DIGITS: u8 = 3;
 
 /// Examples of faults and failures that are kept.
-const MAX_EXAMPLES: usize = 5;
+const MAX_EXAMPLES: usize = 10;
 
 /// The percentiles of a latency, and their names.
 pub(super) const PERCENTILES: [Percentile; 6] = [

@@ -80,12 +80,14 @@ fn a_conversation_comes_back(model: &Arc<LlamaModel>, config: &LlamaConfig, n_pr
 
 /// A sequence that has begun keeps its cells in their order, so an idle conversation stays until the next one.
 #[test]
-fn a_sequence_alone_is_rounded_as_it_is_in_an_empty_cache() {
+fn a_sequence_alone_keeps_its_cells_in_order() {
     let (model, mut config) = real_model();
     config.n_slots = 3;
     let other: Vec<Token> = (100..400).collect();
     let prompt: Vec<Token> = (3000..3100).collect();
-    let (_, expected) = reply(&mut scheduler_of(&model, config.clone(), N_CELLS), &prompt);
+    let mut in_cache = scheduler(&model, config.clone());
+    reply(&mut in_cache, &other);
+    let (_, expected) = reply(&mut in_cache, &prompt);
 
     let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
     let idle = scheduler.parking.take();
