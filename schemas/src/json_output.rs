@@ -33,6 +33,42 @@ impl SharedFields {
     }
 }
 
+/// An event of which only one text changes, serialized once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextEvent {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl TextEvent {
+    /// Two bytes that no JSON has outside of its texts.
+    pub const EXAMPLES: [&str; 2] = ["\u{1}", "\u{2}"];
+
+    /// The form of two events that differ only in a text, which is each of [`TextEvent::EXAMPLES`]. `None` if they differ
+    /// in more.
+    pub fn of(events: [&[u8]; 2]) -> Option<TextEvent> {
+        let [first, second] = events;
+        // Both examples are written with the same number of bytes, of which the last one differs.
+        let at = first.iter().zip(second).position(|(a, b)| a != b)?;
+        let before = first[..at].strip_suffix(b"\"\\u000")?;
+        let after = [&first[at + 1..], &second[at + 1..]].map(|rest| rest.strip_prefix(b"\""));
+        match after {
+            [Some(after), Some(same)] if after == same => {
+                Some(TextEvent { before: before.to_vec(), after: after.to_vec() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes the event with this text.
+    pub fn write(&self, out: &mut BytesMut, text: &str) {
+        out.reserve(self.before.len() + text.len() + self.after.len() + 2);
+        out.extend_from_slice(&self.before);
+        append(out, &text);
+        out.extend_from_slice(&self.after);
+    }
+}
+
 /// An event whose JSON has a `type`. It is named after it, as in Anthropic's API and OpenAI's responses.
 pub(crate) trait TypedEvent: Serialize {
     /// Returns the `type` of the event's JSON.
@@ -102,5 +138,25 @@ mod tests {
             "data: {\"id\":\"}\\\"\",\"n\":1,\"text\":\"\"}\n\n"
         );
         assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn an_event_is_the_same_whether_it_is_serialized_or_written_with_its_text() {
+        let shared = SharedFields::of(&Head { id: "}\"", n: 1 });
+        let serialized = |text: &'static str| {
+            let mut out = BytesMut::new();
+            shared.write_event(&mut out, &Rest { text });
+            out
+        };
+        let [first, second] = TextEvent::EXAMPLES.map(serialized);
+        let event = TextEvent::of([&first, &second]).unwrap();
+        for text in ["", "a", "\"", "\\", "\u{1}\n\u{2028}", "grün 🦀"] {
+            let mut out = BytesMut::new();
+            event.write(&mut out, text);
+            assert_eq!(out, serialized(text));
+        }
+        for other in [&b"data: {}"[..], &first, &serialized("b"), &[&second[..], b" "].concat()] {
+            assert_eq!(TextEvent::of([&first, other]), None);
+        }
     }
 }

@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::{ChoiceRequest, UpstreamError, UpstreamField, UpstreamSettings};
 
+/// A body with as many fields never grows its table.
+const USUAL_FIELDS: usize = 14;
+
 /// One number of a request's sampling.
 type SamplingNumber = fn(&Sampling) -> f32;
 
@@ -20,7 +23,7 @@ pub(super) struct BodyWriter<'a> {
 
 impl<'a> BodyWriter<'a> {
     pub(super) fn new(asked: &'a ChoiceRequest<'a>, settings: &'a UpstreamSettings) -> Self {
-        BodyWriter { asked, settings, body: Map::new() }
+        BodyWriter { asked, settings, body: Map::with_capacity(USUAL_FIELDS) }
     }
 
     /// Sets a field that every server of this kind takes.
@@ -125,6 +128,9 @@ fn seed(seed: u64, choice: u32) -> u64 {
 
 /// The number in its shortest form: 0.8 and not 0.800000011920929.
 fn decimal(value: f32) -> Value {
+    if value.trunc() == value {
+        return Value::from(f64::from(value));
+    }
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
@@ -162,6 +168,8 @@ mod tests {
     fn numbers_are_written_as_they_were_meant() {
         assert_eq!(decimal(0.8).to_string(), "0.8");
         assert_eq!(decimal(-2.0).to_string(), "-2.0");
+        assert_eq!(decimal(0.0).to_string(), "0.0");
+        assert_eq!(decimal(f32::INFINITY), Value::Null);
         assert_eq!(decimal(f32::NAN), Value::Null);
     }
 

@@ -148,6 +148,7 @@ impl Upstream {
         let prefill = self.prefill(&mut call, request_id, Instant::now() + first / 2).await;
         let first_due = Instant::now() + first;
         let reader = self.protocol.delta_reader(&call);
+        let is_whole = call.body.get("stream") == Some(&Value::Bool(false));
         let reply = async {
             let call = self.post(&self.server, call, request_id).await?;
             self.server.connections.send(&call).await
@@ -155,7 +156,7 @@ impl Upstream {
         let reply = timeout_at(first_due, reply).await.map_err(|_| UpstreamError::late())??;
         let reply = accepted(reply).await?;
         let framing = match self.protocol.framing() {
-            Framing::ServerSentEvents if is_json(&reply.headers) => Framing::Whole,
+            Framing::ServerSentEvents if is_json(&reply.headers, is_whole) => Framing::Whole,
             framing => framing,
         };
         let reading = ReplyReading { framing, deadlines: self.settings.deadlines, first_due, reader };
@@ -355,10 +356,11 @@ async fn accepted(reply: Reply) -> Result<Reply, UpstreamError> {
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
 }
 
-/// Returns true if a reply is one JSON object.
-fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    kind.is_some_and(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json"))
+/// Returns true if a reply is one JSON object: it says so, or it was requested so and says nothing of events.
+fn is_json(headers: &HeaderMap, is_requested: bool) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json") || is_requested && !kind.eq_ignore_ascii_case("text/event-stream")
 }
 
 /// Reads a body to its end, so that its connection can be used again.

@@ -1,6 +1,7 @@
 //! The connection that carries all streams of a node, over real sockets: versions, hostile endpoints, backpressure, and
 //! what a node does with its streams when a connection ends.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +80,11 @@ impl RawEndpoint {
     async fn send(&mut self, write: impl FnOnce(&mut BytesMut)) {
         let mut bytes = BytesMut::new();
         write(&mut bytes);
-        self.io.write_all(&bytes).await.unwrap();
+        match self.io.write_all(&bytes).await {
+            // The node closes a connection at the first frame that is wrong.
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
+            sent => sent.unwrap(),
+        }
     }
 
     /// What the node sends until it closes the connection.

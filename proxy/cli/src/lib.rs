@@ -34,6 +34,12 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
+/// It takes half the instructions of glibc's for a request, and returns what a load has left behind.
+/// `.cargo/config.toml` has its settings.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// One OpenAI-compatible endpoint for language models on your own machines.
 ///
 /// Baton serves a GGUF model over HTTP as OpenAI's API does, with the model in a process of its own, here or on another

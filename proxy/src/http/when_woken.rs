@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
 
-/// See the module.
+/// Answers polls between two wakes with [`Poll::Pending`].
 pub(super) struct WhenWoken<S> {
     stream: S,
     wakes: Arc<Wakes>,

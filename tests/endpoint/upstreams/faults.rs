@@ -326,18 +326,22 @@ async fn fields_that_an_upstream_adds_reach_no_client() {
             }))
         };
         let said = chunk(json!({ "index": 0, "delta": { "role": "assistant", "content": "fine \"\u{e9}\"" } }));
+        // Nothing but the text differs between these.
+        let more = ["a", "b", "c"].map(|text| chunk(json!({ "index": 0, "delta": { "content": text } })));
         let last = chunk(json!({ "index": 0, "delta": {}, "finish_reason": "stop" }));
         let usage = event(&json!({
             "choices": [], "private": 1,
             "usage": { "prompt_tokens": 5, "completion_tokens": 1, "private_tokens": 3 },
         }));
-        vec![head(), said, last, usage, Step::Send("data: [DONE]\n\n".into())]
+        let [a, b, c] = more;
+        vec![head(), said, a, b, c, last, usage, Step::Send("data: [DONE]\n\n".into())]
     })
     .await;
     let front = ReloadableServer::start(&one(&mock.url, ""));
     let whole = front.chat(json!({})).await;
-    assert_eq!((whole.status, whole.content().as_str()), (200, "fine \"\u{e9}\""), "{whole:?}");
+    assert_eq!((whole.status, whole.content().as_str()), (200, "fine \"\u{e9}\"abc"), "{whole:?}");
     let streamed = front.chat(json!({ "stream": true, "stream_options": { "include_usage": true } })).await;
+    assert!(streamed.text.contains("\"content\":\"c\""), "{streamed:?}");
     assert!(streamed.text.contains("fine \\\"\u{e9}\\\"") && streamed.text.contains("[DONE]"), "{streamed:?}");
     for answer in [whole, streamed] {
         assert!(!answer.text.contains("private") && !answer.text.contains("\"created\":7,"), "{answer:?}");

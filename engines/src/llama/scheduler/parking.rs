@@ -172,7 +172,10 @@ impl Scheduler<'_> {
             self.slots[slot].kv.clear();
         }
         let n_cells = chunks.last().map_or(0, |chunk| chunk.p1 as usize);
-        self.make_room(n_cells);
+        // Chunks are imported whole, so this is more than the sequence was promised. No running one makes room for that.
+        if !self.evict_idle(n_cells) {
+            return;
+        }
         match self.import_copy(slot, &chunks) {
             Ok(()) => {
                 let cut = u32::try_from(n).ok().filter(|_| n < n_cells);

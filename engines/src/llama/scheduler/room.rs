@@ -12,10 +12,15 @@ impl Scheduler<'_> {
     /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence, which
     /// goes back to the head of the queue and is recomputed later. Returns false if a sequence was preempted.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
+        self.evict_idle(n) || !self.preempt_youngest()
+    }
+
+    /// Frees cells of idle slots until `n` are free. Returns false if there are not as many.
+    pub(super) fn evict_idle(&mut self, n: usize) -> bool {
         while slots::cells_in_use(&self.slots) + n > self.limits.n_cells {
             match slots::evictable(&self.slots) {
                 Some(slot) => self.cut(slot, 0),
-                None => return !self.preempt_youngest(),
+                None => return false,
             }
         }
         true

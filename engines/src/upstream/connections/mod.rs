@@ -20,6 +20,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Uri, header};
 use http_body_util::Full;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 pub(super) use self::call::Call;
 use self::call::CallError;
@@ -31,6 +32,9 @@ use self::shared::{SharedConnection, SharedConnections};
 use super::{UpstreamError, UpstreamFailure};
 use crate::remote::call_failure;
 use crate::transport::Transport;
+
+/// How long a request may be on its way to a server that closes the connection meanwhile.
+const MAX_ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// The most idle connections to one server, and so the most open files that they take.
 const MAX_IDLE: usize = 1_024;
@@ -78,9 +82,10 @@ impl Connections {
     /// Sends a call. Returns with the reply's head. Dropping the future cancels the call.
     pub(super) async fn send(&self, call: &Call) -> Result<Reply, UpstreamError> {
         if let Some(kept) = self.kept() {
+            let sent = Instant::now();
             match self.send_on(kept, call).await {
-                // The server closed the idle connection while the request was on its way.
-                Err(CallError { is_unanswered: true, error }) => {
+                // The server closed the idle connection while the request was on its way. Later it may have worked on it.
+                Err(CallError { is_unanswered: true, error }) if sent.elapsed() < MAX_ON_ITS_WAY => {
                     tracing::debug!(%error, "a kept connection was closed; the call goes out on a new one");
                 }
                 outcome => return outcome.map_err(|failed| self.unreachable(&failed.error)),

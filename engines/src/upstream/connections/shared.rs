@@ -43,13 +43,15 @@ struct OpenConnection {
     n_calls: Arc<AtomicUsize>,
     /// The calls that may use it.
     max_calls: Arc<AtomicUsize>,
-    last_used: Instant,
+    /// When its last call ended.
+    last_used: Arc<Mutex<Instant>>,
 }
 
 /// A place for one call on a connection.
 pub(super) struct SharedConnection {
     sender: SendRequest<Full<Bytes>>,
     n_calls: Arc<AtomicUsize>,
+    last_used: Arc<Mutex<Instant>>,
 }
 
 impl SharedConnections {
@@ -58,10 +60,10 @@ impl SharedConnections {
         let mut open = self.lock();
         open.retain(|connection| {
             let is_idle = connection.n_calls.load(Ordering::Relaxed) == 0;
-            let is_expired = is_idle && connection.last_used.elapsed() > IDLE_TIMEOUT;
+            let is_expired = is_idle && locked(&connection.last_used).elapsed() > IDLE_TIMEOUT;
             !is_expired && !connection.sender.is_closed()
         });
-        open.iter_mut().find_map(OpenConnection::place)
+        open.iter().find_map(OpenConnection::place)
     }
 
     /// Opens a connection on this socket, and takes a place on it.
@@ -88,27 +90,38 @@ impl SharedConnections {
                 tracing::debug!(%error, "a shared connection to an upstream broke");
             }
         });
-        let n_calls = Arc::new(AtomicUsize::new(1));
-        let connection = OpenConnection { sender, n_calls, max_calls, last_used: Instant::now() };
-        let place = SharedConnection { sender: connection.sender.clone(), n_calls: Arc::clone(&connection.n_calls) };
+        let last_used = Arc::new(Mutex::new(Instant::now()));
+        let connection = OpenConnection { sender, n_calls: Arc::default(), max_calls, last_used };
+        let place = connection.added_place();
         self.lock().push(connection);
         Ok(place)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<OpenConnection>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.open)
     }
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl OpenConnection {
-    fn place(&mut self) -> Option<SharedConnection> {
+    fn place(&self) -> Option<SharedConnection> {
         // Places are given under the lock alone, so the number cannot grow meanwhile.
         if self.n_calls.load(Ordering::Relaxed) >= self.max_calls.load(Ordering::Relaxed) {
             return None;
         }
+        Some(self.added_place())
+    }
+
+    fn added_place(&self) -> SharedConnection {
         self.n_calls.fetch_add(1, Ordering::Relaxed);
-        self.last_used = Instant::now();
-        Some(SharedConnection { sender: self.sender.clone(), n_calls: Arc::clone(&self.n_calls) })
+        SharedConnection {
+            sender: self.sender.clone(),
+            n_calls: Arc::clone(&self.n_calls),
+            last_used: Arc::clone(&self.last_used),
+        }
     }
 }
 
@@ -124,6 +137,8 @@ impl SharedConnection {
 
 impl Drop for SharedConnection {
     fn drop(&mut self) {
+        // Before the place is free: without calls, this time decides.
+        *locked(&self.last_used) = Instant::now();
         self.n_calls.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,6 +1,7 @@
 //! Requests in OpenAI's dialect, for every server that speaks it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
@@ -37,6 +38,9 @@ pub(in crate::upstream) const KNOWN_FIELDS: &[UpstreamField] = &[
     UpstreamField::MaxCompletionTokens,
     UpstreamField::StreamOptions,
 ];
+
+/// A reply that comes in one piece has the deadline of a first token. With less time than this it is streamed.
+const MIN_WHOLE_TIME: Duration = Duration::from_secs(120);
 
 /// How servers of this dialect differ, beyond the fields that they take.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +96,7 @@ pub(in crate::upstream) fn generate_call(
         body.put(UpstreamField::IgnoreEos, true, true)?;
     }
     body.set_stops();
-    let may_be_whole = asked.may_come_whole();
+    let may_be_whole = asked.may_come_whole() && settings.deadlines.first >= MIN_WHOLE_TIME;
     body.set("stream", !may_be_whole);
     if !may_be_whole {
         body.put(UpstreamField::StreamOptions, json!({ "include_usage": true }), false)?;
@@ -232,7 +236,7 @@ pub(in crate::upstream) fn messages(conversation: &Conversation, with_reasoning:
 }
 
 fn message(message: &baton_schemas::generate::Message, with_reasoning: bool) -> Value {
-    let mut written = Map::new();
+    let mut written = Map::with_capacity(2);
     written.insert("role".to_owned(), message.role.as_str().into());
     let has_calls = !message.tool_calls.is_empty();
     let content = if has_calls && message.content.is_empty() { Value::Null } else { message.content.as_str().into() };

@@ -29,7 +29,7 @@ pub(in crate::upstream) fn settings(kind: UpstreamKind) -> UpstreamSettings {
         default_max_tokens: None,
         abort: true,
         prefill: Vec::new(),
-        deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },
+        deadlines: UpstreamDeadlines { connect: second, first: 120 * second, idle: second },
     }
 }
 

@@ -83,7 +83,7 @@ impl ServerConnections {
     }
 
     /// Sends a request on an idle connection, or on a new one. The connection is put back with [`ServerConnections::keep`]
-    /// after the reply's end. Errors: no connection, or it broke before the reply's head.
+    /// after the reply's end. Errors: no connection, or a new one broke before the reply's head.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -98,21 +98,21 @@ impl ServerConnections {
         *request.headers_mut() = self.address.headers.clone();
         let mut idle = self.idle.borrow_mut().pop();
         loop {
-            let mut connection = match idle.take().filter(|connection| !connection.is_closed()) {
+            let kept = idle.take().filter(|connection| !connection.is_closed());
+            let is_new = kept.is_none();
+            let mut connection = match kept {
                 Some(connection) => connection,
                 None => self.open().await?,
             };
-            if connection.ready().await.is_err() {
-                // The server closed it while it was idle.
-                continue;
+            if connection.ready().await.is_ok() {
+                match connection.try_send_request(request).await {
+                    Ok(response) => return Ok((connection, response)),
+                    Err(mut error) => request = error.take_message().ok_or(RequestFailure::ConnectionLost)?,
+                }
             }
-            match connection.try_send_request(request).await {
-                Ok(response) => return Ok((connection, response)),
-                // The server closed it before it could take the request.
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) => request = unsent,
-                    None => return Err(RequestFailure::ConnectionLost),
-                },
+            // A server may close a connection while it is idle, but not one that was just opened.
+            if is_new {
+                return Err(RequestFailure::ConnectionLost);
             }
         }
     }

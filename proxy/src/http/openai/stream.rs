@@ -3,11 +3,13 @@
 
 use std::slice;
 
-use baton_schemas::json_output::{SharedFields, write_event};
+use baton_reply::TokenLogprobs;
+use baton_schemas::json_output::{SharedFields, TextEvent, write_event};
 use baton_schemas::openai::ErrorEnvelope;
 use baton_schemas::openai::chat_response::ChunkStep;
 use baton_schemas::openai::usage::TimingsReport;
 use bytes::BytesMut;
+use serde::Serialize;
 
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
@@ -24,6 +26,8 @@ pub(super) struct ChunkWriter<C> {
     head: SharedFields,
     choices: C,
     totals: ReplyTotals,
+    /// A chunk with nothing but text, of a reply with one choice. `None` before the first one.
+    text_event: Option<TextEvent>,
     is_open: bool,
     n_unfinished: u32,
 }
@@ -33,7 +37,7 @@ impl<C: Choices> ChunkWriter<C> {
         let head = SharedFields::of(&shape.head);
         let totals = ReplyTotals::new(shape.choices_per_prompt);
         let n_unfinished = shape.n_choices;
-        ChunkWriter { shape, head, choices, totals, is_open: false, n_unfinished }
+        ChunkWriter { shape, head, choices, totals, text_event: None, is_open: false, n_unfinished }
     }
 
     fn write_openings(&mut self, out: &mut BytesMut) {
@@ -44,12 +48,41 @@ impl<C: Choices> ChunkWriter<C> {
         }
     }
 
-    fn write_choice(&self, out: &mut BytesMut, choice: Option<C::Delta<'_>>, timings: Option<TimingsReport>) {
-        if let Some(choice) = choice {
-            let usage = self.shape.include_usage.then_some(None);
-            self.head.write_event(out, &ChunkStep { choices: slice::from_ref(&choice), usage, timings });
+    fn write_text(&mut self, out: &mut BytesMut, index: u32, text: &str, tokens: &[TokenLogprobs]) {
+        let is_plain = self.shape.n_choices == 1 && tokens.is_empty();
+        if is_plain && self.text_event.is_none() {
+            let mut examples = [BytesMut::new(), BytesMut::new()];
+            for (out, text) in examples.iter_mut().zip(TextEvent::EXAMPLES) {
+                let delta = self.choices.delta(index, text, &[]);
+                write_choice(&self.shape, &self.head, out, &delta, None);
+            }
+            self.text_event = TextEvent::of(examples.each_ref().map(|event| &event[..]));
+        }
+        match &self.text_event {
+            Some(event) if is_plain => event.write(out, text),
+            _ => {
+                let delta = self.choices.delta(index, text, tokens);
+                write_choice(&self.shape, &self.head, out, &delta, None);
+            }
         }
     }
+
+    fn write_choice(&self, out: &mut BytesMut, choice: Option<C::Delta<'_>>, timings: Option<TimingsReport>) {
+        if let Some(choice) = choice {
+            write_choice(&self.shape, &self.head, out, &choice, timings);
+        }
+    }
+}
+
+fn write_choice(
+    shape: &ReplyShape,
+    head: &SharedFields,
+    out: &mut BytesMut,
+    choice: &impl Serialize,
+    timings: Option<TimingsReport>,
+) {
+    let usage = shape.include_usage.then_some(None);
+    head.write_event(out, &ChunkStep { choices: slice::from_ref(choice), usage, timings });
 }
 
 impl<C: Choices> StreamWriter for ChunkWriter<C> {
@@ -62,8 +95,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
             EventKind::Text { text, tokens } => {
                 self.write_openings(out);
                 if !text.is_empty() || !tokens.is_empty() {
-                    let delta = self.choices.delta(*choice, text, tokens);
-                    self.write_choice(out, Some(delta), None);
+                    self.write_text(out, *choice, text, tokens);
                 }
             }
             EventKind::Reasoning { text } => {

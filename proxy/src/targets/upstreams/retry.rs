@@ -38,7 +38,7 @@ pub(super) trait UpstreamQuestion: Sync {
         1
     }
 
-    /// Checks that the configured upstream supports the question. Sends nothing.
+    /// Writes the call for this upstream. Sends nothing. Errors: the upstream does not support the question.
     fn prepare(&self, upstream: &ServingUpstream) -> Result<Self::Prepared, UpstreamError>;
 
     /// Asks the upstream.

@@ -1,5 +1,7 @@
 //! Reads OpenAI's chunks, of chats and of plain completions. A whole reply is read as one chunk.
 
+mod text_chunk;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use self::text_chunk::TextChunk;
 use crate::upstream::delta::{DeltaReader, new_call_id};
 use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure, refusal};
 
@@ -33,9 +36,11 @@ struct StreamChunk<'a> {
 
 #[derive(Deserialize)]
 struct IncomingChoice<'a> {
-    /// A reply that is not a stream has a `message` in the same form.
-    #[serde(borrow, alias = "message")]
+    #[serde(borrow)]
     delta: Option<IncomingDelta<'a>>,
+    /// A reply that is not a stream has this instead of `delta`. Some servers end a stream with it.
+    #[serde(borrow)]
+    message: Option<IncomingDelta<'a>>,
     /// The text, in plain completions.
     #[serde(borrow)]
     text: Option<ChunkText<'a>>,
@@ -43,6 +48,29 @@ struct IncomingChoice<'a> {
     finish_reason: Option<ChunkText<'a>>,
     #[serde(borrow)]
     logprobs: Option<&'a RawValue>,
+}
+
+impl IncomingChoice<'_> {
+    /// Its text, if it has nothing else that is read.
+    fn only_text(&self) -> Option<&str> {
+        let IncomingChoice { delta, message: None, text, finish_reason, logprobs: None } = self else { return None };
+        if finish_reason.as_ref().is_some_and(|reason| !reason.0.is_empty()) {
+            return None;
+        }
+        match (delta, text) {
+            (None, Some(text)) => Some(&text.0),
+            (
+                Some(IncomingDelta {
+                    content: Some(content),
+                    reasoning_content: None,
+                    reasoning: None,
+                    tool_calls: None,
+                }),
+                None,
+            ) => Some(&content.0),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -100,17 +128,29 @@ pub(in crate::upstream) struct ChunkReader {
     /// The unfinished call: the upstream's number for it, and its id.
     open: Option<(Option<u32>, String)>,
     n_calls: u32,
+    /// The reply is a stream, so a message would repeat it.
+    has_deltas: bool,
     /// Log-probabilities were requested, and none have come yet.
     lacks_logprobs: bool,
     /// Text that came without them.
     held: String,
+    text_chunk: TextChunk,
 }
 
 impl DeltaReader for ChunkReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        if let Some(text) = self.text_chunk.text(event) {
+            self.text(text.to_owned(), Vec::new(), out)?;
+            return Ok(());
+        }
         let chunk: StreamChunk<'_> = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
-        if chunk.error.is_some() || chunk.object.is_some_and(|object| object.0 == "error") {
+        if chunk.error.is_some() || chunk.object.as_ref().is_some_and(|object| object.0 == "error") {
             return Err(refusal::in_stream(event));
+        }
+        if let StreamChunk { choices: FirstOf(Some(choice)), usage: None, .. } = &chunk
+            && let Some(text) = choice.only_text()
+        {
+            self.text_chunk.learn(event, text);
         }
         if let Some(usage) = chunk.usage {
             self.usage = TextUsage {
@@ -143,22 +183,16 @@ impl ChunkReader {
     }
 
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let delta = choice.delta.unwrap_or_default();
+        self.has_deltas |= choice.delta.is_some();
+        let message = choice.message.filter(|_| !self.has_deltas);
+        let delta = choice.delta.or(message).unwrap_or_default();
         let filled =
             |text: Option<ChunkText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
         out.extend(filled(delta.reasoning_content).or_else(|| filled(delta.reasoning)).map(TextDelta::Reasoning));
         let tokens = choice.logprobs.map(|logprobs| tokens(&logprobs.get().parse().unwrap_or_default()));
         let tokens = tokens.unwrap_or_default();
         self.lacks_logprobs &= tokens.is_empty();
-        let text = filled(delta.content.or(choice.text)).unwrap_or_default();
-        if self.lacks_logprobs && !text.is_empty() {
-            // The first text may come before its token is whole: one that ends in the middle of a character.
-            self.check_held()?;
-            self.held = text;
-        } else if !text.is_empty() || !tokens.is_empty() {
-            let text = if self.held.is_empty() { text } else { std::mem::take(&mut self.held) + &text };
-            out.push(TextDelta::Text { text, tokens });
-        }
+        self.text(filled(delta.content.or(choice.text)).unwrap_or_default(), tokens, out)?;
         for call in delta.tool_calls.unwrap_or_default() {
             self.check_held()?;
             self.call(call, out)?;
@@ -178,6 +212,18 @@ impl ChunkReader {
                 "tool_calls" | "function_call" => FinishReason::ToolCalls,
                 _ => FinishReason::Stop,
             });
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: String, tokens: Vec<TextToken>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        if self.lacks_logprobs && !text.is_empty() {
+            // The first text may come before its token is whole: one that ends in the middle of a character.
+            self.check_held()?;
+            self.held = text;
+        } else if !text.is_empty() || !tokens.is_empty() {
+            let text = if self.held.is_empty() { text } else { std::mem::take(&mut self.held) + &text };
+            out.push(TextDelta::Text { text, tokens });
         }
         Ok(())
     }

@@ -146,3 +146,66 @@ fn errors_and_invalid_events_are_errors() {
     }
     assert!(ChunkReader::default().read(b"{", &mut Vec::new()).is_err());
 }
+
+#[test]
+fn a_message_is_read_of_a_whole_reply_and_not_at_the_end_of_a_stream() {
+    let message = json!({ "choices": [{ "message": { "content": "Hi" }, "finish_reason": "stop" }] });
+    assert_eq!(read(std::slice::from_ref(&message)).unwrap().0, [text("Hi")]);
+    let (deltas, end) = read(&[delta(json!({ "content": "Hi" })), message]).unwrap();
+    assert_eq!((deltas, end.unwrap().reason), (vec![text("Hi")], FinishReason::Stop));
+    let both = json!({ "choices": [{ "delta": { "content": "Hi" }, "message": null, "finish_reason": null }] });
+    assert_eq!(read(&[both]).unwrap().0, [text("Hi")]);
+}
+
+/// Each event is read in the same way after others as by a reader that knows no other.
+#[test]
+fn an_event_means_the_same_whatever_came_before_it() {
+    let chunk = |content: &str| {
+        format!(r#"{{"id":"a","choices":[{{"index":0,"delta":{{"content":{content}}},"finish_reason":null}}],"x":1}}"#)
+    };
+    let mut events: Vec<Vec<u8>> = [
+        r#""a""#,
+        r#""""#,
+        r#"" grün 🦀""#,
+        r#""a\"b""#,
+        r#""\u0041""#,
+        r#""\\""#,
+        r#""a","content":"b""#,
+        "null",
+        "7",
+        r#""a","tool_calls":[]"#,
+        r#""a","reasoning":"r""#,
+        r#""a"},"logprobs":{"content":[]},"y":{"z":1"#,
+        r#""\""#,
+    ]
+    .map(|content| chunk(content).into_bytes())
+    .into();
+    events.push(chunk("\"a\u{1}\"").into_bytes());
+    events.push(chunk("\"aXa\"").into_bytes().iter().map(|&b| if b == b'X' { 0xFF } else { b }).collect());
+    events.push(chunk(r#""a""#).replace("null", r#""stop""#).into_bytes());
+    events.push(chunk(r#""a""#).replace("null", r#""""#).into_bytes());
+    events.push(br#"{"choices":[{"text":"a"}]}"#.to_vec());
+    events.push(br#"{"choices":[{"text":"b"}],"usage":{"prompt_tokens":3}}"#.to_vec());
+    events.push(br#"{"object":"error","choices":[{"text":"b"}]}"#.to_vec());
+    let read = |before: &[&[u8]], event: &[u8]| {
+        let mut reader = ChunkReader::default();
+        before.iter().for_each(|event| drop(reader.read(event, &mut Vec::new())));
+        let mut out = Vec::new();
+        let read = reader.read(event, &mut out).map_err(|error| error.to_string());
+        (read, out)
+    };
+    for event in &events {
+        let expected = read(&[], event);
+        for before in &events {
+            let has_ended = read(&[], before).0.is_err() || String::from_utf8_lossy(before).contains("tool_calls");
+            if !has_ended {
+                let text = String::from_utf8_lossy(event);
+                assert_eq!(read(&[before], event), expected, "{text} after {}", String::from_utf8_lossy(before));
+            }
+        }
+    }
+    let mut reader = ChunkReader::default();
+    reader.read(&events[0], &mut Vec::new()).unwrap();
+    assert_eq!(reader.text_chunk.text(&events[2]), Some(" grün 🦀"), "it is not parsed");
+    assert_eq!(reader.text_chunk.text(&events[3]), None);
+}
