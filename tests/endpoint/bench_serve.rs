@@ -7,7 +7,7 @@ use harness::mock::{Mock, Step, head};
 use harness::{BATON, BatonServer, Process, ReloadableServer};
 use serde_json::Value;
 
-/// What a run printed and wrote.
+/// The output of a run.
 struct BenchRun {
     is_success: bool,
     table: String,

@@ -158,7 +158,7 @@ impl Connections {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct ConnectionServer {
     builder: Builder<StreamExecutor>,
     deadlines: ConnectionDeadlines,

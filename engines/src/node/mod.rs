@@ -62,7 +62,7 @@ struct NodeService {
     stop: CancellationToken,
     /// Permits for further streams of loads.
     load_streams: Arc<Semaphore>,
-    /// What all streams may hold together.
+    /// The limits that all streams share.
     stream_limits: Arc<StreamLimits>,
     /// [`NodeInfo::process`].
     process: u64,

@@ -33,7 +33,7 @@ pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The deadline of calls for which the node computes nothing: its description, its load, measurements.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What every call to a node needs.
+/// The parts that calls to a node have in common.
 #[derive(Clone)]
 pub(super) struct NodeCalls {
     pub(super) client: Client,

@@ -51,7 +51,7 @@ pub(crate) struct MockArgs {
     tokens: u32,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct MockServer {
     interval: Cell<Duration>,
     n_tokens: u32,

@@ -1,4 +1,4 @@
-//! What every request passes before its route, and what every reply gets on its way back.
+//! The checks that every request passes before its route, and the headers that every reply gets.
 //!
 //! One layer, because axum clones the rest of the stack at each layer and boxes it twice.
 

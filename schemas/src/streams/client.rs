@@ -6,7 +6,7 @@ use super::error::FrameError;
 use super::frame::{FrameKind, RawFrame, put_head};
 use super::{MAX_BODY_BYTES, MAX_CREDIT, MAX_PIECE_BYTES, MAX_TRACEPARENT_BYTES};
 
-/// What a stream does. Numbers are never reused.
+/// The kind of work of a stream. Its numbers are never given to another kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum StreamWork {

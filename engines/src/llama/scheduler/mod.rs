@@ -5,6 +5,7 @@
 //! of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
 //! last, which is decoded, so that a prompt continues identically whether it was cached, handed over or computed here.
 
+mod drawing;
 mod handoffs;
 mod images;
 mod parking;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeLoad, Phase};
-use baton_schemas::sequence::{FinishReason, GeneratedToken, Group, SequenceEvent};
+use baton_schemas::sequence::{FinishReason, Group, SequenceEvent};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -31,7 +32,6 @@ pub(super) use self::parking::Parking;
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
-use super::sampler::{logprobs, peak};
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{MIN_TOKENS, PrefillBudget, share};
@@ -447,39 +447,6 @@ impl<'m> Scheduler<'m> {
             if kv.len() + 1 >= sequence.tokens.len() {
                 sequence.prefilled.get_or_insert_with(Instant::now);
             }
-        }
-    }
-
-    /// Draws a slot's next token. Finishes the sequence if it was the last.
-    fn sample(&mut self, slot: usize, logits_at: i32) {
-        let Some(sequence) = &mut self.running[slot] else { return };
-        let logits = self.context.get_logits_ith(logits_at);
-        let Some(peak) = peak(logits) else { return self.fail_not_finite(slot) };
-        let id = match sequence.sampler.sample(logits, peak, sequence.tokens.len()) {
-            Ok(id) => id,
-            Err(none) => {
-                sequence.send(Err(none.error(sequence.request.constraint.as_ref())));
-                self.release(slot);
-                return;
-            }
-        };
-        let now = Instant::now();
-        sequence.first_token.get_or_insert(now);
-        sequence.last_token = Some(now);
-        if self.vocabulary.is_end_of_generation(id) {
-            return self.finish(slot, FinishReason::Stop);
-        }
-        let vocabulary = &self.vocabulary;
-        let top_logprobs = sequence.request.top_logprobs;
-        let logprobs = top_logprobs.map(|k| logprobs(logits, peak.logit, id, k as usize, |t| vocabulary.piece(t)));
-        let event = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
-        sequence.tokens.push(id);
-        sequence.n_generated += 1;
-        sequence.keep_drawn(event);
-        if sequence.sampler.is_complete() {
-            self.finish(slot, FinishReason::Stop);
-        } else if sequence.at_limit(self.limits.n_ctx) {
-            self.finish(slot, FinishReason::Length);
         }
     }
 

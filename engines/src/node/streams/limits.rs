@@ -1,4 +1,4 @@
-//! What the streams of all connections of a node may hold together.
+//! Limits that the streams of all connections of a node share.
 
 use std::sync::Arc;
 use std::thread::available_parallelism;

@@ -61,7 +61,7 @@ impl Outbox {
     }
 }
 
-/// What the connection can do to a stream.
+/// The connection's hold on a stream: credit, and its end.
 #[derive(Debug, Default)]
 pub(super) struct StreamControl {
     credit: AtomicU32,
@@ -176,7 +176,7 @@ impl Future for StreamRun {
     }
 }
 
-/// Whether a stream goes on.
+/// The next step of a stream.
 enum Turn {
     GoesOn,
     WasLast,

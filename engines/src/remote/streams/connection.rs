@@ -57,7 +57,7 @@ pub(super) struct Connection {
     _task: AbortOnDropHandle<()>,
 }
 
-/// What the connection's task shares with its streams.
+/// The state that the connection's task shares with its streams.
 struct Shared {
     /// The node's address, for the log.
     node: String,

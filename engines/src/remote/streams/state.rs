@@ -22,7 +22,7 @@ const MAX_UNREAD_BYTES: usize = 4 << 20;
 /// Numbers of streams after which a new connection is opened. The rest is for the streams that start meanwhile.
 const MANY_STREAMS: u32 = u32::MAX - (1 << 20);
 
-/// What is wrong with a node's frames. The connection ends.
+/// A fault in a node's frames, which ends the connection.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NodeFault {
     #[error("{0}")]
@@ -41,7 +41,7 @@ pub(super) enum NodeFault {
     OtherWork,
 }
 
-/// What an event means for its stream.
+/// The effect of an event on its stream.
 enum EventMeaning {
     GoesOn,
     IsLast,

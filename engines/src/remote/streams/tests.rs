@@ -1,4 +1,4 @@
-//! What a node may not send, and what a caller sees of it.
+//! Faults of a node on the connection, and the errors that callers get for them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

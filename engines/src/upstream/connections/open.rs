@@ -27,7 +27,7 @@ pub(super) enum Protocol {
 /// A connected socket, with TLS or without.
 pub(super) type Socket = Box<dyn ReadWrite>;
 
-/// What both kinds of sockets can do.
+/// A plain or a TLS socket.
 pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}

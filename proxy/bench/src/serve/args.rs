@@ -145,7 +145,7 @@ pub(super) enum RoundLength {
     Requests(u64),
 }
 
-/// What is measured. The same for all servers.
+/// The load and the rounds, the same for all servers.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadSettings {
     pub(super) api: Api,

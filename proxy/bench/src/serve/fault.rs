@@ -1,4 +1,4 @@
-//! What can be wrong with a reply, and why a request gets none.
+//! Faults of replies, and reasons why a request gets none.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

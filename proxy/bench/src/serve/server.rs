@@ -30,7 +30,7 @@ pub(super) struct MeasuredServer {
     pub(super) n_started: Cell<u64>,
 }
 
-/// What `/v1/models` lists.
+/// The reply of `/v1/models`.
 #[derive(Deserialize)]
 struct ServerModels {
     data: Vec<ServerModel>,

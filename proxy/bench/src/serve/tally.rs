@@ -86,7 +86,7 @@ impl MeasuredTime {
     }
 }
 
-/// What a round counts.
+/// The counts of a round.
 pub(super) struct Tally {
     pub(super) time: MeasuredTime,
     latencies: BTreeMap<LatencyKind, Histogram<u64>>,

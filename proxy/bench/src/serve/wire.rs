@@ -27,13 +27,13 @@ pub(super) struct CheckedEvent<'a> {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct EventChoice<'a> {
-    /// Of a chat's chunk.
+    /// The member `delta` of a chat's chunk.
     #[serde(borrow, default)]
     pub(super) delta: Option<CheckedMessage<'a>>,
-    /// Of a chat's whole reply.
+    /// The member `message` of a chat's whole reply.
     #[serde(borrow, default)]
     pub(super) message: Option<CheckedMessage<'a>>,
-    /// Of a completion.
+    /// The text of a completion.
     #[serde(borrow, default)]
     pub(super) text: Option<ReplyText<'a>>,
     #[serde(default)]
@@ -55,7 +55,7 @@ pub(super) struct CheckedMessage<'a> {
     tool_calls: Option<IgnoredAny>,
 }
 
-/// What a reply says about its tokens.
+/// A reply's own count of its tokens.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct ClaimedUsage {
     pub(super) prompt_tokens: u64,
