@@ -3,14 +3,14 @@
 # own simulated engine; prints the table of docs/benchmarks.md. Linux, at least two cores: the servers are pinned to one,
 # the client and the mock upstreams to another.
 #
-#   BATONS   the binaries to measure, NAME=PATH … (default: baton=target/release/baton)
+#   BATONS   the binaries to measure, NAME=PATH … (default: baton=target/dist/baton)
 #   CLIENT   the binary that runs `bench serve` and `bench mock` (default: the first of BATONS)
 #   ROUNDS, SECONDS_A_ROUND   3 and 6
 #   JSON_TOKENS   tokens of a JSON reply (8)
 #   PEERS    nginx vllm-router sglang-router, or fewer
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -r -a batons <<<"${BATONS:-baton=$PWD/target/release/baton}"
+read -r -a batons <<<"${BATONS:-baton=$PWD/target/dist/baton}"
 client=${CLIENT:-${batons[0]#*=}}
 rounds=${ROUNDS:-3}
 seconds=${SECONDS_A_ROUND:-6}
@@ -25,7 +25,7 @@ client_core=${CLIENT_CORE:-0}
 [ "$(uname)" = Linux ] || { echo "bench-peers: needs Linux's taskset and /proc" >&2; exit 1; }
 [ "$(nproc)" -ge 2 ] || { echo "bench-peers: needs two cores" >&2; exit 1; }
 for baton in "${batons[@]}"; do
-  [ -x "${baton#*=}" ] || { echo "bench-peers: there is no ${baton#*=}: run \`make build\`" >&2; exit 1; }
+  [ -x "${baton#*=}" ] || { echo "bench-peers: there is no ${baton#*=}: run \`make dist\`" >&2; exit 1; }
 done
 ulimit -n "$(ulimit -Hn)"
 # 256 clients, their connections, and as many to the upstream.

@@ -10,7 +10,7 @@ done
 # In the folder of the whole build, which shares most crates. Crates that differ between the two are compiled for this check
 # alone, so they are not optimised.
 unoptimised=()
-for crate in baton baton-cli baton-engines baton-fetch baton-proxy; do
+for crate in baton baton-bench baton-cli baton-engines baton-fetch baton-proxy; do
   unoptimised+=(--config "profile.release.package.$crate.opt-level=0")
 done
 PATH="$hide:$PATH" CXX="$hide/c++" cargo build --release --locked --no-default-features "${unoptimised[@]}"
@@ -26,4 +26,6 @@ done
 base=$(grep -o 'http://[0-9.:]*' "$hide/out" | head -n 1)
 curl -fsS --max-time 10 "$base/v1/chat/completions" -d '{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":8}' \
   | grep -q '"finish_reason"' || { echo "the thin build does not answer" >&2; exit 1; }
-echo "thin build: compiled without C++, started, answered"
+"$hide/thin" bench serve --url "$base" --requests 8 --rounds 1 --warm-up 0 > "$hide/bench" 2>&1 \
+  || { cat "$hide/bench" >&2; exit 1; }
+echo "thin build: compiled without C++, started, answered, measured itself"

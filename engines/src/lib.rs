@@ -25,7 +25,7 @@ pub mod engine;
 pub mod gguf;
 pub mod handoff;
 pub mod limits;
-mod lines;
+pub mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
 mod long_json;

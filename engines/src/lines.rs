@@ -9,7 +9,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Splits pieces of bytes into lines. A line within one piece is not copied.
 #[derive(Default)]
-pub(crate) struct LineBuffer {
+pub struct LineBuffer {
     piece: Bytes,
     /// The bytes of the piece that were read.
     n_read: usize,
@@ -21,13 +21,13 @@ pub(crate) struct LineBuffer {
 
 impl LineBuffer {
     /// Adds a piece. All lines of the piece before must have been read.
-    pub(crate) fn push(&mut self, piece: Bytes) {
+    pub fn push(&mut self, piece: Bytes) {
         self.piece = piece;
         self.n_read = 0;
     }
 
     /// The next line without its newline; `None` before the next piece. Errors: the line is too long.
-    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, EngineError> {
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, EngineError> {
         if std::mem::take(&mut self.is_whole) {
             self.begun.clear();
         }
@@ -57,9 +57,9 @@ impl LineBuffer {
         }
     }
 
-    /// Returns true if the pieces so far end inside a line. All their whole lines must have been read.
-    pub(crate) fn is_inside_line(&self) -> bool {
-        !self.begun.is_empty()
+    /// The beginning of a line whose end has not come. All whole lines must have been read.
+    pub fn rest(&self) -> &[u8] {
+        &self.begun
     }
 }
 
@@ -68,32 +68,32 @@ mod tests {
     use super::*;
 
     /// The whole lines of these pieces, and what is left of the last one.
-    fn split(pieces: &[&'static str]) -> (Vec<String>, bool) {
+    fn split(pieces: &[&'static str]) -> (Vec<String>, Vec<u8>) {
         let mut lines = LineBuffer::default();
         let mut seen = Vec::new();
         for piece in pieces {
             lines.push(Bytes::from_static(piece.as_bytes()));
-            while let Some(line) = lines.next().unwrap() {
+            while let Some(line) = lines.next_line().unwrap() {
                 seen.push(String::from_utf8(line.to_vec()).unwrap());
             }
         }
-        (seen, lines.is_inside_line())
+        (seen, lines.rest().to_vec())
     }
 
     #[test]
     fn lines_are_found_wherever_the_pieces_break() {
         let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(split(&["a\nbc\n"]), (lines(&["a", "bc"]), false));
-        assert_eq!(split(&["a", "b", "\n", "\nc\n"]), (lines(&["ab", "", "c"]), false));
-        assert_eq!(split(&["a\nb"]), (lines(&["a"]), true));
+        assert_eq!(split(&["a\nbc\n"]), (lines(&["a", "bc"]), vec![]));
+        assert_eq!(split(&["a", "b", "\n", "\nc\n"]), (lines(&["ab", "", "c"]), vec![]));
+        assert_eq!(split(&["a\nb"]), (lines(&["a"]), b"b".to_vec()));
     }
 
     #[test]
     fn a_line_that_does_not_end_is_bounded() {
         let mut lines = LineBuffer::default();
         lines.push(Bytes::from(vec![b'x'; MAX_LINE_BYTES]));
-        assert_eq!(lines.next(), Ok(None));
+        assert_eq!(lines.next_line(), Ok(None));
         lines.push(Bytes::from_static(b"x\n"));
-        assert!(matches!(lines.next(), Err(EngineError::Lost { .. })));
+        assert!(matches!(lines.next_line(), Err(EngineError::Lost { .. })));
     }
 }

@@ -9,6 +9,9 @@ use tokio::task::{JoinError, spawn_blocking};
 /// Longer bodies are parsed or written on a thread of their own.
 const LONG: usize = 64 << 10;
 
+/// Most bodies are shorter, so their buffer never grows.
+const USUAL: usize = 1 << 10;
+
 /// Parses a body with `parse`. Errors: `parse` panicked.
 pub(crate) async fn parsed<T: Send + 'static>(
     body: Vec<u8>,
@@ -23,7 +26,7 @@ pub(crate) async fn parsed<T: Send + 'static>(
 /// Writes a value as JSON. Errors: it has no form in JSON.
 pub(crate) async fn written<T: Serialize + Send + 'static>(value: T) -> io::Result<Vec<u8>> {
     // Only writing shows how long it gets.
-    let mut short = ShortBody(Vec::new());
+    let mut short = ShortBody(Vec::with_capacity(USUAL));
     match serde_json::to_writer(&mut short, &value) {
         Ok(()) => Ok(short.0),
         Err(_too_long) => Ok(spawn_blocking(move || serde_json::to_vec(&value)).await??),

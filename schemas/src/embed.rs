@@ -47,8 +47,9 @@ pub struct EmbedSequences {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmbedEvent {
-    /// The vector of the next input, with norm 1 and finite values.
-    #[serde(with = "packed")]
+    /// The vector of the next input, with norm 1 and finite values. Vectors travel in frames of their own
+    /// ([`streams`](crate::streams)), and have no JSON.
+    #[serde(skip)]
     Vector(Vec<f32>),
     /// The end of the answer.
     Finished {
@@ -96,42 +97,4 @@ pub enum Pooling {
 /// Returns the values as little-endian 32-bit floats. OpenAI's base64 form encodes the same bytes.
 pub fn le_bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-/// A vector in JSON: base64 of [`le_bytes`], which is exact and half as long as decimal digits.
-mod packed {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::STANDARD;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
-
-    pub(super) fn serialize<S: Serializer>(vector: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(super::le_bytes(vector)))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
-        let bytes = STANDARD.decode(String::deserialize(deserializer)?).map_err(D::Error::custom)?;
-        let (values, rest) = bytes.as_chunks::<4>();
-        let vector: Vec<f32> = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        if !rest.is_empty() || vector.iter().any(|value| !value.is_finite()) {
-            return Err(D::Error::custom("a vector is cut short or not finite"));
-        }
-        Ok(vector)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn vectors_survive_json_to_the_bit_and_nonsense_does_not() {
-        let delta = EmbedEvent::Vector(vec![0.1, -f32::MIN_POSITIVE, 1.0 / 3.0, f32::MAX]);
-        let json = serde_json::to_string(&delta).unwrap();
-        assert_eq!(serde_json::from_str::<EmbedEvent>(&json).unwrap(), delta, "{json}");
-        assert_eq!(le_bytes(&[1.0]), [0, 0, 0x80, 0x3F]);
-        for wrong in ["AAAA", "AADAfw==", "not base64", "AACAfw=="] {
-            let json = format!(r#"{{"vector":"{wrong}"}}"#);
-            assert!(serde_json::from_str::<EmbedEvent>(&json).is_err(), "{json}");
-        }
-    }
 }

@@ -41,7 +41,8 @@ pub struct TextEvent {
 }
 
 impl TextEvent {
-    /// Two bytes that no JSON has outside of its texts.
+    /// Two characters that JSON always escapes, to six bytes that differ in the last: so [`TextEvent::of`] finds the text's
+    /// place.
     pub const EXAMPLES: [&str; 2] = ["\u{1}", "\u{2}"];
 
     /// The form of two events that differ only in a text, which is each of [`TextEvent::EXAMPLES`]. `None` if they differ

@@ -90,7 +90,8 @@ pub enum SequenceEvent {
     },
     /// A pull of the prompt's KV from another node succeeded or failed. Comes before the first token.
     Handoff(HandoffReport),
-    /// A new token.
+    /// A new token. Tokens travel in frames of their own ([`streams`](crate::streams)), and have no JSON.
+    #[serde(skip)]
     Token(GeneratedToken),
     /// The end of the sequence.
     Finished {
@@ -102,24 +103,21 @@ pub enum SequenceEvent {
 }
 
 /// A generated token.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {
     /// The token.
     pub id: Token,
     /// Its bytes. They may not be UTF-8, because a character may span tokens.
-    #[serde(with = "piece")]
     pub bytes: Vec<u8>,
     /// True for a control token, which is not part of the text.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub special: bool,
     /// Log-probabilities, if requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Logprobs>,
 }
 
 /// Log-probabilities at one position, as natural logarithms. They are of the model's own distribution: before
 /// penalties, temperature and truncation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
     /// The log-probability of the chosen token.
     pub chosen: f32,
@@ -128,12 +126,11 @@ pub struct Logprobs {
 }
 
 /// One of the most likely tokens at a position.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Alternative {
     /// The token.
     pub id: Token,
     /// Its bytes.
-    #[serde(with = "piece")]
     pub bytes: Vec<u8>,
     /// Its log-probability.
     pub logprob: f32,
@@ -169,46 +166,4 @@ pub struct Timings {
     pub predicted_ms: f64,
     /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
-}
-
-/// A token's bytes in JSON: a string if they are UTF-8, else base64 in an object, so that no byte is lost.
-mod piece {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::STANDARD;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum TokenPiece<S> {
-        Text(S),
-        Bytes { base64: String },
-    }
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => TokenPiece::Text(text).serialize(serializer),
-            Err(_) => TokenPiece::<&str>::Bytes { base64: STANDARD.encode(bytes) }.serialize(serializer),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        match TokenPiece::<String>::deserialize(deserializer)? {
-            TokenPiece::Text(text) => Ok(text.into_bytes()),
-            TokenPiece::Bytes { base64 } => STANDARD.decode(base64).map_err(D::Error::custom),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn token_bytes_survive_json_whether_or_not_they_are_utf8() {
-        for bytes in [b"plain".to_vec(), vec![0xF0, 0x9F], Vec::new(), "\u{0}\"\\\n".as_bytes().to_vec()] {
-            let event = SequenceEvent::Token(GeneratedToken { id: 7, bytes, special: false, logprobs: None });
-            let json = serde_json::to_string(&event).unwrap();
-            assert_eq!(serde_json::from_str::<SequenceEvent>(&json).unwrap(), event, "{json}");
-        }
-    }
 }

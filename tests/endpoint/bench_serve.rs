@@ -112,6 +112,21 @@ async fn the_faults_of_a_faulty_server_are_counted_and_fail_the_run() {
     assert!(run.table.contains("fault: no_role") && run.table.contains("broken"), "{}", run.table);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tokens_of_a_failed_reply_are_no_throughput() {
+    const ERROR: &str = r#"data: {"error":{"message":"broken"}}"#;
+    let streams: [&[&str]; 2] = [&[ROLE, TEXT, STOP, USAGE, DONE], &[ROLE, TEXT, TEXT, ERROR]];
+    let mock = Mock::listing(&["m"], move |n, _| {
+        [vec![head()], streams[n % 2].iter().map(|line| Step::Send(format!("{line}\n\n"))).collect()].concat()
+    })
+    .await;
+    let load = ["--requests", "2", "--concurrency", "1", "--rounds", "1", "--warm-up", "0"];
+    let run = bench(&[&["--url", &mock.url][..], &load].concat()).await;
+    let round = &run.rounds(0)[0];
+    assert_eq!((&round["n_tokens"], &round["n_failed_chunks"]), (&1.0.into(), &2.into()), "{round}");
+    assert!(run.table.contains("chunks of failed replies"), "{}", run.table);
+}
+
 /// The mock and an endpoint in front of it, side by side: no token is lost on the way.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_token_of_the_mock_passes_an_endpoint() {

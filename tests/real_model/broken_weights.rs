@@ -21,6 +21,11 @@ fn write_broken(folder: &tempfile::TempDir) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Keeps a reply from drawing the broken token by chance.
+fn no_z() -> Value {
+    json!({ (b'z' as usize).to_string(): -100 })
+}
+
 /// A prefill computes no logits, so that only the KV shows the fault.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_whose_kv_is_not_a_number_blames_no_prefill_node() {
@@ -32,7 +37,7 @@ async fn a_prompt_whose_kv_is_not_a_number_blames_no_prefill_node() {
     let links = ["--prefill", &prefill.url, "--decode", &decode.url];
     let server = BatonServer::with(&[&links[..], &["--no-calibration", "--policy", "always_handoff"]].concat());
     let complete = async |prompt: &str| {
-        let body = json!({ "model": "broken", "prompt": prompt.repeat(20), "max_tokens": 4 });
+        let body = json!({ "model": "broken", "prompt": prompt.repeat(20), "max_tokens": 4, "logit_bias": no_z() });
         let call = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).json(&body);
         let reply = call.send().await.unwrap();
         let route = reply.headers().get("x-baton-route").map(|value| value.to_str().unwrap().to_owned());
@@ -60,7 +65,11 @@ async fn a_reply_that_is_not_a_number_fails_once_with_its_own_reason() {
     let nodes = [BatonNode::with(&args), BatonNode::with(&args)];
     let urls = nodes.each_ref().map(|node| ["--decode", &node.url]).concat();
     let server = BatonServer::with(&[&urls[..], &["--no-calibration", "--policy", "round_robin"]].concat());
-    let body = |prompt: &str, stream: bool| json!({ "model": "broken", "prompt": prompt, "stream": stream, "max_tokens": 4, "logprobs": 1 });
+    let body = |prompt: &str, stream: bool| {
+        json!({
+            "model": "broken", "prompt": prompt, "stream": stream, "max_tokens": 4, "logprobs": 1, "logit_bias": no_z(),
+        })
+    };
     let complete = async |prompt: &str, stream: bool| {
         let call = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).json(&body(prompt, stream));
         let reply = call.send().await.unwrap();

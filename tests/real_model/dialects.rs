@@ -265,7 +265,9 @@ type Check = fn(&str);
 fn mixed() -> Vec<(&'static str, Value, Check)> {
     let chat_tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let flat_tool = json!({ "type": "function", "name": "get_weather", "parameters": parameters() });
-    let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"] });
+    // Without "additionalProperties": false the model may go on with members of its own until `num_predict` cuts the reply.
+    let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
+        "additionalProperties": false });
     let model = model();
     vec![
         (

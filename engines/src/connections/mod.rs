@@ -6,18 +6,18 @@
 
 mod floods;
 mod open_requests;
+mod pieces;
 mod progress;
-mod raw;
 mod sockets;
-mod take_over;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -31,18 +31,20 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
 use self::floods::FloodGuard;
 use self::open_requests::OpenRequests;
+pub use self::pieces::send_pieces;
+pub(crate) use self::progress::MIN_PROGRESS_BYTES;
 pub use self::progress::ReadDeadline;
 use self::progress::{StreamExecutor, watched};
-pub use self::raw::RawOffer;
 pub use self::sockets::tune;
-pub use self::take_over::TakeOver;
+use self::upgrade::UpgradedWork;
+pub use self::upgrade::{UpgradeOffer, UpgradedIo};
 use crate::awake;
 
 /// Concurrent requests on one HTTP/2 connection.
@@ -178,9 +180,9 @@ impl ConnectionServer {
         let has_asked = AtomicBool::new(false);
         let connection = async {
             if let Some(stream) = open.await
-                && let Some(take_over) = self.exchange(stream, closing, &has_asked, answer).await
+                && let Some(upgraded_work) = self.exchange(stream, closing, &has_asked, answer).await
             {
-                take_over.run(closing.clone()).await;
+                upgraded_work.await;
             }
         };
         tokio::select! {
@@ -193,35 +195,32 @@ impl ConnectionServer {
         }
     }
 
-    /// Reads requests and writes replies until the connection ends or is upgraded. Returns what then takes it over.
+    /// Reads requests and writes replies until the connection ends or is upgraded. Returns the work that then uses it.
     async fn exchange<S, F, B>(
         &self,
         stream: S,
         closing: &CancellationToken,
         has_asked: &AtomicBool,
         answer: impl Fn(Request<Body>) -> F,
-    ) -> Option<TakeOver>
+    ) -> Option<UpgradedWork>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
         B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
-        let take_over = Arc::new(OnceLock::<TakeOver>::new());
+        // A connection is upgraded once.
+        let (to_connection, mut upgraded_work) = mpsc::channel(1);
         let refused = CancellationToken::new();
         let open_requests = OpenRequests::default();
-        let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
             has_asked.store(true, Ordering::Relaxed);
             let version = request.version();
             let open_request = open_requests.begin();
+            UpgradeOffer::add(&mut request, &to_connection, closing);
             let reply = answer(request.map(Body::new));
             let refused = refused.clone();
-            let take_over = Arc::clone(&take_over);
             async move {
                 let mut reply = reply.await;
-                if let Some(work) = reply.extensions_mut().remove::<TakeOver>() {
-                    // A connection is upgraded once.
-                    drop(take_over.set(work));
-                }
                 if reply.extensions().get::<CloseConnection>().is_some() {
                     match version < Version::HTTP_2 {
                         true => _ = reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close")),
@@ -256,7 +255,7 @@ impl ConnectionServer {
             biased;
             result = connection.as_mut() => {
                 ended(result);
-                return take_over.get().cloned();
+                return upgraded_work.try_recv().ok();
             }
             _ = must_close.next() => {}
         }
@@ -273,7 +272,7 @@ impl ConnectionServer {
                 tracing::debug!("a connection is closed: it is idle, and its peer does not close it");
             }
         }
-        take_over.get().cloned()
+        upgraded_work.try_recv().ok()
     }
 }
 

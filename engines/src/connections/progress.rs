@@ -28,7 +28,7 @@ use crate::awake;
 /// The bytes that a reader must take within its deadline if as many wait for it. Without this minimum, a reader that
 /// takes a byte at a time would keep its request for hours. A slow reader over TCP takes more than this at once, because
 /// of the system's buffers.
-const MIN_PROGRESS_BYTES: u64 = 4 << 10;
+pub(crate) const MIN_PROGRESS_BYTES: usize = 4 << 10;
 
 /// The number of checks within a deadline.
 const N_CHECKS: u32 = 4;
@@ -154,7 +154,7 @@ impl Progress {
                 let (n_given, n_taken) = (self.n_given(), self.n_taken());
                 n_seen = Some(n_given);
                 let deadline = Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed));
-                if self.is_stalled(n_given.min(n_taken + MIN_PROGRESS_BYTES), deadline).await {
+                if self.is_stalled(n_given.min(n_taken + MIN_PROGRESS_BYTES as u64), deadline).await {
                     return deadline;
                 }
             }

@@ -36,31 +36,29 @@ fn connect_to<F: Future<Output = Response<Body>> + Send + 'static>(
     (connections, client)
 }
 
-/// Goes on without HTTP, and sends a piece after each of two pauses.
-async fn raw(request: Request<Body>) -> Response<Body> {
+/// Upgrades, and sends a piece after each of two pauses.
+async fn upgraded(request: Request<Body>) -> Response<Body> {
     let pieces = futures::stream::iter(["one, ", "two"]).then(|piece| async move {
         tokio::time::sleep(2 * IDLE).await;
         vec![Bytes::from(piece), Bytes::new()]
     });
-    raw_reply(request, pieces).await
+    sending(request, pieces).await
 }
 
-async fn raw_reply(
-    request: Request<Body>,
+async fn sending(
+    mut request: Request<Body>,
     pieces: impl futures::Stream<Item = Vec<Bytes>> + Send + 'static,
 ) -> Response<Body> {
-    let offer = RawOffer::of(&mut request.into_parts().0, "raw").unwrap();
-    let reply = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
-    let reply = reply.header(header::CONNECTION, "upgrade").header(header::UPGRADE, "raw");
-    reply.extension(TakeOver::new(|_closing| offer.send(pieces))).body(Body::empty()).unwrap()
+    let offer = UpgradeOffer::of(&mut request, "pieces").unwrap();
+    offer.accept(|io, _closing| send_pieces(io, pieces))
 }
 
-const RAW_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: node\r\nconnection: upgrade\r\nupgrade: raw\r\n\r\n";
+const UPGRADE_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: node\r\nconnection: upgrade\r\nupgrade: Pieces\r\n\r\n";
 
 #[tokio::test]
-async fn a_stop_waits_for_a_reply_without_http() {
-    let (mut connections, mut client) = connect_to(raw);
-    client.write_all(RAW_REQUEST).await.unwrap();
+async fn a_stop_waits_for_an_upgraded_connection() {
+    let (mut connections, mut client) = connect_to(upgraded);
+    client.write_all(UPGRADE_REQUEST).await.unwrap();
     let mut reply = Vec::new();
     while !reply.ends_with(b"\r\n\r\n") {
         reply.push(client.read_u8().await.unwrap());
@@ -72,9 +70,9 @@ async fn a_stop_waits_for_a_reply_without_http() {
 }
 
 #[tokio::test]
-async fn a_reply_without_http_ends_when_its_reader_leaves() {
-    let (mut connections, mut client) = connect_to(|request| raw_reply(request, futures::stream::pending()));
-    client.write_all(RAW_REQUEST).await.unwrap();
+async fn an_upgraded_connection_ends_when_its_reader_leaves() {
+    let (mut connections, mut client) = connect_to(|request| sending(request, futures::stream::pending()));
+    client.write_all(UPGRADE_REQUEST).await.unwrap();
     client.read_u8().await.unwrap();
     assert_eq!(connections.places.available_permits(), 0);
     drop(client);

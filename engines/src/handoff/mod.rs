@@ -32,9 +32,6 @@ pub use self::puller::HttpPuller;
 pub(crate) use self::read_ahead::READ_DEADLINE;
 use crate::engine::KvEvent;
 
-/// The protocol that a pull goes on with after its HTTP head, if both nodes know it: the records as they are.
-pub(crate) const RAW_PROTOCOL: &str = "baton-kv";
-
 /// Chunks that are received ahead of the engine.
 pub const PULL_WINDOW: usize = 2;
 

@@ -7,7 +7,7 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffId, HandoffReader, HandoffRecord,
-    KvLayout, Mac, Span, VerifiedKv,
+    KV_UPGRADE, KvLayout, Mac, Offer, Span, VerifiedKv,
 };
 use baton_schemas::node::BASE_PATH;
 use futures::TryStreamExt;
@@ -21,7 +21,7 @@ use super::codecs::{LinkCodecs, Sample};
 use super::deadline::PullDeadline;
 use super::policy::PullPolicy;
 use super::read_ahead::ReadAhead;
-use super::{LocalKv, PullEnd, PullOrder, RAW_PROTOCOL};
+use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::{accepted, unreachable};
 use crate::{awake, trace};
 
@@ -55,12 +55,13 @@ impl PullClient {
     ) -> Result<PullEnd, HandoffFailure> {
         let PrefillPeer { url, fingerprint, codecs } = from;
         let id = HandoffId(rand::random());
+        let offer = Offer { codecs, macs: Mac::best_first() };
         let request = PrefillRequest {
             handoff: id,
             tokens: order.tokens.clone(),
             start: order.start,
-            codecs: codecs.iter().map(|codec| *codec as u8).collect(),
-            macs: Mac::best_first().iter().map(|mac| *mac as u8).collect(),
+            codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),
+            macs: offer.macs.iter().map(|mac| *mac as u8).collect(),
             fingerprint: local.identity.fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
@@ -70,7 +71,7 @@ impl PullClient {
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
         let buffers = order.buffers;
         let placement = move |span: &Span, layout: &KvLayout| (order.placement)(span, layout);
-        let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
+        let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, offer, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
@@ -143,7 +144,7 @@ impl PullClient {
         request: &PrefillRequest,
     ) -> Result<Box<dyn AsyncRead + Send + Unpin>, HandoffFailure> {
         let call = self.http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
-        let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, RAW_PROTOCOL);
+        let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, KV_UPGRADE);
         let call = match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => call.header(trace::TRACEPARENT, parent),
             None => call,
@@ -153,8 +154,8 @@ impl PullClient {
             let sent = call.send().await;
             match sent {
                 Ok(reply) if reply.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    let raw = reply.upgrade().await.map_err(unreachable)?;
-                    Ok(Box::new(raw) as Box<dyn AsyncRead + Send + Unpin>)
+                    let upgraded = reply.upgrade().await.map_err(unreachable)?;
+                    Ok(Box::new(upgraded) as Box<dyn AsyncRead + Send + Unpin>)
                 }
                 // A node of an earlier version.
                 sent => Ok(Box::new(body(accepted(sent).await?)) as Box<dyn AsyncRead + Send + Unpin>),

@@ -30,7 +30,7 @@ use baton_schemas::node::{
     TokenizeRequest,
 };
 use baton_schemas::streams::{MAX_BODY_BYTES, StreamVersions};
-use baton_schemas::{EngineError, Token};
+use baton_schemas::{EngineError, Token, kv};
 use bytes::BytesMut;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
@@ -44,9 +44,9 @@ pub use self::listen::{ListenAddress, ListenError, Listener};
 pub use self::loads::HEARTBEAT;
 use self::streams::StreamLimits;
 pub use self::tls::ServerTls;
-use crate::connections::{CloseConnection, RawOffer};
+use crate::connections::{CloseConnection, UpgradeOffer};
 use crate::engine::Engine;
-use crate::handoff::{MAX_NOISE_BYTES, RAW_PROTOCOL};
+use crate::handoff::MAX_NOISE_BYTES;
 
 /// The most tokens of a reply, unless the context is longer. For more, the error says how many there are: nothing can be
 /// done with them.
@@ -191,10 +191,9 @@ async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
-async fn prefill(State(node): Node, request: Request) -> Response {
-    let (mut head, body) = request.into_parts();
-    let offer = RawOffer::of(&mut head, RAW_PROTOCOL);
-    match CallBody::from_request(Request::from_parts(head, body), &()).await {
+async fn prefill(State(node): Node, mut request: Request) -> Response {
+    let offer = UpgradeOffer::of(&mut request, kv::KV_UPGRADE);
+    match CallBody::from_request(request, &()).await {
         Ok(CallBody(request)) => prefill::respond(&node, offer, request).await,
         Err(refused) => refused,
     }

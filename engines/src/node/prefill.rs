@@ -1,7 +1,7 @@
 //! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
 //!
-//! A reader offers to go on without HTTP ([`RAW_PROTOCOL`]): then each record is written as it is, and read to where its
-//! rows belong. To other readers the records are the body of the reply.
+//! If the reader offers the upgrade ([`KV_UPGRADE`](baton_schemas::kv::KV_UPGRADE)), the connection carries the records
+//! alone, and the reader reads rows to where they belong. To other readers the records are the body of the reply.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,21 +13,21 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, Wait, WriteError};
 use futures::{Stream, StreamExt};
-use http::{StatusCode, header};
+use http::header;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{Instrument, Span};
 
 use super::{NodeService, SIGN_OF_LIFE, failure};
-use crate::connections::{RawOffer, ReadDeadline, TakeOver};
+use crate::connections::{ReadDeadline, UpgradeOffer, send_pieces};
 use crate::engine::{KvEvent, KvStream};
-use crate::handoff::{RAW_PROTOCOL, READ_DEADLINE};
+use crate::handoff::READ_DEADLINE;
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
 
 /// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
-pub(super) async fn respond(node: &NodeService, offer: Option<RawOffer>, request: PrefillRequest) -> Response {
+pub(super) async fn respond(node: &NodeService, offer: Option<UpgradeOffer>, request: PrefillRequest) -> Response {
     let records = match begin(node, request).await {
         Err(error) => return failure(error),
         Ok(records) => records,
@@ -38,9 +38,8 @@ pub(super) async fn respond(node: &NodeService, offer: Option<RawOffer>, request
             // The span of the call lasts until the last record.
             let span = Span::current();
             // A stop of the node waits for the last record.
-            let take_over = TakeOver::new(|_closing| offer.send(records).instrument(span));
-            let head = [(header::CONNECTION, "upgrade"), (header::UPGRADE, RAW_PROTOCOL)];
-            (StatusCode::SWITCHING_PROTOCOLS, deadline, Extension(take_over), head).into_response()
+            let reply = offer.accept(|io, _closing| send_pieces(io, records).instrument(span));
+            (deadline, reply).into_response()
         }
         None => {
             let pieces = records.flat_map(|record| futures::stream::iter(record.into_iter().map(Ok::<_, Infallible>)));

@@ -7,12 +7,13 @@ use rustls::{ClientConfig, RootCertStore};
 use super::Transport;
 
 /// The names of protocols inside TLS (ALPN).
-pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
-pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
+pub const ALPN_HTTP1: &[u8] = b"http/1.1";
+pub const ALPN_HTTP2: &[u8] = b"h2";
 
 impl Transport {
-    /// Trusts the system's certificates and the configured ones, and offers HTTP/2 first. Errors, for the operator.
-    pub(crate) fn tls_of_clients(&self) -> Result<ClientConfig, String> {
+    /// TLS that trusts the system's certificates and the configured ones. `protocols` are those to offer, the preferred
+    /// one first. Errors, for the operator.
+    pub fn client_tls(&self, protocols: &[&[u8]]) -> Result<ClientConfig, String> {
         let mut roots = RootCertStore::empty();
         // A system without certificates is like one whose certificates do not fit: the handshake says so.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -21,7 +22,7 @@ impl Transport {
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| format!("TLS cannot be set up: {error}"))?;
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = [ALPN_HTTP2, ALPN_HTTP1].map(<[u8]>::to_vec).to_vec();
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         Ok(config)
     }
 }

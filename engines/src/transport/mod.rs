@@ -15,7 +15,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, Url};
 use rustls::pki_types::CertificateDer;
 
-pub(crate) use self::client_tls::{ALPN_HTTP1, ALPN_HTTP2};
+pub use self::client_tls::{ALPN_HTTP1, ALPN_HTTP2};
 pub(crate) use self::explain::{explain, explain_tls};
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};

@@ -5,17 +5,22 @@ use http::HeaderMap;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::fields::Fields;
 use super::stream::{ReplyReading, deltas};
-use super::{ApiCall, ApiPath, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError, UpstreamKind};
-use super::{refusal, tokens};
+use super::{
+    ApiCall, ApiPath, ReplyDelivery, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError, UpstreamKind,
+    refusal, tokens,
+};
 
 impl UpstreamKind {
     /// The deltas of a streamed reply that arrives in these pieces.
     #[doc(hidden)]
     pub fn read_stream(self, wants_logprobs: bool, pieces: Vec<Bytes>, deadlines: UpstreamDeadlines) -> TextStream {
-        let fields = [("logprobs", Value::from(true))].into_iter().filter(|_| wants_logprobs);
-        let body = fields.map(|(name, value)| (name.to_owned(), value)).collect();
-        let call = ApiCall { path: ApiPath::Api("chat/completions"), body };
+        let mut body = Fields::default();
+        if wants_logprobs {
+            body.set("logprobs", true);
+        }
+        let call = ApiCall { path: ApiPath::Api("chat/completions"), form: ReplyDelivery::Streamed, body };
         let protocol = self.protocol();
         let reading = ReplyReading {
             framing: protocol.framing(),

@@ -6,10 +6,8 @@ use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::default_sampling;
 use serde_json::{Map, Value, json};
 
+use super::fields::Fields;
 use super::{ChoiceRequest, UpstreamError, UpstreamField, UpstreamSettings};
-
-/// A body with as many fields never grows its table.
-const USUAL_FIELDS: usize = 14;
 
 /// One number of a request's sampling.
 type SamplingNumber = fn(&Sampling) -> f32;
@@ -18,17 +16,17 @@ type SamplingNumber = fn(&Sampling) -> f32;
 pub(super) struct BodyWriter<'a> {
     pub(super) asked: &'a ChoiceRequest<'a>,
     pub(super) settings: &'a UpstreamSettings,
-    pub(super) body: Map<String, Value>,
+    pub(super) body: Fields,
 }
 
 impl<'a> BodyWriter<'a> {
     pub(super) fn new(asked: &'a ChoiceRequest<'a>, settings: &'a UpstreamSettings) -> Self {
-        BodyWriter { asked, settings, body: Map::with_capacity(USUAL_FIELDS) }
+        BodyWriter { asked, settings, body: Fields::default() }
     }
 
     /// Sets a field that every server of this kind takes.
-    pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
-        self.body.insert(name.to_owned(), value.into());
+    pub(super) fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.body.set(name, value);
     }
 
     /// Sets a field under its own name if the upstream takes it. Errors: it does not, and `is_needed`.

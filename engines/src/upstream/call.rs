@@ -1,7 +1,9 @@
 //! What is sent to an upstream: the request for one choice, and the calls that it becomes.
 
 use baton_schemas::GenerateRequest;
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+use super::fields::Fields;
 
 /// The request for one choice of a reply.
 #[derive(Debug, Clone, Copy)]
@@ -39,15 +41,28 @@ pub(super) enum ApiPath {
     Root(&'static str),
 }
 
+/// How a reply is requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReplyDelivery {
+    /// In one piece.
+    Whole,
+    /// In events, while it is generated.
+    Streamed,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ApiCall {
     pub(super) path: ApiPath,
-    pub(super) body: Map<String, Value>,
+    pub(super) form: ReplyDelivery,
+    pub(super) body: Fields,
 }
 
 impl ApiCall {
-    pub(super) fn new<const N: usize>(path: ApiPath, fields: [(&str, Value); N]) -> ApiCall {
-        ApiCall { path, body: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
+    /// A call whose reply comes in one piece.
+    pub(super) fn new<const N: usize>(path: ApiPath, fields: [(&'static str, Value); N]) -> ApiCall {
+        let mut body = Fields::default();
+        fields.into_iter().for_each(|(name, value)| body.set(name, value));
+        ApiCall { path, form: ReplyDelivery::Whole, body }
     }
 }
 

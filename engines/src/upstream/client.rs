@@ -16,21 +16,19 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::connections::{Call, Connections, Reply, ReplyBody};
+use super::connections::{Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use super::protocol::Protocol;
-use super::stream::{Framing, ReplyReading, deltas};
+use super::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, TextStream, TextVectors,
-    TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens, vectors,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, ReplyDelivery, TextStream,
+    TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens,
+    vectors,
 };
 use crate::transport::Transport;
 use crate::{long_json, trace};
 
 /// Connections beyond those of `max_concurrent` choices: for the lists and descriptions of models.
 const SPARE_CONNECTIONS: usize = 2;
-
-/// The largest reply in one piece: a list of models, an error, a prefill server's answer.
-const MAX_WHOLE_BYTES: usize = 4 << 20;
 
 /// The largest reply with a batch of vectors, as numbers in text, or with tokens.
 const MAX_VECTORS_BYTES: usize = 64 << 20;
@@ -43,9 +41,6 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The deadline of an error's body.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The id of a request, for the server's log.
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Deltas that are buffered of a reply that must be read to its end.
 const DELTAS_AHEAD: usize = 64;
@@ -103,6 +98,11 @@ impl Upstream {
         &self.settings
     }
 
+    /// Closes the connections to prefill servers that were idle for too long, as calls to them do, too.
+    pub fn close_unused(&self) {
+        self.prefill_servers.iter().for_each(|server| server.connections.close_unused());
+    }
+
     /// The names of the models that it lists. The list may be empty.
     pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
         let path = self.server.path(self.protocol.models_path());
@@ -148,7 +148,7 @@ impl Upstream {
         let prefill = self.prefill(&mut call, request_id, Instant::now() + first / 2).await;
         let first_due = Instant::now() + first;
         let reader = self.protocol.delta_reader(&call);
-        let is_whole = call.body.get("stream") == Some(&Value::Bool(false));
+        let form = call.form;
         let reply = async {
             let call = self.post(&self.server, call, request_id).await?;
             self.server.connections.send(&call).await
@@ -156,7 +156,7 @@ impl Upstream {
         let reply = timeout_at(first_due, reply).await.map_err(|_| UpstreamError::late())??;
         let reply = accepted(reply).await?;
         let framing = match self.protocol.framing() {
-            Framing::ServerSentEvents if is_json(&reply.headers, is_whole) => Framing::Whole,
+            Framing::ServerSentEvents if form_of(&reply.headers, form) == ReplyDelivery::Whole => Framing::Whole,
             framing => framing,
         };
         let reading = ReplyReading { framing, deadlines: self.settings.deadlines, first_due, reader };
@@ -356,11 +356,14 @@ async fn accepted(reply: Reply) -> Result<Reply, UpstreamError> {
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
 }
 
-/// Returns true if a reply is one JSON object: it says so, or it was requested so and says nothing of events.
-fn is_json(headers: &HeaderMap, is_requested: bool) -> bool {
+/// The form in which a reply comes: as its head says, otherwise as it was requested.
+fn form_of(headers: &HeaderMap, requested: ReplyDelivery) -> ReplyDelivery {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    kind.eq_ignore_ascii_case("application/json") || is_requested && !kind.eq_ignore_ascii_case("text/event-stream")
+    match kind.split(';').next().unwrap_or_default().trim() {
+        kind if kind.eq_ignore_ascii_case("application/json") => ReplyDelivery::Whole,
+        kind if kind.eq_ignore_ascii_case("text/event-stream") => ReplyDelivery::Streamed,
+        _ => requested,
+    }
 }
 
 /// Reads a body to its end, so that its connection can be used again.
@@ -378,7 +381,36 @@ async fn bounded(mut reply: Reply, max_bytes: usize) -> Result<Vec<u8>, Upstream
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::upstream::UpstreamKind;
+    use crate::upstream::openai::tests::settings;
+
+    #[tokio::test]
+    async fn idle_connections_to_prefill_servers_are_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let settings = UpstreamSettings { prefill: vec![url], ..settings(UpstreamKind::Vllm) };
+        let upstream = Upstream::new(settings, &Transport::default()).unwrap();
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nwell").await.unwrap();
+            stream.read(&mut [0; 4096]).await.unwrap()
+        });
+        let body = Bytes::new();
+        let call = Call { method: Method::GET, path: "/".to_owned(), headers: HeaderMap::new(), body };
+        let reply = upstream.prefill_servers[0].connections.send(&call).await.unwrap();
+        assert_eq!(bounded(reply, 100).await.unwrap(), b"well");
+        // Longer than connections are kept.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(31)).await;
+        tokio::time::resume();
+        upstream.close_unused();
+        assert_eq!(timeout(Duration::from_secs(20), served).await.unwrap().unwrap(), 0, "the connection is closed");
+    }
 
     #[test]
     fn a_reply_of_countless_values_is_malformed() {

@@ -105,7 +105,7 @@ pub(super) trait Protocol: Send + Sync + Debug {
 
     /// A reader of one reply to `call`.
     fn delta_reader(&self, call: &ApiCall) -> Box<dyn DeltaReader> {
-        Box::new(ChunkReader::new(call.body.contains_key("logprobs")))
+        Box::new(ChunkReader::new(call.body.contains("logprobs")))
     }
 
     /// The request for the vectors of one batch. Errors: the server does not take such inputs.

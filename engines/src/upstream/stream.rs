@@ -19,8 +19,8 @@ use crate::lines::LineBuffer;
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
-/// Bytes of a reply in one event, which only short ones are.
-const MAX_WHOLE_BYTES: usize = 4 << 20;
+/// The largest reply in one piece: a short reply, a list of models, an error, a prefill server's answer.
+pub(super) const MAX_WHOLE_BYTES: usize = 4 << 20;
 
 /// How a reply is divided into events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,8 @@ struct ReplyDeltas<B> {
     n_bytes: usize,
     /// There was a delta.
     has_begun: bool,
-    /// Time waited since the last line. Only waits count, so a slow client makes no upstream late.
+    /// Time waited since the last line, or since the last piece of a whole reply. Only waits count, so a slow client makes
+    /// no upstream late.
     silence: Duration,
     /// Time that is left to wait for the next delta.
     left: Duration,
@@ -143,7 +144,7 @@ where
 {
     /// Reads a line that has come; `None` if there is no whole one.
     fn read_line(&mut self) -> Option<Result<ReplyStep, UpstreamError>> {
-        let line = match self.lines.next() {
+        let line = match self.lines.next_line() {
             Ok(line) => line?,
             Err(error) => return Some(Ok(ReplyStep::Cut(error))),
         };
@@ -171,15 +172,17 @@ where
                     if self.n_bytes > max_bytes {
                         return Poll::Ready(Err(UpstreamError::malformed("the reply is too long")));
                     }
-                    match is_whole {
-                        true => self.whole.extend_from_slice(&piece),
-                        false => self.lines.push(piece),
+                    if is_whole {
+                        self.silence = Duration::ZERO;
+                        self.whole.extend_from_slice(&piece);
+                    } else {
+                        self.lines.push(piece);
                     }
                     ReplyStep::Piece
                 }
                 Poll::Ready(Some(Err(error))) => ReplyStep::Cut(EngineError::lost(error)),
                 // Some servers end without the last line's end. The reader knows whether the reply is complete.
-                Poll::Ready(None) if self.lines.is_inside_line() => {
+                Poll::Ready(None) if !self.lines.rest().is_empty() => {
                     ReplyStep::Cut(EngineError::lost("the stream was cut inside a line"))
                 }
                 Poll::Ready(None) if self.reading.framing == Framing::Whole => {
@@ -190,9 +193,11 @@ where
                 Poll::Ready(None) => ReplyStep::End,
                 Poll::Pending => {
                     let idle = self.reading.deadlines.idle.saturating_sub(self.silence);
-                    let limit = if self.has_begun { self.left.min(idle) } else { self.left };
+                    // A server sends the head of a whole reply when it has the rest, or keeps it alive with white space.
+                    let has_begun = self.has_begun || self.reading.framing == Framing::Whole;
+                    let limit = if has_begun { self.left.min(idle) } else { self.left };
                     if limit.is_zero() {
-                        let what = if self.has_begun { "the reply stalled" } else { "there was no reply in time" };
+                        let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
                         return Poll::Ready(Err(UpstreamError::failed(UpstreamFailure::TimedOut, what)));
                     }
                     ready!(self.timer.poll_wait(cx, limit));
@@ -318,6 +323,29 @@ mod tests {
         for line in [word, thought] {
             let (n_deltas, error, _) = after_a_word(openai, word, line).await;
             assert_eq!((n_deltas, error.as_str()), (1_000, ""), "{line}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_whole_reply_may_neither_stall_nor_trickle() {
+        let seconds = Duration::from_secs;
+        let deadlines = UpstreamDeadlines { connect: seconds(1), first: seconds(30), idle: seconds(10) };
+        for (pause, error, due) in [(60, "stalled", 10), (5, "stalled", 30)] {
+            let space = move |()| async move {
+                tokio::time::sleep(seconds(pause)).await;
+                Some((Ok::<_, String>(Bytes::from_static(b" ")), ()))
+            };
+            let reading = ReplyReading {
+                framing: Framing::Whole,
+                deadlines,
+                first_due: Instant::now() + deadlines.first,
+                reader: UpstreamKind::OpenAi.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+            };
+            let began = Instant::now();
+            let read: Vec<_> = deltas(Box::pin(futures::stream::unfold((), space)), reading, (), drop).collect().await;
+            let [Err(found)] = &read[..] else { panic!("{read:?}") };
+            assert!(found.to_string().contains(error), "{found}");
+            assert_eq!(began.elapsed().as_secs(), due);
         }
     }
 

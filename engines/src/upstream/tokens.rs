@@ -47,10 +47,10 @@ pub(super) fn chat_prompt(path: ApiPath, model: &str, chat: &ChatPrompt) -> ApiC
     let mut call = ApiCall::new(path, [("model", model.into()), ("messages", messages)]);
     let tools: Vec<Value> = chat.tools.offered().iter().map(|tool| tool.definition()).collect();
     if !tools.is_empty() {
-        call.body.insert("tools".to_owned(), tools.into());
+        call.body.set("tools", tools);
     }
     if !conversation.template_args.is_empty() {
-        call.body.insert("chat_template_kwargs".to_owned(), conversation.template_args.clone().into());
+        call.body.set("chat_template_kwargs", conversation.template_args.clone());
     }
     call
 }

@@ -79,7 +79,7 @@ mod tests {
         let tokens = EmbedInput::Tokens(vec![1, 2]);
         let body = |kind: UpstreamKind, inputs: &[EmbedInput]| {
             let call = kind.protocol().embed_call(&settings(kind), "theirs", &request(inputs.to_vec()), inputs)?;
-            Ok::<_, UpstreamError>((call.path, Value::Object(call.body)))
+            Ok::<_, UpstreamError>((call.path, Value::from(call.body)))
         };
         let (path, asked) = body(UpstreamKind::OpenAi, &[text.clone(), text.clone()]).unwrap();
         let expected = json!({"model": "theirs", "input": ["a", "a"], "dimensions": 2, "encoding_format": "float"});

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use super::protocol::{PrefillSteps, Protocol};
 use super::tokens::chat_prompt;
 use super::{
-    ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
+    ApiCall, ApiPath, ModelInfoCall, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings,
+    model_info,
 };
 
 #[derive(Debug)]
@@ -90,10 +91,10 @@ const PARAMS: &str = "kv_transfer_params";
 fn prefill_call(call: &ApiCall) -> ApiCall {
     let mut body = call.body.clone();
     body.remove("stream_options");
-    body.insert("stream".to_owned(), false.into());
-    body.insert("max_tokens".to_owned(), 1.into());
-    if body.contains_key("max_completion_tokens") {
-        body.insert("max_completion_tokens".to_owned(), 1.into());
+    body.set("stream", false);
+    body.set("max_tokens", 1);
+    if body.contains("max_completion_tokens") {
+        body.set("max_completion_tokens", 1);
     }
     let params = json!({
         "do_remote_decode": true,
@@ -103,8 +104,8 @@ fn prefill_call(call: &ApiCall) -> ApiCall {
         "remote_host": null,
         "remote_port": null,
     });
-    body.insert(PARAMS.to_owned(), params);
-    ApiCall { path: call.path, body }
+    body.set(PARAMS, params);
+    ApiCall { path: call.path, form: ReplyDelivery::Whole, body }
 }
 
 /// Copies the KV cache's place from a prefill server's reply into the decode server's request. Returns false if the
@@ -112,7 +113,7 @@ fn prefill_call(call: &ApiCall) -> ApiCall {
 fn add_kv(call: &mut ApiCall, reply: &Value) -> bool {
     let params: Option<&Map<String, Value>> = reply.get(PARAMS).and_then(Value::as_object);
     let Some(params) = params.filter(|params| !params.is_empty()) else { return false };
-    call.body.insert(PARAMS.to_owned(), params.clone().into());
+    call.body.set(PARAMS, params.clone());
     true
 }
 
@@ -122,11 +123,16 @@ mod tests {
 
     #[test]
     fn a_prefill_servers_kv_parameters_reach_the_decode_server() {
-        let body = json!({
-            "model": "m", "stream": true, "stream_options": {}, "max_tokens": 9, "max_completion_tokens": 9,
-        });
-        let mut call = ApiCall { path: ApiPath::Api("chat/completions"), body: body.as_object().unwrap().clone() };
-        let prefill = Value::Object(prefill_call(&call).body);
+        let fields = [
+            ("model", "m".into()),
+            ("stream", true.into()),
+            ("stream_options", json!({})),
+            ("max_tokens", 9.into()),
+            ("max_completion_tokens", 9.into()),
+        ];
+        let mut call =
+            ApiCall { form: ReplyDelivery::Streamed, ..ApiCall::new(ApiPath::Api("chat/completions"), fields) };
+        let prefill = Value::from(prefill_call(&call).body);
         assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
         assert_eq!((&prefill["max_tokens"], &prefill["max_completion_tokens"]), (&json!(1), &json!(1)));
         assert_eq!((&prefill["stream"], prefill.get("stream_options")), (&json!(false), None));
@@ -135,6 +141,6 @@ mod tests {
         }
         let kept = json!({ "do_remote_prefill": true, "remote_block_ids": [1], "remote_host": "p" });
         assert!(add_kv(&mut call, &json!({ "kv_transfer_params": kept })));
-        assert_eq!((&call.body["kv_transfer_params"], &call.body["max_tokens"]), (&kept, &json!(9)));
+        assert_eq!((call.body.get("kv_transfer_params"), call.body.get("max_tokens")), (Some(&kept), Some(&json!(9))));
     }
 }

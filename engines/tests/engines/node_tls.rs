@@ -1,6 +1,6 @@
 //! Nodes with TLS and an operator's own CA: connections that work, and the operator's errors for those that do not.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::Engine;
@@ -10,52 +10,10 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::transport::{AddressError, Transport};
 use baton_schemas::EngineError;
 use baton_schemas::node::Role;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::CertificateParams;
 
+use crate::peers::ca::Ca;
 use crate::peers::{self, KEY, TestNode};
-
-/// A certificate and its private key, as PEM files.
-struct CertFiles {
-    cert: PathBuf,
-    key: PathBuf,
-}
-
-/// An operator's certificate authority, in a folder of its own.
-struct Ca {
-    folder: tempfile::TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
-
-impl Ca {
-    fn new() -> Ca {
-        let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
-        Ca { folder, issuer }
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.path().join("ca.pem")
-    }
-
-    fn transport(&self) -> Transport {
-        Transport::new(Some(&self.file()), false).unwrap()
-    }
-
-    /// Issues a certificate for a host, with `change` applied to its parameters.
-    fn issue(&self, host: &str, change: impl FnOnce(&mut CertificateParams)) -> CertFiles {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([host.to_owned()]).unwrap();
-        change(&mut params);
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        let path = |name: &str| self.folder.path().join(name);
-        std::fs::write(path("cert.pem"), cert.pem()).unwrap();
-        std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
-        CertFiles { cert: path("cert.pem"), key: path("key.pem") }
-    }
-}
 
 async fn node(tls: Option<&ServerTls>) -> TestNode {
     peers::serve(Arc::new(SimEngine::new(SimConfig::default())), Role::Both, KEY, tls.cloned()).await
@@ -74,14 +32,10 @@ async fn complaint(url: &str, transport: &Transport) -> String {
     line
 }
 
-fn load(files: &CertFiles) -> ServerTls {
-    ServerTls::load(&files.cert, &files.key).unwrap()
-}
-
 #[tokio::test]
 async fn a_node_with_tls_is_reached_by_clients_that_trust_its_ca_and_have_the_key() {
     let ca = Ca::new();
-    let node = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
+    let node = node(Some(&ca.issue("127.0.0.1", |_| ()).load())).await;
     let url = format!("https://{}", node.address);
     assert_eq!(client(&url, KEY, &ca.transport()).info().await.unwrap().engine, "sim");
     assert_eq!(client(&url, "wrong", &ca.transport()).info().await.unwrap_err(), EngineError::Unauthorized);
@@ -94,7 +48,7 @@ async fn a_node_with_tls_is_reached_by_clients_that_trust_its_ca_and_have_the_ke
 #[tokio::test]
 async fn both_http_versions_are_spoken_inside_tls() {
     let ca = Ca::new();
-    let node = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
+    let node = node(Some(&ca.issue("127.0.0.1", |_| ()).load())).await;
     let root = reqwest::Certificate::from_pem(&std::fs::read(ca.file()).unwrap()).unwrap();
     let builder = || reqwest::Client::builder().add_root_certificate(root.clone()).no_proxy();
     let url = format!("https://{}/node/v1/info", node.address);
@@ -113,7 +67,7 @@ async fn both_http_versions_are_spoken_inside_tls() {
 async fn each_fault_of_a_certificate_has_its_own_error() {
     let ca = Ca::new();
     let check = async |host: &str, change: fn(&mut CertificateParams), expected: &str| {
-        let node = node(Some(&load(&ca.issue(host, change)))).await;
+        let node = node(Some(&ca.issue(host, change).load())).await;
         let line = complaint(&format!("https://{}", node.address), &ca.transport()).await;
         assert!(line.contains(expected), "{line}");
     };
@@ -132,7 +86,7 @@ async fn a_wrong_scheme_is_reported_for_both_sides() {
     let plain = node(None).await;
     let line = complaint(&format!("https://{}", plain.address), &ca.transport()).await;
     assert!(line.contains("does not speak TLS") && line.contains("http://"), "{line}");
-    let tls = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
+    let tls = node(Some(&ca.issue("127.0.0.1", |_| ()).load())).await;
     let line = complaint(&format!("http://{}", tls.address), &ca.transport()).await;
     assert!(line.contains("https://"), "{line}");
 }
@@ -142,7 +96,7 @@ async fn a_renewed_certificate_is_shown_to_new_connections() {
     let ca = Ca::new();
     let next = Ca::new();
     let files = ca.issue("127.0.0.1", |_| ());
-    let tls = load(&files);
+    let tls = files.load();
     let node = node(Some(&tls)).await;
     let url = format!("https://{}", node.address);
     let before = client(&url, KEY, &ca.transport());

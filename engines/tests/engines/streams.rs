@@ -29,6 +29,7 @@ use tokio::net::TcpStream;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
+use crate::peers::link::{Link, LinkedNode};
 use crate::peers::{self, KEY, TestNode};
 
 /// A condition that has not come by then never comes.
@@ -170,28 +171,32 @@ async fn an_invalid_body_is_refused_and_the_connection_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_streams_on_one_connection_are_equal_to_single_ones() {
-    let node = peers::node(sim(), Role::Both, KEY).await;
-    let engine = client(&node);
-    let alone =
-        join_all((0..100).map(async |i| peers::generate(&client(&node), request(i, 50 + i)).await.tokens)).await;
-    let together = join_all((0..100).map(async |i| peers::generate(&engine, request(i, 50 + i)).await.tokens)).await;
-    assert_eq!(alone, together);
+    for link in Link::ALL {
+        let node = LinkedNode::serve(sim(), link).await;
+        let engine = node.client();
+        let one = async |engine: &RemoteEngine, i| peers::generate(engine, request(i, 50 + i)).await.tokens;
+        let alone = join_all((0..100).map(async |i| one(&node.client(), i).await)).await;
+        let together = join_all((0..100).map(|i| one(&engine, i))).await;
+        assert_eq!(alone, together, "{link:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_does_not_read_stops_only_its_stream() {
-    let engine: Arc<dyn Engine> = Arc::new(SimEngine::new(SimConfig { decode_tps: 0.0, ..SimConfig::default() }));
-    let node = peers::node(Arc::clone(&engine), Role::Both, KEY).await;
-    let remote = client(&node);
-    let unread = remote.generate(request(1, 5_000)).await.unwrap();
-    let reply = peers::generate(&remote, request(2, 5_000)).await;
-    assert_eq!(reply.tokens.len(), 5_000);
-    assert_eq!(engine.load().await.unwrap().active_slots, 1, "the unread stream waits");
-    // All of it is there for a reader that comes late.
-    let n = unread.filter(|event| std::future::ready(matches!(event, Ok(SequenceEvent::Token(_))))).count().await;
-    assert_eq!(n, 5_000);
-    drop(remote.generate(request(3, 5_000)).await.unwrap());
-    until_idle(&*engine).await;
+    for link in Link::ALL {
+        let engine: Arc<dyn Engine> = Arc::new(SimEngine::new(SimConfig { decode_tps: 0.0, ..SimConfig::default() }));
+        let node = LinkedNode::serve(Arc::clone(&engine), link).await;
+        let remote = node.client();
+        let unread = remote.generate(request(1, 5_000)).await.unwrap();
+        let reply = peers::generate(&remote, request(2, 5_000)).await;
+        assert_eq!(reply.tokens.len(), 5_000, "{link:?}");
+        assert_eq!(engine.load().await.unwrap().active_slots, 1, "{link:?}: the unread stream waits");
+        // All of it is there for a reader that comes late.
+        let n = unread.filter(|event| std::future::ready(matches!(event, Ok(SequenceEvent::Token(_))))).count().await;
+        assert_eq!(n, 5_000, "{link:?}");
+        drop(remote.generate(request(3, 5_000)).await.unwrap());
+        until_idle(&*engine).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,9 +292,13 @@ async fn a_refused_upgrade_loses_the_node_and_never_blames_the_request() {
 #[tokio::test]
 async fn calls_of_older_endpoints_are_refused_with_what_to_update() {
     let node = peers::node(sim(), Role::Both, KEY).await;
-    for call in ["generate", "embed"] {
-        let call = reqwest::Client::new().post(format!("{}{BASE_PATH}/{call}", node.url)).bearer_auth(KEY);
-        let reply: NodeErrorReply = call.json(&request(1, 1)).send().await.unwrap().json().await.unwrap();
+    let http = reqwest::Client::new();
+    let url = |call| format!("{}{BASE_PATH}/{call}", node.url);
+    let body = request(1, 1);
+    for call in
+        [http.post(url("generate")).json(&body), http.post(url("embed")).json(&body), http.get(url("load/stream"))]
+    {
+        let reply: NodeErrorReply = call.bearer_auth(KEY).send().await.unwrap().json().await.unwrap();
         assert!(reply.error.to_string().contains("Update the endpoint"), "{reply:?}");
     }
 }

@@ -11,12 +11,14 @@
 
 pub mod capture;
 pub mod demo;
+#[cfg(feature = "llama")]
 mod engine;
+#[cfg(feature = "llama")]
 mod handoff;
 mod line_chart;
+#[cfg(feature = "llama")]
 mod memory;
 mod mock;
-mod node;
 pub mod node_process;
 mod plan;
 pub mod prompts;
@@ -24,9 +26,8 @@ mod relay;
 mod serve;
 mod stats;
 mod table;
+#[cfg(feature = "llama")]
 mod timeline;
-
-use std::path::PathBuf;
 
 use baton_proxy::serve::CommandFailure;
 use clap::{Args, Subcommand};
@@ -41,8 +42,10 @@ pub struct BenchArgs {
 #[derive(Subcommand)]
 enum What {
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
-    Engine(EngineBenchArgs),
+    #[cfg(feature = "llama")]
+    Engine(engine::EngineBenchArgs),
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
+    #[cfg(feature = "llama")]
     Handoff(handoff::HandoffBenchArgs),
     /// A running endpoint, or any OpenAI-compatible servers side by side: latency, throughput, processor time, and whether
     /// their replies are correct.
@@ -53,43 +56,12 @@ enum What {
     Plan(plan::PlanBenchArgs),
 }
 
-/// Options of `baton bench engine`.
-#[derive(Args)]
-pub(crate) struct EngineBenchArgs {
-    /// A .gguf file or a catalogue name
-    #[arg(long, short, default_value = "smollm2")]
-    model: String,
-    /// Repetitions; medians are reported
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Measure only these parts (all, unless given)
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
-    only: Vec<EnginePart>,
-    /// Compute threads of the engine and of the plain loop
-    #[arg(long)]
-    threads: Option<u32>,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-/// A part of `baton bench engine`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum EnginePart {
-    /// Prompts of 512 and 2,000 tokens.
-    Prefill,
-    /// 1, 4 and 8 streams, and one with idle conversations in the cache.
-    Decode,
-    /// A long prompt that joins running streams.
-    Joining,
-    /// Resident memory, compared with the buffer sizes that llama.cpp reports.
-    Memory,
-}
-
 /// Runs a benchmark and prints its figures.
 pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
+        #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
+        #[cfg(feature = "llama")]
         What::Handoff(args) => handoff::run(args).await,
         What::Serve(args) => on_one_thread(move || serve::run(*args)).await,
         What::Mock(args) => on_one_thread(move || mock::run(args)).await,

@@ -91,7 +91,8 @@ pub(crate) async fn run(args: MockArgs) -> Result<(), CommandFailure> {
     open_files::raise_limit();
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone(), OnHangup::Stops);
-    let listener = TcpListener::bind(args.listen).await?;
+    let unbound = |error| CommandFailure(format!("cannot listen on {}: {error}", args.listen));
+    let listener = TcpListener::bind(args.listen).await.map_err(unbound)?;
     println!("baton bench mock listens on http://{}", listener.local_addr()?);
     let server = Rc::new(MockServer {
         interval: Cell::new(Duration::from_millis(args.interval_ms)),

@@ -24,8 +24,6 @@ const BURST: Duration = Duration::from_millis(4);
 pub(super) struct Relay {
     /// `http://127.0.0.1:PORT`
     pub(super) url: String,
-    /// Bytes per second over all connections together.
-    pub(super) rate: f64,
     task: JoinHandle<()>,
 }
 
@@ -38,7 +36,7 @@ impl Relay {
         let listener = socket.listen(16)?;
         let url = format!("http://{}", listener.local_addr()?);
         let bucket = Arc::new(Bucket { rate, free_at: Mutex::new(Instant::now()) });
-        Ok(Relay { url, rate, task: tokio::spawn(accept(listener, target, bucket)) })
+        Ok(Relay { url, task: tokio::spawn(accept(listener, target, bucket)) })
     }
 }
 

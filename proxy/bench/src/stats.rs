@@ -1,8 +1,13 @@
 //! Medians and percentiles.
 
-/// The median; NaN without values.
+/// The median: of an even number of values, the mean of the middle two. NaN without values.
 pub(super) fn median(values: &[f64]) -> f64 {
-    percentile(values, 50.0)
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match (sorted.get(sorted.len().saturating_sub(1) / 2), sorted.get(sorted.len() / 2)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        _ => f64::NAN,
+    }
 }
 
 /// The p-th percentile by nearest rank, p in 0..=100; NaN without values.
@@ -23,6 +28,7 @@ mod tests {
         assert_eq!(median(&sample), 3.0);
         assert_eq!(percentile(&sample, 99.0), 5.0);
         assert_eq!(percentile(&sample, 0.0), 1.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 8.0]), 3.0);
         assert!(median(&[]).is_nan());
     }
 }

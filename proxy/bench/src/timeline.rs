@@ -49,14 +49,6 @@ impl Timeline {
         self.tokens.first().map_or(f64::NAN, |first| (*first - self.sent).as_secs_f64())
     }
 
-    /// Tokens per second between the first and the last.
-    pub(super) fn decode_tps(&self) -> f64 {
-        match (self.tokens.first(), self.tokens.last()) {
-            (Some(first), Some(last)) => (self.tokens.len() - 1) as f64 / (*last - *first).as_secs_f64(),
-            _ => f64::NAN,
-        }
-    }
-
     /// Gaps between tokens, seconds.
     pub(super) fn gaps(&self) -> impl Iterator<Item = f64> + '_ {
         self.tokens.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64())

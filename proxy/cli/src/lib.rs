@@ -91,7 +91,6 @@ enum Command {
     /// Print a shell completion script.
     Completions(completions::CompletionsArgs),
     /// Measure an engine, the KV handoff between two, the planner, or running servers side by side.
-    #[cfg(feature = "llama")]
     Bench(baton_bench::BenchArgs),
     /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
     #[cfg(feature = "llama")]
@@ -152,7 +151,6 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
-        #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(baton_bench::run(args))),
         #[cfg(feature = "llama")]
         Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),

@@ -151,8 +151,6 @@ impl Words for ThinkingKind {
 pub struct MessagesRequest {
     /// The request to run.
     pub generate: GenerateRequest,
-    /// Stream the reply as server-sent events.
-    pub stream: bool,
     /// Include the model's reasoning in the reply.
     pub shows_thinking: bool,
 }
@@ -179,8 +177,8 @@ impl MessagesBody {
         let (prompt, max_tokens) = self.prompt.check(|| Ok(limit.get("")?.count()))?;
         let CheckedPrompt { model, chat, thinking, constraint } = prompt;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        let stream = self.stream.get("")?.unwrap_or(false);
         let generate = GenerateRequest {
+            is_streamed: self.stream.get("")?.unwrap_or(false),
             model,
             input: Input::Chat(chat.conversation),
             n: 1,
@@ -197,10 +195,9 @@ impl MessagesBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
-            is_streamed: stream,
         };
         let shows_thinking = matches!(thinking, Some(ThinkingKind::Enabled | ThinkingKind::Adaptive));
-        Ok(MessagesRequest { generate, stream, shows_thinking })
+        Ok(MessagesRequest { generate, shows_thinking })
     }
 }
 
@@ -284,13 +281,14 @@ mod tests {
     #[test]
     fn fields_reach_the_request() {
         let request = parsed(json!({})).unwrap();
-        assert_eq!((request.generate.max_tokens, request.stream, request.generate.sampling.seed), (Some(9), false, 7));
+        assert_eq!((request.generate.max_tokens, request.generate.sampling.seed), (Some(9), 7));
+        assert!(!request.generate.is_streamed);
         let schema = json!({"type": "object"});
         let request = parsed(json!({"stream": true, "temperature": 0, "top_k": 3, "stop_sequences": ["a", "b"],
             "thinking": {"type": "adaptive"}, "metadata": {"user_id": "x"}, "tools": [],
             "output_config": {"format": {"type": "json_schema", "schema": schema}}}))
         .unwrap();
-        assert!(request.stream);
+        assert!(request.generate.is_streamed);
         assert_eq!((request.generate.sampling.top_k, request.generate.stop), (3, vec!["a".into(), "b".into()]));
         assert_eq!(
             request.generate.constraint,

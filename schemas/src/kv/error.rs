@@ -3,6 +3,7 @@
 use super::chunk::ChunkError;
 use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
+use super::mac::Mac;
 use super::record_kind::RecordKind;
 
 /// Why a reader refused a stream. The frames that it yielded before remain valid.
@@ -44,6 +45,8 @@ pub enum FrameError {
     Range { start: u32, end: u32, found_start: u32, found_end: u32 },
     #[error("the codec {codec:?} was not offered")]
     CodecRefused { codec: Codec },
+    #[error("the MAC {mac:?} was not offered")]
+    MacRefused { mac: Mac },
     #[error("the stream's end counts {found} frames; {expected} arrived")]
     FrameCount { expected: u32, found: u32 },
     #[error("the stream ends at position {next}, before {end}")]

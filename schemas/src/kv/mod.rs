@@ -35,7 +35,11 @@ pub use mac::Mac;
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};
 pub use placement::{Contiguous, Placement, Places};
 pub use prefix::PrefixHasher;
-pub use reader::{HandoffReader, HandoffRecord};
+pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use verified::VerifiedKv;
 pub use writer::HandoffWriter;
+
+/// The protocol that a reader's request offers in the header `upgrade`. If the writer accepts, the connection then carries
+/// the records and no HTTP.
+pub const KV_UPGRADE: &str = "baton-kv";

@@ -31,8 +31,6 @@ pub struct OllamaChatRequest {
     pub generate: GenerateRequest,
     /// Set if there are no messages. Nothing is generated then.
     pub load_only: Option<LoadOnly>,
-    /// Stream the reply as lines of JSON.
-    pub stream: bool,
 }
 
 impl OllamaChatRequest {
@@ -41,11 +39,11 @@ impl OllamaChatRequest {
         let body: OllamaChatBody = read(body)?;
         let mut images = Images::default();
         let messages = messages::check(body.messages, &mut images)?;
-        let Common { generate, template_args, stream } = body.common.check(drawn_seed)?;
+        let Common { generate, template_args } = body.common.check(drawn_seed)?;
         let load_only = messages.is_empty().then(|| LoadOnly::of(generate.keep_alive));
         let images = images.into_vec();
         let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images });
-        Ok(OllamaChatRequest { generate: GenerateRequest { input, ..generate }, load_only, stream })
+        Ok(OllamaChatRequest { generate: GenerateRequest { input, ..generate }, load_only })
     }
 }
 
@@ -92,13 +90,13 @@ mod tests {
     fn a_chat_streams_unless_it_is_told_not_to() {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         let request = parsed(&body).unwrap();
-        assert!(request.stream && request.load_only.is_none());
+        assert!(request.generate.is_streamed && request.load_only.is_none());
         assert_eq!((request.generate.model.as_str(), request.generate.sampling.seed), ("m", 7));
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (None, None));
         let whole = parsed(&json!({"model": "m", "messages": [{"role": "user"}], "stream": false, "think": false,
             "logprobs": true, "top_logprobs": 3, "options": {"num_predict": 3}}))
         .unwrap();
-        assert!(!whole.stream);
+        assert!(!whole.generate.is_streamed);
         assert_eq!((whole.generate.max_tokens, whole.generate.top_logprobs), (Some(3), Some(3)));
         let Input::Chat(conversation) = whole.generate.input else { panic!("not a chat") };
         assert_eq!(conversation.template_args["enable_thinking"], false);

@@ -49,8 +49,6 @@ pub(super) struct Common {
     pub(super) generate: GenerateRequest,
     /// Variables for the chat template.
     pub(super) template_args: Map<String, Value>,
-    /// Stream the reply as lines of JSON.
-    pub(super) stream: bool,
 }
 
 impl CommonBody {
@@ -61,9 +59,9 @@ impl CommonBody {
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let think = self.think.get("")?;
-        // Ollama streams by default.
-        let stream = self.stream.get("")?.unwrap_or(true);
         let generate = GenerateRequest {
+            // Ollama streams by default.
+            is_streamed: self.stream.get("")?.unwrap_or(true),
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
             n: 1,
@@ -79,9 +77,8 @@ impl CommonBody {
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
             num_ctx,
             context: None,
-            is_streamed: stream,
         };
-        Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default(), stream })
+        Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default() })
     }
 }
 

@@ -54,8 +54,6 @@ pub struct OllamaGenerateRequest {
     pub generate: GenerateRequest,
     /// Set if there is no prompt. Nothing is generated then.
     pub load_only: Option<LoadOnly>,
-    /// Stream the reply as lines of JSON.
-    pub stream: bool,
 }
 
 impl OllamaGenerateRequest {
@@ -78,7 +76,7 @@ impl OllamaGenerateRequest {
                 "cannot go with \"raw\" or \"suffix\": only a chat template places them",
             ));
         }
-        let Common { generate, template_args, stream } = body.common.check(drawn_seed)?;
+        let Common { generate, template_args } = body.common.check(drawn_seed)?;
         let input = match (suffix, raw) {
             (Some(suffix), _) => Input::Infill { prefix: prompt, suffix },
             (None, true) => Input::Text(prompt),
@@ -92,7 +90,7 @@ impl OllamaGenerateRequest {
         };
         let load_only = is_empty.then(|| LoadOnly::of(generate.keep_alive));
         let context = context(body.context.get("")?, &input)?;
-        Ok(OllamaGenerateRequest { generate: GenerateRequest { input, context, ..generate }, load_only, stream })
+        Ok(OllamaGenerateRequest { generate: GenerateRequest { input, context, ..generate }, load_only })
     }
 }
 
@@ -145,7 +143,8 @@ mod tests {
         check(json!({"system": "be brief"}), json!([{"role": "system", "content": "be brief"}, user]));
         check(json!({"raw": true, "system": "be brief"}), json!("hi"));
         check(json!({"suffix": "there"}), json!(["hi", "there"]));
-        assert!(parsed(json!({})).unwrap().stream && !parsed(json!({"stream": false})).unwrap().stream);
+        let is_streamed = |extra| parsed(extra).unwrap().generate.is_streamed;
+        assert!(is_streamed(json!({})) && !is_streamed(json!({"stream": false})));
     }
 
     #[test]

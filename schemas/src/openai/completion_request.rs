@@ -67,8 +67,6 @@ pub struct CompletionRequest {
     pub prompts: Vec<GenerateRequest>,
     /// Begin each choice with its prompt.
     pub echo: bool,
-    /// Stream the reply as server-sent events.
-    pub stream: bool,
     /// Send a last event with the usage.
     pub include_usage: bool,
 }
@@ -98,8 +96,8 @@ impl CompletionBody {
             return Err(InvalidRequest::unsupported("logprobs", "Log-probabilities of an echoed prompt"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        let stream = self.stream.get("")?.unwrap_or(false);
         let first = GenerateRequest {
+            is_streamed: self.stream.get("")?.unwrap_or(false),
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
             n,
@@ -116,12 +114,10 @@ impl CompletionBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
-            is_streamed: stream,
         };
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),
             echo,
-            stream,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
         })
     }
@@ -186,13 +182,15 @@ mod tests {
     #[test]
     fn the_defaults_are_openais() {
         let request = parsed(json!({})).unwrap();
-        assert!(!request.echo && !request.stream && !request.include_usage);
+        assert!(!request.echo && !request.include_usage);
         let prompt = &request.prompts[0];
         assert_eq!((prompt.n, prompt.max_tokens, prompt.top_logprobs), (1, Some(16), None));
+        assert!(!prompt.is_streamed);
         let max_tokens = |value: Value| parsed(json!({ "max_tokens": value })).unwrap().prompts[0].max_tokens;
         assert_eq!((max_tokens(json!(null)), max_tokens(json!(0)), max_tokens(json!(-1))), (Some(16), Some(0), None));
         let asked = parsed(json!({"logprobs": 0, "stream": true, "stream_options": {"include_usage": true}})).unwrap();
-        assert_eq!((asked.prompts[0].top_logprobs, asked.stream, asked.include_usage), (Some(0), true, true));
+        let prompt = &asked.prompts[0];
+        assert_eq!((prompt.top_logprobs, prompt.is_streamed, asked.include_usage), (Some(0), true, true));
     }
 
     #[test]

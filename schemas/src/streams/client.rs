@@ -2,7 +2,7 @@
 
 use bytes::{Buf, BufMut, BytesMut};
 
-use super::error::FrameError;
+use super::error::StreamFrameError;
 use super::frame::{FrameKind, RawFrame, put_head};
 use super::{MAX_BODY_BYTES, MAX_CREDIT, MAX_PIECE_BYTES, MAX_TRACEPARENT_BYTES};
 
@@ -29,7 +29,7 @@ impl StreamWork {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientFrame<'a> {
     /// A new stream.
-    Start(Start<'a>),
+    Start(StartFrame<'a>),
     /// The next piece of the body of a start, at least one byte.
     Body(&'a [u8]),
     /// More credit, at least 1.
@@ -40,7 +40,7 @@ pub enum ClientFrame<'a> {
 
 /// A new stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Start<'a> {
+pub struct StartFrame<'a> {
     /// What it does.
     pub work: StreamWork,
     /// Its first credit, at most [`MAX_CREDIT`].
@@ -59,10 +59,10 @@ const START_BYTES: usize = 12;
 
 impl<'a> ClientFrame<'a> {
     /// Reads a frame's payload. Errors: it is malformed, or not a frame of an endpoint.
-    pub fn parse(frame: RawFrame<'a>) -> Result<ClientFrame<'a>, FrameError> {
+    pub fn parse(frame: RawFrame<'a>) -> Result<ClientFrame<'a>, StreamFrameError> {
         let RawFrame { kind, payload, .. } = frame;
         match kind {
-            FrameKind::Start => Start::parse(payload).map(ClientFrame::Start),
+            FrameKind::Start => StartFrame::parse(payload).map(ClientFrame::Start),
             FrameKind::Body if payload.is_empty() || payload.len() > MAX_PIECE_BYTES => {
                 Err(kind.malformed("a piece has 1 to 65,536 bytes"))
             }
@@ -80,19 +80,19 @@ impl<'a> ClientFrame<'a> {
             | FrameKind::Vector
             | FrameKind::Error
             | FrameKind::End
-            | FrameKind::Alive => Err(FrameError::UnknownKind(kind as u8)),
+            | FrameKind::Alive => Err(StreamFrameError::UnknownKind(kind as u8)),
         }
     }
 }
 
-impl<'a> Start<'a> {
-    fn parse(payload: &'a [u8]) -> Result<Start<'a>, FrameError> {
+impl<'a> StartFrame<'a> {
+    fn parse(payload: &'a [u8]) -> Result<StartFrame<'a>, StreamFrameError> {
         let malformed = |problem| FrameKind::Start.malformed(problem);
         let (mut head, rest) = payload.split_at_checked(START_BYTES).ok_or_else(|| malformed("it is too short"))?;
         let work = StreamWork::from_number(head.get_u8()).ok_or_else(|| malformed("its work is unknown"))?;
         let n_traceparent = usize::from(head.get_u8());
         if head.get_u16_le() != 0 {
-            return Err(FrameError::Reserved);
+            return Err(StreamFrameError::Reserved);
         }
         let credit = head.get_u32_le();
         if credit > MAX_CREDIT {
@@ -109,7 +109,7 @@ impl<'a> Start<'a> {
             return Err(malformed("the piece is longer than the body"));
         }
         let traceparent = Some(traceparent).filter(|text| !text.is_empty());
-        Ok(Start { work, credit, traceparent, body_bytes, piece })
+        Ok(StartFrame { work, credit, traceparent, body_bytes, piece })
     }
 }
 

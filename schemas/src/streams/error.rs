@@ -2,7 +2,7 @@
 
 /// The first fault in a peer's bytes. What follows cannot be read: the connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum StreamFrameError {
     /// No frame has this kind, or not in this direction.
     #[error("a frame of the unknown kind {0}")]
     UnknownKind(u8),

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, BufMut, BytesMut};
 
-use super::error::FrameError;
+use super::error::StreamFrameError;
 
 /// The length of a head: `u32 length of the payload, u8 kind, 3 zero bytes, u32 stream`.
 pub const HEAD_BYTES: usize = 12;
@@ -79,8 +79,8 @@ impl FrameKind {
     }
 
     /// The error for a payload of the wrong form.
-    pub(super) fn malformed(self, problem: &'static str) -> FrameError {
-        FrameError::Malformed { kind: self.as_str(), problem }
+    pub(super) fn malformed(self, problem: &'static str) -> StreamFrameError {
+        StreamFrameError::Malformed { kind: self.as_str(), problem }
     }
 }
 
@@ -118,22 +118,22 @@ impl FrameBuffer {
 
     /// The next whole frame. `None`: more bytes are needed. A length is checked as soon as the head is there, so the
     /// buffer never grows beyond one frame and one read. Errors: the head is invalid.
-    pub fn next_frame(&mut self) -> Result<Option<RawFrame<'_>>, FrameError> {
+    pub fn next_frame(&mut self) -> Result<Option<RawFrame<'_>>, StreamFrameError> {
         self.bytes.advance(std::mem::take(&mut self.n_used));
         let Some(&[l0, l1, l2, l3, kind, z0, z1, z2, s0, s1, s2, s3]) = self.bytes.first_chunk::<HEAD_BYTES>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes([l0, l1, l2, l3]);
-        let kind = FrameKind::from_number(kind).ok_or(FrameError::UnknownKind(kind))?;
+        let kind = FrameKind::from_number(kind).ok_or(StreamFrameError::UnknownKind(kind))?;
         let stream = u32::from_le_bytes([s0, s1, s2, s3]);
         if [z0, z1, z2] != [0; 3] {
-            return Err(FrameError::Reserved);
+            return Err(StreamFrameError::Reserved);
         }
         if length as usize > self.max_payload {
-            return Err(FrameError::TooLong { length, most: self.max_payload });
+            return Err(StreamFrameError::TooLong { length, most: self.max_payload });
         }
         if kind.is_of_connection() != (stream == 0) {
-            return Err(FrameError::Stream(stream));
+            return Err(StreamFrameError::Stream(stream));
         }
         let end = HEAD_BYTES + length as usize;
         let Some(payload) = self.bytes.get(HEAD_BYTES..end) else { return Ok(None) };

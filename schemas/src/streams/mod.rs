@@ -16,14 +16,14 @@ mod tests;
 mod token;
 mod version;
 
-pub use self::client::{ClientFrame, NewStream, Start, StreamWork, put_body, put_cancel, put_credit, put_start};
-pub use self::error::{FrameError, UnwritableFrame};
+pub use self::client::{ClientFrame, NewStream, StartFrame, StreamWork, put_body, put_cancel, put_credit, put_start};
+pub use self::error::{StreamFrameError, UnwritableFrame};
 pub use self::frame::{FrameBuffer, FrameKind, HEAD_BYTES, RawFrame};
 pub use self::node::{NodeFrame, NodeFrameWriter, StepTokens, StreamToken, Vector};
 pub use self::version::{StreamVersions, VersionMismatch};
 
 /// The protocol that the upgrade requests, in the header `upgrade`.
-pub const UPGRADE: &str = "baton-streams";
+pub const STREAMS_UPGRADE: &str = "baton-streams";
 
 /// The header with the versions that the endpoint speaks, as [`StreamVersions`] writes them: `1-2`.
 pub const VERSIONS_HEADER: &str = "baton-streams-versions";

@@ -4,7 +4,7 @@ use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 
 use super::MAX_NODE_PAYLOAD;
-use super::error::{FrameError, UnwritableFrame};
+use super::error::{StreamFrameError, UnwritableFrame};
 use super::frame::{FrameKind, HEAD_BYTES, RawFrame, put_head};
 use super::token;
 use crate::error::EngineError;
@@ -33,7 +33,7 @@ pub enum NodeFrame<'a> {
 
 impl<'a> NodeFrame<'a> {
     /// Reads a frame's payload. The tokens of a step are read later. Errors: it is malformed, or not a frame of a node.
-    pub fn parse(frame: RawFrame<'a>) -> Result<NodeFrame<'a>, FrameError> {
+    pub fn parse(frame: RawFrame<'a>) -> Result<NodeFrame<'a>, StreamFrameError> {
         let RawFrame { kind, payload, .. } = frame;
         let empty = |frame| if payload.is_empty() { Ok(frame) } else { Err(kind.malformed("it is not empty")) };
         match kind {
@@ -45,7 +45,7 @@ impl<'a> NodeFrame<'a> {
             FrameKind::End => empty(NodeFrame::End),
             FrameKind::Alive => empty(NodeFrame::Alive),
             FrameKind::Start | FrameKind::Body | FrameKind::Credit | FrameKind::Cancel => {
-                Err(FrameError::UnknownKind(kind as u8))
+                Err(StreamFrameError::UnknownKind(kind as u8))
             }
         }
     }
@@ -67,7 +67,7 @@ pub struct StepTokens<'a> {
 }
 
 impl Iterator for StepTokens<'_> {
-    type Item = Result<StreamToken, FrameError>;
+    type Item = Result<StreamToken, StreamFrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.payload.is_empty() {
@@ -88,7 +88,7 @@ pub struct Vector<'a> {
 }
 
 impl<'a> Vector<'a> {
-    fn parse(payload: &'a [u8]) -> Result<Vector<'a>, FrameError> {
+    fn parse(payload: &'a [u8]) -> Result<Vector<'a>, StreamFrameError> {
         let vector = Vector { payload };
         if !payload.len().is_multiple_of(4) {
             Err(FrameKind::Vector.malformed("its length is not a multiple of 4"))

@@ -16,7 +16,12 @@ fn token_with_everything() -> GeneratedToken {
 }
 
 /// Feeds the bytes in pieces of this size and returns what `see` makes of each frame.
-fn split<T>(bytes: &[u8], size: usize, most: usize, see: impl Fn(RawFrame<'_>) -> T) -> Result<Vec<T>, FrameError> {
+fn split<T>(
+    bytes: &[u8],
+    size: usize,
+    most: usize,
+    see: impl Fn(RawFrame<'_>) -> T,
+) -> Result<Vec<T>, StreamFrameError> {
     let mut buffer = FrameBuffer::new(most);
     let mut seen = Vec::new();
     for piece in bytes.chunks(size) {
@@ -29,12 +34,12 @@ fn split<T>(bytes: &[u8], size: usize, most: usize, see: impl Fn(RawFrame<'_>) -
     Ok(seen)
 }
 
-fn client_error(bytes: &[u8]) -> FrameError {
+fn client_error(bytes: &[u8]) -> StreamFrameError {
     let parsed = split(bytes, bytes.len(), MAX_CLIENT_PAYLOAD, |frame| ClientFrame::parse(frame).map(drop));
     parsed.and_then(|frames| frames.into_iter().collect::<Result<(), _>>()).unwrap_err()
 }
 
-fn node_error(bytes: &[u8]) -> FrameError {
+fn node_error(bytes: &[u8]) -> StreamFrameError {
     let parsed = split(bytes, bytes.len(), MAX_NODE_PAYLOAD, |frame| match NodeFrame::parse(frame)? {
         NodeFrame::Step(mut tokens) => tokens.try_for_each(|token| token.map(drop)),
         _ => Ok(()),
@@ -199,18 +204,19 @@ fn hostile_bytes_are_refused_by_name() {
         [&length.to_le_bytes()[..], &[kind, 0, 0, 0], &stream.to_le_bytes()].concat()
     };
     // A giant length is refused before the payload comes.
-    assert!(matches!(client_error(&head(u32::MAX, 2, 1)), FrameError::TooLong { length: u32::MAX, .. }));
-    assert!(matches!(node_error(&head(MAX_NODE_PAYLOAD as u32 + 1, 18, 1)), FrameError::TooLong { .. }));
-    assert_eq!(node_error(&head(0, 99, 1)), FrameError::UnknownKind(99));
-    assert_eq!(node_error(&head(0, 4, 1)), FrameError::UnknownKind(4), "an endpoint's frame");
-    assert_eq!(client_error(&head(0, 17, 1)), FrameError::UnknownKind(17), "a node's frame");
-    assert_eq!(node_error(&head(0, 22, 1)), FrameError::Stream(1));
-    assert_eq!(node_error(&head(0, 17, 0)), FrameError::Stream(0));
-    assert_eq!(client_error(&[0, 0, 0, 0, 4, 0, 1, 0, 1, 0, 0, 0]), FrameError::Reserved);
+    assert!(matches!(client_error(&head(u32::MAX, 2, 1)), StreamFrameError::TooLong { length: u32::MAX, .. }));
+    assert!(matches!(node_error(&head(MAX_NODE_PAYLOAD as u32 + 1, 18, 1)), StreamFrameError::TooLong { .. }));
+    assert_eq!(node_error(&head(0, 99, 1)), StreamFrameError::UnknownKind(99));
+    assert_eq!(node_error(&head(0, 4, 1)), StreamFrameError::UnknownKind(4), "an endpoint's frame");
+    assert_eq!(client_error(&head(0, 17, 1)), StreamFrameError::UnknownKind(17), "a node's frame");
+    assert_eq!(node_error(&head(0, 22, 1)), StreamFrameError::Stream(1));
+    assert_eq!(node_error(&head(0, 17, 0)), StreamFrameError::Stream(0));
+    assert_eq!(client_error(&[0, 0, 0, 0, 4, 0, 1, 0, 1, 0, 0, 0]), StreamFrameError::Reserved);
 
     let with =
         |kind: u8, stream: u32, payload: &[u8]| [&head(payload.len() as u32, kind, stream)[..], payload].concat();
-    let is_malformed = |error: FrameError| assert!(matches!(error, FrameError::Malformed { .. }), "{error}");
+    let is_malformed =
+        |error: StreamFrameError| assert!(matches!(error, StreamFrameError::Malformed { .. }), "{error}");
     for credit in [0, MAX_CREDIT + 1, u32::MAX] {
         is_malformed(client_error(&with(3, 1, &credit.to_le_bytes())));
     }
@@ -239,7 +245,7 @@ fn hostile_bytes_are_refused_by_name() {
     assert!(said(&with(16, 0, &too_long)).contains("alternatives are too long"));
     is_malformed(node_error(&with(19, 1, &f32::INFINITY.to_le_bytes())));
     is_malformed(node_error(&with(19, 1, &[0; 3])));
-    assert_eq!(node_error(&with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0])), FrameError::Reserved);
+    assert_eq!(node_error(&with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0])), StreamFrameError::Reserved);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use bytes::{Buf, BufMut, BytesMut};
 
-use super::error::{FrameError, UnwritableFrame};
+use super::error::{StreamFrameError, UnwritableFrame};
 use super::frame::FrameKind;
 use super::{MAX_ALTERNATIVES, MAX_TOKEN_BYTES, MAX_TOKEN_TEXT};
 use crate::sequence::{Alternative, GeneratedToken, Logprobs};
@@ -70,7 +70,7 @@ pub(super) fn put(out: &mut BytesMut, stream: u32, token: &GeneratedToken) {
 }
 
 /// The next token of a step and its stream.
-pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameError> {
+pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), StreamFrameError> {
     let n_before = payload.len();
     let (mut head, rest) = payload.split_at_checked(TOKEN_BYTES).ok_or_else(cut)?;
     *payload = rest;
@@ -78,7 +78,7 @@ pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameEr
     let id = head.get_u32_le();
     let flags = head.get_u8();
     if flags & !(SPECIAL | LOGPROBS) != 0 || head.get_u8() != 0 {
-        return Err(FrameError::Reserved);
+        return Err(StreamFrameError::Reserved);
     }
     let bytes = text(payload, head.get_u16_le())?;
     let logprobs = if flags & LOGPROBS != 0 { Some(logprobs(payload)?) } else { None };
@@ -88,13 +88,13 @@ pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), FrameEr
     Ok((stream, GeneratedToken { id, bytes, special: flags & SPECIAL != 0, logprobs }))
 }
 
-fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, FrameError> {
+fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, StreamFrameError> {
     let (mut head, rest) = payload.split_at_checked(LOGPROBS_BYTES).ok_or_else(cut)?;
     *payload = rest;
     let chosen = finite(head.get_f32_le())?;
     let count = usize::from(head.get_u16_le());
     if head.get_u16_le() != 0 {
-        return Err(FrameError::Reserved);
+        return Err(StreamFrameError::Reserved);
     }
     if count > MAX_ALTERNATIVES {
         return Err(FrameKind::Step.malformed("a token has too many alternatives"));
@@ -110,7 +110,7 @@ fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, FrameError> {
     Ok(Logprobs { chosen, top })
 }
 
-fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, FrameError> {
+fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, StreamFrameError> {
     if usize::from(length) > MAX_TOKEN_TEXT {
         return Err(FrameKind::Step.malformed("a token is too long"));
     }
@@ -119,10 +119,10 @@ fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, FrameError> {
     Ok(text.to_vec())
 }
 
-fn finite(value: f32) -> Result<f32, FrameError> {
+fn finite(value: f32) -> Result<f32, StreamFrameError> {
     if value.is_finite() { Ok(value) } else { Err(FrameKind::Step.malformed("a value is NaN or infinite")) }
 }
 
-fn cut() -> FrameError {
+fn cut() -> StreamFrameError {
     FrameKind::Step.malformed("it is cut off")
 }

@@ -71,6 +71,20 @@ fn the_head_is_the_one_that_was_asked_for() {
 }
 
 #[test]
+fn a_mac_that_was_not_offered_is_refused_but_every_reader_accepts_blake3() {
+    let head = |mac, macs: &[Mac]| {
+        let offer = Offer { codecs: &[Codec::None], macs };
+        let reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, Contiguous);
+        read_all(&mut reader.unwrap(), &sample::sealed_stream(Codec::None, mac)[0]).1
+    };
+    let refused = Err(FrameError::MacRefused { mac: Mac::Aegis128x2 });
+    assert_eq!(head(Mac::Aegis128x2, &[]), refused);
+    assert_eq!(head(Mac::Aegis128x2, &[Mac::Blake3]), refused);
+    assert_eq!(head(Mac::Aegis128x2, &Mac::ALL), Ok(()));
+    assert_eq!(head(Mac::Blake3, &[]), Ok(()));
+}
+
+#[test]
 fn a_stream_begins_with_its_head_and_has_no_other() {
     let frame = sealed(RecordKind::Frame, 0, payload(&sample::stream(Codec::None)[2]));
     let refused = FrameError::OutOfPlace { record: 0, kind: RecordKind::Frame };

@@ -84,8 +84,8 @@ fn the_rows_go_where_the_importer_wants_them() {
         Places { n_bytes, tensors }
     };
     for codec in [Codec::None, Codec::PlanesZstd] {
-        let mut reader =
-            HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &[codec], place).unwrap();
+        let offer = Offer { codecs: &[codec], macs: &[] };
+        let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, place).unwrap();
         let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
         assert_eq!(end, Ok(()));
         let frames = events.into_iter().filter_map(|e| if let HandoffRecord::Frame(kv) = e { Some(kv) } else { None });
@@ -119,7 +119,8 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
 #[test]
 fn a_placement_that_does_not_fit_is_refused() {
     let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: Vec::from([0..8, 8..8]) };
-    let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
+    let offer = Offer { codecs: &Codec::ALL, macs: &Mac::ALL };
+    let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, place).unwrap();
     let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
 }

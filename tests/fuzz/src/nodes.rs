@@ -130,7 +130,7 @@ pub(crate) fn kv_reader_seeds() -> Vec<Vec<u8>> {
 pub(crate) fn messages_seeds() -> Vec<Vec<u8>> {
     let texts = [
         r#"{"prompt":[1,2],"sampling":{},"max_tokens":5,"top_logprobs":2,"group":{"id":7,"size":2},"cache_scope":9}"#,
-        r#"{"token":{"id":5,"bytes":{"base64":"8J8="},"logprobs":{"chosen":-0.5,"top":[{"id":1,"bytes":"a","logprob":-1}]}}}"#,
+        r#"{"finished":{"reason":"stop","timings":{"prompt_n":3}}}"#,
         r#"{"error":{"kind":"version_mismatch","node":{"oldest":2,"newest":3},"endpoint":{"oldest":1,"newest":1}}}"#,
         r#"{"model":"m","engine":"sim","architecture":"llama","n_ctx":1,"n_ctx_train":1,"n_vocab":1,"n_slots":1,"memory":{},"has_chat_template":true,"streams":{"oldest":1,"newest":2}}"#,
         r#"{"active_slots":1,"queued":2,"free_cells":3,"prefill_tps":1e3,"decode_tps":0.1}"#,

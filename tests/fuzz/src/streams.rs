@@ -3,8 +3,9 @@
 use baton_schemas::EngineError;
 use baton_schemas::sequence::{Alternative, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings};
 use baton_schemas::streams::{
-    ClientFrame, FrameBuffer, FrameError, HEAD_BYTES, MAX_BODY_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, MAX_NODE_PAYLOAD,
-    NewStream, NodeFrame, NodeFrameWriter, RawFrame, Start, StreamWork, put_body, put_cancel, put_credit, put_start,
+    ClientFrame, FrameBuffer, HEAD_BYTES, MAX_BODY_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream,
+    NodeFrame, NodeFrameWriter, RawFrame, StartFrame, StreamFrameError, StreamWork, put_body, put_cancel, put_credit,
+    put_start,
 };
 use bytes::BytesMut;
 
@@ -16,7 +17,7 @@ pub(crate) fn client(input: &[u8]) -> bool {
             ClientFrame::Start(start) => {
                 assert!(start.credit <= MAX_CREDIT && start.body_bytes <= MAX_BODY_BYTES);
                 assert!(start.piece.len() <= start.body_bytes);
-                let Start { work, credit, traceparent, piece, .. } = start;
+                let StartFrame { work, credit, traceparent, piece, .. } = start;
                 put_start(&mut again, frame.stream, &NewStream { work, credit, traceparent, body: piece });
                 // The length of the whole body is the only thing that one piece does not show.
                 let at = HEAD_BYTES + 8;
@@ -60,8 +61,8 @@ pub(crate) fn node(input: &[u8]) -> bool {
 }
 
 /// Reads all frames, as one piece and as small ones. Returns whether the input was read to its end.
-fn check(input: &[u8], most: usize, see: impl Fn(RawFrame<'_>) -> Result<(), FrameError>) -> bool {
-    let read = |size: usize| -> Result<(usize, usize), FrameError> {
+fn check(input: &[u8], most: usize, see: impl Fn(RawFrame<'_>) -> Result<(), StreamFrameError>) -> bool {
+    let read = |size: usize| -> Result<(usize, usize), StreamFrameError> {
         let mut buffer = FrameBuffer::new(most);
         let mut n_frames = 0;
         for piece in input.chunks(size) {

@@ -2,7 +2,7 @@
 
 use baton_schemas::kv::{
     Codec, Contiguous, Dtype, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, LayerShape,
-    Mac, Placement, Places, RopePairing, Span, VerifiedKv,
+    Mac, Offer, Placement, Places, RopePairing, Span, VerifiedKv,
 };
 
 use super::*;
@@ -195,7 +195,8 @@ fn received(chunk: &Chunk, layout: &KvLayout, placement: impl Placement) -> Veri
         start: chunk.p0,
         tokens: (0..chunk.p1).collect(),
     };
-    let mut reader = HandoffReader::with_placement(b"key", handoff.clone(), &[Codec::None], placement).unwrap();
+    let offer = Offer { codecs: &[Codec::None], macs: &[] };
+    let mut reader = HandoffReader::with_placement(b"key", handoff.clone(), offer, placement).unwrap();
     // The rest of a used buffer is overwritten.
     reader.recycle(vec![0x5A; 4096]);
     let (mut writer, head) = HandoffWriter::begin(b"key", handoff, Codec::None, Mac::Blake3).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! llama.cpp's samplers start from an array of the whole vocabulary. [`keep_candidates`] fills that array with only the
 //! tokens that its first sampler would keep, in the same order, also among equal logits. The rest of the chain, and with
-//! it the draw, then gives the same to the bit.
+//! it the draw, then gives the same to the bit. Equal logits come in the order of libstdc++'s `std::partial_sort`; where
+//! llama.cpp is built with libc++, as on macOS, equal logits at the cut may be other tokens.
 
 use std::ops::Range;
 

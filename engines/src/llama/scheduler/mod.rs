@@ -10,6 +10,7 @@ mod handoffs;
 mod images;
 mod parking;
 mod placing;
+mod rates;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,7 @@ use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
-use super::step_budget::{MIN_TOKENS, PrefillBudget, share};
+use super::step_budget::{PrefillBudget, share};
 use super::vocabulary::{Vocabulary, token};
 
 /// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
@@ -52,9 +53,6 @@ const GROUP_WAIT: Duration = Duration::from_secs(1);
 /// How long a sequence waits at most for others to end before the cache is overwritten. Then they are recomputed: this
 /// costs them a prefill, so NaN in every other prompt must not cause it all the time.
 const NAN_WAIT: Duration = Duration::from_secs(3);
-
-/// Weight of the newest measurement in a moving average.
-const RATE_WEIGHT: f64 = 0.2;
 
 #[derive(Debug, Clone)]
 pub(super) struct SchedulerLimits {
@@ -213,11 +211,6 @@ impl<'m> Scheduler<'m> {
         let n_running = self.running.iter().flatten().count();
         let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, self.budget_tps()));
         self.embedder.step(limit);
-    }
-
-    /// The rate that limits the prompt tokens of a step that also decodes; 0 if none was measured.
-    fn budget_tps(&self) -> f64 {
-        if self.mixed_tps > 0.0 { self.mixed_tps } else { self.prefill_tps }
     }
 
     /// Lets the choices of a request start once all of them have arrived, or once one has waited for [`GROUP_WAIT`],
@@ -392,21 +385,6 @@ impl<'m> Scheduler<'m> {
         if parts.iter().any(has_token) { Err(DecodeError::Unknown(-3)) } else { Ok(()) }
     }
 
-    /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.
-    fn account(&mut self, parts: &[BatchPart], took: Duration) {
-        let n_tokens: usize = parts.iter().map(|part| part.n_tokens).sum();
-        let n_decoding = parts.iter().filter(|part| part.logits_at.is_some()).count() as u64;
-        for part in parts {
-            let is_new = self.missing(part.slot) == 0;
-            let Some(sequence) = &mut self.running[part.slot] else { continue };
-            match part.logits_at {
-                Some(_) if is_new => sequence.n_shared_steps += n_decoding,
-                Some(_) => {}
-                None => sequence.compute += took.mul_f64(part.n_tokens as f64 / n_tokens.max(1) as f64),
-            }
-        }
-    }
-
     /// Finishes sequences that generate no tokens once their prefill is complete.
     fn finish_prefill_only(&mut self) {
         for slot in 0..self.slots.len() {
@@ -453,27 +431,6 @@ impl<'m> Scheduler<'m> {
     fn finish(&mut self, slot: usize, reason: FinishReason) {
         if let Some(mut sequence) = self.release(slot) {
             sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
-        }
-    }
-
-    /// Updates the rates. The two rates in the node's load come from steps with only prefill or only decoding, because
-    /// a mixed step shows neither of them. The budget's rate comes from mixed steps: prompt tokens divided by the whole
-    /// step's time. A batch's cost is not proportional to its tokens, but this rate converges to the number of tokens
-    /// with which a step takes just the allowed time.
-    fn learn_rates(&mut self, parts: &[BatchPart], took: Duration) {
-        let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
-        let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
-        let per_second = |n: usize| n as f64 / took.as_secs_f64().max(1e-6);
-        let learn = |rate: &mut f64, new: f64| {
-            *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
-        };
-        // A step with few tokens measures the cost of launching and not the rate.
-        if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
-            learn(&mut self.prefill_tps, per_second(n_prefilled));
-        } else if n_prefilled == 0 && n_decoded > 0 {
-            learn(&mut self.decode_tps, per_second(1));
-        } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
-            learn(&mut self.mixed_tps, per_second(n_prefilled));
         }
     }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, Start, StreamWork, UnwritableFrame};
+use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, StartFrame, StreamWork, UnwritableFrame};
 use futures::task::AtomicWaker;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinError;
@@ -74,7 +74,7 @@ pub(super) struct StreamControl {
 }
 
 impl StreamControl {
-    pub(super) fn new(start: &Start<'_>) -> Arc<StreamControl> {
+    pub(super) fn new(start: &StartFrame<'_>) -> Arc<StreamControl> {
         let min_grant = match start.work {
             StreamWork::Generate => MIN_GRANT,
             // Vectors are large, so their reader may grant few.

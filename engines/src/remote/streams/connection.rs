@@ -19,24 +19,26 @@ use super::event::Inbox;
 use super::state::{ConnectionState, NodeFault, StartedStream};
 use crate::{awake, trace};
 
-/// Starts and pieces of bodies wait while more bytes than this are not sent.
+/// Starts and pieces of bodies wait while more bytes than this are not sent: one piece, so a start that comes later waits
+/// for few bytes of others.
 const MAX_UNSENT_BYTES: usize = 64 << 10;
 
-/// Pieces of bodies that may be added at the same moment beyond that.
+/// Pieces of bodies that may be added at the same moment beyond that. With one, each write would carry one piece.
 const MAX_PIECES_AT_ONCE: usize = 8;
 
-/// Time for the node to take any byte. It reads whatever its engine does.
+/// Time for the node to take any byte. It reads whatever its engine does, so it needs milliseconds: this is twice the time
+/// of silence after which the node counts as lost.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sign of life of a node that sends a long frame. Fewer bytes that are no whole frame show none.
-const MIN_PROGRESS_BYTES: usize = 4 << 10;
+const SIGN_OF_LIFE_BYTES: usize = 4 << 10;
 
 /// The size of one read.
 const READ_BYTES: usize = 64 << 10;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum ConnectionEnd {
+enum NodeConnectionEnd {
     #[error("the node closed the connection")]
     Closed,
     #[error("it failed in this process")]
@@ -52,7 +54,7 @@ enum ConnectionEnd {
 }
 
 /// A connection, open or not. When its last stream and its engine's client are dropped, it closes.
-pub(super) struct Connection {
+pub(super) struct NodeConnection {
     shared: Arc<Shared>,
     _task: AbortOnDropHandle<()>,
 }
@@ -78,7 +80,7 @@ impl Shared {
     }
 
     /// Ends the connection and its streams, and says so in the log, if that has not happened yet.
-    fn end(&self, end: &ConnectionEnd) {
+    fn end(&self, end: &NodeConnectionEnd) {
         let mut state = self.lock();
         if !state.is_open() {
             return;
@@ -88,10 +90,13 @@ impl Shared {
         self.has_room.notify_waiters();
         let node = &self.node;
         match end {
-            ConnectionEnd::Closed | ConnectionEnd::Io(_) => {
+            NodeConnectionEnd::Closed | NodeConnectionEnd::Io(_) => {
                 tracing::debug!(%end, node, n_streams, "the connection to a node has ended");
             }
-            ConnectionEnd::Fault(_) | ConnectionEnd::Silent | ConnectionEnd::Unread | ConnectionEnd::Dropped => {
+            NodeConnectionEnd::Fault(_)
+            | NodeConnectionEnd::Silent
+            | NodeConnectionEnd::Unread
+            | NodeConnectionEnd::Dropped => {
                 tracing::warn!(%end, node, n_streams, "the connection to a node is closed; its streams are lost");
             }
         }
@@ -113,9 +118,9 @@ impl Shared {
     }
 }
 
-impl Connection {
+impl NodeConnection {
     /// Starts to read and write. `node` is the address for the log.
-    pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, node: String) -> Arc<Connection> {
+    pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, node: String) -> Arc<NodeConnection> {
         let shared = Arc::new(Shared {
             node,
             state: Mutex::default(),
@@ -125,7 +130,7 @@ impl Connection {
             bodies: Semaphore::new(MAX_PARTIAL_BODIES),
         });
         let task = tokio::spawn(run(io, EndGuard(Arc::clone(&shared))));
-        Arc::new(Connection { shared, _task: AbortOnDropHandle::new(task) })
+        Arc::new(NodeConnection { shared, _task: AbortOnDropHandle::new(task) })
     }
 
     /// Returns true if streams can be started.
@@ -181,7 +186,7 @@ struct EndGuard(Arc<Shared>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.end(&ConnectionEnd::Dropped);
+        self.0.end(&NodeConnectionEnd::Dropped);
     }
 }
 
@@ -196,11 +201,11 @@ async fn run(io: impl AsyncRead + AsyncWrite + Send + 'static, guard: EndGuard) 
     shared.end(&end);
 }
 
-async fn read(mut io: ReadHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<Infallible, ConnectionEnd> {
+async fn read(mut io: ReadHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<Infallible, NodeConnectionEnd> {
     let mut inbox = FrameBuffer::new(MAX_NODE_PAYLOAD);
     loop {
         let shown = awake::timeout(SILENCE_TIMEOUT, life(&mut io, &mut inbox, shared)).await;
-        shown.map_err(|_| ConnectionEnd::Silent)??;
+        shown.map_err(|_| NodeConnectionEnd::Silent)??;
     }
 }
 
@@ -209,14 +214,14 @@ async fn life(
     io: &mut ReadHalf<impl AsyncRead + AsyncWrite>,
     inbox: &mut FrameBuffer,
     shared: &Shared,
-) -> Result<(), ConnectionEnd> {
+) -> Result<(), NodeConnectionEnd> {
     let mut n_read = 0;
     let mut has_frame = false;
-    while !has_frame && n_read < MIN_PROGRESS_BYTES {
+    while !has_frame && n_read < SIGN_OF_LIFE_BYTES {
         let space = inbox.space();
         space.reserve(READ_BYTES);
         match io.read_buf(space).await? {
-            0 => return Err(ConnectionEnd::Closed),
+            0 => return Err(NodeConnectionEnd::Closed),
             n => n_read += n,
         }
         let mut state = shared.lock();
@@ -225,7 +230,7 @@ async fn life(
             state.receive(frame)?;
         }
         if state.is_unread() {
-            return Err(ConnectionEnd::Unread);
+            return Err(NodeConnectionEnd::Unread);
         }
         if state.has_urgent() {
             shared.has_bytes.notify_one();
@@ -234,7 +239,10 @@ async fn life(
     Ok(())
 }
 
-async fn write(mut io: WriteHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) -> Result<Infallible, ConnectionEnd> {
+async fn write(
+    mut io: WriteHalf<impl AsyncRead + AsyncWrite>,
+    shared: &Shared,
+) -> Result<Infallible, NodeConnectionEnd> {
     let mut bytes = BytesMut::new();
     loop {
         shared.lock().take(&mut bytes);
@@ -244,11 +252,11 @@ async fn write(mut io: WriteHalf<impl AsyncRead + AsyncWrite>, shared: &Shared) 
         }
         while !bytes.is_empty() {
             let written = awake::timeout(WRITE_TIMEOUT, io.write_buf(&mut bytes)).await;
-            if written.map_err(|_| ConnectionEnd::Unread)?? == 0 {
-                return Err(ConnectionEnd::Closed);
+            if written.map_err(|_| NodeConnectionEnd::Unread)?? == 0 {
+                return Err(NodeConnectionEnd::Closed);
             }
         }
-        awake::timeout(WRITE_TIMEOUT, io.flush()).await.map_err(|_| ConnectionEnd::Unread)??;
+        awake::timeout(WRITE_TIMEOUT, io.flush()).await.map_err(|_| NodeConnectionEnd::Unread)??;
         bytes.clear();
         shared.has_room.notify_waiters();
     }

@@ -16,13 +16,13 @@ use baton_schemas::streams::{MAX_BODY_BYTES, StreamWork};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 
-use self::connection::Connection;
+use self::connection::NodeConnection;
 pub(super) use self::event::StreamEvent;
 use self::open::open;
 use self::stream::RemoteStream;
 use super::calls::NodeCalls;
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, EngineError>>>;
+type Opening = Shared<BoxFuture<'static, Result<Arc<NodeConnection>, EngineError>>>;
 
 /// The streams of a node.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl NodeStreams {
         RemoteStream::start(self.connection(calls).await?, work, body).await
     }
 
-    async fn connection(&self, calls: &Arc<NodeCalls>) -> Result<Arc<Connection>, EngineError> {
+    async fn connection(&self, calls: &Arc<NodeCalls>) -> Result<Arc<NodeConnection>, EngineError> {
         let opening = {
             let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
             let current = opening.as_ref().filter(|opening| match opening.peek() {

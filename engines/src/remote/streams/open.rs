@@ -4,26 +4,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_schemas::EngineError;
-use baton_schemas::streams::{StreamVersions, UPGRADE, VERSION_HEADER, VERSIONS_HEADER, VersionMismatch};
+use baton_schemas::streams::{STREAMS_UPGRADE, StreamVersions, VERSION_HEADER, VERSIONS_HEADER, VersionMismatch};
 use http::{StatusCode, header};
 use reqwest::{Method, Response};
 
 use super::super::calls::{NodeCalls, accepted, unreachable};
-use super::connection::Connection;
+use super::connection::NodeConnection;
 use crate::awake;
 
 /// The deadline of connecting and upgrading.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a connection. Errors: the node cannot be reached, refuses the key, or speaks no common version.
-pub(super) async fn open(calls: Arc<NodeCalls>) -> Result<Arc<Connection>, EngineError> {
+pub(super) async fn open(calls: Arc<NodeCalls>) -> Result<Arc<NodeConnection>, EngineError> {
     let opened = awake::timeout(OPEN_TIMEOUT, upgrade(&calls)).await;
     opened.unwrap_or_else(|_| Err(EngineError::lost("the node did not open a connection for streams in time")))
 }
 
-async fn upgrade(calls: &NodeCalls) -> Result<Arc<Connection>, EngineError> {
+async fn upgrade(calls: &NodeCalls) -> Result<Arc<NodeConnection>, EngineError> {
     let call = calls.request(Method::GET, "streams");
-    let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, UPGRADE);
+    let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, STREAMS_UPGRADE);
     let reply = call.header(VERSIONS_HEADER, calls.versions.to_string()).send().await.map_err(unreachable)?;
     if reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(refusal(reply, calls.versions).await);
@@ -33,7 +33,7 @@ async fn upgrade(calls: &NodeCalls) -> Result<Arc<Connection>, EngineError> {
         return Err(EngineError::lost("the node chose a version of the stream protocol that was not offered"));
     }
     let upgraded = reply.upgrade().await.map_err(EngineError::lost)?;
-    Ok(Connection::over(upgraded, calls.address.clone()))
+    Ok(NodeConnection::over(upgraded, calls.address.clone()))
 }
 
 /// Why there is no connection. The request that needs it is never the cause, so no error blames it.

@@ -7,7 +7,7 @@ use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeErrorReply;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::streams::{
-    FrameError, NewStream, NodeFrame, RawFrame, StreamWork, Vector, put_body, put_cancel, put_credit, put_start,
+    NewStream, NodeFrame, RawFrame, StreamFrameError, StreamWork, Vector, put_body, put_cancel, put_credit, put_start,
 };
 use bytes::BytesMut;
 use serde::de::DeserializeOwned;
@@ -26,7 +26,7 @@ const MANY_STREAMS: u32 = u32::MAX - (1 << 20);
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NodeFault {
     #[error("{0}")]
-    Frame(#[from] FrameError),
+    Frame(#[from] StreamFrameError),
     #[error("a frame of a stream that was never started")]
     UnknownStream,
     #[error("a frame of a stream that it has not accepted")]
@@ -35,8 +35,6 @@ pub(super) enum NodeFault {
     AcceptedTwice,
     #[error("more of a stream than there is credit for")]
     NoCredit,
-    #[error("more events of a stream than there can be")]
-    TooManyEvents,
     #[error("a frame that does not belong to the stream's work")]
     OtherWork,
 }
@@ -45,8 +43,8 @@ pub(super) enum NodeFault {
 enum EventMeaning {
     GoesOn,
     IsLast,
-    /// This endpoint does not know it, because the node is newer or at fault.
-    IsUnreadable,
+    /// This endpoint does not know it, or knows no further one, because the node is newer or at fault.
+    IsUnknown,
 }
 
 /// A stream that has not ended.
@@ -72,12 +70,6 @@ impl OpenStream {
         Ok(())
     }
 
-    fn take_free(&mut self) -> Result<(), NodeFault> {
-        self.check_accepted()?;
-        self.n_free = self.n_free.checked_sub(1).ok_or(NodeFault::TooManyEvents)?;
-        Ok(())
-    }
-
     fn token(&mut self, token: GeneratedToken) -> Result<(), NodeFault> {
         self.take_credit()?;
         let Inbox::Sequence(sender) = &self.inbox else { return Err(NodeFault::OtherWork) };
@@ -97,13 +89,15 @@ impl OpenStream {
         if let Inbox::Loads(_) = self.inbox {
             self.take_credit()?;
         } else {
-            self.take_free()?;
+            self.check_accepted()?;
+            let Some(n_free) = self.n_free.checked_sub(1) else { return Ok(EventMeaning::IsUnknown) };
+            self.n_free = n_free;
         }
         match &self.inbox {
-            Inbox::Sequence(sender) => pass(json, sender),
-            Inbox::Embed(sender) => pass(json, sender),
+            Inbox::Sequence(sender) => Ok(pass(json, sender)),
+            Inbox::Embed(sender) => Ok(pass(json, sender)),
             Inbox::Loads(sender) => {
-                let Some(load) = read(json) else { return Ok(EventMeaning::IsUnreadable) };
+                let Some(load) = read(json) else { return Ok(EventMeaning::IsUnknown) };
                 drop(sender.try_send(Ok(load)));
                 Ok(EventMeaning::GoesOn)
             }
@@ -120,14 +114,11 @@ impl OpenStream {
 }
 
 /// Gives an event that takes no credit to the reader.
-fn pass<D: StreamEvent + DeserializeOwned>(json: &[u8], sender: &EventSender<D>) -> Result<EventMeaning, NodeFault> {
-    let Some(event) = read::<D>(json) else { return Ok(EventMeaning::IsUnreadable) };
-    if event.takes_credit() {
-        return Err(NodeFault::OtherWork);
-    }
+fn pass<D: StreamEvent + DeserializeOwned>(json: &[u8], sender: &EventSender<D>) -> EventMeaning {
+    let Some(event) = read::<D>(json) else { return EventMeaning::IsUnknown };
     let meaning = if event.is_last() { EventMeaning::IsLast } else { EventMeaning::GoesOn };
     drop(sender.try_send(Ok(event)));
-    Ok(meaning)
+    meaning
 }
 
 fn read<T: DeserializeOwned>(json: &[u8]) -> Option<T> {
@@ -293,7 +284,7 @@ impl ConnectionState {
                 match open.event(json)? {
                     EventMeaning::GoesOn => {}
                     EventMeaning::IsLast => drop(self.open.remove(&stream)),
-                    EventMeaning::IsUnreadable => {
+                    EventMeaning::IsUnknown => {
                         put_cancel(&mut self.urgent, stream);
                         self.fail(stream, unreadable("an event"));
                     }

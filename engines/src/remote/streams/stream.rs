@@ -10,14 +10,14 @@ use futures::Stream;
 use tokio::sync::mpsc;
 
 use super::super::calls::{ANSWER_TIMEOUT, timed_out};
-use super::connection::Connection;
+use super::connection::NodeConnection;
 use super::event::{MAX_FREE_EVENTS, StreamEvent};
 use super::state::StartedStream;
 
 /// A stream's events. Dropping it cancels the stream.
 pub(crate) struct RemoteStream<D> {
     stream: u32,
-    connection: Arc<Connection>,
+    connection: Arc<NodeConnection>,
     events: mpsc::Receiver<Result<D, EngineError>>,
     /// Credit that has been used up and not granted again.
     n_used: u32,
@@ -28,7 +28,7 @@ impl<D: StreamEvent> RemoteStream<D> {
     /// Starts a stream. Returns once the node has accepted it. Dropping the future cancels the stream. Errors: the node's
     /// refusal, or that the connection ends.
     pub(super) async fn start(
-        connection: Arc<Connection>,
+        connection: Arc<NodeConnection>,
         work: StreamWork,
         body: Vec<u8>,
     ) -> Result<RemoteStream<D>, EngineError> {

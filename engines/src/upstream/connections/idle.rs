@@ -53,12 +53,17 @@ impl IdleConnections {
         }
     }
 
+    /// Closes the connections that were idle for too long.
+    pub(super) fn close_expired(&self) {
+        close_expired(&mut self.lock());
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Closes those that were idle for too long. Every call does it, and so does the regular request for the server's models.
+/// Closes those that were idle for too long.
 fn close_expired(kept: &mut Vec<IdleConnection>) {
     let n_expired = kept.iter().take_while(|idle| idle.since.elapsed() > IDLE_TIMEOUT).count();
     kept.drain(..n_expired);

@@ -15,13 +15,13 @@ use super::call::CallError;
 use super::open::Socket;
 use super::signal::SignalledPoll;
 
-type Driver = http1::Connection<TokioIo<Socket>, Full<Bytes>>;
+type Http1Driver = http1::Connection<TokioIo<Socket>, Full<Bytes>>;
 
 /// An open connection. Dropping it closes it, which tells the server to stop.
 pub(super) struct LocalConnection {
     sender: SendRequest<Full<Bytes>>,
     /// `None` once the connection is closed.
-    driver: Option<Driver>,
+    driver: Option<Http1Driver>,
     signalled: SignalledPoll,
 }
 
@@ -42,12 +42,7 @@ impl LocalConnection {
                 response.as_mut().poll(cx)
             })
         });
-        response.await.map_err(|failed| {
-            let was_given_back = failed.message().is_some();
-            let error = failed.into_error();
-            let is_unanswered = was_given_back || is_closed_by_server(&error);
-            CallError { error, is_unanswered }
-        })
+        response.await.map_err(CallError::http1)
     }
 
     /// The next piece of a reply's body; `None` at its end.
@@ -75,7 +70,7 @@ impl LocalConnection {
 }
 
 /// Reads and writes as far as the socket allows.
-fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
+fn drive(driver: &mut Option<Http1Driver>, cx: &mut Context<'_>) {
     // An error reaches the reply, too.
     if driver.as_mut().is_some_and(|driver| Pin::new(driver).poll(cx).is_ready()) {
         *driver = None;
@@ -92,13 +87,4 @@ pub(super) fn poll_data(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Optio
             Err(error) => return Poll::Ready(Some(Err(error))),
         }
     }
-}
-
-/// Returns true if the server closed the connection before it sent a reply.
-fn is_closed_by_server(error: &hyper::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
-    let is_reset = cause
-        .is_some_and(|cause| matches!(cause.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected));
-    is_reset || error.is_incomplete_message() || error.is_canceled() || error.is_closed()
 }

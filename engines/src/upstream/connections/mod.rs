@@ -12,6 +12,7 @@ mod reply;
 mod shared;
 mod signal;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,11 +23,11 @@ use http_body_util::Full;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-pub(super) use self::call::Call;
-use self::call::CallError;
+pub(super) use self::call::{Call, X_REQUEST_ID};
+use self::call::{CallError, RequestFate};
 use self::idle::IdleConnections;
 use self::local::LocalConnection;
-use self::open::{Opener, Protocol};
+use self::open::{HttpVersion, Opener};
 pub(super) use self::reply::{Reply, ReplyBody};
 use self::shared::{SharedConnection, SharedConnections};
 use super::{UpstreamError, UpstreamFailure};
@@ -35,6 +36,9 @@ use crate::transport::Transport;
 
 /// How long a request may be on its way to a server that closes the connection meanwhile.
 const MAX_ON_ITS_WAY: Duration = Duration::from_secs(1);
+
+/// How often a call is sent at most. A server that shuts down may refuse it on several connections.
+const MAX_SENDS: usize = 3;
 
 /// The most idle connections to one server, and so the most open files that they take.
 const MAX_IDLE: usize = 1_024;
@@ -81,18 +85,42 @@ impl Connections {
 
     /// Sends a call. Returns with the reply's head. Dropping the future cancels the call.
     pub(super) async fn send(&self, call: &Call) -> Result<Reply, UpstreamError> {
-        if let Some(kept) = self.kept() {
+        let mut call = Cow::Borrowed(call);
+        let mut kept = self.kept();
+        let mut n_sent = 0;
+        loop {
+            let is_kept = kept.is_some();
+            let connection = match kept.take() {
+                Some(kept) => kept,
+                // Every kept connection may be one that the server shuts down.
+                None if n_sent + 1 == MAX_SENDS => self.in_time(self.open_now()).await?,
+                None => self.open().await?,
+            };
             let sent = Instant::now();
-            match self.send_on(kept, call).await {
-                // The server closed the idle connection while the request was on its way. Later it may have worked on it.
-                Err(CallError { is_unanswered: true, error }) if sent.elapsed() < MAX_ON_ITS_WAY => {
-                    tracing::debug!(%error, "a kept connection was closed; the call goes out on a new one");
+            let CallError { error, fate } = match self.send_on(connection, &call).await {
+                Ok(reply) => return Ok(reply),
+                Err(failed) => failed,
+            };
+            n_sent += 1;
+            match fate {
+                RequestFate::Unprocessed if n_sent < MAX_SENDS => {
+                    tracing::debug!(%error, "the server did not process a call; it goes out once more");
                 }
-                outcome => return outcome.map_err(|failed| self.unreachable(&failed.error)),
+                // The server closed the idle connection while the request was on its way. But it may have read the
+                // request, so a server that uses the id as a key must not get it twice.
+                RequestFate::Closed if is_kept && sent.elapsed() < MAX_ON_ITS_WAY => {
+                    tracing::debug!(%error, "a kept connection was closed; the call goes out on a new one");
+                    call = Cow::Owned(call.with_new_id());
+                }
+                _ => return Err(self.unreachable(&error)),
             }
         }
-        let opened = self.open().await?;
-        self.send_on(opened, call).await.map_err(|failed| self.unreachable(&failed.error))
+    }
+
+    /// Closes the connections that were idle for too long. Calls do it, too.
+    pub(super) fn close_unused(&self) {
+        self.idle.close_expired();
+        self.shared.close_unused();
     }
 
     /// A connection that is open and has room.
@@ -101,9 +129,9 @@ impl Connections {
         self.idle.take().map(Usable::Local).or_else(shared)
     }
 
-    /// Opens a connection, in time.
+    /// Opens a connection, or takes a place on one that another call opens now.
     async fn open(&self) -> Result<Usable, UpstreamError> {
-        let opened = tokio::time::timeout(self.opener.deadline(), async {
+        let opened = async {
             let is_unshared = || self.is_unshared.load(Ordering::Relaxed);
             if is_unshared() {
                 return self.open_now().await;
@@ -117,9 +145,16 @@ impl Connections {
                 drop(turn);
             }
             self.open_now().await
-        });
+        };
+        self.in_time(opened).await
+    }
+
+    async fn in_time(
+        &self,
+        opened: impl Future<Output = Result<Usable, UpstreamError>>,
+    ) -> Result<Usable, UpstreamError> {
         let late = || UpstreamError::failed(UpstreamFailure::Unreachable, "no connection in time");
-        opened.await.map_err(|_| late())?
+        tokio::time::timeout(self.opener.deadline(), opened).await.map_err(|_| late())?
     }
 
     async fn open_now(&self) -> Result<Usable, UpstreamError> {
@@ -128,14 +163,14 @@ impl Connections {
             UpstreamError::failed(UpstreamFailure::Unreachable, detail)
         };
         let opened = self.opener.open().await.map_err(|error| failed(&*error))?;
-        match opened.protocol {
-            Protocol::Http1 => {
+        match opened.version {
+            HttpVersion::Http1 => {
                 self.is_unshared.store(true, Ordering::Relaxed);
                 let connection = LocalConnection::open(opened.socket).await.map_err(|error| failed(&error))?;
                 Ok(Usable::Local(Box::new(connection)))
             }
-            Protocol::Http2 => {
-                let connection = self.shared.add(opened.socket).await.map_err(|error| failed(&error))?;
+            HttpVersion::Http2 => {
+                let connection = self.shared.add(opened.socket).await.map_err(|error| failed(&*error))?;
                 Ok(Usable::Shared(connection))
             }
         }
@@ -144,27 +179,27 @@ impl Connections {
     async fn send_on(&self, connection: Usable, call: &Call) -> Result<Reply, CallError> {
         match connection {
             Usable::Local(mut connection) => {
-                let response = connection.send(self.request(call, Protocol::Http1)).await?;
+                let response = connection.send(self.request(call, HttpVersion::Http1)).await?;
                 Ok(Reply::local(response, connection, Arc::clone(&self.idle)))
             }
             Usable::Shared(mut connection) => {
-                let response = connection.send(self.request(call, Protocol::Http2)).await?;
+                let response = connection.send(self.request(call, HttpVersion::Http2)).await?;
                 Ok(Reply::shared(response, connection))
             }
         }
     }
 
-    fn request(&self, call: &Call, protocol: Protocol) -> Request<Full<Bytes>> {
+    fn request(&self, call: &Call, version: HttpVersion) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(call.body.clone()));
         *request.method_mut() = call.method.clone();
         *request.headers_mut() = call.headers.clone();
-        match protocol {
-            Protocol::Http1 => {
+        match version {
+            HttpVersion::Http1 => {
                 // The opener checked the address, and paths are our own.
                 *request.uri_mut() = Uri::try_from(&call.path).unwrap_or_default();
                 request.headers_mut().insert(header::HOST, self.host.clone());
             }
-            Protocol::Http2 => {
+            HttpVersion::Http2 => {
                 *request.uri_mut() = self.opener.absolute(&call.path);
                 *request.version_mut() = http::Version::HTTP_2;
             }

@@ -17,9 +17,9 @@ use crate::transport::{ALPN_HTTP1, ALPN_HTTP2, Transport};
 /// The interval of TCP's own signs of life on a silent connection, so that a machine that vanished is noticed.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The protocol that a connection speaks.
+/// The version of HTTP that a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum HttpVersion {
     Http1,
     Http2,
 }
@@ -33,9 +33,9 @@ pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
 
 /// A new connection.
-pub(super) struct Opened {
+pub(super) struct OpenSocket {
     pub(super) socket: Socket,
-    pub(super) protocol: Protocol,
+    pub(super) version: HttpVersion,
 }
 
 /// Opens connections to one server.
@@ -65,7 +65,8 @@ impl Opener {
             "https" => {
                 let name = ServerName::try_from(host.trim_start_matches('[').trim_end_matches(']').to_owned());
                 let name = name.map_err(|error| format!("the URL's host is not valid: {error}"))?;
-                Some(Tls { connector: TlsConnector::from(Arc::new(transport.tls_of_clients()?)), name })
+                let config = transport.client_tls(&[ALPN_HTTP2, ALPN_HTTP1])?;
+                Some(Tls { connector: TlsConnector::from(Arc::new(config)), name })
             }
             _ => None,
         };
@@ -101,18 +102,18 @@ impl Opener {
     }
 
     /// Opens a connection.
-    pub(super) async fn open(&self) -> Result<Opened, Box<dyn Error + Send + Sync>> {
+    pub(super) async fn open(&self) -> Result<OpenSocket, Box<dyn Error + Send + Sync>> {
         let tcp = self.tcp.clone().oneshot(self.uri.clone()).await?.into_inner();
         let Some(Tls { connector, name }) = &self.tls else {
-            return Ok(Opened { socket: Box::new(tcp), protocol: Protocol::Http1 });
+            return Ok(OpenSocket { socket: Box::new(tcp), version: HttpVersion::Http1 });
         };
         let socket = connector.connect(name.clone(), tcp).await?;
-        let protocol = match socket.get_ref().1.alpn_protocol() {
-            Some(ALPN_HTTP2) => Protocol::Http2,
-            None | Some(ALPN_HTTP1) => Protocol::Http1,
+        let version = match socket.get_ref().1.alpn_protocol() {
+            Some(ALPN_HTTP2) => HttpVersion::Http2,
+            None | Some(ALPN_HTTP1) => HttpVersion::Http1,
             Some(_) => return Err(io::Error::other("the server chose a protocol that was not offered").into()),
         };
-        Ok(Opened { socket: Box::new(socket), protocol })
+        Ok(OpenSocket { socket: Box::new(socket), version })
     }
 }
 

@@ -14,7 +14,8 @@ use super::idle::IdleConnections;
 use super::local::{LocalConnection, poll_data};
 use super::shared::SharedConnection;
 
-/// How long to wait for the end of a complete reply's body, so that the connection can be used again.
+/// How long to wait for the end of a complete reply's body, so that the connection can be used again: several round trips
+/// of a wide network. A new connection costs two or three.
 const TAIL_TIME: Duration = Duration::from_millis(200);
 
 /// The head of a reply, and its body.

@@ -3,18 +3,20 @@
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use crate::upstream::delta::{DeltaReader, new_call_id};
-use crate::upstream::openai::chunks::listed;
+use crate::upstream::logprobs::TokenEntry;
 use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, refusal};
 
 /// The most calls in one reply.
 const MAX_CALLS: u32 = 128;
 
 #[derive(Deserialize)]
-struct IncomingLine {
-    message: Option<LineMessage>,
+struct IncomingLine<'a> {
+    #[serde(borrow)]
+    message: Option<LineMessage<'a>>,
     /// The text, in replies of `/api/generate`.
     response: Option<String>,
     thinking: Option<String>,
@@ -24,28 +26,32 @@ struct IncomingLine {
     prompt_eval_count: Option<u32>,
     eval_count: Option<u32>,
     /// The log-probabilities of this line's tokens, including those that are not text.
-    logprobs: Option<Vec<Value>>,
-    error: Option<Value>,
+    #[serde(borrow)]
+    logprobs: Option<&'a RawValue>,
+    error: Option<IgnoredAny>,
 }
 
 #[derive(Default, Deserialize)]
-struct LineMessage {
+struct LineMessage<'a> {
     content: Option<String>,
     thinking: Option<String>,
-    tool_calls: Option<Vec<LineCall>>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<LineCall<'a>>>,
 }
 
 #[derive(Deserialize)]
-struct LineCall {
+struct LineCall<'a> {
     id: Option<String>,
-    function: LineFunction,
+    #[serde(borrow)]
+    function: LineFunction<'a>,
 }
 
 #[derive(Deserialize)]
-struct LineFunction {
+struct LineFunction<'a> {
     name: String,
-    #[serde(default)]
-    arguments: Map<String, Value>,
+    /// An object, which goes on as it is.
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
 }
 
 /// The most tokens that wait for their text. Ollama holds back the text of a call, which is shorter.
@@ -56,6 +62,7 @@ const MAX_HELD: usize = 1 << 16;
 pub(super) struct LineReader {
     end: Option<TextEnd>,
     n_calls: u32,
+    wants_logprobs: bool,
     /// Log-probabilities were requested, and none have come yet.
     lacks_logprobs: bool,
     /// Tokens whose text has not come yet.
@@ -64,7 +71,7 @@ pub(super) struct LineReader {
 
 impl DeltaReader for LineReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let line: IncomingLine = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        let line: IncomingLine<'_> = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
         if line.error.is_some() {
             return Err(refusal::in_stream(event));
         }
@@ -72,7 +79,9 @@ impl DeltaReader for LineReader {
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
         let reasoning = filled(message.thinking.or(line.thinking));
         let calls = message.tool_calls.unwrap_or_default();
-        self.hold(&line.logprobs.unwrap_or_default())?;
+        if let Some(logprobs) = line.logprobs.filter(|_| self.wants_logprobs) {
+            self.hold(serde_json::from_str(logprobs.get()).map_err(UpstreamError::malformed)?)?;
+        }
         if let Some(text) = filled(message.content.or(line.response)) {
             if self.lacks_logprobs {
                 // An older Ollama, or a model that reports none.
@@ -109,19 +118,18 @@ impl DeltaReader for LineReader {
 
 impl LineReader {
     /// A reader of one reply, for which log-probabilities may have been requested.
-    pub(super) fn new(lacks_logprobs: bool) -> LineReader {
-        LineReader { lacks_logprobs, ..LineReader::default() }
+    pub(super) fn new(wants_logprobs: bool) -> LineReader {
+        LineReader { wants_logprobs, lacks_logprobs: wants_logprobs, ..LineReader::default() }
     }
 
     /// Keeps a line's tokens until their text comes: Ollama may hold text back until it knows that it is no call.
     /// Errors: too many wait.
-    fn hold(&mut self, logprobs: &[Value]) -> Result<(), UpstreamError> {
-        let tokens = listed(logprobs);
+    fn hold(&mut self, tokens: Vec<TokenEntry<'_>>) -> Result<(), UpstreamError> {
         self.lacks_logprobs &= tokens.is_empty();
         if self.held.len() + tokens.len() > MAX_HELD {
             return Err(UpstreamError::malformed("too many tokens without their text"));
         }
-        self.held.extend(tokens);
+        self.held.extend(tokens.into_iter().map(TextToken::from));
         Ok(())
     }
 
@@ -139,14 +147,18 @@ impl LineReader {
     }
 
     /// Ollama sends whole calls.
-    fn call(&mut self, call: LineCall, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+    fn call(&mut self, call: LineCall<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let index = self.n_calls;
         if index >= MAX_CALLS {
             return Err(UpstreamError::malformed("too many calls in one reply"));
         }
         self.n_calls += 1;
         let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(new_call_id);
-        let fragment = Value::Object(call.function.arguments).to_string();
+        let arguments = call.function.arguments.map_or("{}", RawValue::get);
+        if !arguments.starts_with('{') {
+            return Err(UpstreamError::malformed("a call whose arguments are no object"));
+        }
+        let fragment = arguments.to_owned();
         let steps = [
             ToolCallDelta::Begin { index, id, name: call.function.name },
             ToolCallDelta::Arguments { index, fragment },

@@ -18,8 +18,8 @@ use super::protocol::Protocol;
 use super::stream::Framing;
 use super::vectors::{inputs, read_vectors};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, TextVectors, UpstreamError, UpstreamField, UpstreamSettings,
-    model_info,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ReplyDelivery, TextVectors, UpstreamError, UpstreamField,
+    UpstreamSettings, model_info,
 };
 
 /// The field that says how long a model stays in memory.
@@ -72,7 +72,7 @@ impl Protocol for Ollama {
         let fields = [("model", model.into()), ("stream", false.into())];
         let mut call = ApiCall::new(ApiPath::Api("api/generate"), fields);
         if let Some(keep_alive) = keep_alive {
-            call.body.insert(KEEP_ALIVE.to_owned(), body::keep_alive(keep_alive));
+            call.body.set(KEEP_ALIVE, body::keep_alive(keep_alive));
         }
         Ok(Some(call))
     }
@@ -130,7 +130,7 @@ impl Protocol for Ollama {
             }
             Input::Tokens(_) => return Err(UpstreamError::Unsupported { field: "prompt" }),
         };
-        Ok(ApiCall { path: ApiPath::Api(path), body: fields.body })
+        Ok(ApiCall { path: ApiPath::Api(path), form: ReplyDelivery::Streamed, body: fields.body })
     }
 
     fn framing(&self) -> Framing {
@@ -138,7 +138,7 @@ impl Protocol for Ollama {
     }
 
     fn delta_reader(&self, call: &ApiCall) -> Box<dyn DeltaReader> {
-        Box::new(LineReader::new(call.body.contains_key("logprobs")))
+        Box::new(LineReader::new(call.body.contains("logprobs")))
     }
 
     fn embed_call(
@@ -158,7 +158,11 @@ impl Protocol for Ollama {
             ("options", settings.num_ctx.map(|num_ctx| json!({ "num_ctx": num_ctx }))),
             (KEEP_ALIVE, request.keep_alive.map(body::keep_alive)),
         ];
-        call.body.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        for (name, value) in optional {
+            if let Some(value) = value {
+                call.body.set(name, value);
+            }
+        }
         Ok(call)
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::upstream::body::{BodyWriter, calls_of, unsupported};
 use crate::upstream::vectors::{TextVectors, inputs, read_vectors};
-use crate::upstream::{ApiCall, ApiPath, ChoiceRequest, UpstreamError, UpstreamField, UpstreamSettings};
+use crate::upstream::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
 
 /// Every field that some server of this dialect takes.
 pub(in crate::upstream) const KNOWN_FIELDS: &[UpstreamField] = &[
@@ -96,13 +96,14 @@ pub(in crate::upstream) fn generate_call(
         body.put(UpstreamField::IgnoreEos, true, true)?;
     }
     body.set_stops();
-    let may_be_whole = asked.may_come_whole() && settings.deadlines.first >= MIN_WHOLE_TIME;
-    body.set("stream", !may_be_whole);
-    if !may_be_whole {
+    let has_time = settings.deadlines.first >= MIN_WHOLE_TIME;
+    let form = if has_time && asked.may_come_whole() { ReplyDelivery::Whole } else { ReplyDelivery::Streamed };
+    body.set("stream", form == ReplyDelivery::Streamed);
+    if form == ReplyDelivery::Streamed {
         body.put(UpstreamField::StreamOptions, json!({ "include_usage": true }), false)?;
     }
     let path = ApiPath::Api(if is_chat { "chat/completions" } else { "completions" });
-    Ok(ApiCall { path, body: body.body })
+    Ok(ApiCall { path, form, body: body.body })
 }
 
 /// The request for a batch of vectors. Errors: it mixes texts and tokens.
@@ -118,9 +119,9 @@ pub(in crate::upstream) fn embed_call(
     }
     let mut call = ApiCall::new(ApiPath::Api("embeddings"), [("model", model.into()), ("input", inputs(batch))]);
     if let Some(n) = request.dimensions {
-        call.body.insert("dimensions".to_owned(), n.into());
+        call.body.set("dimensions", n);
     }
-    call.body.insert("encoding_format".to_owned(), "float".into());
+    call.body.set("encoding_format", "float");
     Ok(call)
 }
 

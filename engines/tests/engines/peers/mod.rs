@@ -1,7 +1,9 @@
 //! Shared by the tests of handoffs between nodes: nodes on loopback, requests, and whole replies.
 
+pub(crate) mod ca;
 pub(crate) mod counting;
 pub(crate) mod fake;
+pub(crate) mod link;
 pub(crate) mod recording;
 
 use std::sync::Arc;

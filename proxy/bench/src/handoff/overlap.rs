@@ -99,9 +99,17 @@ struct OverlapCell<'n> {
     after_ms: Vec<f64>,
 }
 
+/// A link that a relay paces.
+struct PacedLink {
+    link: Link,
+    /// Bytes per second.
+    rate: f64,
+    relay: Relay,
+}
+
 /// The relays for one prompt length.
 struct Links {
-    relays: Vec<(Link, Relay)>,
+    relays: Vec<PacedLink>,
 }
 
 pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, CommandFailure> {
@@ -159,14 +167,14 @@ impl Links {
         let mut relays = Vec::new();
         for (link, share) in Link::ALL.into_iter().filter_map(|link| Some((link, link.share()?))) {
             let rate = first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3);
-            relays.push((link, Relay::start(bench.prefill_address()?, rate).await?));
+            relays.push(PacedLink { link, rate, relay: Relay::start(bench.prefill_address()?, rate).await? });
         }
         Ok(Links { relays })
     }
 
-    /// The relay of a link; `None` for the loopback.
-    fn relay(&self, link: Link) -> Option<&Relay> {
-        self.relays.iter().find(|(known, _)| *known == link).map(|(_, relay)| relay)
+    /// `None` for the loopback.
+    fn paced(&self, link: Link) -> Option<&PacedLink> {
+        self.relays.iter().find(|paced| paced.link == link)
     }
 }
 
@@ -178,7 +186,7 @@ impl OverlapCell<'_> {
         n_tokens: usize,
     ) -> Result<(), CommandFailure> {
         let prompt = bench.prompts.next(n_tokens);
-        let url = links.relay(self.link).map_or(&bench.prefill.url, |relay| &relay.url).clone();
+        let url = links.paced(self.link).map_or(&bench.prefill.url, |paced| &paced.relay.url).clone();
         self.pulls.push(pull(&self.node.node, &url, prompt.clone()).await?);
         // A second pull on the slowest link would take long and show nothing new.
         if self.link != Link::Share200 {
@@ -196,7 +204,7 @@ impl OverlapCell<'_> {
             n_tokens,
             codec: self.node.codec,
             link: self.link,
-            rate: links.relay(self.link).map(|relay| relay.rate),
+            rate: links.paced(self.link).map(|paced| paced.rate),
             n_rounds: self.pulls.len(),
             n_bytes: of(|t| t.n_bytes as f64),
             prefill_ms: of(|t| t.prefill_ms),

@@ -1,13 +1,15 @@
-//! Options of `baton bench serve`, and the settings that they make.
+//! Options of `baton bench serve`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_engines::transport::Transport;
 use baton_proxy::config::API_KEY_VARIABLE;
 use baton_proxy::serve::{CommandFailure, endpoint_url};
-use clap::{Args, ValueEnum};
-use serde::Serialize;
+use clap::Args;
 use serde_json::{Map, Value};
+
+use super::settings::{Api, AskedForm, LoadSettings, OutputFiles, Pace, ReplyChecks, RoundLength, ServerSettings};
 
 /// Requests at once without `--concurrency`: of a closed loop, and at most of an open one.
 const DEFAULT_CONCURRENCY: u32 = 8;
@@ -38,7 +40,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "RATE", value_parser = rate, allow_negative_numbers = true)]
     request_rate: Option<f64>,
     /// Seconds of each round that are measured
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = some_seconds)]
     duration: Duration,
     /// Measure so many requests in each round instead of a duration
     #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
@@ -68,7 +70,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "JSON", value_parser = json_object)]
     extra_body: Option<JsonObject>,
     /// Seconds a reply may take
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = some_seconds)]
     timeout: Duration,
     /// Seed of the arrivals and of the choice of prompts
     #[arg(long, default_value_t = 0)]
@@ -79,6 +81,9 @@ pub(crate) struct ServeBenchArgs {
     /// A file that holds the key, of one server or of all; goes before --api-key
     #[arg(long, value_name = "[NAME=]FILE", value_parser = named_text)]
     api_key_file: Vec<NamedText>,
+    /// A PEM file of authorities to trust in addition to the system's, for servers with TLS
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
     /// Measure the processor time and memory of this process of a server, with its descendants; may be repeated
     #[arg(long = "pid", value_name = "[NAME=]PID", value_parser = named_text)]
     pids: Vec<NamedText>,
@@ -97,90 +102,6 @@ pub(crate) struct ServeBenchArgs {
     /// Also draw the latencies as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-}
-
-/// The API that is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Api {
-    /// /v1/chat/completions
-    Chat,
-    /// /v1/completions
-    Completions,
-}
-
-/// The form of replies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum AskedForm {
-    /// Server-sent events.
-    Stream,
-    /// One JSON object.
-    Json,
-}
-
-/// Checks that do not hold for every server.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(super) struct Checks {
-    pub(super) token_per_chunk: bool,
-    pub(super) same_replies: bool,
-    pub(super) stamps: bool,
-}
-
-/// When requests are sent.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Pace {
-    /// So many at once: the next one follows a reply.
-    Closed { concurrency: u32 },
-    /// At random times, at most so many at once.
-    Open { per_second: f64, concurrency: u32 },
-}
-
-/// The end of a round.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum RoundLength {
-    Time(Duration),
-    Requests(u64),
-}
-
-/// The load and the rounds, the same for all servers.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct LoadSettings {
-    pub(super) api: Api,
-    pub(super) reply: AskedForm,
-    pub(super) pace: Pace,
-    pub(super) length: RoundLength,
-    pub(super) warm_up: Duration,
-    pub(super) rounds: u32,
-    pub(super) input_words: u32,
-    pub(super) prefix_words: u32,
-    pub(super) prompts: Option<u32>,
-    pub(super) output_tokens: u32,
-    pub(super) ignore_eos: bool,
-    pub(super) extra_body: Map<String, Value>,
-    pub(super) timeout: Duration,
-    pub(super) seed: u64,
-    pub(super) checks: Checks,
-}
-
-/// A server to measure.
-#[derive(Debug, Clone)]
-pub(super) struct ServerSettings {
-    pub(super) name: String,
-    /// Without `/v1`.
-    pub(super) base: String,
-    pub(super) key: Option<String>,
-    pub(super) model: Option<String>,
-    /// Its processes, if they are measured.
-    pub(super) pids: Vec<u32>,
-}
-
-/// Files to write.
-pub(super) struct OutputFiles {
-    pub(super) json: Option<PathBuf>,
-    pub(super) svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone)]
@@ -213,14 +134,14 @@ impl ServeBenchArgs {
             warm_up: self.warm_up,
             rounds: self.rounds,
             input_words: self.input_words,
-            prefix_words: self.prefix_words.min(self.input_words),
+            prefix_words: self.prefix_words,
             prompts: self.prompts,
             output_tokens: self.output_tokens,
             ignore_eos: self.ignore_eos,
             extra_body: self.extra_body.clone().map(|object| object.0).unwrap_or_default(),
             timeout: self.timeout,
             seed: self.seed,
-            checks: Checks {
+            checks: ReplyChecks {
                 token_per_chunk: self.token_per_chunk,
                 same_replies: self.same_replies,
                 stamps: self.stamps,
@@ -228,7 +149,7 @@ impl ServeBenchArgs {
         }
     }
 
-    /// The servers. Errors: names that are not unique or unknown, a process id that is none, an unreadable key.
+    /// The servers. Errors: names that are not unique or unknown, a process id that is none, an unreadable file.
     pub(super) fn servers(&self) -> Result<Vec<ServerSettings>, CommandFailure> {
         for (i, url) in self.urls.iter().enumerate() {
             if self.urls[..i].iter().any(|earlier| earlier.name == url.name) {
@@ -240,13 +161,18 @@ impl ServeBenchArgs {
         if let Some(unknown) = given.into_iter().find(|name| !known(name)) {
             return Err(CommandFailure(format!("there is no --url {unknown}=…")));
         }
+        if self.prefix_words > self.input_words {
+            return Err(CommandFailure("--prefix-words: a prompt has only --input-words words".into()));
+        }
         if self.urls.len() > 1 && self.pids.iter().any(|pid| pid.name.is_none()) {
             return Err(CommandFailure("--pid needs a name if there are several servers: NAME=PID".into()));
         }
-        self.urls.iter().map(|url| self.server(url)).collect()
+        // Whoever names a server without TLS wants to measure it so.
+        let transport = Transport::new(self.tls_ca.as_deref(), true)?;
+        self.urls.iter().map(|url| self.server(url, &transport)).collect()
     }
 
-    fn server(&self, url: &NamedUrl) -> Result<ServerSettings, CommandFailure> {
+    fn server(&self, url: &NamedUrl, transport: &Transport) -> Result<ServerSettings, CommandFailure> {
         let is_ours = |given: &&NamedText| given.name.as_ref().is_none_or(|name| *name == url.name);
         let pid = |given: &NamedText| {
             let wrong = || CommandFailure(format!("--pid: {:?} is no process id", given.text));
@@ -257,7 +183,11 @@ impl ServeBenchArgs {
             Some(file) => {
                 let unreadable = |error| CommandFailure(format!("--api-key-file: cannot read {}: {error}", file.text));
                 let key = baton_proxy::config::read_text(file.text.as_ref(), MAX_KEY_FILE_BYTES).map_err(unreadable)?;
-                Some(key.trim().to_owned())
+                let key = key.trim();
+                if key.is_empty() {
+                    return Err(CommandFailure(format!("--api-key-file: {} holds no key", file.text)));
+                }
+                Some(key.to_owned())
             }
         };
         Ok(ServerSettings {
@@ -266,6 +196,7 @@ impl ServeBenchArgs {
             key,
             model: self.model.clone(),
             pids: self.pids.iter().filter(is_ours).map(pid).collect::<Result<_, _>>()?,
+            transport: transport.clone(),
         })
     }
 
@@ -294,6 +225,10 @@ fn named_url(text: &str) -> Result<NamedUrl, String> {
 fn seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
     parsed.map(Duration::from_secs_f64).ok_or_else(|| "must be seconds, up to 86400".into())
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    seconds(text).ok().filter(|time| !time.is_zero()).ok_or_else(|| "must be seconds, above 0 and up to 86400".into())
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -352,5 +287,6 @@ mod tests {
         check(&[&a[..], &["--request-rate", "-1"]].concat(), "0.001 to");
         check(&[&a[..], &["--extra-body", "[]"]].concat(), "must be a JSON object");
         check(&[&a[..], &["--same-replies"]].concat(), "--prompts");
+        check(&[&a[..], &["--tls-ca", "/nowhere.pem"]].concat(), "cannot read /nowhere.pem");
     }
 }

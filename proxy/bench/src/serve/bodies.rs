@@ -4,7 +4,7 @@ use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::args::{Api, AskedForm, LoadSettings};
+use super::settings::{Api, AskedForm, LoadSettings};
 use crate::prompts::WordPrompts;
 
 /// Stands for the prompt while the rest of the body is written once.

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engines::transport::ALPN_HTTP1;
 use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -12,19 +13,19 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::args::ServerSettings;
 use super::fault::RequestFailure;
+use super::settings::ServerSettings;
 
 /// The longest wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A connection that can take a request.
-pub(super) type Connection = SendRequest<Full<Bytes>>;
+pub(super) type ServerConnection = SendRequest<Full<Bytes>>;
 
 /// Where a server is, and what every request to it carries.
 struct ServerAddress {
@@ -44,8 +45,10 @@ struct TlsAddress {
 /// The connections to a server.
 pub(super) struct ServerConnections {
     address: ServerAddress,
-    idle: RefCell<Vec<Connection>>,
+    idle: RefCell<Vec<ServerConnection>>,
     n_opened: Cell<u64>,
+    /// Why the last connection could not be opened.
+    last_error: RefCell<String>,
 }
 
 impl ServerConnections {
@@ -66,15 +69,21 @@ impl ServerConnections {
             headers.insert(AUTHORIZATION, value);
         }
         let tls = match url.scheme() {
-            "https" => Some(TlsAddress {
-                connector: TlsConnector::from(Arc::new(tls_config()?)),
-                name: ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?,
-            }),
+            "https" => {
+                let config = server.transport.client_tls(&[ALPN_HTTP1]).map_err(CommandFailure)?;
+                let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
+                Some(TlsAddress { connector: TlsConnector::from(Arc::new(config)), name })
+            }
             _ => None,
         };
         let path = url.path().trim_end_matches('/').to_owned();
         let address = ServerAddress { authority: format!("{host}:{port}"), tls, headers, path };
-        Ok(ServerConnections { address, idle: RefCell::default(), n_opened: Cell::new(0) })
+        Ok(ServerConnections {
+            address,
+            idle: RefCell::default(),
+            n_opened: Cell::new(0),
+            last_error: RefCell::default(),
+        })
     }
 
     /// Connections that were opened so far.
@@ -89,13 +98,16 @@ impl ServerConnections {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<(Connection, Response<Incoming>), RequestFailure> {
+    ) -> Result<(ServerConnection, Response<Incoming>), RequestFailure> {
         let uri = format!("{}{path}", self.address.path);
         let uri: Uri = uri.parse().map_err(|_| RequestFailure::NoConnection)?;
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = uri;
-        *request.headers_mut() = self.address.headers.clone();
+        let request = || {
+            let mut request = Request::new(Full::new(body.clone()));
+            *request.method_mut() = method.clone();
+            *request.uri_mut() = uri.clone();
+            *request.headers_mut() = self.address.headers.clone();
+            request
+        };
         let mut idle = self.idle.borrow_mut().pop();
         loop {
             let kept = idle.take().filter(|connection| !connection.is_closed());
@@ -104,13 +116,13 @@ impl ServerConnections {
                 Some(connection) => connection,
                 None => self.open().await?,
             };
-            if connection.ready().await.is_ok() {
-                match connection.try_send_request(request).await {
-                    Ok(response) => return Ok((connection, response)),
-                    Err(mut error) => request = error.take_message().ok_or(RequestFailure::ConnectionLost)?,
-                }
+            if connection.ready().await.is_ok()
+                && let Ok(response) = connection.send_request(request()).await
+            {
+                return Ok((connection, response));
             }
-            // A server may close a connection while it is idle, but not one that was just opened.
+            // A server may close a connection after a reply, while the next request is on its way, but not one that was
+            // just opened.
             if is_new {
                 return Err(RequestFailure::ConnectionLost);
             }
@@ -118,7 +130,7 @@ impl ServerConnections {
     }
 
     /// Keeps a connection for later requests.
-    pub(super) fn keep(&self, connection: Connection) {
+    pub(super) fn keep(&self, connection: ServerConnection) {
         self.idle.borrow_mut().push(connection);
     }
 
@@ -127,18 +139,32 @@ impl ServerConnections {
         self.idle.borrow_mut().clear();
     }
 
-    async fn open(&self) -> Result<Connection, RequestFailure> {
-        let opening = tokio::time::timeout(CONNECT_DEADLINE, self.connect()).await;
-        opening.map_err(|_| RequestFailure::NoConnection)?.ok_or(RequestFailure::NoConnection)
+    /// Why the last connection could not be opened.
+    pub(super) fn last_error(&self) -> String {
+        self.last_error.borrow().clone()
     }
 
-    async fn connect(&self) -> Option<Connection> {
-        let stream = TcpStream::connect(&self.address.authority).await.ok()?;
-        stream.set_nodelay(true).ok()?;
+    async fn open(&self) -> Result<ServerConnection, RequestFailure> {
+        let late = || format!("no connection within {} s", CONNECT_DEADLINE.as_secs());
+        let opening = tokio::time::timeout(CONNECT_DEADLINE, self.connect()).await;
+        opening.map_err(|_| late()).flatten().map_err(|error| {
+            *self.last_error.borrow_mut() = error;
+            RequestFailure::NoConnection
+        })
+    }
+
+    async fn connect(&self) -> Result<ServerConnection, String> {
+        let plain = |error: std::io::Error| error.to_string();
+        let stream = TcpStream::connect(&self.address.authority).await.map_err(plain)?;
+        stream.set_nodelay(true).map_err(plain)?;
         self.n_opened.set(self.n_opened.get() + 1);
         match &self.address.tls {
             None => handshake(stream).await,
-            Some(tls) => handshake(tls.connector.connect(tls.name.clone(), stream).await.ok()?).await,
+            Some(tls) => {
+                let secured = tls.connector.connect(tls.name.clone(), stream).await;
+                handshake(secured.map_err(|error| format!("TLS failed: {error}; --tls-ca FILE adds an authority"))?)
+                    .await
+            }
         }
     }
 }
@@ -148,20 +174,11 @@ fn authority(rest: &str) -> &str {
     rest.split_once('/').map_or(rest, |(authority, _)| authority)
 }
 
-async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Option<Connection> {
-    let (connection, driver) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Result<ServerConnection, String> {
+    let (connection, driver) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
     // It ends when the connection is dropped or broken; requests see the error.
     tokio::task::spawn_local(driver);
-    Some(connection)
-}
-
-/// Trusts the system's certificates; `SSL_CERT_FILE` names others.
-fn tls_config() -> Result<rustls::ClientConfig, CommandFailure> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+    Ok(connection)
 }
 
 /// A body of at most `most` bytes. Errors: it is longer, or breaks off.
@@ -177,4 +194,57 @@ pub(super) async fn whole(mut body: Incoming, most: usize) -> Result<Bytes, Requ
         read = if read.is_empty() { bytes } else { [read, bytes].concat().into() };
     }
     Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_engines::transport::Transport;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::rustls::ServerConfig;
+    use tokio_rustls::rustls::crypto::ring::default_provider;
+    use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_with_a_certificate_of_the_operator_is_measured_if_its_authority_is_named() {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let ca = folder.path().join("ca.pem");
+        std::fs::write(&ca, made.cert.pem()).unwrap();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let acceptor =
+            TlsAcceptor::from(Arc::new(builder.with_single_cert(vec![made.cert.der().clone()], key).unwrap()));
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let base = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+                let _ = stream.read(&mut [0; 4096]).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nwell").await.unwrap();
+            }
+        });
+        let ask = async |ca| {
+            let transport = Transport::new(ca, true).unwrap();
+            let server = ServerSettings {
+                name: String::new(),
+                base: base.clone(),
+                key: None,
+                model: None,
+                pids: vec![],
+                transport,
+            };
+            let connections = ServerConnections::new(&server).unwrap();
+            let (_connection, reply) = connections.send(Method::GET, "/v1/models", Bytes::new()).await?;
+            whole(reply.into_body(), 16).await
+        };
+        let (trusting, untrusting) =
+            tokio::task::LocalSet::new().run_until(async { (ask(Some(&*ca)).await, ask(None).await) }).await;
+        assert_eq!(trusting.unwrap(), "well");
+        assert!(matches!(untrusting, Err(RequestFailure::NoConnection)));
+    }
 }

@@ -36,9 +36,9 @@ impl RequestFailure {
         })
     }
 
-    /// Returns true for what a full server, or a full client, does on purpose.
+    /// Returns true for what a full server does on purpose.
     pub(super) fn is_refusal(self) -> bool {
-        matches!(self, RequestFailure::Status(429 | 503) | RequestFailure::NotSent)
+        matches!(self, RequestFailure::Status(429 | 503))
     }
 }
 

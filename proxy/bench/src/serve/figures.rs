@@ -22,8 +22,10 @@ pub(super) struct RoundFigures {
     pub(super) seconds: f64,
     /// Complete replies that ended in it.
     pub(super) n_replies: u64,
-    /// Tokens that arrived in it.
+    /// Tokens of complete replies that arrived in it.
     pub(super) n_tokens: f64,
+    /// Chunks with text that arrived in it, of replies that failed later.
+    pub(super) n_failed_chunks: u64,
     /// Replies that were checked, those of the warm-up too.
     pub(super) n_checked: u64,
     /// Of requests that began in the measured time.
@@ -60,6 +62,7 @@ impl RoundFigures {
             seconds,
             n_replies: tally.n_replies,
             n_tokens: tally.n_tokens,
+            n_failed_chunks: tally.n_failed_chunks,
             n_checked: tally.n_checked,
             latencies: tally.latencies(),
             mean_prompt_tokens: tokens.as_ref().map(|tokens| tokens.prompt),

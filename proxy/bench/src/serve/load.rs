@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use baton_proxy::serve::CommandFailure;
 
-use super::args::{LoadSettings, RoundLength};
 use super::server::MeasuredServer;
+use super::settings::{LoadSettings, RoundLength};
 use super::tally::Tally;
 
 /// A request to send.

@@ -10,17 +10,19 @@ mod check;
 mod connection;
 mod fault;
 mod figures;
-mod lines;
 mod load;
 mod processes;
 mod report;
 mod request;
 mod round;
 mod server;
+mod settings;
 pub(crate) mod stamps;
 mod tally;
 mod wire;
 
+use std::fs::File;
+use std::path::Path;
 use std::rc::Rc;
 
 use baton_proxy::http::open_files;
@@ -39,6 +41,10 @@ pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
     open_files::raise_limit();
     let settings = Rc::new(args.load());
     let files = args.files();
+    // Before the measurement: its figures must not be lost for a wrong path.
+    for path in [&files.json, &files.svg].into_iter().flatten() {
+        File::options().create(true).append(true).open(path).map_err(|error| unwritable(path, &error))?;
+    }
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     let mut servers = Vec::new();
@@ -58,7 +64,9 @@ pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
             // Each round begins with another server.
             let i = (i + round) % servers.len();
             let measured = round::measure(&servers[i], &settings, settings.seed + round as u64, &stop).await?;
-            if let Some(measured) = measured {
+            // A part of a round would distort the medians of whole ones.
+            let is_part = stop.is_cancelled() && !figures[i].rounds.is_empty();
+            if let Some(measured) = measured.filter(|_| !is_part) {
                 let (requests, tokens) = (measured.requests_per_second(), measured.tokens_per_second());
                 let name = &figures[i].name;
                 eprintln!("round {}: {name}: {requests:.1} requests/s, {tokens:.1} tokens/s", round + 1);
@@ -69,13 +77,18 @@ pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
             }
         }
     }
-    let report = ServeReport { settings: (*settings).clone(), servers: figures };
+    let is_interrupted = figures.iter().any(|server| server.rounds.len() < settings.rounds as usize);
+    let report = ServeReport { settings: (*settings).clone(), servers: figures, is_interrupted };
     println!("{}", report.table());
     if let Some(path) = &files.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report.json())?)?;
+        std::fs::write(path, serde_json::to_vec_pretty(&report.json())?).map_err(|error| unwritable(path, &error))?;
     }
     if let Some(path) = &files.svg {
         report.draw(path)?;
     }
     report.failure().map_or(Ok(()), |failure| Err(CommandFailure(failure)))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> CommandFailure {
+    CommandFailure(format!("{} cannot be written: {error}", path.display()))
 }

@@ -8,8 +8,8 @@ use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::args::{Api, AskedForm, LoadSettings, Pace, RoundLength};
 use super::figures::RoundFigures;
+use super::settings::{Api, AskedForm, LoadSettings, Pace, RoundLength};
 use super::tally::{LatencyKind, PERCENTILES};
 use crate::line_chart::{ChartLine, LineChart};
 use crate::stats::median;
@@ -32,6 +32,8 @@ pub(super) struct ServeReport {
     pub(super) settings: LoadSettings,
     /// The first one is what the others are compared with.
     pub(super) servers: Vec<ServerFigures>,
+    /// A signal ended the run before all rounds.
+    pub(super) is_interrupted: bool,
 }
 
 /// A figure that tables show.
@@ -39,6 +41,7 @@ pub(super) struct ServeReport {
 enum Figure {
     RequestsPerSecond,
     TokensPerSecond,
+    FailedChunks,
     /// The latency at an index of [`PERCENTILES`].
     Latency(LatencyKind, usize),
     CpuPerRequests,
@@ -53,7 +56,7 @@ enum Figure {
 impl Figure {
     fn all() -> Vec<Figure> {
         let shown = |kind| [P50, P99].map(|p| Figure::Latency(kind, p));
-        let head = [Figure::RequestsPerSecond, Figure::TokensPerSecond];
+        let head = [Figure::RequestsPerSecond, Figure::TokensPerSecond, Figure::FailedChunks];
         let rest = [
             Figure::CpuPerRequests,
             Figure::CpuPerTokens,
@@ -70,6 +73,7 @@ impl Figure {
         match self {
             Figure::RequestsPerSecond => "requests/s".into(),
             Figure::TokensPerSecond => "tokens/s".into(),
+            Figure::FailedChunks => "chunks of failed replies".into(),
             Figure::Latency(kind, p) => format!("{} {}, ms", kind.name(), PERCENTILES[p].name),
             Figure::CpuPerRequests => "CPU s a 1,000 requests".into(),
             Figure::CpuPerTokens => "CPU s a million tokens".into(),
@@ -83,13 +87,21 @@ impl Figure {
 
     /// Only of a server's work are ratios of interest.
     fn has_ratio(self) -> bool {
-        !matches!(self, Figure::Connections | Figure::PromptTokens | Figure::OutputTokens | Figure::ClientCores)
+        !matches!(
+            self,
+            Figure::FailedChunks
+                | Figure::Connections
+                | Figure::PromptTokens
+                | Figure::OutputTokens
+                | Figure::ClientCores
+        )
     }
 
     fn of(self, round: &RoundFigures) -> Option<f64> {
         match self {
             Figure::RequestsPerSecond => Some(round.requests_per_second()),
             Figure::TokensPerSecond => Some(round.tokens_per_second()).filter(|rate| *rate > 0.0),
+            Figure::FailedChunks => Some(round.n_failed_chunks as f64),
             Figure::Latency(kind, p) => round.latencies.get(&kind)?.percentiles_ms.get(p).copied(),
             Figure::CpuPerRequests => round.cpu_per_1000_requests(),
             Figure::CpuPerTokens => round.cpu_per_million_tokens(),
@@ -158,7 +170,8 @@ impl ServeReport {
         rows.push(std::iter::once("replies checked".to_owned()).chain(checked.map(|n| n.to_string())).collect());
         rows.extend(self.counts("failed", ServerFigures::failures));
         rows.extend(self.counts("fault", ServerFigures::faults));
-        let mut out = format!("{}\n\n{}", self.settings.describe(), table(&head, rows));
+        let interrupted = if self.is_interrupted { "; interrupted" } else { "" };
+        let mut out = format!("{}{interrupted}\n\n{}", self.settings.describe(), table(&head, rows));
         if self.servers.len() > 1 {
             out += "in parentheses: times the first server's figure, the median of the rounds' ratios\n";
         }
@@ -212,6 +225,7 @@ impl ServeReport {
         json!({
             "baton": env!("CARGO_PKG_VERSION"),
             "settings": self.settings,
+            "interrupted": self.is_interrupted,
             "percentiles": PERCENTILES.iter().map(|p| p.name).collect::<Vec<_>>(),
             "servers": self.servers.iter().map(server).collect::<Vec<_>>(),
         })
@@ -249,8 +263,8 @@ impl ServeReport {
         if n_faults + n_failed > 0 {
             return Some(format!("{n_faults} faults in replies, {n_failed} requests failed"));
         }
-        let idle = self.servers.iter().find(|server| server.rounds.iter().all(|round| round.n_checked == 0))?;
-        Some(format!("{} completed no reply", idle.name))
+        let idle = self.servers.iter().find(|server| server.rounds.iter().all(|round| round.n_replies == 0))?;
+        Some(format!("{} completed no reply in the measured time; a longer --duration may show one", idle.name))
     }
 }
 

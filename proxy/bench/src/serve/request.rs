@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use baton_engines::lines::LineBuffer;
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::Incoming;
 use hyper::header::CONTENT_TYPE;
 
-use super::args::AskedForm;
 use super::check::{ReplyCheck, Seen};
 use super::connection::whole;
 use super::fault::{ReplyFault, RequestFailure, quoted};
-use super::lines::LineSplitter;
 use super::load::{RequestStart, RoundLoad};
+use super::settings::AskedForm;
 use super::stamps::clock_ns;
 use super::tally::{LatencyKind, Tally};
 
@@ -103,16 +103,16 @@ impl RoundLoad {
         check: &mut ReplyCheck,
         times: &mut TextTimes,
     ) -> Result<Vec<u8>, FailedRequest> {
-        let mut lines = LineSplitter::default();
+        let mut lines = LineBuffer::default();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| RequestFailure::ConnectionLost)?;
-            let Some(bytes) = frame.data_ref() else { continue };
+            let Ok(bytes) = frame.into_data() else { continue };
             let now = Instant::now();
             let now_ns = if self.settings.checks.stamps { clock_ns() } else { 0 };
             let mut tally = self.tally.borrow_mut();
             let is_in_time = tally.time.contains(now);
-            let mut failed = None;
-            let split = lines.feed(bytes, |line| {
+            lines.push(bytes);
+            while let Some(line) = lines.next_line().map_err(|_| RequestFailure::TooLong)? {
                 let stamp = |ns: u64| {
                     if is_in_time {
                         tally.latency_ns(LatencyKind::Delay, now_ns.saturating_sub(ns));
@@ -121,12 +121,8 @@ impl RoundLoad {
                 match check.line(line, stamp) {
                     Ok(Seen::Text) => times.chunk(now, &mut tally),
                     Ok(Seen::NoText) => {}
-                    Err(failure) => failed = Some(FailedRequest { failure, detail: quoted(line) }),
+                    Err(failure) => return Err(FailedRequest { failure, detail: quoted(line) }),
                 }
-            });
-            split.map_err(|_| RequestFailure::TooLong)?;
-            if let Some(failed) = failed {
-                return Err(failed);
             }
         }
         Ok(lines.rest().to_vec())
@@ -144,7 +140,7 @@ impl RoundLoad {
         let rest = match done {
             Ok(rest) => rest,
             Err(FailedRequest { failure, detail }) => {
-                tally.n_tokens += times.n_in_time as f64;
+                tally.n_failed_chunks += times.n_in_time;
                 tally.failure(failure, &detail);
                 tally.faults(check.faults);
                 return false;
@@ -153,7 +149,8 @@ impl RoundLoad {
         if let Some(digest) = check.end(&rest)
             && self.server.first_replies.borrow_mut().entry(start.prompt).or_insert(digest) != &digest
         {
-            check.faults.add(ReplyFault::TextDiffers, b"");
+            let prompt = format!("prompt {}", start.prompt);
+            check.faults.add(ReplyFault::TextDiffers, prompt.as_bytes());
         }
         let is_in_time = tally.time.contains(ended);
         let n_claimed = check.usage.map(|usage| usage.completion_tokens);

@@ -11,15 +11,18 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{LoadSettings, Pace, RoundLength};
 use super::fault::RequestFailure;
 use super::figures::{RoundFigures, RoundUse};
 use super::load::RoundLoad;
 use super::processes::ProcessGroup;
 use super::server::MeasuredServer;
+use super::settings::{LoadSettings, Pace, RoundLength};
 
 /// The wait of a closed loop after a failed request: a server that refuses at once is not asked in a tight loop.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(20);
+
+/// A timer has steps of a millisecond. It fires at most so late if this process is not busy.
+const TIMER_STEPS: Duration = Duration::from_millis(2);
 
 /// Measures a server for one round. `None` if it was stopped before the measured time. Errors: a process does not exist.
 pub(super) async fn measure(
@@ -112,8 +115,7 @@ impl RoundLoad {
             let mut at = arrivals.due;
             if at > Instant::now() {
                 tokio::time::sleep_until(at.into()).await;
-                // The timer has steps of a millisecond, which are not the server's.
-                at = Instant::now();
+                at = counted_from(arrivals.due, Instant::now());
             }
             // An arrival that waits here waits as a part of its latency.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
@@ -132,6 +134,12 @@ impl RoundLoad {
         }
         while running.join_next().await.is_some() {}
     }
+}
+
+/// When the latency of an arrival begins whose timer fired at `woken`. The timer's own steps are not the server's delay.
+/// But a busy client's lateness counts: the server may be what keeps it busy, and a user would have waited, too.
+fn counted_from(due: Instant, woken: Instant) -> Instant {
+    woken.min(due + TIMER_STEPS)
 }
 
 /// Random arrivals (a Poisson process).
@@ -153,6 +161,14 @@ impl Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clients_own_delay_counts_as_latency() {
+        let due = Instant::now();
+        let after = |ms| due + Duration::from_millis(ms);
+        assert_eq!(counted_from(due, after(1)), after(1));
+        assert_eq!(counted_from(due, after(50)), after(2));
+    }
 
     #[test]
     fn arrivals_have_their_rate_and_repeat_with_their_seed() {

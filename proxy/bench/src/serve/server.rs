@@ -8,11 +8,11 @@ use bytes::Bytes;
 use hyper::Method;
 use serde::Deserialize;
 
-use super::args::{Api, LoadSettings, ServerSettings};
 use super::bodies::Bodies;
 use super::check::Asked;
 use super::connection::{ServerConnections, whole};
 use super::fault::{RequestFailure, quoted};
+use super::settings::{Api, LoadSettings, ServerSettings};
 
 /// The longest list of models.
 const MAX_LIST_BYTES: usize = 16 << 20;
@@ -82,7 +82,9 @@ async fn first_model(connections: &ServerConnections, server: &ServerSettings) -
     let failed = |why: &str| CommandFailure(format!("{}/v1/models: {why}; --model names a model", server.base));
     let sending = connections.send(Method::GET, "/v1/models", Bytes::new()).await;
     let (connection, response) = sending.map_err(|failure| match failure {
-        RequestFailure::NoConnection => CommandFailure(format!("no server answers at {}", server.base)),
+        RequestFailure::NoConnection => {
+            CommandFailure(format!("no server answers at {}: {}", server.base, connections.last_error()))
+        }
         failure => failed(&failure.name()),
     })?;
     let status = response.status();

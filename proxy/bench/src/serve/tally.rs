@@ -92,8 +92,10 @@ pub(super) struct Tally {
     latencies: BTreeMap<LatencyKind, Histogram<u64>>,
     /// Complete replies that ended in the measured time.
     pub(super) n_replies: u64,
-    /// Tokens that arrived in the measured time.
+    /// Tokens of complete replies that arrived in the measured time.
     pub(super) n_tokens: f64,
+    /// Chunks with text that arrived in it, of replies that failed later.
+    pub(super) n_failed_chunks: u64,
     /// Replies that were checked, in the warm-up too.
     pub(super) n_checked: u64,
     n_with_usage: u64,
@@ -114,6 +116,7 @@ impl Tally {
             latencies: latencies?,
             n_replies: 0,
             n_tokens: 0.0,
+            n_failed_chunks: 0,
             n_checked: 0,
             n_with_usage: 0,
             n_prompt_tokens: 0,

@@ -5,26 +5,39 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::account::Account;
 use crate::error::RateUnit;
 
-/// The headers of a rate: its limit, what remains of it, and the time until the full limit is available again.
-const fn names(unit: RateUnit) -> [HeaderName; 3] {
-    let [limit, remaining, reset] = match unit {
-        RateUnit::Requests => {
-            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]
-        }
-        RateUnit::Tokens => ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
-    };
-    [HeaderName::from_static(limit), HeaderName::from_static(remaining), HeaderName::from_static(reset)]
+/// The headers of a rate.
+struct Names {
+    limit: HeaderName,
+    /// The rest of the limit.
+    remaining: HeaderName,
+    /// The time until the full limit is available again.
+    reset: HeaderName,
 }
+
+static REQUESTS: Names = Names {
+    limit: HeaderName::from_static("x-ratelimit-limit-requests"),
+    remaining: HeaderName::from_static("x-ratelimit-remaining-requests"),
+    reset: HeaderName::from_static("x-ratelimit-reset-requests"),
+};
+
+static TOKENS: Names = Names {
+    limit: HeaderName::from_static("x-ratelimit-limit-tokens"),
+    remaining: HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    reset: HeaderName::from_static("x-ratelimit-reset-tokens"),
+};
 
 /// Adds the headers of the account's limited rates.
 pub(in crate::http) fn insert(headers: &mut HeaderMap, account: &Account) {
     for (unit, quota) in account.quotas() {
         let reset = format!("{}.{:03}s", quota.reset.as_secs(), quota.reset.subsec_millis());
-        let [limit_name, remaining_name, reset_name] = names(unit);
-        headers.insert(limit_name, quota.limit.into());
-        headers.insert(remaining_name, quota.remaining.into());
+        let names = match unit {
+            RateUnit::Requests => &REQUESTS,
+            RateUnit::Tokens => &TOKENS,
+        };
+        headers.insert(&names.limit, quota.limit.into());
+        headers.insert(&names.remaining, quota.remaining.into());
         if let Ok(reset) = HeaderValue::try_from(reset) {
-            headers.insert(reset_name, reset);
+            headers.insert(&names.reset, reset);
         }
     }
 }

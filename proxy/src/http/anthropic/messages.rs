@@ -36,11 +36,12 @@ pub(super) async fn create(
     body: Body,
 ) -> Result<Response, AnthropicFailure> {
     let request = body?.parse(|body| MessagesRequest::parse(body, rand::random())).await?;
-    let MessagesRequest { generate, stream, shows_thinking } = request;
+    let MessagesRequest { generate, shows_thinking } = request;
     let id = format!("msg_{}", Uuid::new_v4().simple());
     let head = MessageHead { id, model: generate.model.clone(), shows_thinking };
+    let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
-    let response = match stream {
+    let response = match is_streamed {
         true => streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await,
         false => whole::collect(steps, head).await,
     };

@@ -19,8 +19,6 @@ pub(super) struct OllamaJob {
     pub(super) generate: GenerateRequest,
     /// The client only loads or unloads the model.
     pub(super) load_only: Option<LoadOnly>,
-    /// The client wants a stream, not one object.
-    pub(super) stream: bool,
     pub(super) shape: LineShape,
 }
 
@@ -44,9 +42,10 @@ async fn reply(
     drain: &DrainDeadline,
     job: OllamaJob,
 ) -> Result<Response, RequestError> {
-    let OllamaJob { generate, stream, shape, .. } = job;
+    let OllamaJob { generate, shape, .. } = job;
+    let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.clone());
-    match stream {
+    match is_streamed {
         true => streamed::respond(steps, LineWriter::new(shape), &state.config, caller).await,
         false => whole::collect(steps, shape).await,
     }

@@ -23,8 +23,8 @@ pub(super) async fn chat(
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
     let request = body?.parse(|body| OllamaChatRequest::parse(body, rand::random())).await?;
-    let OllamaChatRequest { generate, load_only, stream } = request;
+    let OllamaChatRequest { generate, load_only } = request;
     let shape = LineShape { route: OllamaRoute::Chat, model: generate.model.clone(), since };
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-    answer(state, &caller, &drain, OllamaJob { generate, load_only, stream, shape }).await
+    answer(state, &caller, &drain, OllamaJob { generate, load_only, shape }).await
 }

@@ -24,8 +24,8 @@ pub(super) async fn generate(
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
     let request = body?.parse(|body| OllamaGenerateRequest::parse(body, rand::random())).await?;
-    let OllamaGenerateRequest { generate, load_only, stream } = request;
+    let OllamaGenerateRequest { generate, load_only } = request;
     let shape = LineShape { route: OllamaRoute::Generate, model: generate.model.clone(), since };
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-    answer(state, &caller, &drain, OllamaJob { generate, load_only, stream, shape }).await
+    answer(state, &caller, &drain, OllamaJob { generate, load_only, shape }).await
 }

@@ -33,13 +33,14 @@ pub async fn complete(
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| ChatRequest::parse(body, rand::random())).await?;
-    let ChatRequest { generate, stream, include_usage, has_functions } = request;
+    let ChatRequest { generate, include_usage, has_functions } = request;
+    let object = if generate.is_streamed { ReplyHead::CHUNK } else { ReplyHead::COMPLETION };
     let shape = ReplyShape {
-        head: head("chatcmpl", if stream { ReplyHead::CHUNK } else { ReplyHead::COMPLETION }, generate.model.clone()),
+        head: head("chatcmpl", object, generate.model.clone()),
         n_choices: generate.n,
         choices_per_prompt: generate.n,
         include_usage,
-        stream,
+        is_streamed: generate.is_streamed,
     };
     let choices = ChatChoices { logprobs: generate.top_logprobs.is_some(), has_functions };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());

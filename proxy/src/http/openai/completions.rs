@@ -49,7 +49,7 @@ async fn answer(
     caller: &Caller,
     drain: DrainDeadline,
 ) -> Result<Response, RequestError> {
-    let CompletionRequest { prompts, echo, stream, include_usage } = request;
+    let CompletionRequest { prompts, echo, include_usage } = request;
     let mut echoes = Vec::new();
     if echo {
         for prompt in &prompts {
@@ -65,7 +65,7 @@ async fn answer(
         n_choices: n_prompts.saturating_mul(n),
         choices_per_prompt: n,
         include_usage,
-        stream,
+        is_streamed: prompts.first().is_some_and(|first| first.is_streamed),
     };
     // The reply repeats these texts.
     let mut echoed = caller.body.texts();

@@ -49,8 +49,8 @@ struct ReplyShape {
     n_choices: u32,
     choices_per_prompt: u32,
     include_usage: bool,
-    /// The client wants a stream, not one object.
-    stream: bool,
+    /// [`GenerateRequest::is_streamed`](baton_schemas::GenerateRequest::is_streamed)
+    is_streamed: bool,
 }
 
 /// Generates, and answers with one object or a stream.
@@ -61,7 +61,7 @@ async fn reply<C: Choices>(
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
-    match shape.stream {
+    match shape.is_streamed {
         true => streamed::respond(steps, stream::ChunkWriter::new(shape, choices), config, caller).await,
         false => whole::collect(steps, shape, choices).await,
     }

@@ -169,7 +169,7 @@ mod tests {
             model: "m".into(),
             system_fingerprint: "f".into(),
         };
-        let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage, stream: true };
+        let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage, is_streamed: true };
         let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false, has_functions: false });
         let mut stream = BytesMut::new();
         steps.iter().for_each(|step| writer.write(&mut stream, step));
@@ -223,7 +223,8 @@ mod tests {
     fn a_plain_completion_has_no_roles_and_may_echo_its_prompts() {
         let texts = |echoes: Vec<String>| {
             let head = super::super::head("cmpl", ReplyHead::TEXT, "m".into());
-            let shape = ReplyShape { head, n_choices: 2, choices_per_prompt: 1, include_usage: false, stream: true };
+            let shape =
+                ReplyShape { head, n_choices: 2, choices_per_prompt: 1, include_usage: false, is_streamed: true };
             let mut writer = ChunkWriter::new(shape, TextChoices::new(2, 1, false, echoes));
             let steps = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
             let mut stream = BytesMut::new();

@@ -1,8 +1,8 @@
-//! Follows a node's load through its load stream, or by polling while the stream is silent.
+//! Follows a node's load through its load stream, or by polling if there is none.
 //!
 //! A stream reports a change within a tenth of a second, repeats the load twice a second, and ends with its node, so it is
-//! also the first sign of a lost node. The node's supervisor or watcher then checks the node. If a stream is silent from
-//! its start (a proxy in between may buffer it), the node is polled instead, and a stream is tried again later.
+//! also the first sign of a lost node. The node's supervisor or watcher then checks the node. If a stream never reports
+//! a load (the node refuses it: there are too many), the node is polled instead, and a stream is tried again later.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::health::{Health, StateChange, StateReason};
 use super::node_state::NodeState;
 use super::probe::jittered;
 
-/// The interval between two polls of a node whose stream is silent.
+/// The interval between two polls of a node that gives no stream.
 pub(super) const LOAD_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The longest wait for an answer, and for a line of a stream.
 const LOAD_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a node is polled before a stream is tried again. Doubles with each silent stream.
+/// How long a node is polled before a stream is tried again. Doubles each time there is none.
 const FIRST_POLLS: Duration = Duration::from_secs(1);
 const MAX_POLLS: Duration = Duration::from_secs(300);
 

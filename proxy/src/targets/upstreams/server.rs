@@ -103,6 +103,8 @@ impl UpstreamServer {
 
     /// Asks for its models. An answer of any kind shows that it is running: some servers have no list.
     async fn probe(&self) {
+        // While no prompt comes, nothing else closes them.
+        self.client.close_unused();
         let asked = Instant::now();
         let outcome = self.client.models().await;
         let failure = outcome.as_ref().err().and_then(silence);

@@ -1,17 +1,20 @@
 //! Receives a handoff stream in pieces of any size, and yields only verified records.
 
+mod offer;
 mod payload;
 mod progress;
 mod received;
 mod record;
 mod rows;
 
+pub use self::offer::Offer;
 use self::progress::ReaderProgress;
 pub use self::received::HandoffRecord;
 use self::record::{Fixed, IncomingRecord};
 use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::{Handoff, HandoffError};
+use super::mac::Mac;
 use super::placement::{Contiguous, Placement};
 use super::record::{HEADER_BYTES, HandoffKey, MAC_BYTES};
 
@@ -50,9 +53,10 @@ enum ReaderStep {
 }
 
 impl HandoffReader {
-    /// Creates a reader that accepts `handoff` in one of `codecs`, and places tensors one after the other.
+    /// Creates a reader that accepts `handoff` in one of `codecs` and with any MAC, and places tensors one after the
+    /// other.
     pub fn new(cluster_key: &[u8], handoff: Handoff, codecs: &[Codec]) -> Result<HandoffReader, HandoffError> {
-        HandoffReader::with_placement(cluster_key, handoff, codecs, Contiguous)
+        HandoffReader::with_placement(cluster_key, handoff, Offer { codecs, macs: &Mac::ALL }, Contiguous)
     }
 }
 
@@ -61,11 +65,11 @@ impl<P: Placement> HandoffReader<P> {
     pub fn with_placement(
         cluster_key: &[u8],
         handoff: Handoff,
-        codecs: &[Codec],
+        offer: Offer<'_>,
         placement: P,
     ) -> Result<HandoffReader<P>, HandoffError> {
         let key = HandoffKey::derive(cluster_key, handoff.id);
-        let progress = ReaderProgress::new(handoff, codecs, placement)?;
+        let progress = ReaderProgress::new(handoff, offer, placement)?;
         Ok(HandoffReader { key, progress, step: ReaderStep::Header(Fixed::new()), refused: None })
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::offer::Offer;
 use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
@@ -26,6 +27,7 @@ pub(super) struct ReaderProgress<P> {
     handoff: Handoff,
     layout: Arc<KvLayout>,
     codecs: Vec<Codec>,
+    macs: Vec<Mac>,
     placement: P,
     /// The buffer of an earlier frame, for the next one.
     spare: Vec<u8>,
@@ -42,13 +44,14 @@ pub(super) struct ReaderProgress<P> {
 }
 
 impl<P: Placement> ReaderProgress<P> {
-    pub(super) fn new(handoff: Handoff, codecs: &[Codec], placement: P) -> Result<Self, HandoffError> {
+    pub(super) fn new(handoff: Handoff, offer: Offer<'_>, placement: P) -> Result<Self, HandoffError> {
         handoff.check()?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         Ok(ReaderProgress {
             layout: Arc::new(handoff.layout.clone()),
-            codecs: codecs.to_vec(),
+            codecs: offer.codecs.to_vec(),
+            macs: offer.macs.to_vec(),
             placement,
             spare: Vec::new(),
             mac: Mac::Blake3,
@@ -173,6 +176,10 @@ impl<P: Placement> ReaderProgress<P> {
         }
         if !self.codecs.contains(&head.codec) {
             return Err(FrameError::CodecRefused { codec: head.codec });
+        }
+        // A writer that finds no MAC in the offer takes the default.
+        if head.mac != Mac::default() && !self.macs.contains(&head.mac) {
+            return Err(FrameError::MacRefused { mac: head.mac });
         }
         self.mac = head.mac;
         self.codec = head.codec;

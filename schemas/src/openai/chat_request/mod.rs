@@ -99,8 +99,6 @@ impl StreamOptions {
 pub struct ChatRequest {
     /// The request to run.
     pub generate: GenerateRequest,
-    /// Stream the reply as server-sent events.
-    pub stream: bool,
     /// Send a last event with the usage.
     pub include_usage: bool,
     /// The tools came as `functions`, so calls are reported in that older form.
@@ -131,9 +129,9 @@ impl ChatBody {
         if top_logprobs > 0 && !wants_logprobs {
             return Err(InvalidRequest::at("top_logprobs", "needs 'logprobs' to be true"));
         }
-        let stream = self.stream.get("")?.unwrap_or(false);
         Ok(ChatRequest {
             generate: GenerateRequest {
+                is_streamed: self.stream.get("")?.unwrap_or(false),
                 model: self.model.get("")?.0,
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
@@ -149,9 +147,7 @@ impl ChatBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
-                is_streamed: stream,
             },
-            stream,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
             has_functions,
         })

@@ -39,7 +39,6 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             context: None,
             is_streamed: false,
         },
-        stream: false,
         include_usage: false,
         has_functions: false,
     };
@@ -75,12 +74,8 @@ fn fields_reach_the_request() {
     check(json!({"logprobs": false, "top_logprobs": 0}), |_| ());
     check(json!({"ignore_eos": true}), |r| r.generate.ignore_eos = true);
     check(json!({"ignore_eos": null}), |_| ());
-    check(json!({"stream": true}), |r| {
-        r.stream = true;
-        r.generate.is_streamed = true;
-    });
+    check(json!({"stream": true}), |r| r.generate.is_streamed = true);
     check(json!({"stream": true, "stream_options": {"include_usage": true}}), |r| {
-        r.stream = true;
         r.generate.is_streamed = true;
         r.include_usage = true;
     });

@@ -136,8 +136,6 @@ object! {
 pub struct ResponsesRequest {
     /// The request to run.
     pub generate: GenerateRequest,
-    /// Stream the reply as server-sent events.
-    pub stream: bool,
     /// The fields that the reply repeats.
     pub echo: Echo,
 }
@@ -198,9 +196,9 @@ impl ResponsesBody {
             user: echoed(self.user, "user")?,
         };
         let images = images.into_vec();
-        let stream = self.stream.get("")?.unwrap_or(false);
         Ok(ResponsesRequest {
             generate: GenerateRequest {
+                is_streamed: self.stream.get("")?.unwrap_or(false),
                 model: self.model.get("")?.0,
                 input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
                 n: 1,
@@ -216,9 +214,7 @@ impl ResponsesBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
-                is_streamed: stream,
             },
-            stream,
             echo,
         })
     }
@@ -298,7 +294,7 @@ mod tests {
     #[test]
     fn fields_reach_the_request_and_its_echo() {
         let request = parsed(json!({})).unwrap();
-        assert_eq!((request.stream, request.generate.max_tokens, request.generate.n), (false, None, 1));
+        assert_eq!((request.generate.is_streamed, request.generate.max_tokens, request.generate.n), (false, None, 1));
         assert_eq!((request.generate.sampling.seed, request.generate.top_logprobs), (7, None));
         assert_eq!((request.echo.format, request.echo.parallel_tool_calls), (json!({"type": "text"}), true));
         let schema = json!({"type": "object"});
@@ -308,7 +304,7 @@ mod tests {
             "reasoning": {"effort": "low", "summary": "auto"}, "store": false, "include": [LOGPROBS],
             "tools": [{"type": "web_search"}], "tool_choice": "auto", "previous_response_id": null}))
         .unwrap();
-        assert!(request.stream && request.generate.sampling.temperature == 0.0);
+        assert!(request.generate.is_streamed && request.generate.sampling.temperature == 0.0);
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
         assert_eq!(
             request.generate.constraint,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use baton_schemas::Token;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
+use baton_schemas::{SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
 
 use super::super::super::{LlamaConfig, probe, slots};
 use super::super::{Parking, Scheduler, seq_id};
-use super::{Events, N_CELLS, loaded, real_model, request, scheduler, scheduler_of, submit, turn};
+use super::{Events, N_CELLS, loaded, real_model, received, request, scheduler, scheduler_of, submit, turn};
 use crate::gguf::Gguf;
 
 /// A scheduler that moves idle conversations out of its cache.
@@ -134,6 +134,42 @@ fn the_prefix_of_a_conversation_out_of_the_cache_is_shared() {
     let source = (0..3).find(|&slot| scheduler.slots[slot].parked).unwrap();
     assert_eq!(reply(&mut scheduler, &fork), expected);
     assert!(scheduler.slots[source].parked, "the long conversation stays where it is");
+}
+
+/// A chunk of the conversation has more positions than the new prompt shares with it, and than the cache has free cells.
+#[test]
+fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
+    let (model, mut config) = real_model();
+    config.n_slots = 4;
+    config.n_ubatch = 512;
+    let conversation: Vec<Token> = (100..400).collect();
+    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    reply(&mut scheduler, &conversation);
+    let source = (0..4).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
+    let mut running: Vec<Events> = [1000, 2000]
+        .map(|from| {
+            submit(&mut scheduler, SequenceRequest { max_tokens: Some(60), ..request((from..from + 150).collect()) })
+        })
+        .into();
+    for _ in 0..20 {
+        turn(&mut scheduler);
+    }
+    assert!(scheduler.slots[source].parked && scheduler.running.iter().flatten().count() == 2);
+    let mut new = submit(&mut scheduler, request((100..140).chain(900..920).collect()));
+    turn(&mut scheduler);
+    assert_eq!(scheduler.running.iter().flatten().count(), 3, "the new one starts, and nobody is preempted");
+    for (state, sequence) in scheduler.slots.iter().zip(&scheduler.running) {
+        assert!(sequence.as_ref().is_none_or(|sequence| sequence.tokens.starts_with(&state.kv)));
+    }
+    let (n_cached, tokens) = rest_of(&mut scheduler, &mut new);
+    assert_eq!((n_cached, tokens.len()), (0, 24), "it computes its prompt");
+    for _ in 0..60 {
+        turn(&mut scheduler);
+    }
+    for events in &mut running {
+        let (tokens, error) = received(events);
+        assert!(error.is_none() && tokens.len() == 60, "{error:?}");
+    }
 }
 
 #[test]

@@ -2,20 +2,18 @@
 
 mod text_chunk;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use baton_schemas::FinishReason;
-use baton_schemas::sequence::{Alternative, Logprobs};
 use baton_schemas::tools::ToolCallDelta;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use self::text_chunk::TextChunk;
 use crate::upstream::delta::{DeltaReader, new_call_id};
+use crate::upstream::logprobs::{self, JsonText};
 use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure, refusal};
 
 /// The most calls in one reply.
@@ -31,7 +29,7 @@ struct StreamChunk<'a> {
     error: Option<IgnoredAny>,
     /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
     #[serde(borrow)]
-    object: Option<ChunkText<'a>>,
+    object: Option<JsonText<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -43,9 +41,9 @@ struct IncomingChoice<'a> {
     message: Option<IncomingDelta<'a>>,
     /// The text, in plain completions.
     #[serde(borrow)]
-    text: Option<ChunkText<'a>>,
+    text: Option<JsonText<'a>>,
     #[serde(borrow)]
-    finish_reason: Option<ChunkText<'a>>,
+    finish_reason: Option<JsonText<'a>>,
     #[serde(borrow)]
     logprobs: Option<&'a RawValue>,
 }
@@ -76,18 +74,14 @@ impl IncomingChoice<'_> {
 #[derive(Default, Deserialize)]
 struct IncomingDelta<'a> {
     #[serde(borrow)]
-    content: Option<ChunkText<'a>>,
+    content: Option<JsonText<'a>>,
     #[serde(borrow)]
-    reasoning_content: Option<ChunkText<'a>>,
+    reasoning_content: Option<JsonText<'a>>,
     /// The reasoning under the newer name of vLLM and OpenRouter.
     #[serde(borrow)]
-    reasoning: Option<ChunkText<'a>>,
+    reasoning: Option<JsonText<'a>>,
     tool_calls: Option<Vec<CallDelta>>,
 }
-
-/// A text that is only copied if it has escapes.
-#[derive(Default, Deserialize)]
-struct ChunkText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Deserialize)]
 struct CallDelta {
@@ -130,7 +124,9 @@ pub(in crate::upstream) struct ChunkReader {
     n_calls: u32,
     /// The reply is a stream, so a message would repeat it.
     has_deltas: bool,
-    /// Log-probabilities were requested, and none have come yet.
+    /// Log-probabilities were requested. Otherwise they are skipped: some servers write them always.
+    wants_logprobs: bool,
+    /// They were requested, and none have come yet.
     lacks_logprobs: bool,
     /// Text that came without them.
     held: String,
@@ -178,8 +174,8 @@ impl DeltaReader for ChunkReader {
 
 impl ChunkReader {
     /// A reader of one reply, for which log-probabilities may have been requested.
-    pub(in crate::upstream) fn new(lacks_logprobs: bool) -> ChunkReader {
-        ChunkReader { lacks_logprobs, ..ChunkReader::default() }
+    pub(in crate::upstream) fn new(wants_logprobs: bool) -> ChunkReader {
+        ChunkReader { wants_logprobs, lacks_logprobs: wants_logprobs, ..ChunkReader::default() }
     }
 
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
@@ -187,10 +183,12 @@ impl ChunkReader {
         let message = choice.message.filter(|_| !self.has_deltas);
         let delta = choice.delta.or(message).unwrap_or_default();
         let filled =
-            |text: Option<ChunkText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
+            |text: Option<JsonText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
         out.extend(filled(delta.reasoning_content).or_else(|| filled(delta.reasoning)).map(TextDelta::Reasoning));
-        let tokens = choice.logprobs.map(|logprobs| tokens(&logprobs.get().parse().unwrap_or_default()));
-        let tokens = tokens.unwrap_or_default();
+        let tokens = match choice.logprobs {
+            Some(logprobs) if self.wants_logprobs => logprobs::of_chunk(logprobs.get())?,
+            _ => Vec::new(),
+        };
         self.lacks_logprobs &= tokens.is_empty();
         self.text(filled(delta.content.or(choice.text)).unwrap_or_default(), tokens, out)?;
         for call in delta.tool_calls.unwrap_or_default() {
@@ -299,47 +297,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOf<T> {
 
         list.deserialize_seq(FirstVisitor(PhantomData))
     }
-}
-
-/// Log-probabilities in either of the dialect's forms: a chat's list of objects, or a completion's parallel lists.
-fn tokens(logprobs: &Value) -> Vec<TextToken> {
-    if let Some(content) = logprobs.get("content").and_then(Value::as_array) {
-        return listed(content);
-    }
-    let list = |name: &str| logprobs.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let texts = list("tokens");
-    let chances = list("token_logprobs");
-    let tops = list("top_logprobs");
-    let token = |(i, text): (usize, &Value)| {
-        let top = tops.get(i).and_then(Value::as_object).into_iter().flat_map(Map::iter);
-        let top = top.filter_map(|(text, chance)| {
-            Some(Alternative { id: 0, bytes: text.as_bytes().to_vec(), logprob: chance.as_f64()? as f32 })
-        });
-        let chosen = chances.get(i).and_then(Value::as_f64).unwrap_or_default() as f32;
-        Some(TextToken { bytes: text.as_str()?.as_bytes().to_vec(), logprobs: Logprobs { chosen, top: top.collect() } })
-    };
-    texts.iter().enumerate().filter_map(token).collect()
-}
-
-/// Tokens from a list of objects. Ollama has the same form.
-pub(in crate::upstream) fn listed(entries: &[Value]) -> Vec<TextToken> {
-    let token = |entry: &Value| {
-        let top = entry.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
-        let top = top.filter_map(|entry| Some(Alternative { id: 0, bytes: bytes(entry)?, logprob: chance(entry)? }));
-        Some(TextToken { bytes: bytes(entry)?, logprobs: Logprobs { chosen: chance(entry)?, top: top.collect() } })
-    };
-    entries.iter().filter_map(token).collect()
-}
-
-fn bytes(entry: &Value) -> Option<Vec<u8>> {
-    let listed = entry.get("bytes").and_then(Value::as_array).map(|bytes| {
-        bytes.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect::<Option<Vec<u8>>>()
-    });
-    listed.unwrap_or_else(|| Some(entry.get("token")?.as_str()?.as_bytes().to_vec()))
-}
-
-fn chance(entry: &Value) -> Option<f32> {
-    entry.get("logprob").and_then(Value::as_f64).map(|chance| chance as f32)
 }
 
 #[cfg(test)]

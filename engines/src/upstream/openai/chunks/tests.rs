@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -126,17 +126,18 @@ fn a_whole_reply_is_read_as_one_chunk() {
 }
 
 #[test]
-fn log_probabilities_are_read_in_both_forms() {
-    let chat = json!({ "content": [{
-        "token": "A", "logprob": -0.5, "bytes": [65],
-        "top_logprobs": [{ "token": "B", "logprob": -1.0, "bytes": null }],
-    }] });
-    let plain = json!({ "tokens": ["A"], "token_logprobs": [-0.5], "top_logprobs": [{ "B": -1.0 }] });
-    for logprobs in [chat, plain] {
-        let read = tokens(&logprobs);
-        assert_eq!((read[0].bytes.as_slice(), read[0].logprobs.chosen), (&b"A"[..], -0.5), "{logprobs}");
-        assert_eq!((read[0].logprobs.top[0].bytes.as_slice(), read[0].logprobs.top[0].logprob), (&b"B"[..], -1.0));
-    }
+fn log_probabilities_are_read_if_they_were_requested() {
+    let chunk =
+        |logprobs: Value| json!({ "choices": [{ "delta": { "content": "A" }, "logprobs": logprobs }] }).to_string();
+    let read = |wants, logprobs| {
+        let mut out = Vec::new();
+        ChunkReader::new(wants).read(chunk(logprobs).as_bytes(), &mut out).map(|()| out)
+    };
+    let good = json!({ "content": [{ "token": "A", "logprob": -0.5 }] });
+    let deltas = read(true, good.clone()).unwrap();
+    assert!(matches!(&deltas[..], [TextDelta::Text { tokens, .. }] if tokens[0].logprobs.chosen == -0.5), "{deltas:?}");
+    assert!(read(true, json!("many")).is_err());
+    assert_eq!((read(false, good).unwrap(), read(false, json!("many")).unwrap()), (vec![text("A")], vec![text("A")]));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Checks a reply while it arrives: order of chunks, JSON, finish reason, usage, and that no text is lost.
 
-use crate::serve::args::{Api, AskedForm, Checks};
 use crate::serve::fault::{ReplyFault, ReplyFaults, RequestFailure};
+use crate::serve::settings::{Api, AskedForm, ReplyChecks};
 use crate::serve::stamps::StampReader;
 use crate::serve::wire::{CheckedEvent, ClaimedFinish, ClaimedUsage, EventChoice};
 
@@ -12,7 +12,7 @@ pub(super) struct Asked {
     pub(super) form: AskedForm,
     pub(super) max_tokens: u32,
     pub(super) ignore_eos: bool,
-    pub(super) checks: Checks,
+    pub(super) checks: ReplyChecks,
 }
 
 /// The effect of a line or body.

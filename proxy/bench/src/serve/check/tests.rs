@@ -1,5 +1,5 @@
 use super::*;
-use crate::serve::args::Checks;
+use crate::serve::settings::ReplyChecks;
 
 const ROLE: &str = r#"data: {"id":"a","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#;
 const HELLO: &str = r#"data: {"id":"a","choices":[{"index":0,"delta":{"content":"Hel\u006co"},"finish_reason":null}]}"#;
@@ -9,7 +9,7 @@ const USAGE: &str =
 const DONE: &str = "data: [DONE]";
 
 fn asked() -> Asked {
-    let checks = Checks { token_per_chunk: true, ..Checks::default() };
+    let checks = ReplyChecks { token_per_chunk: true, ..ReplyChecks::default() };
     Asked { api: Api::Chat, form: AskedForm::Stream, max_tokens: 4, ignore_eos: false, checks }
 }
 
@@ -102,7 +102,7 @@ fn completions_and_json_replies_have_no_role_or_end() {
 
 #[test]
 fn the_text_of_a_reply_is_compared_wherever_its_chunks_break() {
-    let same = Checks { same_replies: true, ..Checks::default() };
+    let same = ReplyChecks { same_replies: true, ..ReplyChecks::default() };
     let digest = |texts: &[&str]| {
         let mut check = ReplyCheck::new(Asked { checks: same, ..asked() });
         for text in texts {
@@ -116,7 +116,7 @@ fn the_text_of_a_reply_is_compared_wherever_its_chunks_break() {
 
 #[test]
 fn a_lost_token_of_the_mock_is_a_fault() {
-    let stamps = Asked { checks: Checks { stamps: true, ..Checks::default() }, ..asked() };
+    let stamps = Asked { checks: ReplyChecks { stamps: true, ..ReplyChecks::default() }, ..asked() };
     let text = |text: &str| HELLO.replace("Hel\\u006co", text);
     let stream = |texts: &[&str]| {
         let chunks: Vec<String> = texts.iter().map(|t| text(t)).collect();

@@ -41,15 +41,16 @@ pub async fn create(
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| ResponsesRequest::parse(body, rand::random())).await?;
-    let ResponsesRequest { generate, stream, echo } = request;
+    let ResponsesRequest { generate, echo } = request;
     let head = ResponseHead {
         stem: Uuid::new_v4().simple().to_string(),
         created_at: now(),
         model: generate.model.clone(),
         echo,
     };
+    let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
-    let response = if stream {
+    let response = if is_streamed {
         streamed::respond(steps, ResponseWriter::new(head), &state.config, &caller).await
     } else {
         whole(steps, head).await

@@ -3,8 +3,11 @@
 //! Both use the same build, model, threads and batch size. Each round measures the plain loop and then the engine, so
 //! that a machine that becomes slower affects both. Medians of rounds are compared.
 
+mod node;
+
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
@@ -13,12 +16,45 @@ use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::node::BenchNode;
+use self::node::BenchNode;
 use super::stats::{median, percentile};
 use super::timeline::Timeline;
-use super::{EngineBenchArgs, EnginePart};
+
+/// Options of `baton bench engine`.
+#[derive(Args)]
+pub(crate) struct EngineBenchArgs {
+    /// A .gguf file or a catalogue name
+    #[arg(long, short, default_value = "smollm2")]
+    model: String,
+    /// Repetitions; medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Measure only these parts (all, unless given)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    only: Vec<EnginePart>,
+    /// Compute threads of the engine and of the plain loop
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A part of `baton bench engine`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EnginePart {
+    /// Prompts of 512 and 2,000 tokens.
+    Prefill,
+    /// 1, 4 and 8 streams, and one with idle conversations in the cache.
+    Decode,
+    /// A long prompt that joins running streams.
+    Joining,
+    /// Resident memory, compared with the buffer sizes that llama.cpp reports.
+    Memory,
+}
 
 const PREFILL_LENGTHS: [usize; 2] = [512, 2_000];
 const STREAMS: [usize; 3] = [1, 4, 8];
@@ -208,9 +244,6 @@ const JOINED_TOKENS: u32 = 400;
 
 /// Tokens per second in the time in which every stream is decoding.
 fn aggregate_tps(timelines: &[Timeline]) -> f64 {
-    if let [only] = timelines {
-        return only.decode_tps();
-    }
     let from = timelines.iter().filter_map(|t| t.tokens.first()).max();
     let to = timelines.iter().filter_map(|t| t.tokens.last()).min();
     let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };

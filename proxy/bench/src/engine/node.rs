@@ -11,9 +11,9 @@ use baton_schemas::{SequenceRequest, Token};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
-use super::memory;
-use super::timeline::{Timeline, greedy, stream};
+use crate::memory;
 use crate::node_process;
+use crate::timeline::{Timeline, greedy, stream};
 
 /// llama.cpp logs all sizes before the node is ready, so reading them takes little time.
 const LOG_DEADLINE: Duration = Duration::from_secs(5);

@@ -7,10 +7,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::super::connection::DEADLINES;
 use crate::awake;
-
-/// The bytes that an endpoint takes until the deadline if as many wait. Without this minimum, an endpoint that takes a
-/// byte at a time would keep its streams for hours.
-const MIN_PROGRESS_BYTES: usize = 4 << 10;
+use crate::connections::MIN_PROGRESS_BYTES;
 
 /// The deadline for the endpoint of a connection. It runs while bytes wait.
 pub(super) struct EndpointDeadline {
