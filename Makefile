@@ -18,16 +18,16 @@ endif
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-run: setup build ## Install what is missing, build, fetch the default model, and serve it on http://127.0.0.1:8080
+run: build ## Install what is missing, build, fetch the default model, and serve it on http://127.0.0.1:8080
 	target/release/baton serve $(ARGS)
 
-demo: setup build ## Hand a long prompt from one node to another on this machine, and show where the time went
+demo: build ## Hand a long prompt from one node to another on this machine, and show where the time went
 	target/release/baton demo $(ARGS)
 
-build: ## Build the binary
+build: setup ## Build the binary
 	cargo build $(PROFILE) --locked
 
-dist: ## Build the binary that people install: optimised as a whole, a third less CPU a request (10 to 20 minutes)
+dist: setup ## Build the binary that people install: optimised as a whole, a third less CPU a request (10 to 20 minutes)
 	cargo build --profile dist --locked
 
 thin: ## Build and try the binary without llama.cpp, with no C++ compiler

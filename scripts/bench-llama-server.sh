@@ -13,62 +13,35 @@ baton=${BATON:-$PWD/target/dist/baton}
 client=${CLIENT:-$baton}
 rounds=${ROUNDS:-3}
 requests=${REQUESTS:-2}
-server_core=${SERVER_CORE:-1}
-client_core=${CLIENT_CORE:-0}
-[ -x "$baton" ] || { echo "bench-llama-server: there is no $baton: run \`make dist\`" >&2; exit 1; }
+. scripts/bench-servers.sh
+needs_binary "$baton"
 scripts/build-llama-server.sh portable
 model=$("$baton" pull smollm2)
 
-work=$(mktemp -d)
-started=()
-stop() {
-  local status=$?
-  [ ${#started[@]} -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
-  wait 2>/dev/null || true
-  [ $status -eq 0 ] || tail -n 5 "$work"/*.log >&2 || true
-  rm -rf "$work"
-}
-trap stop EXIT
-trap 'exit 130' INT TERM
-
 urls=() names=()
-# Starts a server on its core: start NAME COMMAND…, in which PORT is its port.
-start() {
+# Starts a server and waits for it: serve NAME COMMAND…, in which PORT is its port.
+serve() {
   local name=$1 port; shift
-  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  taskset -c "$server_core" "${@//PORT/$port}" >"$work/$name.log" 2>&1 &
-  started+=($!)
-  for _ in $(seq 300); do
-    if curl -fsS -o "$work/answer" --max-time 5 "http://127.0.0.1:$port/health" 2>/dev/null; then
-      names+=("$name")
-      urls+=(--url "$name=http://127.0.0.1:$port")
-      return 0
-    fi
-    sleep 0.2
-  done
-  echo "bench-llama-server: $name does not answer" >&2
-  exit 1
+  port=$(free_port)
+  start "$name" "${@//PORT/$port}"
+  answers "$name" "http://127.0.0.1:$port/health"
+  names+=("$name")
+  urls+=(--url "$name=http://127.0.0.1:$port")
 }
 # Room for eight conversations of 4,400 tokens in all of them.
-start baton "$baton" serve --model "$model" --listen 127.0.0.1:PORT --slots 8 --threads 1 --kv-cells 36864
+serve baton "$baton" serve --model "$model" --listen 127.0.0.1:PORT --slots 8 --threads 1 --kv-cells 36864
 for build in portable native; do
   folder=$build
   [ "$build" = portable ] || folder=build
-  start "llama-server-$build" "$PWD/target/upstreams/$folder/bin/llama-server" --model "$model" --host 127.0.0.1 \
+  serve "llama-server-$build" "$PWD/target/upstreams/$folder/bin/llama-server" --model "$model" --host 127.0.0.1 \
     --port PORT --parallel 8 --kv-unified --ctx-size 36864 --threads 1 --threads-batch 1
 done
 
-# Runs a load: load NAME OPTIONS…
-load() {
-  local name=$1; shift
-  echo "bench-llama-server: $name" >&2
-  taskset -c "$client_core" "$client" bench serve "${urls[@]}" --rounds "$rounds" --warm-up 0 --ignore-eos --timeout 600 \
-    --json "$work/$name.json" "$@" >"$work/$name.txt" || { cat "$work/$name.txt" >&2; exit 1; }
-}
-load short --concurrency 1 --requests "$requests" --input-words 10 --output-tokens 128
-load deep --concurrency 1 --requests "$requests" --input-words 880 --output-tokens 128
-load deepest --concurrency 1 --requests 1 --input-words 3050 --output-tokens 128
-load eight --concurrency 8 --requests $((8 * requests)) --input-words 20 --output-tokens 64
+alike=("${urls[@]}" --rounds "$rounds" --warm-up 0 --ignore-eos --timeout 600)
+load short "${alike[@]}" --concurrency 1 --requests "$requests" --input-words 10 --output-tokens 128
+load deep "${alike[@]}" --concurrency 1 --requests "$requests" --input-words 880 --output-tokens 128
+load deepest "${alike[@]}" --concurrency 1 --requests 1 --input-words 3050 --output-tokens 128
+load eight "${alike[@]}" --concurrency 8 --requests $((8 * requests)) --input-words 20 --output-tokens 64
 
 # Four clients leave in the middle of their prompts; a fifth one asks for a token.
 echo "bench-llama-server: four leave" >&2
@@ -125,4 +98,4 @@ cells = [f"{statistics.median(x):.2f} ({x[-1]:.2f})" for x in left]
 print("| next reply after four clients left, s (worst) | " + " | ".join(cells) + " | |")
 PY
 echo
-echo "$(date -I), $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), one compute thread, $rounds rounds of $requests requests"
+echo "$(machine); one compute thread, $rounds rounds of $requests requests"

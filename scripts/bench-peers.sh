@@ -19,14 +19,8 @@ vllm_version=0.1.17
 sglang_version=0.3.2
 built=$PWD/target/peers
 venv=$built/venv
-server_core=${SERVER_CORE:-1}
-client_core=${CLIENT_CORE:-0}
-
-[ "$(uname)" = Linux ] || { echo "bench-peers: needs Linux's taskset and /proc" >&2; exit 1; }
-[ "$(nproc)" -ge 2 ] || { echo "bench-peers: needs two cores" >&2; exit 1; }
-for baton in "${batons[@]}"; do
-  [ -x "${baton#*=}" ] || { echo "bench-peers: there is no ${baton#*=}: run \`make dist\`" >&2; exit 1; }
-done
+. scripts/bench-servers.sh
+for baton in "${batons[@]}"; do needs_binary "${baton#*=}"; done
 ulimit -n "$(ulimit -Hn)"
 # 256 clients, their connections, and as many to the upstream.
 [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 4096 ] || { echo "bench-peers: needs 4,096 open files" >&2; exit 1; }
@@ -51,42 +45,11 @@ if { has vllm-router || has sglang-router; } && [ "$(cat "$venv/installed.txt" 2
   echo "$versions" >"$venv/installed.txt"
 fi
 
-work=$(mktemp -d)
-started=()
-stop() {
-  local status=$?
-  [ ${#started[@]} -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
-  wait 2>/dev/null || true
-  if [ $status -ne 0 ]; then tail -n 5 "$work"/*.log >&2 || true; fi
-  rm -rf "$work"
-}
-trap stop EXIT
-trap 'exit 130' INT TERM
-
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-# Starts a server on its core, with its output in NAME.log: start NAME COMMAND…. Sets `pid`.
-start() {
-  local name=$1; shift
-  taskset -c "$server_core" "$@" >"$work/$name.log" 2>&1 &
-  pid=$!
-  started+=("$pid")
-}
-# Waits until a URL answers: answers NAME URL [CURL'S OPTIONS].
-answers() {
-  local name=$1 url=$2; shift 2
-  for _ in $(seq 300); do
-    if curl -fsS -o "$work/answer" --max-time 5 "$@" "$url" 2>/dev/null; then return 0; fi
-    kill -0 "$pid" 2>/dev/null || break
-    sleep 0.1
-  done
-  echo "bench-peers: $name does not answer" >&2
-  exit 1
-}
 declare -A mocks
 # Starts a mock upstream: mock NAME.
 mock() {
+  # The file must be there before it is read.
+  : >"$work/mock-$1.log"
   taskset -c "$client_core" "$client" bench mock >"$work/mock-$1.log" 2>&1 &
   started+=($!)
   for _ in $(seq 100); do
@@ -177,30 +140,21 @@ for baton in "${batons[@]}"; do
   pids+=(--api-key-file "$name=$work/$name.key")
 done
 
-# Runs a load: load NAME OPTIONS…
-load() {
-  local name=$1; shift
-  echo "bench-peers: $name" >&2
-  BATON_API_KEY=$key taskset -c "$client_core" "$client" bench serve --rounds "$rounds" --duration "$seconds" \
-    --input-words 20 --json "$work/$name.json" "$@" >"$work/$name.txt" &
-  # A signal ends `wait` at once, but not a command in the foreground.
-  started+=($!)
-  wait $! || { cat "$work/$name.txt"; exit 1; }
-  [ -z "${VERBOSE:-}" ] || cat "$work/$name.txt" >&2
-}
 interval() { for url in "${mocks[@]}"; do curl -fsS -o "$work/answer" -d '' "$url/mock/interval-ms/$1"; done; }
 counts() { for name in "${names[@]}"; do curl -fsS "${mocks[$name]}/mock/counts"; echo; done >"$work/counts-$1"; }
 
 proxies=("${urls[@]}" "${pids[@]}" --model mock)
 with_direct=(--url "direct=${mocks[direct]}" "${proxies[@]}")
 counts before
-load json32 "${proxies[@]}" --reply json --concurrency 32 --output-tokens "${JSON_TOKENS:-8}"
+export BATON_API_KEY=$key
+timed=(--rounds "$rounds" --duration "$seconds" --input-words 20)
+load json32 "${timed[@]}" "${proxies[@]}" --reply json --concurrency 32 --output-tokens "${JSON_TOKENS:-8}"
 counts after
-load json128 "${proxies[@]}" --reply json --concurrency 128 --output-tokens "${JSON_TOKENS:-8}"
+load json128 "${timed[@]}" "${proxies[@]}" --reply json --concurrency 128 --output-tokens "${JSON_TOKENS:-8}"
 interval 20
-load steady "${with_direct[@]}" --concurrency 256 --output-tokens 100 --stamps --warm-up 4
+load steady "${timed[@]}" "${with_direct[@]}" --concurrency 256 --output-tokens 100 --stamps --warm-up 4
 interval 0
-load full "${with_direct[@]}" --concurrency 32 --output-tokens 500 --stamps
+load full "${timed[@]}" "${with_direct[@]}" --concurrency 32 --output-tokens 500 --stamps
 
 # Baton's own engine: the endpoint and its node. A binary at a time, because the node never rests.
 for baton in "${batons[@]}"; do
@@ -209,7 +163,7 @@ for baton in "${batons[@]}"; do
   start "$name-engine" "${baton#*=}" serve --engine sim --sim-decode-tps 1000000000 --sim-prefill-tps 1000000000 --slots 128 \
     --listen "127.0.0.1:$port" --api-key "$key"
   answers "$name-engine" "http://127.0.0.1:$port/v1/chat/completions" "${ask[@]:0:4}" -d "${one_request/mock/sim}"
-  load "engine-$name" --url "$name=http://127.0.0.1:$port" --pid "$name=$pid" --concurrency 128 --output-tokens 200 --ignore-eos
+  load "engine-$name" "${timed[@]}" --url "$name=http://127.0.0.1:$port" --pid "$name=$pid" --concurrency 128 --output-tokens 200 --ignore-eos
   kill "$pid" && wait "$pid" 2>/dev/null || true
 done
 
@@ -275,5 +229,4 @@ print(f"\nThe mock asked directly: delay p50 / p99 {1e3 * statistics.median(d[1]
 PYTHON
 nginx_version=$([ ! -x "$built/nginx/usr/sbin/nginx" ] || "$built/nginx/usr/sbin/nginx" -v 2>&1)
 echo
-echo "$(date -u +%F), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, Linux $(uname -r);" \
-  "${nginx_version#* version: }, vllm-router $vllm_version, sglang-router $sglang_version; $rounds rounds of $seconds s"
+echo "$(machine); ${nginx_version#* version: }, vllm-router $vllm_version, sglang-router $sglang_version; $rounds rounds of $seconds s"
