@@ -1,10 +1,12 @@
 //! `baton bench serve` measures running servers, and finds what is wrong with their replies.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use harness::mock::{Mock, Step, head};
 use harness::{BATON, BatonServer, Process, ReloadableServer};
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// The output of a run.
@@ -151,4 +153,54 @@ async fn every_token_of_the_mock_passes_an_endpoint() {
     let counts = reqwest::get(format!("{url}/mock/counts")).await.unwrap().text().await.unwrap();
     let counts: Value = serde_json::from_str(&counts).unwrap();
     assert!(counts["requests"].as_u64().unwrap() >= 80, "{counts}");
+}
+
+/// A run that measured less than it was told to must not look like a success.
+#[tokio::test(flavor = "multi_thread")]
+async fn arrivals_that_were_never_sent_and_rounds_without_a_reply_fail_the_run() {
+    let slow = Mock::listing(&["m"], |_, _| {
+        let lines = [ROLE, TEXT, STOP, USAGE, DONE].map(|line| Step::Send(format!("{line}\n\n")));
+        [vec![head(), Step::Wait(Duration::from_secs(2))], lines.to_vec()].concat()
+    })
+    .await;
+    let common = ["--url", &slow.url, "--concurrency", "1", "--rounds", "1", "--warm-up", "0"];
+    let run = bench(&[&common[..], &["--duration", "3", "--request-rate", "20"]].concat()).await;
+    assert!(!run.is_success, "{}", run.table);
+    let server = &run.figures["servers"][0];
+    assert!(server["failures"]["not_sent"].as_u64().unwrap() > 10, "{}", run.table);
+    assert_eq!(server["failures"].as_object().unwrap().len(), 1, "{}", run.table);
+    assert_eq!(server["faults"], serde_json::json!({}), "{}", run.table);
+
+    let run = bench(&[&common[..], &["--duration", "0.5"]].concat()).await;
+    assert!(!run.is_success && run.rounds(0)[0]["n_replies"] == 0, "{}", run.table);
+    let server = &run.figures["servers"][0];
+    assert_eq!(
+        (&server["failures"], &server["faults"]),
+        (&serde_json::json!({}), &serde_json::json!({})),
+        "{}",
+        run.table
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_run_shows_its_whole_rounds() {
+    let server = BatonServer::with(&["--engine", "sim", "--sim-decode-tps", "2000"]);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    let mut command = Command::new(&*BATON);
+    command.args(["bench", "serve", "--url", &server.base, "--rounds", "50", "--duration", "0.5", "--warm-up", "0"]);
+    command.args(["--output-tokens", "4", "--concurrency", "1", "--json"]).arg(&json);
+    let mut run = Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut progress = BufReader::new(run.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(progress.any(|line| line.starts_with("round 2: ")));
+    run.signal(Signal::INT);
+    let rest: Vec<String> = progress.collect();
+    let mut table = String::new();
+    run.stdout.take().unwrap().read_to_string(&mut table).unwrap();
+    assert!(run.wait().unwrap().success(), "{rest:?}");
+    assert!(table.contains("interrupted") && table.contains("requests/s"), "{table}");
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(figures["interrupted"], true);
+    let n_rounds = figures["servers"][0]["rounds"].as_array().unwrap().len();
+    assert!((2..50).contains(&n_rounds), "{n_rounds}");
 }

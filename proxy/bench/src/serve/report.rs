@@ -41,7 +41,6 @@ pub(super) struct ServeReport {
 enum Figure {
     RequestsPerSecond,
     TokensPerSecond,
-    FailedChunks,
     /// The latency at an index of [`PERCENTILES`].
     Latency(LatencyKind, usize),
     CpuPerRequests,
@@ -56,7 +55,7 @@ enum Figure {
 impl Figure {
     fn all() -> Vec<Figure> {
         let shown = |kind| [P50, P99].map(|p| Figure::Latency(kind, p));
-        let head = [Figure::RequestsPerSecond, Figure::TokensPerSecond, Figure::FailedChunks];
+        let head = [Figure::RequestsPerSecond, Figure::TokensPerSecond];
         let rest = [
             Figure::CpuPerRequests,
             Figure::CpuPerTokens,
@@ -73,7 +72,6 @@ impl Figure {
         match self {
             Figure::RequestsPerSecond => "requests/s".into(),
             Figure::TokensPerSecond => "tokens/s".into(),
-            Figure::FailedChunks => "chunks of failed replies".into(),
             Figure::Latency(kind, p) => format!("{} {}, ms", kind.name(), PERCENTILES[p].name),
             Figure::CpuPerRequests => "CPU s a 1,000 requests".into(),
             Figure::CpuPerTokens => "CPU s a million tokens".into(),
@@ -87,21 +85,13 @@ impl Figure {
 
     /// Only of a server's work are ratios of interest.
     fn has_ratio(self) -> bool {
-        !matches!(
-            self,
-            Figure::FailedChunks
-                | Figure::Connections
-                | Figure::PromptTokens
-                | Figure::OutputTokens
-                | Figure::ClientCores
-        )
+        !matches!(self, Figure::Connections | Figure::PromptTokens | Figure::OutputTokens | Figure::ClientCores)
     }
 
     fn of(self, round: &RoundFigures) -> Option<f64> {
         match self {
             Figure::RequestsPerSecond => Some(round.requests_per_second()),
             Figure::TokensPerSecond => Some(round.tokens_per_second()).filter(|rate| *rate > 0.0),
-            Figure::FailedChunks => Some(round.n_failed_chunks as f64),
             Figure::Latency(kind, p) => round.latencies.get(&kind)?.percentiles_ms.get(p).copied(),
             Figure::CpuPerRequests => round.cpu_per_1000_requests(),
             Figure::CpuPerTokens => round.cpu_per_million_tokens(),
@@ -166,8 +156,12 @@ impl ServeReport {
                 rows.push(std::iter::once(figure.name()).chain(cells).collect());
             }
         }
-        let checked = self.servers.iter().map(|server| server.rounds.iter().map(|round| round.n_checked).sum::<u64>());
-        rows.push(std::iter::once("replies checked".to_owned()).chain(checked.map(|n| n.to_string())).collect());
+        let sum = |name: &str, of: fn(&RoundFigures) -> u64| {
+            let sums = self.servers.iter().map(|server| server.rounds.iter().map(of).sum::<u64>());
+            std::iter::once(name.to_owned()).chain(sums.map(|n| n.to_string())).collect()
+        };
+        rows.push(sum("replies checked", |round| round.n_checked));
+        rows.push(sum("chunks of failed replies", |round| round.n_failed_chunks));
         rows.extend(self.counts("failed", ServerFigures::failures));
         rows.extend(self.counts("fault", ServerFigures::faults));
         let interrupted = if self.is_interrupted { "; interrupted" } else { "" };
