@@ -3,6 +3,8 @@
 //! The dialect checks the ranges of numbers. Later layers do not check them again, except engines, which refuse values
 //! that would make them fail.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -124,6 +126,20 @@ pub struct Conversation {
     pub images: Vec<Image>,
 }
 
+impl Conversation {
+    /// The messages with all system messages joined into one at the beginning, which every template can render.
+    pub fn with_system_first(&self) -> Cow<'_, [Message]> {
+        let is_system = |message: &Message| message.role == MessageRole::System;
+        if !self.messages.iter().skip(1).any(is_system) {
+            return Cow::Borrowed(&self.messages);
+        }
+        let (systems, others): (Vec<_>, Vec<_>) = self.messages.iter().cloned().partition(is_system);
+        let mut system = Message::new(MessageRole::System, String::new());
+        systems.iter().for_each(|message| system.append(&message.content));
+        Cow::Owned(std::iter::once(system).chain(others).collect())
+    }
+}
+
 /// One message. Its JSON is exactly what chat templates read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
@@ -150,5 +166,13 @@ impl Message {
     /// A message that is only a text.
     pub fn new(role: MessageRole, content: String) -> Message {
         Message { role, content, ..Message::default() }
+    }
+
+    /// Appends a text, after an empty line.
+    pub fn append(&mut self, text: &str) {
+        if !self.content.is_empty() && !text.is_empty() {
+            self.content.push_str("\n\n");
+        }
+        self.content.push_str(text);
     }
 }

@@ -51,6 +51,34 @@ async fn cached_tokens_are_correct_and_never_cross_keys() {
 }
 
 #[tokio::test]
+async fn a_later_system_message_keeps_the_cached_prompt() {
+    // The model's own template renders a later system message; Gemma's takes none, and its text joins the user's.
+    let gemma = concat!(env!("CARGO_MANIFEST_DIR"), "/engines/tests/fixtures/templates/gemma.jinja");
+    for args in [vec![], vec!["--chat-template-file", gemma]] {
+        let server = BatonServer::start(&args);
+        let mut turns = json!([
+            { "role": "system", "content": "Be helpful." },
+            { "role": "user", "content": long_prompt("agent", 300) },
+        ]);
+        let ask = async |turns: &Value| post(&server, &chat("", json!({ "messages": turns, "max_tokens": 8 }))).await.1;
+        let mut reply = ask(&turns).await;
+        for role in ["system", "developer"] {
+            let more = [
+                json!({ "role": "assistant", "content": content(&reply) }),
+                json!({ "role": role, "content": "Answer in French." }),
+                json!({ "role": "user", "content": "And then?" }),
+            ];
+            turns.as_array_mut().unwrap().extend(more);
+            reply = ask(&turns).await;
+            let n_prompt = reply["usage"]["prompt_tokens"].as_u64().unwrap();
+            let n_computed = n_prompt - cached_tokens(&reply);
+            println!("{args:?}, {role}: {n_computed} of {n_prompt} tokens computed");
+            assert!(n_prompt > 300 && n_computed < 60, "{n_computed} of {n_prompt}: {args:?}, {role}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn callers_may_share_the_cache_if_configured() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("baton.toml");

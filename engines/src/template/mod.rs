@@ -7,11 +7,14 @@ mod error;
 mod guard;
 mod nesting;
 mod python;
+mod system;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
+use baton_schemas::MessageRole;
 use baton_schemas::generate::Conversation;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
@@ -19,6 +22,7 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior}
 pub use self::error::TemplateError;
 pub use self::guard::TemplatePiece;
 use self::guard::{ControlTokens, Marking};
+use self::system::SystemRoles;
 
 /// The most instructions of a rendering. A long chat with tools takes some hundred thousand.
 const FUEL: u64 = 50_000_000;
@@ -48,6 +52,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
     control: ControlTokens,
+    /// How it takes system messages: without tools, and with tools. Found at the first conversation that has one.
+    system: [OnceLock<SystemRoles>; 2],
 }
 
 const NAME: &str = "chat";
@@ -71,13 +77,37 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_template_owned(NAME, source).map_err(failed)?;
         let control = ControlTokens::new(&special.control)?;
-        Ok(ChatTemplate { environment, special, control })
+        Ok(ChatTemplate { environment, special, control, system: Default::default() })
     }
 
     /// Renders a conversation and distinguishes the template's control tokens from those that are spelled in the
-    /// conversation. The pieces are tokenized one by one; joined, they are the exact prompt. Errors: the template
-    /// fails, or the prompt has more than `max_bytes`.
+    /// conversation. The pieces are tokenized one by one; joined, they are the exact prompt. Where the template does not
+    /// render a system message in its place, its text is in a user message: see `system`. Errors: the template fails, or
+    /// the prompt has more than `max_bytes`.
     pub fn render_pieces(
+        &self,
+        conversation: &Conversation,
+        now: SystemTime,
+        max_bytes: usize,
+    ) -> Result<Vec<TemplatePiece>, TemplateError> {
+        if !conversation.messages.iter().any(|message| message.role == MessageRole::System) {
+            return self.pieces(conversation, now, max_bytes);
+        }
+        let with_tools = !conversation.tools.is_empty();
+        let roles = self.system[usize::from(with_tools)]
+            .get_or_init(|| SystemRoles::try_out(with_tools, |chat| self.render(chat, now).ok()));
+        let mut forms = roles.forms(conversation).into_iter().peekable();
+        while let Some(form) = forms.next() {
+            match self.pieces(&form, now, max_bytes) {
+                Err(TemplateError::Rejected(_)) if forms.peek().is_some() => {}
+                rendered => return rendered,
+            }
+        }
+        unreachable!("a conversation has at least one form")
+    }
+
+    /// Renders a conversation as it is, in pieces.
+    fn pieces(
         &self,
         conversation: &Conversation,
         now: SystemTime,
@@ -105,7 +135,7 @@ impl ChatTemplate {
         Ok(self.control.pieces(&text, &marks))
     }
 
-    /// Renders a conversation. `now` is what `strftime_now` formats, in the machine's time zone.
+    /// Renders a conversation as it is. `now` is what `strftime_now` formats, in the machine's time zone.
     pub fn render(&self, conversation: &Conversation, now: SystemTime) -> Result<String, TemplateError> {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         variables.insert("add_generation_prompt".into(), true.into());

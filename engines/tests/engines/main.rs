@@ -34,6 +34,7 @@ mod other_weights;
 #[cfg(feature = "llama")]
 mod resume;
 mod streams;
+mod system_messages;
 mod template_goldens;
 #[cfg(feature = "llama")]
 mod waiting_for_pulls;

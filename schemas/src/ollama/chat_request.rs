@@ -71,7 +71,7 @@ mod tests {
     fn messages_become_what_templates_read() {
         check(
             json!([{"role": "user", "content": "hi"}, {"role": "system", "content": "be brief"}]),
-            json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]),
+            json!([{"role": "user", "content": "hi"}, {"role": "system", "content": "be brief"}]),
         );
         check(
             json!([

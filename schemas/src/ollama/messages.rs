@@ -9,7 +9,7 @@ use crate::image::MAX_IMAGES;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, join, object};
-use crate::request::history::{template_call, with_one_system_message};
+use crate::request::history::{template_call, with_joined_system_messages};
 use crate::request::images::{ImageFile, Images};
 use crate::request::schema::described;
 use crate::request::values::{NonEmpty, Word, Words};
@@ -74,7 +74,7 @@ pub(super) fn check(
         let (at, message) = message?;
         message.check(&at, images)
     });
-    Ok(with_one_system_message(messages.collect::<Result<_, _>>()?))
+    Ok(with_joined_system_messages(messages.collect::<Result<_, _>>()?))
 }
 
 impl OllamaMessage {

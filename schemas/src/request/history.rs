@@ -1,5 +1,5 @@
 //! The parts of a conversation's history that every dialect has: the list of messages, a message's content in parts,
-//! earlier calls, and the one system message.
+//! earlier calls, and system messages.
 
 use schemars::JsonSchema;
 use serde::de::SeqAccess;
@@ -72,13 +72,17 @@ pub(crate) fn template_call(id: Option<String>, name: &str, arguments: Value) ->
     Value::Object(call)
 }
 
-/// Joins all system messages into one at the beginning: most templates accept only that.
-pub(crate) fn with_one_system_message(messages: Vec<Message>) -> Vec<Message> {
-    let is_system = |message: &Message| message.role == MessageRole::System;
-    let (system, mut history): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_system);
-    if !system.is_empty() {
-        let texts: Vec<_> = system.into_iter().map(|message| message.content).filter(|text| !text.is_empty()).collect();
-        history.insert(0, Message::new(MessageRole::System, texts.join("\n\n")));
+/// Joins system messages that follow each other, because some templates accept only one in a place, and drops empty ones.
+/// An empty first one stays: it replaces the template's own system message.
+pub(crate) fn with_joined_system_messages(messages: Vec<Message>) -> Vec<Message> {
+    let mut joined: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in messages {
+        let is_system = message.role == MessageRole::System;
+        match joined.last_mut() {
+            Some(_) if is_system && message.content.is_empty() => {}
+            Some(last) if is_system && last.role == MessageRole::System => last.append(&message.content),
+            _ => joined.push(message),
+        }
     }
-    history
+    joined
 }

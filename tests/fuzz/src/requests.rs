@@ -2,7 +2,7 @@
 //! conditions that later code relies on; what it refuses must have a message.
 
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
-use baton_schemas::generate::{ChatPrompt, GenerateRequest, Input};
+use baton_schemas::generate::{ChatPrompt, GenerateRequest, Input, Message};
 use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, ResponsesRequest};
 use baton_schemas::{MessageRole, llama_server, ollama, openai, tools};
 
@@ -67,8 +67,8 @@ fn generates(request: &GenerateRequest) -> bool {
     assert_eq!(tools::check(&request.tools), Ok(()), "unchecked tools");
     let Input::Chat(conversation) = &request.input else { return true };
     assert!(conversation.tools.is_empty(), "a dialect wrote tools in a form of its own");
-    let n_system = conversation.messages.iter().filter(|message| message.role == MessageRole::System).count();
-    assert!(n_system <= 1, "{n_system} system messages");
+    let are_system = |pair: &[Message]| pair.iter().all(|message| message.role == MessageRole::System);
+    assert!(!conversation.messages.windows(2).any(are_system), "two system messages in a row");
     true
 }
 

@@ -201,7 +201,7 @@ fn format(fields: &mut BodyWriter<'_>, format: Value) -> Result<(), UpstreamErro
 
 fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
     let request = fields.asked.request;
-    fields.set("messages", conversation.messages.iter().map(message).collect::<Vec<_>>());
+    fields.set("messages", conversation.with_system_first().iter().map(message).collect::<Vec<_>>());
     let tools = &request.tools;
     // Ollama cannot force a tool call.
     if tools.is_forced() {

@@ -230,10 +230,11 @@ impl DialectWriter<'_> {
     }
 }
 
-/// The conversation's messages in OpenAI's form.
+/// The conversation's messages in OpenAI's form. Its system messages come first: the upstream's template, which may accept
+/// them only there, cannot be tried out.
 pub(in crate::upstream) fn messages(conversation: &Conversation, with_reasoning: bool) -> Vec<Value> {
     let mut ids = CallIds::default();
-    conversation.messages.iter().map(|m| ids.complete(m.role, message(m, with_reasoning))).collect()
+    conversation.with_system_first().iter().map(|m| ids.complete(m.role, message(m, with_reasoning))).collect()
 }
 
 fn message(message: &baton_schemas::generate::Message, with_reasoning: bool) -> Value {

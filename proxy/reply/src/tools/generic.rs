@@ -32,7 +32,7 @@ impl ToolFormat for Generic {
         let messages = std::mem::take(&mut conversation.messages);
         conversation.messages = spelled_out(messages);
         if !tools.offered().is_empty() {
-            instruct(&mut conversation.messages, &instructions(tools), template);
+            instruct(&mut conversation.messages, &instructions(tools));
         }
     }
 
@@ -64,24 +64,12 @@ fn instructions(tools: &ToolUse) -> String {
     )
 }
 
-/// Appends the instructions to the system message. If the template refuses system messages, puts them before the first
-/// user message.
-fn instruct(messages: &mut Vec<Message>, instructions: &str, template: &str) {
-    let refuses_system = template.contains("System role not supported");
+/// Appends the instructions to the system message. Where a template refuses one, the engine finds another place for it.
+fn instruct(messages: &mut Vec<Message>, instructions: &str) {
     match messages.first_mut() {
-        Some(first) if first.role == MessageRole::System => first.content = joined(&first.content, instructions),
-        Some(first) if refuses_system && first.role == MessageRole::User => {
-            first.content = joined(instructions, &first.content);
-        }
-        _ => {
-            let role = if refuses_system { MessageRole::User } else { MessageRole::System };
-            messages.insert(0, Message::new(role, instructions.to_owned()));
-        }
+        Some(first) if first.role == MessageRole::System => first.append(instructions),
+        _ => messages.insert(0, Message::new(MessageRole::System, instructions.to_owned())),
     }
-}
-
-fn joined(first: &str, second: &str) -> String {
-    if first.is_empty() || second.is_empty() { format!("{first}{second}") } else { format!("{first}\n\n{second}") }
 }
 
 /// Writes calls and results as text. Results become a user message, because templates require that roles alternate.
@@ -152,9 +140,6 @@ mod tests {
         );
         let messages = presented(vec![message("user", "hi")], &one_tool(), "");
         assert_eq!((messages[0].0, messages[1].1.as_str()), ("system", "hi"));
-        let refusing = "raise_exception('System role not supported')";
-        let messages = presented(vec![message("user", "hi")], &one_tool(), refusing);
-        assert!(messages.len() == 1 && messages[0].1.ends_with("\n\nhi"), "{messages:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::image;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::join;
-use crate::request::history::{JoinedParts, MessageList, template_call, with_one_system_message};
+use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
 use crate::request::images::{self, Images};
 use crate::request::invalid::quoted;
 
@@ -32,7 +32,7 @@ pub(in crate::anthropic) fn check_history(
     if turns.messages.last().is_some_and(|last| last.role == MessageRole::Assistant) {
         return Err(InvalidRequest::unsupported("messages", "Continuing the assistant's last message"));
     }
-    Ok(with_one_system_message(turns.messages))
+    Ok(with_joined_system_messages(turns.messages))
 }
 
 impl SystemText {

@@ -8,7 +8,7 @@ use crate::generate::Message;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::{join, missing};
-use crate::request::history::{JoinedParts, MessageList, template_call, with_one_system_message};
+use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
 use crate::request::images::Images;
 use crate::request::invalid::quoted;
 
@@ -19,7 +19,7 @@ impl MessageList<ChatMessage> {
             let (at, message) = message?;
             message.check(&at, images)
         });
-        Ok(with_one_system_message(messages.collect::<Result<_, _>>()?))
+        Ok(with_joined_system_messages(messages.collect::<Result<_, _>>()?))
     }
 }
 

@@ -47,7 +47,19 @@ fn history_takes_the_form_templates_read() {
             {"role": "system", "content": [{"type": "text", "text": "two"}]},
             {"role": "system", "content": ""},
         ]),
-        json!([{"role": "system", "content": "one\n\ntwo"}, {"role": "user", "content": "hi", "name": "ann"}]),
+        json!([
+            {"role": "system", "content": "one"},
+            {"role": "user", "content": "hi", "name": "ann"},
+            {"role": "system", "content": "two"},
+        ]),
+    );
+    check(
+        json!([
+            {"role": "system", "content": "one"},
+            {"role": "developer", "content": "two"},
+            {"role": "user", "content": "hi"},
+        ]),
+        json!([{"role": "system", "content": "one\n\ntwo"}, {"role": "user", "content": "hi"}]),
     );
     check(json!([{"role": "assistant", "content": null}]), json!([{"role": "assistant", "content": ""}]));
     check(

@@ -8,7 +8,7 @@ use crate::message_role::MessageRole;
 use crate::openai::messages::{Arguments, ChatContent, openai_role};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
-use crate::request::history::{template_call, with_one_system_message};
+use crate::request::history::{template_call, with_joined_system_messages};
 use crate::request::images::Images;
 use crate::request::invalid::quoted;
 use crate::request::read::{Read, Reading, ValueProblem};
@@ -96,7 +96,7 @@ impl ResponsesInput {
         if history.messages.is_empty() && history.has_skipped {
             return Err(InvalidRequest::at("input", "holds nothing that a model could read"));
         }
-        Ok(with_one_system_message(history.messages))
+        Ok(with_joined_system_messages(history.messages))
     }
 }
 
