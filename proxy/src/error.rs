@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_schemas::EngineError;
+use baton_schemas::counted::counted;
 
 /// The reason why a request is refused or fails.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -63,11 +64,13 @@ pub enum RequestError {
         /// Tokens that the model accepts.
         n_ctx: u32,
     },
-    /// The endpoint is at its limit of admitted requests.
-    #[error("The server is at its limit of {limit} requests. Try again shortly.")]
+    /// All places are taken, and no more requests may wait.
+    #[error("The server is full: {n_running} running and {n_waiting} waiting. Try again shortly.")]
     Overloaded {
-        /// The limit that was reached.
-        limit: usize,
+        /// Replies that are generated, each of which has a place.
+        n_running: usize,
+        /// Requests that wait for a place.
+        n_waiting: usize,
         /// How long the client should wait before it retries.
         retry_after: Duration,
     },
@@ -78,7 +81,7 @@ pub enum RequestError {
         model: String,
     },
     /// A rate of the key is exhausted.
-    #[error("This API key has used its {limit} {} per minute. Try again later.", unit.as_str())]
+    #[error("This API key has used its {} per minute. Try again later.", counted(*limit, unit.singular()))]
     RateLimited {
         /// The unit of the rate.
         unit: RateUnit,
@@ -88,7 +91,7 @@ pub enum RequestError {
         retry_after: Duration,
     },
     /// The key has reached its limit of running requests.
-    #[error("This API key may have {limit} requests running at once. Try again when one has ended.")]
+    #[error("This API key may have {} running at once. Try again when one has ended.", counted(*limit, "request"))]
     TooManyAtOnce {
         /// The limit that was reached.
         limit: usize,
@@ -117,6 +120,13 @@ pub enum RateUnit {
 }
 
 impl RateUnit {
+    fn singular(self) -> &'static str {
+        match self {
+            RateUnit::Requests => "request",
+            RateUnit::Tokens => "token",
+        }
+    }
+
     /// The word for messages and headers.
     pub fn as_str(self) -> &'static str {
         match self {

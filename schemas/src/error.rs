@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::counted::counted;
 use crate::streams::VersionMismatch;
 
 /// A failure of an engine, or of the connection to it.
@@ -30,7 +31,7 @@ pub enum EngineError {
         message: String,
     },
     /// The engine's bounded queue is full. A later retry may succeed. Client-safe.
-    #[error("the engine's queue is full ({limit} requests are waiting)")]
+    #[error("the engine's queue is full ({} waiting)", counted(*limit, "request"))]
     QueueFull {
         /// The length of the queue.
         limit: u32,

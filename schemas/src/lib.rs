@@ -18,6 +18,7 @@
 pub mod anthropic;
 mod cache_scope;
 pub mod constraint;
+pub mod counted;
 pub mod embed;
 pub mod error;
 mod error_code;

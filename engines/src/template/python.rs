@@ -65,7 +65,8 @@ fn repr_str(text: &str) -> String {
 
 /// The length of a value. As in Jinja2, an undefined value has length 0; minijinja refuses that.
 fn length(value: &Value) -> Result<usize, Error> {
-    let uncountable = || Error::new(ErrorKind::InvalidOperation, format!("a {} has no length", value.kind()));
+    let uncountable =
+        || Error::new(ErrorKind::InvalidOperation, format!("a value of type {} has no length", value.kind()));
     if value.is_undefined() { Ok(0) } else { value.len().ok_or_else(uncountable) }
 }
 

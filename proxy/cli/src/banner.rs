@@ -11,8 +11,8 @@ pub(super) struct Banner<'a> {
     pub lan: Option<IpAddr>,
     /// The second address, for Ollama's clients.
     pub ollama: Option<SocketAddr>,
-    /// The model that the commands name.
-    pub model: &'a str,
+    /// The model that the commands name. `None` if no model is known yet.
+    pub model: Option<&'a str>,
     /// True if requests must present an API key.
     pub needs_key: bool,
     /// False if the model has no chat template and only continues texts.
@@ -56,6 +56,18 @@ impl fmt::Display for Banner<'_> {
             true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
             false => ("none", ""),
         };
+        let Some(model) = model else {
+            return write!(
+                f,
+                r#"
+Baton serves the models of its upstreams at {base}/v1{elsewhere}
+None has listed a model yet. When one answers, this lists its models:
+
+  curl {base}/v1/models{header}
+
+Stop with Ctrl-C."#
+            );
+        };
         let PasteLines { path, json, call, python, text } = if chats { CHAT } else { COMPLETION };
         write!(
             f,
@@ -96,14 +108,14 @@ mod tests {
     fn the_lines_name_the_address_the_model_and_the_key() {
         let address = "0.0.0.0:8080".parse().unwrap();
         let lan = "192.168.1.5".parse().ok();
-        let text = Banner { address, lan, ollama: None, model: "M", needs_key: true, chats: true }.to_string();
+        let text = Banner { address, lan, ollama: None, model: Some("M"), needs_key: true, chats: true }.to_string();
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
         assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
         let address = "127.0.0.1:1".parse().unwrap();
         let ollama = "127.0.0.1:11434".parse().ok();
-        let text = Banner { address, lan: None, ollama, model: "M", needs_key: false, chats: true }.to_string();
+        let text = Banner { address, lan: None, ollama, model: Some("M"), needs_key: false, chats: true }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");
         assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");
     }
@@ -111,11 +123,23 @@ mod tests {
     #[test]
     fn a_model_that_refuses_chats_is_shown_with_completions() {
         let address = "127.0.0.1:1".parse().unwrap();
-        let text = Banner { address, lan: None, ollama: None, model: "M", needs_key: false, chats: false }.to_string();
+        let text =
+            Banner { address, lan: None, ollama: None, model: Some("M"), needs_key: false, chats: false }.to_string();
         assert!(
             text.contains("http://127.0.0.1:1/v1/completions -d '{") && text.contains("client.completions"),
             "{text}"
         );
         assert!(!text.contains("chat") && !text.contains("messages"), "{text}");
+    }
+
+    #[test]
+    fn without_a_model_no_command_names_one() {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let text = Banner { address, lan: None, ollama: None, model: None, needs_key: true, chats: true }.to_string();
+        assert!(
+            text.contains("curl http://127.0.0.1:1/v1/models -H 'Authorization: Bearer YOUR_KEY'\n")
+                && !text.contains("\"model\""),
+            "{text}"
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use baton_proxy::config::ConfigError;
 use baton_proxy::serve::CommandFailure;
+use baton_schemas::counted::counted;
 
 use super::terminal;
 
@@ -16,7 +17,7 @@ pub(super) fn print_mistakes(error: ConfigError) -> CommandFailure {
         return CommandFailure(mistakes.lines().join(""));
     }
     mistakes.lines().iter().for_each(|line| terminal::note(format_args!("{line}")));
-    let count = |n: usize| format!("{n} mistake{}", if n == 1 { "" } else { "s" });
+    let count = |n: usize| counted(n, "mistake");
     let file = mistakes.path.as_deref().unwrap_or(Path::new("")).display();
     CommandFailure(match (n_in_file, n_flags) {
         (_, 0) => format!("{file} has {}", count(n_in_file)),

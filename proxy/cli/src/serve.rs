@@ -7,6 +7,7 @@ use std::sync::Arc;
 use baton_proxy::config::engine_args;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
 use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
+use baton_schemas::counted::counted;
 use clap::Args;
 
 use super::banner::Banner;
@@ -75,11 +76,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
 /// Prints how many requests still run.
 fn print_drain(n_running: usize) {
     if n_running > 0 {
-        let requests = if n_running == 1 { "request" } else { "requests" };
+        let requests = counted(n_running, "request");
         let seconds = DRAIN_DEADLINE.as_secs();
-        terminal::note(format_args!(
-            "baton: finishing {n_running} {requests}, for {seconds} s at most; signal again to stop now"
-        ));
+        terminal::note(format_args!("baton: finishing {requests}, for {seconds} s at most; signal again to stop now"));
     }
 }
 
@@ -88,8 +87,8 @@ fn print_ready(ready: &ReadyEndpoint) {
     let ReadyEndpoint { addresses, models, takes_chats: chats, needs_key } = ready;
     let Some(&address) = addresses.first() else { return };
     // Upstreams may list their models later.
-    let model = models.first().map_or("upstreams", String::as_str);
-    if !chats {
+    let model = models.first().map(String::as_str);
+    if let (Some(model), false) = (model, *chats) {
         tracing::warn!("{model} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };

@@ -12,6 +12,7 @@ use baton_schemas::{EngineError, ErrorCode};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
+use super::nearest_route::nearest_route;
 use super::request_steps::panic_message;
 use crate::error::RequestError;
 
@@ -71,9 +72,14 @@ impl HttpFailure {
         failure
     }
 
-    /// Creates the error for an unknown path. The message lists the routes.
+    /// Creates the error for an unknown path. The message suggests the nearest route, and lists all.
     pub fn unknown_route(method: &Method, path: &str, routes: &[String]) -> Self {
-        let message = format!("There is no route {method} {}. There are: {}.", shortened(path), routes.join(", "));
+        let path = shortened(path);
+        let mut message = format!("There is no route {method} {path}.");
+        if let Some(nearest) = nearest_route(method, &path, routes) {
+            message += &format!(" Did you mean {nearest}?");
+        }
+        message += &format!(" The routes are: {}.", routes.join(", "));
         HttpFailure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
     }
 
@@ -281,7 +287,7 @@ mod tests {
             (404, ErrorKind::NotFound, Some(ErrorCode::ModelNotFound), Retry::Unsaid),
         );
         check(
-            RequestError::Overloaded { limit: 4, retry_after: ms(300) },
+            RequestError::Overloaded { n_running: 4, n_waiting: 1, retry_after: ms(300) },
             (503, ErrorKind::Unavailable, Some(ErrorCode::QueueFull), after(ms(300))),
         );
         check(
@@ -331,7 +337,7 @@ mod tests {
 
     #[test]
     fn retry_after_rounds_up_and_its_milliseconds_are_exact() {
-        let full = RequestError::Overloaded { limit: 1, retry_after: Duration::from_millis(1200) };
+        let full = RequestError::Overloaded { n_running: 1, n_waiting: 0, retry_after: Duration::from_millis(1200) };
         let response = HttpFailure::of_request(&full, "r").into_response();
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["retry-after-ms"], "1200");

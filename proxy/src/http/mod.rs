@@ -29,6 +29,7 @@ pub mod route_header;
 pub mod server;
 
 mod draining;
+mod nearest_route;
 mod parse_errors;
 mod passage;
 mod reply_totals;

@@ -19,11 +19,11 @@ pub enum FrameError {
     Reserved { record: u32 },
     #[error("found record {found}; expected record {expected}")]
     Index { expected: u32, found: u32 },
-    #[error("record {record}, a {kind:?}, is not allowed at this point of the stream")]
+    #[error("record {record} ({kind:?}) is not allowed at this point of the stream")]
     OutOfPlace { record: u32, kind: RecordKind },
-    #[error("record {record}, a {kind:?}, claims {length} bytes; at most {limit} are possible")]
+    #[error("record {record} ({kind:?}) claims {length} bytes; at most {limit} are possible")]
     TooLong { record: u32, kind: RecordKind, length: u64, limit: u64 },
-    #[error("record {record}, a {kind:?}, has a wrong MAC")]
+    #[error("record {record} ({kind:?}) has a wrong MAC")]
     Mac { record: u32, kind: RecordKind },
     #[error("the stream has too many records")]
     TooManyRecords,
@@ -31,7 +31,7 @@ pub enum FrameError {
     AfterEnd,
 
     // Messages.
-    #[error("record {record}, a {kind:?}, has invalid JSON: {detail}")]
+    #[error("record {record} ({kind:?}) has invalid JSON: {detail}")]
     Message { record: u32, kind: RecordKind, detail: String },
     #[error("the stream has version {found}; expected version {expected}")]
     Version { expected: u32, found: u32 },
@@ -51,7 +51,7 @@ pub enum FrameError {
     FrameCount { expected: u32, found: u32 },
     #[error("the stream ends at position {next}, before {end}")]
     Incomplete { next: u32, end: u32 },
-    #[error("the numbers in record {record}, a {kind:?}, are impossible")]
+    #[error("the numbers in record {record} ({kind:?}) are impossible")]
     Numbers { record: u32, kind: RecordKind },
 
     // A frame's header.
@@ -106,9 +106,9 @@ pub enum WriteError {
     /// A reader would refuse the frame or the end.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("a {kind:?} of {n_bytes} bytes is too long to send")]
+    #[error("a record ({kind:?}) of {n_bytes} bytes is too long to send")]
     TooLong { kind: RecordKind, n_bytes: usize },
-    #[error("a {kind:?} cannot be written as JSON: {detail}")]
+    #[error("a record ({kind:?}) cannot be written as JSON: {detail}")]
     Message { kind: RecordKind, detail: String },
     #[error("the stream has ended")]
     Ended,

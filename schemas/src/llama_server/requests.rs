@@ -108,7 +108,7 @@ impl Tokenize {
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: TokenizeBody = read(body)?;
         if body.with_pieces.get("")?.unwrap_or(false) {
-            return Err(InvalidRequest::unsupported("with_pieces", "Tokens with their pieces"));
+            return Err(InvalidRequest::unsupported("with_pieces", "Splitting a text into pieces"));
         }
         let text = TokenizeRequest {
             text: body.content.get("")?,

@@ -93,7 +93,7 @@ impl CompletionBody {
         let echo = self.echo.get("")?.unwrap_or(false);
         let top_logprobs = self.logprobs.get("")?.and_then(Integer::count);
         if echo && top_logprobs.is_some() {
-            return Err(InvalidRequest::unsupported("logprobs", "Log-probabilities of an echoed prompt"));
+            return Err(InvalidRequest::unsupported("logprobs", "Echoing log-probabilities of the prompt"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {

@@ -15,6 +15,9 @@ pub struct ModelCard {
     pub created: u64,
     /// The owner of the model.
     pub owned_by: String,
+    /// Other names that requests may use for it. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// The state of the model in memory. Only for models that are loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
@@ -30,7 +33,8 @@ pub struct ModelStatus {
 impl ModelCard {
     /// A model served by Baton.
     pub fn new(id: impl Into<String>, created: u64) -> Self {
-        ModelCard { id: id.into(), object: "model", created, owned_by: "baton".to_owned(), status: None }
+        let owned_by = "baton".to_owned();
+        ModelCard { id: id.into(), object: "model", created, owned_by, aliases: Vec::new(), status: None }
     }
 }
 

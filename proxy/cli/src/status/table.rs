@@ -6,6 +6,7 @@ use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
 use baton_proxy::targets::nodes::NodeState;
+use baton_schemas::counted::counted;
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -18,8 +19,12 @@ pub(super) fn render(state: &EndpointState) -> String {
     let requests = &state.requests;
     let stops = if state.is_stopping { "; stopping, and waiting for these requests" } else { "" };
     let mut out = format!(
-        "baton {}: {} requests running in {} of {} places, {} waiting{stops}\n",
-        state.version, requests.admitted, requests.places, requests.limit, requests.waiting
+        "baton {}: {} running in {} of {} places, {} waiting{stops}\n",
+        state.version,
+        counted(requests.admitted, "request"),
+        requests.places,
+        requests.limit,
+        requests.waiting
     );
     for warning in &state.warnings {
         let _ = writeln!(out, "WARNING {}", clean(warning));
@@ -318,7 +323,7 @@ mod tests {
         };
         let text = render(&state);
         for part in [
-            "1 requests running in 4 of 8 places, 2 waiting",
+            "1 request running in 4 of 8 places, 2 waiting",
             "predictions off by 11 %  loaded (300 MiB, holds 200), goes in 10 s\n",
             "local      decode   ready                                1/4    0       -          78        closed",
             "open: prefill_down",

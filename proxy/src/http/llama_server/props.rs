@@ -45,7 +45,8 @@ pub(super) async fn list_slots(
     let slots = slots(&model.info, &model.load);
     if fail_on_no_slot.is_some() && slots.iter().all(|slot| slot.is_processing) {
         return Err(failed(RequestError::Overloaded {
-            limit: slots.len(),
+            n_running: slots.len(),
+            n_waiting: model.load.queued as usize,
             retry_after: std::time::Duration::from_secs(1),
         }));
     }

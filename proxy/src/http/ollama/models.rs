@@ -13,14 +13,15 @@ use crate::http::body::JsonBody;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// `GET /api/tags`: lists all models that the caller's key may use, under each of their names.
+/// `GET /api/tags`: lists all models that the caller's key may use, under their public names.
 pub(super) async fn tags(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
 ) -> Json<OllamaModelList> {
     let models = state.models_for(&caller);
-    let listed = models.iter().flat_map(|model| {
-        model.names.iter().map(|name| Model::listed(name, rfc3339(model.since), model.info.as_deref()))
+    let listed = models.iter().filter_map(|model| {
+        let name = model.names.first()?;
+        Some(Model::listed(name, rfc3339(model.since), model.info.as_deref()))
     });
     Json(OllamaModelList { models: listed.collect() })
 }

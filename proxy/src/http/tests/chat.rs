@@ -187,7 +187,12 @@ async fn models_are_found_by_any_spelling_of_their_id() {
     let server = start(hello()).await;
     let list = server.get("/v1/models").await.json();
     assert_eq!(list["object"], "list");
-    assert_eq!(list["data"][2], json!({"id": "org/name:q4", "object": "model", "created": 2, "owned_by": "baton"}));
+    let owned = json!({"id": "m", "object": "model", "created": 1, "owned_by": "baton", "aliases": ["alias"]});
+    assert_eq!(list["data"][0], owned);
+    assert_eq!(list["data"][1], json!({"id": "org/name:q4", "object": "model", "created": 2, "owned_by": "baton"}));
+    for path in ["m", "M:latest", "alias", "Alias"] {
+        assert_eq!(server.get(&format!("/v1/models/{path}")).await.json(), owned, "{path}");
+    }
     for path in ["org/name:q4", "org%2Fname%3Aq4", "org%2fname:q4", "ORG/Name:Q4"] {
         assert_eq!(server.get(&format!("/v1/models/{path}")).await.json()["id"], "org/name:q4", "{path}");
     }

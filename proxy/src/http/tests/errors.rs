@@ -35,7 +35,7 @@ async fn an_early_error_keeps_its_status() {
     assert_eq!((&error["param"], &error["n_prompt_tokens"]), (&json!("prompt"), &json!(90)), "{error}");
     assert!(error["message"].as_str().unwrap().contains("exceeds the available context size"), "{error}");
 
-    let full = RequestError::Overloaded { limit: 3, retry_after: Duration::from_millis(1500) };
+    let full = RequestError::Overloaded { n_running: 3, n_waiting: 0, retry_after: Duration::from_millis(1500) };
     let reply = check(full, 503, "unavailable_error", Some("queue_full")).await;
     assert_eq!((reply.header("retry-after"), reply.header("retry-after-ms")), ("2", "1500"));
 
@@ -113,6 +113,9 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
         );
         assert!(!message.contains("/api/create") && !message.contains("/v1/health"), "{error}");
     }
+    let reply = server.post_to("/chat/completions", json!({})).await;
+    let message = reply.failed(404, "not_found_error", None)["message"].to_string();
+    assert!(message.contains("Did you mean POST /v1/chat/completions? The routes are: "), "{message}");
     let closed = start_with(hello(), closed_config("k")).await;
     assert_eq!(closed.get("/").await.text, "Ollama is running");
     let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");

@@ -53,7 +53,7 @@ impl Admission {
 
     /// Admits a request that generates nothing, without waiting for a place. Errors: too many such requests run.
     pub fn admit_brief(&self) -> Result<OwnedSemaphorePermit, RequestError> {
-        let full = Refusal::Full { limit: MAX_BRIEF };
+        let full = Refusal::Full { n_running: MAX_BRIEF, n_waiting: 0 };
         Arc::clone(&self.0.brief).try_acquire_owned().map_err(|_| full.into())
     }
 
@@ -134,7 +134,9 @@ impl Admission {
 impl From<Refusal> for RequestError {
     fn from(refusal: Refusal) -> RequestError {
         match refusal {
-            Refusal::Full { limit } => RequestError::Overloaded { limit, retry_after: RETRY_AFTER },
+            Refusal::Full { n_running, n_waiting } => {
+                RequestError::Overloaded { n_running, n_waiting, retry_after: RETRY_AFTER }
+            }
             Refusal::Concurrency { limit } => RequestError::TooManyAtOnce { limit, retry_after: RETRY_AFTER },
         }
     }

@@ -77,7 +77,7 @@ enum Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// All places are taken, and the queue is full.
-    Full { limit: usize },
+    Full { n_running: usize, n_waiting: usize },
     /// The key has as many places as it may have.
     Concurrency { limit: usize },
 }
@@ -285,7 +285,7 @@ impl<P> AdmissionQueue<P> {
 
     /// The refusal when the queue is full.
     pub(super) fn full(&self) -> Refusal {
-        Refusal::Full { limit: self.max_places() }
+        Refusal::Full { n_running: self.n_places(), n_waiting: self.n_waiting() }
     }
 
     /// The refusal when the key's own limit is reached.

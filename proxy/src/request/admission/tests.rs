@@ -35,7 +35,7 @@ async fn a_place_is_free_again_when_its_permit_is_dropped() {
     let door = door(1, 0);
     let anna = free("anna");
     let permit = enter(&door, &anna).await.unwrap();
-    assert!(matches!(enter(&door, &anna).await, Err(RequestError::Overloaded { limit: 1, .. })));
+    assert!(matches!(enter(&door, &anna).await, Err(RequestError::Overloaded { n_running: 1, n_waiting: 0, .. })));
     assert_eq!(door.n_admitted(), 1);
     drop(permit);
     assert!(enter(&door, &anna).await.is_ok());
@@ -115,7 +115,8 @@ async fn a_full_queue_is_shared_between_keys() {
     for wait in &mut waiting {
         assert!(wait.now_or_never().is_none());
     }
-    assert!(matches!(enter(&door, &greedy).await, Err(RequestError::Overloaded { .. })));
+    let full = enter(&door, &greedy).await.unwrap_err().to_string();
+    assert_eq!(full, "The server is full: 1 running and 4 waiting. Try again shortly.");
     let mut modest = Box::pin(enter(&door, &modest));
     assert!((&mut modest).now_or_never().is_none(), "it takes the place of the last one");
     let displaced = waiting.pop().unwrap().now_or_never();
@@ -126,7 +127,7 @@ async fn a_full_queue_is_shared_between_keys() {
 async fn waiting_ends_at_the_deadline_with_the_reason() {
     let admission = door(1, 4);
     let _running = enter(&admission, &free("a")).await.unwrap();
-    assert!(matches!(enter(&admission, &free("b")).await, Err(RequestError::Overloaded { limit: 1, .. })));
+    assert!(matches!(enter(&admission, &free("b")).await, Err(RequestError::Overloaded { n_running: 1, .. })));
     let admission = door(9, 4);
     let one = account("one", KeyLimits { max_concurrent: Some(1), ..KeyLimits::default() });
     let _running = enter(&admission, &one).await.unwrap();
@@ -218,7 +219,7 @@ async fn what_generates_nothing_passes_the_queue_up_to_a_limit() {
     let door = door(1, 0);
     let _running = enter(&door, &free("a")).await.unwrap();
     let many: Vec<_> = (0..MAX_BRIEF).map(|_| door.admit_brief().unwrap()).collect();
-    assert!(matches!(door.admit_brief(), Err(RequestError::Overloaded { limit: MAX_BRIEF, .. })));
+    assert!(matches!(door.admit_brief(), Err(RequestError::Overloaded { n_running: MAX_BRIEF, .. })));
     drop(many);
 }
 
