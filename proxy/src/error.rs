@@ -54,7 +54,8 @@ pub enum RequestError {
     /// A text, not a conversation, exceeds the model's context.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but '{field}' has {n_tokens} tokens: it exceeds the \
-        available context size."
+         available context size. Shorten it, or serve the model with a larger context (--ctx-size, or ctx_size in the \
+         configuration)."
     )]
     TextTooLong {
         /// The field of the request.

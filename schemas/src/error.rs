@@ -16,7 +16,8 @@ pub enum EngineError {
     /// The prompt leaves no room for one new token. Client-safe.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but the request has {n_prompt} tokens: \
-         it exceeds the available context size. Shorten the prompt."
+         it exceeds the available context size. Shorten the prompt, or serve the model with a larger context \
+         (--ctx-size, or ctx_size in the configuration)."
     )]
     ContextOverflow {
         /// Tokens in the rendered prompt; an estimate if it is far too long.

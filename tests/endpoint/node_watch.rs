@@ -94,6 +94,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     next_line(&log, &format!("the node at {url} answers"));
     next_line(&out, "");
     next_line(&out, "Baton serves sim at");
+    next_line(&out, "with a context of ");
     let (status, models) = get(&address, "/v1/models").await.unwrap();
     assert_eq!((status, &models["data"][0]["id"]), (200, &json!("sim")));
 

@@ -101,6 +101,7 @@ async fn an_overlong_prompt_is_refused_before_the_stream_starts() {
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("maximum context length is 256 tokens"), "{message}");
         assert!(message.contains("exceeds the available context size"), "{message}");
+        assert!(message.contains("--ctx-size") && message.contains("ctx_size in the configuration"), "{message}");
         assert_eq!(error["n_ctx"], 256);
         assert!(error["n_prompt_tokens"].as_u64().unwrap() > 600);
     }

@@ -50,8 +50,13 @@ pub enum SizeError {
     },
 }
 
-/// Default context of a sequence, tokens: long enough for agents, and 2 GiB of KV on an 8B model.
-const DEFAULT_CTX: u32 = 16_384;
+/// Default contexts of a sequence, the longest first, each with the share of memory that its cache may take: that part of
+/// what the weights leave. The first prompt of an agent has over 20,000 tokens, so 32,768 may take half; longer contexts
+/// leave room for other programs. If none fits, the context is [`SHORT_CTX`] or less.
+const DEFAULT_CONTEXTS: [(u32, u64); 3] = [(131_072, 4), (65_536, 4), (32_768, 2)];
+
+/// The default context where memory is short, tokens: 2 GiB of KV on an 8B model. It shrinks to fit.
+const SHORT_CTX: u32 = 16_384;
 
 /// Cells for each slot in the default cache. Slots share them, so one long sequence may use the cells of others.
 const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
@@ -70,15 +75,30 @@ impl ModelSizes {
     /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a configured size does not.
     pub fn choose(gguf: &Gguf, options: SizeOptions, available: u64) -> Result<ModelSizes, SizeError> {
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
-        let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
+        let n_ctx_train = n_ctx_train.unwrap_or(SHORT_CTX);
         // Encoders have no KV cache.
-        let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates()).unwrap_or(0);
-        let needed = |cells: u32| {
-            let kv = u64::from(cells).saturating_mul(kv_bytes_per_token);
-            let other = options.projector_bytes.saturating_add(COMPUTE_RESERVE);
-            gguf.file_bytes.saturating_add(other).saturating_add(kv)
+        let described = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates());
+        let kv_bytes_per_token = described.unwrap_or(0);
+        let without_kv = gguf.file_bytes.saturating_add(options.projector_bytes).saturating_add(COMPUTE_RESERVE);
+        let kv_bytes = |cells: u32| u64::from(cells).saturating_mul(kv_bytes_per_token);
+        let needed = |cells: u32| without_kv.saturating_add(kv_bytes(cells));
+        // All slots share the cells, so the cache holds one whole context, and not one for each slot.
+        let cells_for = |n_ctx: u32| {
+            let of_slots = options.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT);
+            let wanted = options.n_cells.unwrap_or_else(|| n_ctx.max(of_slots));
+            wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT)
         };
-        let mut n_ctx = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
+        let default_ctx = || {
+            let left = available.saturating_sub(without_kv);
+            let is_known = described.is_some() || !gguf.generates();
+            let fits = |&&(n_ctx, share): &&(u32, u64)| {
+                // Configured cells are paid for, whatever the context.
+                options.n_cells.is_some() || is_known && kv_bytes(cells_for(n_ctx.min(n_ctx_train))) <= left / share
+            };
+            let longest = DEFAULT_CONTEXTS.iter().find(fits).map_or(SHORT_CTX, |&(n_ctx, _)| n_ctx);
+            longest.min(n_ctx_train).min(options.n_cells.unwrap_or(MAX_CTX)).max(MIN_CTX)
+        };
+        let mut n_ctx = options.n_ctx.unwrap_or_else(default_ctx);
         if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {
             let message = format!("--ctx-size must be between {MIN_CTX} and {MAX_CTX}, not {n_ctx}");
             return Err(SizeError::OutOfRange(message));
@@ -87,9 +107,7 @@ impl ModelSizes {
             let message = format!("--kv-cells must be between the context's {n_ctx} and {MAX_CTX}, not {n_cells}");
             return Err(SizeError::OutOfRange(message));
         }
-        let of_slots = options.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT);
-        let wanted = options.n_cells.unwrap_or_else(|| n_ctx.max(of_slots));
-        let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
+        let mut n_cells = cells_for(n_ctx);
         if options.n_ctx.is_none() && options.n_cells.is_none() {
             while needed(n_cells) > available && n_cells > 2 * MIN_CTX.max(CELL_ALIGNMENT) {
                 n_cells = (n_cells / 2).next_multiple_of(CELL_ALIGNMENT);

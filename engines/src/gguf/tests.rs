@@ -137,6 +137,39 @@ fn the_kv_cache_of_smollm2_costs_23040_bytes_a_token() {
     assert_eq!(gguf.sliding_window(), None);
 }
 
+/// The KV of an 8B model: 128 KiB a token.
+fn of_8b(n_ctx_train: u32) -> Gguf {
+    let draft = Draft::default().text("general.architecture", "x").u32("x.context_length", n_ctx_train);
+    let draft = draft.u32("x.block_count", 32).u32("x.attention.head_count_kv", 8);
+    draft.u32("x.attention.key_length", 128).u32("x.attention.value_length", 128).open().unwrap()
+}
+
+#[test]
+fn the_default_context_follows_the_model_and_the_memory() {
+    const DEFAULT: SizeOptions = SizeOptions { n_ctx: None, n_cells: None, n_slots: 4, projector_bytes: 0 };
+    let check = |options: SizeOptions, n_ctx_train: u32, available_gib: u64, expected: (u32, u32)| {
+        let sizes = ModelSizes::choose(&of_8b(n_ctx_train), options, available_gib << 30).unwrap();
+        assert_eq!((sizes.n_ctx, sizes.n_cells), expected, "{options:?} {n_ctx_train} {available_gib}");
+        assert!(sizes.memory_bytes <= available_gib << 30);
+    };
+    // The cache holds one context, which the slots share. 131,072 tokens take 16 GiB.
+    check(DEFAULT, 131_072, 100, (131_072, 131_072));
+    check(DEFAULT, 131_072, 60, (65_536, 65_536));
+    check(DEFAULT, 131_072, 30, (32_768, 32_768));
+    check(DEFAULT, 131_072, 9, (32_768, 32_768));
+    check(DEFAULT, 131_072, 8, (16_384, 16_384));
+    check(DEFAULT, 131_072, 2, (8_192, 8_192));
+    // The training context bounds it, and slots have at least their 4,096 cells.
+    check(DEFAULT, 40_960, 100, (40_960, 40_960));
+    check(DEFAULT, 40_960, 12, (32_768, 32_768));
+    check(DEFAULT, 8_192, 100, (8_192, 16_384));
+    check(DEFAULT, 1 << 20, 1_000, (131_072, 131_072));
+    check(SizeOptions { n_slots: 16, ..DEFAULT }, 131_072, 40, (65_536, 65_536));
+    // Configured cells bound it, too, and a configured context is kept.
+    check(SizeOptions { n_cells: Some(20_480), ..DEFAULT }, 131_072, 4, (20_480, 20_480));
+    check(SizeOptions { n_ctx: Some(40_000), ..DEFAULT }, 131_072, 6, (40_000, 40_192));
+}
+
 #[test]
 fn heads_may_differ_by_layer_and_have_their_own_sizes() {
     let heads: Vec<u8> = [4u32, 0, 2].iter().flat_map(|n| n.to_le_bytes()).collect();

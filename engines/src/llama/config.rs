@@ -18,7 +18,8 @@ pub struct LlamaConfig {
     pub name: Option<String>,
     /// Sequences decoded together.
     pub n_slots: u32,
-    /// Tokens one sequence may hold; by default the context that the model was trained for, up to 16,384.
+    /// Tokens one sequence may hold. By default the context that the model was trained for, as far as the memory allows;
+    /// see [`ModelSizes::choose`](crate::gguf::ModelSizes::choose).
     pub n_ctx: Option<u32>,
     /// Tokens the KV cache holds for all slots together.
     pub n_cells: Option<u32>,

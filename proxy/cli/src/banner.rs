@@ -3,6 +3,10 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use baton_schemas::node::NodeInfo;
+
+use super::engine_line::engine_line;
+
 /// The ready message of a server.
 pub(super) struct Banner<'a> {
     /// The endpoint's own address.
@@ -13,6 +17,8 @@ pub(super) struct Banner<'a> {
     pub ollama: Option<SocketAddr>,
     /// The model that the commands name. `None` if no model is known yet.
     pub model: Option<&'a str>,
+    /// The engine of that model, if it is known.
+    pub engine: Option<&'a NodeInfo>,
     /// True if requests must present an API key.
     pub needs_key: bool,
     /// False if the model has no chat template and only continues texts.
@@ -46,7 +52,7 @@ const COMPLETION: PasteLines = PasteLines {
 
 impl fmt::Display for Banner<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Banner { address, lan, ollama, model, needs_key, chats } = *self;
+        let Banner { address, lan, ollama, model, engine, needs_key, chats } = *self;
         let base = format!("http://{}", reachable(address));
         let elsewhere = lan.map_or_else(String::new, |lan| {
             format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
@@ -68,11 +74,20 @@ None has listed a model yet. When one answers, this lists its models:
 Stop with Ctrl-C."#
             );
         };
+        let with = engine.map_or_else(String::new, |info| format!("\nwith {}", engine_line(info)));
+        // Agents need a chat template.
+        let agents = match chats {
+            true => format!(
+                "\n  # Agents (docs/clients.md), as Claude Code: \
+                 ANTHROPIC_BASE_URL={base} ANTHROPIC_AUTH_TOKEN={key} claude --model {model}\n"
+            ),
+            false => String::new(),
+        };
         let PasteLines { path, json, call, python, text } = if chats { CHAT } else { COMPLETION };
         write!(
             f,
             r#"
-Baton serves {model} at {base}/v1{elsewhere}
+Baton serves {model} at {base}/v1{elsewhere}{with}
 
   curl -N {base}/v1/{path}{header} -d '{{"model":"{model}","stream":true,{json}}}'
 
@@ -84,7 +99,7 @@ Baton serves {model} at {base}/v1{elsewhere}
       print(chunk.choices[0].{text}, end="", flush=True)
 
   # Ollama's clients, with: export OLLAMA_HOST={ollama}
-
+{agents}
 Stop with Ctrl-C."#
         )
     }
@@ -104,27 +119,30 @@ fn reachable(address: SocketAddr) -> String {
 mod tests {
     use super::*;
 
+    fn banner<'a>(address: &str, model: Option<&'a str>) -> Banner<'a> {
+        let address = address.parse().unwrap();
+        Banner { address, lan: None, ollama: None, model, engine: None, needs_key: false, chats: true }
+    }
+
     #[test]
     fn the_lines_name_the_address_the_model_and_the_key() {
-        let address = "0.0.0.0:8080".parse().unwrap();
         let lan = "192.168.1.5".parse().ok();
-        let text = Banner { address, lan, ollama: None, model: Some("M"), needs_key: true, chats: true }.to_string();
+        let text = Banner { lan, needs_key: true, ..banner("0.0.0.0:8080", Some("M")) }.to_string();
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
         assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
-        let address = "127.0.0.1:1".parse().unwrap();
+        let agents = "ANTHROPIC_BASE_URL=http://127.0.0.1:8080 ANTHROPIC_AUTH_TOKEN=YOUR_KEY claude --model M\n";
+        assert!(text.contains(agents) && text.contains("docs/clients.md"), "{text}");
         let ollama = "127.0.0.1:11434".parse().ok();
-        let text = Banner { address, lan: None, ollama, model: Some("M"), needs_key: false, chats: true }.to_string();
+        let text = Banner { ollama, ..banner("127.0.0.1:1", Some("M")) }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");
         assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");
     }
 
     #[test]
     fn a_model_that_refuses_chats_is_shown_with_completions() {
-        let address = "127.0.0.1:1".parse().unwrap();
-        let text =
-            Banner { address, lan: None, ollama: None, model: Some("M"), needs_key: false, chats: false }.to_string();
+        let text = Banner { chats: false, ..banner("127.0.0.1:1", Some("M")) }.to_string();
         assert!(
             text.contains("http://127.0.0.1:1/v1/completions -d '{") && text.contains("client.completions"),
             "{text}"
@@ -134,8 +152,7 @@ mod tests {
 
     #[test]
     fn without_a_model_no_command_names_one() {
-        let address = "127.0.0.1:1".parse().unwrap();
-        let text = Banner { address, lan: None, ollama: None, model: None, needs_key: true, chats: true }.to_string();
+        let text = Banner { needs_key: true, ..banner("127.0.0.1:1", None) }.to_string();
         assert!(
             text.contains("curl http://127.0.0.1:1/v1/models -H 'Authorization: Bearer YOUR_KEY'\n")
                 && !text.contains("\"model\""),

@@ -11,6 +11,7 @@ mod config_file;
 #[cfg(feature = "llama")]
 mod doctor;
 mod endpoint;
+mod engine_line;
 mod key;
 mod node;
 mod plan;

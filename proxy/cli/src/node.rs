@@ -16,11 +16,12 @@ use baton_proxy::http::open_files;
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::engine_line::engine_line;
 use super::terminal;
 
 /// Options of `baton node`.
@@ -106,7 +107,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             }
             Err(CommandFailure(failure.message))
         }
-        Ok(StartedNode { server, address, tls }) => {
+        Ok(StartedNode { server, address, tls, info }) => {
             let on_hangup = if tls.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
@@ -117,6 +118,9 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             } else {
                 if let Some(address) = address {
                     terminal::note(format_args!("baton node is ready on {address}"));
+                    if let Some(info) = info {
+                        terminal::note(format_args!("with {}", engine_line(&info)));
+                    }
                 }
                 signals::stop_on_signal(stop, on_hangup);
                 service_manager::report_ready();
@@ -136,6 +140,7 @@ struct StartedNode {
     /// Where, if it listens on TCP.
     address: Option<SocketAddr>,
     tls: Option<ServerTls>,
+    info: Option<NodeInfo>,
 }
 
 /// Listens, says that the model is loading, and loads it.
@@ -181,8 +186,10 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
         model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name).await?,
     };
     let started = registry::start(engine_options(options, model)?, puller).await;
-    late.set(started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?);
-    Ok(StartedNode { server, address, tls })
+    let engine = started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?;
+    let info = engine.info().await.ok();
+    late.set(engine);
+    Ok(StartedNode { server, address, tls, info })
 }
 
 /// Refuses plain HTTP on an address that other machines can reach.

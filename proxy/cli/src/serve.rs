@@ -84,16 +84,19 @@ fn print_drain(n_running: usize) {
 
 /// Prints the banner, and warns about unsafe settings.
 fn print_ready(ready: &ReadyEndpoint) {
-    let ReadyEndpoint { addresses, models, takes_chats: chats, needs_key } = ready;
+    let ReadyEndpoint { addresses, models, engine, needs_key } = ready;
+    let engine = engine.as_deref();
+    // Without a chat template a model only continues texts.
+    let chats = engine.is_none_or(|info| info.has_chat_template);
     let Some(&address) = addresses.first() else { return };
     // Upstreams may list their models later.
     let model = models.first().map(String::as_str);
-    if let (Some(model), false) = (model, *chats) {
+    if let (Some(model), false) = (model, chats) {
         tracing::warn!("{model} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
-    let banner =
-        Banner { address, lan, ollama: addresses.get(1).copied(), model, needs_key: *needs_key, chats: *chats };
+    let ollama = addresses.get(1).copied();
+    let banner = Banner { address, lan, ollama, model, engine, needs_key: *needs_key, chats };
     let mut text = banner.to_string();
     let others = models.get(1..).unwrap_or_default();
     if !others.is_empty() {

@@ -29,7 +29,7 @@ pub struct EngineArgs {
     /// Sequences decoded together [default: 4]
     #[arg(long, value_name = "N", value_parser = whole_number)]
     pub slots: Option<u32>,
-    /// Tokens one request may hold [default: the model's, up to 16384]
+    /// Tokens one request may hold [default: the model's, as far as the memory allows, up to 131072]
     #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub ctx_size: Option<u32>,
     /// Tokens the KV cache holds for all slots together [default: 4096 a slot]

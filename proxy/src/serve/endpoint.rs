@@ -60,8 +60,8 @@ pub struct ReadyEndpoint {
     pub addresses: Vec<SocketAddr>,
     /// Names of models, `[model]` first. Empty if upstreams have not listed theirs yet.
     pub models: Vec<String>,
-    /// False if the first model has no chat template and only continues texts.
-    pub takes_chats: bool,
+    /// The first engine that answered. `None` if only upstreams serve, or models that are loaded on demand.
+    pub engine: Option<Arc<NodeInfo>>,
     /// True if requests must present an API key.
     pub needs_key: bool,
 }
@@ -139,7 +139,7 @@ impl Endpoint {
         Ok(Some(ReadyEndpoint {
             addresses: self.addresses.clone(),
             models: served_names(&self.service, info.as_deref()),
-            takes_chats: info.is_none_or(|info| info.has_chat_template),
+            engine: info,
             needs_key: self.needs_key,
         }))
     }
