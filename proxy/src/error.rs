@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_engines::upstream::UpstreamFailure;
 use baton_schemas::EngineError;
 use baton_schemas::counted::counted;
 
@@ -21,6 +22,12 @@ pub enum RequestError {
         field: &'static str,
         /// The problem, as the end of the sentence `Invalid 'field': …`.
         problem: String,
+    },
+    /// The upstream that serves the model does not take a field.
+    #[error("Invalid '{field}': the upstream that serves this model does not take it.")]
+    FieldUnsupported {
+        /// The field, by its name in OpenAI's dialect.
+        field: &'static str,
     },
     /// No engine that serves the model supports images.
     #[error("Invalid '{field}': images are not supported here: {why}.")]
@@ -107,6 +114,12 @@ pub enum RequestError {
         /// How long the client should wait before it retries.
         retry_after: Duration,
     },
+    /// An upstream's reply broke off. No other upstream can continue it.
+    #[error("The upstream that serves this model {}.", broken_off(*failure))]
+    ReplyBrokeOff {
+        /// What went wrong.
+        failure: UpstreamFailure,
+    },
     /// The engine refused the request or failed on it.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -137,6 +150,20 @@ impl RateUnit {
     }
 }
 
+/// What an upstream did to a reply, as the end of a sentence.
+fn broken_off(failure: UpstreamFailure) -> &'static str {
+    match failure {
+        UpstreamFailure::TimedOut => "sent nothing for too long while it replied",
+        UpstreamFailure::Malformed => "sent something that cannot be read while it replied",
+        UpstreamFailure::ServerError => "reported an error while it replied",
+        UpstreamFailure::Unreachable
+        | UpstreamFailure::CutShort
+        | UpstreamFailure::Redirected
+        | UpstreamFailure::Unauthorized
+        | UpstreamFailure::ModelMissing => "broke off its reply",
+    }
+}
+
 impl RequestError {
     /// [`RequestError::Unavailable`] with at least a second until the client comes back.
     pub fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
@@ -158,6 +185,7 @@ impl RequestError {
         match self {
             RequestError::ModelNotFound { .. }
             | RequestError::InvalidField { .. }
+            | RequestError::FieldUnsupported { .. }
             | RequestError::ImagesUnsupported { .. }
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
@@ -174,6 +202,7 @@ impl RequestError {
             RequestError::RateLimited { .. }
             | RequestError::TooManyAtOnce { .. }
             | RequestError::Overloaded { .. }
+            | RequestError::ReplyBrokeOff { .. }
             | RequestError::Unavailable { .. } => false,
         }
     }
@@ -183,6 +212,7 @@ impl RequestError {
         match self {
             RequestError::ModelNotFound { .. } => RequestErrorKind::ModelNotFound,
             RequestError::InvalidField { .. }
+            | RequestError::FieldUnsupported { .. }
             | RequestError::ImagesUnsupported { .. }
             | RequestError::Incapable { .. } => RequestErrorKind::InvalidRequest,
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
@@ -191,6 +221,7 @@ impl RequestError {
             RequestError::InputTooLong { .. } | RequestError::TextTooLong { .. } => RequestErrorKind::ContextOverflow,
             RequestError::Overloaded { .. } => RequestErrorKind::Overloaded,
             RequestError::Unavailable { .. } => RequestErrorKind::Unavailable,
+            RequestError::ReplyBrokeOff { .. } => RequestErrorKind::EngineLost,
             RequestError::Engine(error) => match error {
                 EngineError::ContextOverflow { .. } | EngineError::ContextExceeded { .. } => {
                     RequestErrorKind::ContextOverflow

@@ -22,7 +22,7 @@ pub(crate) fn explain(error: &reqwest::Error) -> String {
 }
 
 /// The description of a failure of TLS with the server at `url`. `None` if TLS did not fail.
-pub(crate) fn explain_tls(error: &(dyn Error + 'static), url: Option<&str>) -> Option<String> {
+pub fn explain_tls(error: &(dyn Error + 'static), url: Option<&str>) -> Option<String> {
     let tls = causes(error).find_map(tls_error)?;
     Some(format!("TLS with {} failed: {}", url.unwrap_or("a node"), cure(tls)))
 }
@@ -44,8 +44,15 @@ fn cure(error: &rustls::Error) -> String {
         rustls::Error::InvalidCertificate(wrong) => match wrong {
             // A bad signature occurs with a CA that has the same name as a trusted one, such as its successor.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                "its certificate is of a CA that is not trusted here; --tls-ca FILE adds one".into()
+                "its certificate is of a CA that is not trusted here; tls_ca in the configuration, or --tls-ca FILE, adds one"
+                    .into()
             }
+            // Among others a self-signed certificate that is marked as a CA. As the certificate of a server it is refused,
+            // even if it is trusted as a CA.
+            CertificateError::Other(_) => "its certificate cannot be verified. If it is self-signed, it must not be marked as \
+                                           a CA (basicConstraints CA:FALSE), and tls_ca in the configuration, or --tls-ca \
+                                           FILE, must name it"
+                .into(),
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its certificate has expired".into(),
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "its certificate is not valid yet: compare the machines' clocks".into()

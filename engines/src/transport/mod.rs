@@ -16,7 +16,8 @@ use reqwest::{Certificate, ClientBuilder, Url};
 use rustls::pki_types::CertificateDer;
 
 pub use self::client_tls::{ALPN_HTTP1, ALPN_HTTP2};
-pub(crate) use self::explain::{explain, explain_tls};
+pub(crate) use self::explain::explain;
+pub use self::explain::explain_tls;
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};
 

@@ -56,7 +56,7 @@ impl HttpFailure {
     pub fn of_request(error: &RequestError, request_id: &str) -> Self {
         let failure = map(error);
         if failure.status == StatusCode::INTERNAL_SERVER_ERROR
-            || matches!(error, RequestError::Engine(EngineError::Lost { .. }))
+            || matches!(error, RequestError::Engine(EngineError::Lost { .. }) | RequestError::ReplyBrokeOff { .. })
         {
             tracing::error!(request_id, status = failure.status.as_u16(), %error, "request failed");
         } else {
@@ -129,6 +129,10 @@ fn map(error: &RequestError) -> HttpFailure {
             let failure = HttpFailure::invalid(error);
             HttpFailure { error: failure.error.param(*field), ..failure }
         }
+        RequestError::FieldUnsupported { field } => {
+            let failure = coded(HttpFailure::invalid(error), ErrorCode::UnsupportedParameter);
+            HttpFailure { error: failure.error.param(*field), ..failure }
+        }
         RequestError::ImagesUnsupported { field, .. } => {
             let failure = coded(HttpFailure::invalid(error), ErrorCode::UnsupportedParameter);
             HttpFailure { error: failure.error.param(field.clone()), ..failure }
@@ -152,6 +156,7 @@ fn map(error: &RequestError) -> HttpFailure {
             coded(HttpFailure::unavailable(error, *retry_after), ErrorCode::QueueFull)
         }
         RequestError::Unavailable { retry_after, .. } => HttpFailure::unavailable(error, *retry_after),
+        RequestError::ReplyBrokeOff { .. } => HttpFailure::unavailable(error, SOON),
         RequestError::Engine(engine) => map_engine(engine),
     }
 }
@@ -265,6 +270,8 @@ impl HttpFailure {
 
 #[cfg(test)]
 mod tests {
+    use baton_engines::upstream::UpstreamFailure;
+
     use super::*;
     use crate::error::RateUnit;
 
@@ -301,6 +308,14 @@ mod tests {
         check(
             RequestError::ModelNotAllowed { model: "x".into() },
             (403, ErrorKind::Permission, Some(ErrorCode::ModelNotAllowed), Retry::Unsaid),
+        );
+        check(
+            RequestError::FieldUnsupported { field: "logprobs" },
+            (400, ErrorKind::InvalidRequest, Some(ErrorCode::UnsupportedParameter), Retry::Unsaid),
+        );
+        check(
+            RequestError::ReplyBrokeOff { failure: UpstreamFailure::CutShort },
+            (503, ErrorKind::Unavailable, None, after(SOON)),
         );
         check(
             RequestError::Unavailable { reason: "loading".into(), retry_after: ms(2000) },

@@ -58,6 +58,8 @@ impl ReplyTotals {
             }
             // Choices share the prompt, so only one of them fetches it.
             EventKind::Handoff { report } => self.handoff = Some(*report),
+            // An engine that starts again reports a handoff of its own, or makes none.
+            EventKind::Rerouted { .. } => self.handoff = None,
             EventKind::Context { tokens } => self.context.clone_from(tokens),
             EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);
@@ -65,7 +67,6 @@ impl ReplyTotals {
                 self.add(event.choice, timings);
             }
             EventKind::Started { .. }
-            | EventKind::Rerouted { .. }
             | EventKind::Text { .. }
             | EventKind::Reasoning { .. }
             | EventKind::ToolCall { .. } => {}
@@ -87,5 +88,24 @@ impl ReplyTotals {
         }
         total.predicted_n = total.predicted_n.saturating_add(timings.predicted_n);
         total.predicted_ms = total.predicted_ms.max(timings.predicted_ms);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_handoff_of_the_last_route_is_shown() {
+        let mut totals = ReplyTotals::new(1);
+        let rerouted = || EventKind::Rerouted { route: "route=direct".to_owned() };
+        let handoff = |n_tokens| EventKind::Handoff { report: HandoffReport { n_tokens, ..HandoffReport::default() } };
+        let mut shown = |kind: EventKind| {
+            totals.record(&RequestStep::Event(kind.of(0)));
+            totals.handoff.map(|report| report.n_tokens)
+        };
+        assert_eq!(shown(handoff(1_280)), Some(1_280));
+        assert_eq!(shown(rerouted()), None, "the engine was lost, and another one starts again");
+        assert_eq!(shown(handoff(900)), Some(900));
     }
 }

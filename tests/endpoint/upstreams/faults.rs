@@ -140,7 +140,9 @@ async fn missing_log_probabilities_are_an_error_and_not_an_empty_list() {
     let front = ReloadableServer::start(&one(&mock.url, ""));
     for stream in [false, true] {
         let answer = front.chat(json!({ "logprobs": true, "stream": stream })).await;
-        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("logprobs")), "{answer:?}");
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, &error["param"]), (400, &json!("logprobs")), "{answer:?}");
+        assert_eq!(error["code"], "unsupported_parameter", "{error}");
     }
     assert_eq!(front.chat(json!({})).await.content(), "well", "that is no failure of the upstream");
 }

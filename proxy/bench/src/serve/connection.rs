@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::transport::ALPN_HTTP1;
+use baton_engines::transport::{ALPN_HTTP1, explain_tls};
 use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -162,8 +162,10 @@ impl ServerConnections {
             None => handshake(stream).await,
             Some(tls) => {
                 let secured = tls.connector.connect(tls.name.clone(), stream).await;
-                handshake(secured.map_err(|error| format!("TLS failed: {error}; --tls-ca FILE adds an authority"))?)
-                    .await
+                let why = |error: std::io::Error| {
+                    explain_tls(&error, Some(&self.address.authority)).unwrap_or_else(|| format!("TLS failed: {error}"))
+                };
+                handshake(secured.map_err(why)?).await
             }
         }
     }

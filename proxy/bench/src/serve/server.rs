@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::bodies::Bodies;
@@ -89,6 +89,10 @@ async fn first_model(connections: &ServerConnections, server: &ServerSettings) -
     })?;
     let status = response.status();
     let body = whole(response.into_body(), MAX_LIST_BYTES).await.map_err(|failure| failed(&failure.name()))?;
+    if status == StatusCode::UNAUTHORIZED {
+        let missing = format!("{status}: {}", quoted(&body));
+        return Err(CommandFailure(format!("{}/v1/models: {missing}; --api-key KEY gives a key", server.base)));
+    }
     if !status.is_success() {
         return Err(failed(&format!("{status}: {}", quoted(&body))));
     }

@@ -77,6 +77,20 @@ pub(super) enum ClaimedFinish {
     Unknown,
 }
 
+impl ClaimedFinish {
+    /// The reply's word.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            ClaimedFinish::Stop => "stop",
+            ClaimedFinish::Length => "length",
+            ClaimedFinish::ToolCalls => "tool_calls",
+            ClaimedFinish::FunctionCall => "function_call",
+            ClaimedFinish::ContentFilter => "content_filter",
+            ClaimedFinish::Unknown => "an unknown finish_reason",
+        }
+    }
+}
+
 impl EventChoice<'_> {
     /// The message of a chat.
     pub(super) fn chat(&self) -> Option<&CheckedMessage<'_>> {

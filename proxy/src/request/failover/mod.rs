@@ -324,6 +324,9 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
+        if self.request.generated.is_empty() {
+            self.progress.restart();
+        }
         self.followers.send_replace(run.plan.clone());
         SequenceState::Streaming(run)
     }

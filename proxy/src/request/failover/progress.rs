@@ -19,14 +19,18 @@ pub(super) struct StreamProgress {
 impl StreamProgress {
     /// An engine has a slot. Returns true the first time: the reader gets one start only.
     pub(super) fn start(&mut self, n_cached: u32) -> bool {
-        let is_first = !std::mem::replace(&mut self.has_started, true);
-        if is_first {
+        if self.n_earlier == 0 {
             self.n_ready = n_cached;
         }
-        is_first
+        !std::mem::replace(&mut self.has_started, true)
     }
 
-    /// A handoff ended. Returns true the first time: the reader gets one handoff only.
+    /// Another engine starts the sequence from its beginning: nothing that the first one did counts.
+    pub(super) fn restart(&mut self) {
+        *self = StreamProgress { has_started: self.has_started, ..StreamProgress::default() };
+    }
+
+    /// A handoff ended. Returns true the first time since the start: the reader gets one handoff for each start.
     pub(super) fn hand_over(&mut self, timings: &HandoffReport) -> bool {
         let is_first = !std::mem::replace(&mut self.is_handed_over, true);
         if is_first {
@@ -55,5 +59,27 @@ impl StreamProgress {
             predicted_ms: self.first_token.map_or(0.0, |first| first.elapsed().as_secs_f64() * 1e3),
             ..last
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_again_forgets_what_the_first_engine_did() {
+        let report = HandoffReport { n_tokens: 100, ..HandoffReport::default() };
+        let mut progress = StreamProgress::default();
+        assert!(progress.start(7) && progress.hand_over(&report) && !progress.hand_over(&report));
+        progress.lose(0);
+        progress.restart();
+        assert!(!progress.start(3), "the reader gets one start");
+        assert!(progress.hand_over(&report), "the second engine's handoff is the one that counts");
+        assert_eq!(progress.n_ready, 103);
+        // After a token the first numbers stand.
+        progress.token();
+        progress.lose(1);
+        assert!(!progress.start(50) && !progress.hand_over(&report));
+        assert_eq!(progress.n_ready, 103);
     }
 }

@@ -91,7 +91,11 @@ pub(super) async fn fall_back(
     tracing::info!(request_id, %error, "no engine accepted the request; trying upstreams");
     match start_on_upstreams(starting, serving, Some(RouteReason::NoEngine)).await {
         // The upstream cannot serve this request, but an engine can once it is back.
-        Err(RequestError::InvalidField { .. } | RequestError::ImagesUnsupported { .. }) => Err(error),
+        Err(
+            RequestError::InvalidField { .. }
+            | RequestError::FieldUnsupported { .. }
+            | RequestError::ImagesUnsupported { .. },
+        ) => Err(error),
         outcome => outcome,
     }
 }

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use baton_engines::upstream::{UpstreamError, UpstreamFailure};
-use baton_schemas::EngineError;
 
 use crate::error::RequestError;
 
@@ -14,10 +13,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The error of a request that no upstream has begun to answer.
 pub(super) fn client_error(error: UpstreamError) -> RequestError {
     match error {
-        UpstreamError::Unsupported { field } => RequestError::InvalidField {
-            field,
-            problem: "the upstream that serves this model does not take it".to_owned(),
-        },
+        UpstreamError::Unsupported { field } => RequestError::FieldUnsupported { field },
         UpstreamError::Refused(error) => RequestError::Engine(error),
         UpstreamError::Busy { retry_after } => RequestError::Unavailable {
             reason: "the upstream that serves it is busy".to_owned(),
@@ -42,9 +38,7 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
 /// The error of an interrupted reply. No other upstream can continue it.
 pub(super) fn broken_reply(error: UpstreamError) -> RequestError {
     match error {
-        UpstreamError::Failed { failure, .. } => {
-            EngineError::lost(format_args!("an upstream failed: {failure}")).into()
-        }
+        UpstreamError::Failed { failure, .. } => RequestError::ReplyBrokeOff { failure },
         error => client_error(error),
     }
 }
@@ -76,8 +70,11 @@ mod tests {
 
     #[test]
     fn a_reply_that_breaks_off_is_reported_without_the_upstreams_words() {
-        let error = broken_reply(failed(UpstreamFailure::Malformed));
-        let RequestError::Engine(EngineError::Lost { detail }) = error else { panic!() };
-        assert!(detail.contains("malformed") && !detail.contains("secret"), "{detail}");
+        let check = |failure, expected: &str| assert_eq!(broken_reply(failed(failure)).to_string(), expected);
+        check(UpstreamFailure::CutShort, "The upstream that serves this model broke off its reply.");
+        check(
+            UpstreamFailure::Malformed,
+            "The upstream that serves this model sent something that cannot be read while it replied.",
+        );
     }
 }

@@ -129,17 +129,14 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
             // The upstream answers, and may serve its other models.
             UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. } => {
                 server.breaker.succeeded();
-                tracing::warn!(
-                    request_id,
-                    upstream = server.name(),
-                    model,
-                    "an upstream lacks a model; trying the next"
-                );
+                let next = next_step(serving, &tried, is_second_round, &failure).as_str();
+                tracing::warn!(request_id, upstream = server.name(), model, "an upstream lacks a model; {next}");
             }
-            UpstreamError::Failed { failure, .. } => {
-                server.failed(*failure);
-                let reason = failure.as_str();
-                tracing::warn!(request_id, upstream = server.name(), reason, "an upstream failed; trying the next");
+            UpstreamError::Failed { failure: reason, .. } => {
+                server.failed(*reason);
+                let next = next_step(serving, &tried, is_second_round, &failure).as_str();
+                let reason = reason.as_str();
+                tracing::warn!(request_id, upstream = server.name(), reason, "an upstream failed; {next}");
             }
         }
         last = Some(failure);
@@ -190,6 +187,36 @@ fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, RouteR
         _ => RouteReason::NextUpstream,
     };
     Some((best, reason))
+}
+
+/// What follows a failure, for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NextStep {
+    NextUpstream,
+    /// All upstreams are asked once more.
+    SecondRound,
+    GiveUp,
+}
+
+impl NextStep {
+    fn as_str(self) -> &'static str {
+        match self {
+            NextStep::NextUpstream => "trying the next",
+            NextStep::SecondRound => "trying once more",
+            NextStep::GiveUp => "no other is left for this request",
+        }
+    }
+}
+
+fn next_step(serving: &ServedByUpstreams, tried: &[usize], is_second_round: bool, failure: &UpstreamError) -> NextStep {
+    let is_left = |(i, upstream): (usize, &ServingUpstream)| {
+        !tried.contains(&i) && upstream.server.busy_for(&upstream.model).is_none()
+    };
+    match serving.upstreams.iter().enumerate().any(is_left) {
+        true => NextStep::NextUpstream,
+        false if !is_second_round && is_broken_connection(failure) => NextStep::SecondRound,
+        false => NextStep::GiveUp,
+    }
 }
 
 fn is_broken_connection(error: &UpstreamError) -> bool {

@@ -16,14 +16,21 @@ struct ServerTls {
 impl ServerTls {
     /// Offers these protocols.
     fn new(alpn: &[&'static [u8]]) -> ServerTls {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        ServerTls::with_certificate(alpn, rcgen::IsCa::NoCa)
+    }
+
+    fn with_certificate(alpn: &[&'static [u8]], is_ca: rcgen::IsCa) -> ServerTls {
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.is_ca = is_ca;
+        let signing_key = rcgen::KeyPair::generate().unwrap();
+        let cert = params.self_signed(&signing_key).unwrap();
         let ca = tempfile::tempdir().unwrap();
-        std::fs::write(ca.path().join("ca.pem"), made.cert.pem()).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        std::fs::write(ca.path().join("ca.pem"), cert.pem()).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder =
             rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let mut config = builder.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        let mut config = builder.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         ServerTls { acceptor: TlsAcceptor::from(Arc::new(config)), ca }
     }
@@ -93,7 +100,12 @@ async fn a_certificate_that_is_not_trusted_is_explained() {
     let (server, _) = tls_server(&[]).await;
     let stranger = Connections::new(server.opener.url(), &Transport::default(), 5 * SECOND, 1).unwrap();
     let Err(error) = stranger.send(&call("/")).await else { panic!() };
-    assert!(error.to_string().contains("not trusted here"), "{error}");
+    assert!(error.to_string().contains("not trusted here") && error.to_string().contains("tls_ca"), "{error}");
+    // As `openssl req -x509` makes it.
+    let tls = ServerTls::with_certificate(&[], rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
+    let (address, _) = serve(router(), Some(tls.acceptor.clone()), 200).await;
+    let Err(error) = tls.client(address).send(&call("/")).await else { panic!() };
+    assert!(error.to_string().contains("CA:FALSE") && !error.to_string().contains("Other("), "{error}");
 }
 
 async fn in_time<T>(future: impl Future<Output = T>) -> T {

@@ -1,5 +1,7 @@
 //! Checks a reply while it arrives: order of chunks, JSON, finish reason, usage, and that no text is lost.
 
+use baton_schemas::counted::counted;
+
 use crate::serve::fault::{ReplyFault, ReplyFaults, RequestFailure};
 use crate::serve::settings::{Api, AskedForm, ReplyChecks};
 use crate::serve::stamps::StampReader;
@@ -180,7 +182,11 @@ impl ReplyCheck {
         if let Some(stamps) = &self.stamps
             && !(stamps.is_whole() && n_claimed.is_none_or(|n| n == stamps.n_tokens))
         {
-            let found = format!("{} tokens of {n_claimed:?}", stamps.n_tokens);
+            let arrived = counted(stamps.n_tokens, "token");
+            let found = match n_claimed {
+                Some(n) => format!("{arrived} arrived whole, and usage counts {n}"),
+                None => format!("{arrived} arrived whole, and there are gaps"),
+            };
             self.faults.add(ReplyFault::TextLost, found.as_bytes());
         }
         self.digest.as_ref().map(|digest| digest.finalize())
@@ -189,7 +195,11 @@ impl ReplyCheck {
     fn check_usage(&mut self) {
         let Some(usage) = self.usage else { return self.faults.add(ReplyFault::NoUsage, b"") };
         let ClaimedUsage { prompt_tokens, completion_tokens: n, total_tokens } = usage;
-        let shown = format!("{usage:?}, finish {:?}, {} chunks", self.finish, self.n_chunks);
+        let finish = self.finish.map_or("no finish_reason", ClaimedFinish::as_str);
+        let shown = format!(
+            "usage of {prompt_tokens} + {n} tokens, {total_tokens} in total; {finish}; {}",
+            counted(self.n_chunks, "chunk")
+        );
         if total_tokens != prompt_tokens.saturating_add(n) || (n == 0 && self.n_chunks > 0) {
             self.faults.add(ReplyFault::WrongUsage, shown.as_bytes());
         }
