@@ -119,7 +119,8 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
     let closed = start_with(hello(), closed_config("k")).await;
     assert_eq!(closed.get("/").await.text, "Ollama is running");
     let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");
-    assert!(Reply::of(browser.send().await.unwrap()).await.text.starts_with("Baton is running"));
+    let page = Reply::of(browser.send().await.unwrap()).await.text;
+    assert!(page.starts_with("Baton is running") && page.contains("docs/clients.md"), "{page}");
     let reply = server.get("/v1/chat/completions").await;
     let error = reply.failed(405, "invalid_request_error", None);
     assert_eq!(error["message"], "GET is not allowed on /v1/chat/completions. Use POST.");
