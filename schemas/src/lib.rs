@@ -23,6 +23,7 @@ pub mod embed;
 pub mod error;
 mod error_code;
 pub mod generate;
+mod grammar;
 pub mod handoff;
 pub mod image;
 pub mod json_output;

@@ -13,6 +13,9 @@ pub struct Tool {
     pub parameters: Value,
     /// How closely the arguments of a free call must follow the schema.
     pub strict: Strictness,
+    /// A narrower schema that calls are held to instead. The model does not see it, because it would not help: it holds a
+    /// grammar that the description shows in the client's words.
+    pub held: Option<Value>,
 }
 
 /// How closely the arguments of free calls must follow the schema. Those of forced calls always follow it.
@@ -43,6 +46,11 @@ impl Tool {
         function.insert("parameters".to_owned(), self.parameters.clone());
         json!({ "type": "function", "function": function })
     }
+
+    /// Returns the schema that calls are held to.
+    pub fn held(&self) -> &Value {
+        self.held.as_ref().unwrap_or(&self.parameters)
+    }
 }
 
 /// Which of the tools the model may or must call.
@@ -68,12 +76,14 @@ pub struct ToolUse {
     pub choice: ToolChoice,
     /// Allow several calls in one reply.
     pub parallel: bool,
+    /// Tools of the request that are not offered, because they run on the servers of the API's owner. Each once.
+    pub skipped: Vec<HostedTool>,
 }
 
 impl Default for ToolUse {
     /// No tools.
     fn default() -> Self {
-        ToolUse { tools: Vec::new(), choice: ToolChoice::Auto, parallel: true }
+        ToolUse { tools: Vec::new(), choice: ToolChoice::Auto, parallel: true, skipped: Vec::new() }
     }
 }
 
@@ -93,6 +103,84 @@ impl ToolUse {
     pub fn is_forced(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
+}
+
+/// A tool that runs on the servers of OpenAI or Anthropic, so nobody here can run it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostedTool {
+    /// Searches the web.
+    WebSearch,
+    /// Reads pages of the web.
+    WebFetch,
+    /// Searches files that were uploaded to the owner.
+    FileSearch,
+    /// Runs code in a container of the owner.
+    CodeExecution,
+    /// Calls tools of an MCP server from the owner's servers.
+    Mcp,
+    /// Makes images with a model of the owner.
+    ImageGeneration,
+    /// Operates a computer by its screen, which only models of the owner have learnt in this form.
+    ComputerUse,
+    /// Finds tools whose definitions are loaded later. Here all definitions are loaded at once.
+    ToolSearch,
+    /// Asks another model of the owner.
+    Advisor,
+}
+
+/// The words before a version in the types of OpenAI's tools.
+const OPENAI_TOOLS: &[(&str, HostedTool)] = &[
+    ("web_search", HostedTool::WebSearch),
+    ("file_search", HostedTool::FileSearch),
+    ("code_interpreter", HostedTool::CodeExecution),
+    ("mcp", HostedTool::Mcp),
+    ("image_generation", HostedTool::ImageGeneration),
+    ("computer", HostedTool::ComputerUse),
+    ("tool_search", HostedTool::ToolSearch),
+];
+
+/// The words before a version in the types of Anthropic's tools.
+const ANTHROPIC_TOOLS: &[(&str, HostedTool)] = &[
+    ("web_search", HostedTool::WebSearch),
+    ("web_fetch", HostedTool::WebFetch),
+    ("code_execution", HostedTool::CodeExecution),
+    ("mcp_toolset", HostedTool::Mcp),
+    ("computer", HostedTool::ComputerUse),
+    ("tool_search_tool", HostedTool::ToolSearch),
+    ("advisor", HostedTool::Advisor),
+];
+
+impl HostedTool {
+    /// Returns the tool that a type of OpenAI's API names, with or without a version.
+    pub fn of_openai(kind: &str) -> Option<HostedTool> {
+        versioned(kind, OPENAI_TOOLS)
+    }
+
+    /// Returns the tool that a type of Anthropic's API names, with or without a version.
+    pub fn of_anthropic(kind: &str) -> Option<HostedTool> {
+        versioned(kind, ANTHROPIC_TOOLS)
+    }
+
+    /// Returns the word for headers and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HostedTool::WebSearch => "web_search",
+            HostedTool::WebFetch => "web_fetch",
+            HostedTool::FileSearch => "file_search",
+            HostedTool::CodeExecution => "code_execution",
+            HostedTool::Mcp => "mcp",
+            HostedTool::ImageGeneration => "image_generation",
+            HostedTool::ComputerUse => "computer_use",
+            HostedTool::ToolSearch => "tool_search",
+            HostedTool::Advisor => "advisor",
+        }
+    }
+}
+
+fn versioned(kind: &str, tools: &[(&str, HostedTool)]) -> Option<HostedTool> {
+    let is_of =
+        |word: &str| kind.strip_prefix(word).is_some_and(|version| version.is_empty() || version.starts_with('_'));
+    tools.iter().find(|(word, _)| is_of(word)).map(|(_, tool)| *tool)
 }
 
 /// A step of a call in a reply. A call is `Begin`, then `Arguments` in pieces, then `End`, unless the reply is cut off
@@ -180,7 +268,7 @@ pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
         if tools[..index].iter().any(|earlier| earlier.name == tool.name) {
             return Err(ToolsError::Duplicate { index });
         }
-        budget.take(&tool.parameters).map_err(|error| ToolsError::Schema { index, error })?;
+        budget.take(tool.held()).map_err(|error| ToolsError::Schema { index, error })?;
     }
     match &use_of_tools.choice {
         ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => Err(ToolsError::NothingToCall),
@@ -189,7 +277,8 @@ pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Returns true for a name that every format of calls can represent.
+pub(crate) fn is_name(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_part)
 }

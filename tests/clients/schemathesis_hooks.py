@@ -136,6 +136,16 @@ def tools(body):
     for field in ("tools", "functions"):
         if isinstance(body.get(field), list):
             body[field] = body[field][:3]
+    for n, space in enumerate(body.get("tools") or []):
+        if space.get("type") != "namespace":
+            custom_format(space)
+            continue
+        space["tools"] = space["tools"][:2]
+        for m, tool in enumerate(space["tools"]):
+            tool["name"] = f"g{n}{m}"
+            custom_format(tool)
+            if tool.get("parameters"):
+                tool["parameters"] = A_SCHEMA
     if body.get("tools"):
         body.pop("functions", None)
     for field, choice in (("tools", "tool_choice"), ("functions", "function_call")):
@@ -143,6 +153,9 @@ def tools(body):
         for n, tool in enumerate(body.get(field) or []):
             place = tool.get("function", tool)
             # Other types of tools are removed.
+            if place is tool and tool.get("type") == "namespace":
+                place["name"] = f"n{n}"
+                continue
             if place is tool and tool.get("type") not in (None, "function", "custom"):
                 continue
             if isinstance(place, dict) and "name" in place:
@@ -157,3 +170,9 @@ def tools(body):
             for place in (wanted, wanted.get("function"), *(wanted.get("tools") or [])):
                 if isinstance(place, dict) and "name" in place:
                     place["name"] = named[0]
+
+
+def custom_format(tool):
+    """Gives a custom tool a grammar that is one."""
+    if isinstance(tool.get("format"), dict) and tool["format"].get("definition") is not None:
+        tool["format"]["definition"] = 'start: "a"' if tool["format"].get("syntax") == "lark" else "a"

@@ -1,6 +1,7 @@
 """/v1/responses with the openai package: whole, and streamed with its helpers, which check the order of events."""
 
 import json
+import re
 
 import openai
 import pytest
@@ -172,3 +173,43 @@ def test_langchain_uses_responses(base_url):
     for chunk in bound.stream("What is the weather in Paris?"):
         streamed = chunk if streamed is None else streamed + chunk
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]
+
+
+def test_a_custom_tool_and_a_tool_of_a_namespace_are_called(client):
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " WORD LF\nWORD: /[a-z]{3}/\nLF: /\\n/'}
+    zone = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
+    tools = [
+        {"type": "custom", "name": "patch", "description": "Edits.", "format": grammar},
+        {
+            "type": "namespace",
+            "name": "mcp__demo",
+            "description": "A demo.",
+            "tools": [{"type": "function", "name": "clock", "parameters": {**zone, "additionalProperties": False}}],
+        },
+    ]
+    asked = {**GREEDY, "max_output_tokens": 80, "input": "Edit the file.", "tools": tools}
+    choice = {"type": "custom", "name": "patch"}
+    reply = client.responses.create(**asked, tool_choice=choice)
+    call = reply.output[-1]
+    assert call.type == "custom_tool_call" and call.name == "patch"
+    assert re.fullmatch(r"\*\*\* [a-z]{3}\n", call.input), call
+    events = list(client.responses.create(**asked, tool_choice=choice, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert len(deltas) > 1 and "".join(deltas) == call.input
+    done = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert [event.input for event in done] == [call.input]
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}
+    history = [{"role": "user", "content": "Edit the file."}, call.model_dump(exclude_none=True), output]
+    answer = client.responses.create(**{**asked, "input": history}, tool_choice="none")
+    assert answer.output[0].type == "message"
+
+    named = {"type": "function", "name": "clock", "namespace": "mcp__demo"}
+    raw = client.responses.with_raw_response.create(
+        **{**asked, "tools": [*tools, {"type": "web_search"}]}, tool_choice=named
+    )
+    call = raw.parse().output[-1]
+    assert call.type == "function_call" and (call.name, call.namespace) == ("clock", "mcp__demo")
+    assert json.loads(call.arguments)["zone"] in ("UTC", "CET")
+    assert raw.headers["x-baton-warning"].endswith(": web_search")
+    with pytest.raises(openai.BadRequestError, match="local_shell"):
+        client.responses.create(**{**asked, "tools": [{"type": "local_shell"}]})

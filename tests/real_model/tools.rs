@@ -208,6 +208,120 @@ async fn functions_of_responses_are_strict_if_their_schema_allows() {
     assert_eq!((status, &reply["tools"][0]["strict"]), (200, &json!(false)), "{reply}");
 }
 
+/// A request of `/v1/responses` with a custom tool in a namespace, whose grammar is a part of the patches of Codex.
+fn patch_tool(grammar: &str, more: Value) -> Value {
+    let format = json!({ "type": "grammar", "syntax": "lark", "definition": grammar });
+    let patch = json!({ "type": "custom", "name": "apply_patch", "description": "Edits files.", "format": format });
+    let space = json!({ "type": "namespace", "name": "files", "description": "Files.", "tools": [patch] });
+    let choice = json!({ "type": "custom", "name": "apply_patch", "namespace": "files" });
+    let mut body = json!({ "model": "smollm2", "input": "Delete the file a.txt.", "max_output_tokens": 120,
+        "tools": [space], "tool_choice": choice });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The events of a streamed response.
+async fn response_events(server: &BatonServer, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let url = format!("{}/v1/responses", server.base);
+    let text = reqwest::Client::new().post(url).json(&body).send().await.unwrap().text().await.unwrap();
+    text.lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|json| serde_json::from_str(json).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_input_of_a_custom_tool_follows_its_grammar_in_every_familys_format() {
+    let fixture = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/engines/tests/fixtures/templates");
+        std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()
+    };
+    let grammar = "start: begin_patch hunk end_patch\nbegin_patch: \"*** Begin Patch\" LF\n\
+        end_patch: \"*** End Patch\" LF?\nhunk: \"*** Delete File: \" filename LF\n\
+        filename: /\"[a-z]{1,8}\\.(txt|rs)\"/\n%import common.LF\n";
+    let templates = [fixture("qwen3"), fixture("llama3"), fixture("mistral"), fixture("tool_schema"), HARMONY.into()];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.jinja");
+    for template in templates {
+        std::fs::write(&path, &template).unwrap();
+        let server = BatonServer::start(&["--chat-template-file", path.to_str().unwrap()]);
+        let body = patch_tool(grammar, json!({ "temperature": 0 }));
+        let (status, reply) = post(&server, "/v1/responses", &body).await;
+        assert_eq!(status, 200, "{reply}");
+        let call = reply["output"].as_array().unwrap().last().unwrap();
+        println!("{call}");
+        assert_eq!(
+            (&call["type"], &call["name"], &call["namespace"], &call["status"]),
+            (&json!("custom_tool_call"), &json!("apply_patch"), &json!("files"), &json!("completed")),
+            "{reply}"
+        );
+        let input = call["input"].as_str().unwrap();
+        let name = input.strip_prefix("*** Begin Patch\n*** Delete File: \"").and_then(|rest| rest.split_once("\"\n"));
+        let (name, end) = name.unwrap_or_else(|| panic!("{input}"));
+        assert!(name.ends_with(".txt") || name.ends_with(".rs"), "{input}");
+        assert!(["*** End Patch", "*** End Patch\n"].contains(&end), "{input}");
+
+        let events = response_events(&server, &body).await;
+        let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).cloned().collect::<Vec<_>>();
+        let deltas = of("response.custom_tool_call_input.delta");
+        let streamed: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
+        assert_eq!((streamed.as_str(), deltas.len() > 3), (input, true));
+        assert_eq!(of("response.custom_tool_call_input.done")[0]["input"], input);
+
+        // The call and its output can be sent back.
+        let output = json!({ "type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done." });
+        let history = json!([{ "role": "user", "content": "Delete it." }, call, output]);
+        let next = patch_tool(grammar, json!({ "input": history, "tool_choice": "none", "max_output_tokens": 4 }));
+        let (status, reply) = post(&server, "/v1/responses", &next).await;
+        assert_eq!((status, &reply["output"][0]["type"]), (200, &json!("message")), "{reply}");
+    }
+}
+
+/// The grammar that Codex sends with `apply_patch`.
+const CODEX_PATCH: &str = "start: begin_patch hunk+ end_patch
+begin_patch: \"*** Begin Patch\" LF
+end_patch: \"*** End Patch\" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: \"*** Add File: \" filename LF add_line+
+delete_hunk: \"*** Delete File: \" filename LF
+update_hunk: \"*** Update File: \" filename LF change_move? change?
+
+filename: /(.+)/
+add_line: \"+\" /(.*)/ LF -> line
+
+change_move: \"*** Move to: \" filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: (\"@@\" | \"@@ \" /(.+)/) LF
+change_line: (\"+\" | \"-\" | \" \") /(.*)/ LF
+eof_line: \"*** End of File\" LF
+
+%import common.LF
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_grammar_of_codex_holds_and_wrong_ones_are_named() {
+    let server = BatonServer::start(&[]);
+    let (status, reply) = post(&server, "/v1/responses", &patch_tool(CODEX_PATCH, json!({ "temperature": 0 }))).await;
+    assert_eq!(status, 200, "{reply}");
+    let input = reply["output"][0]["input"].as_str().unwrap();
+    println!("{input}");
+    let mut lines = input.split('\n');
+    assert_eq!(lines.next(), Some("*** Begin Patch"));
+    let hunk = lines.next().unwrap();
+    let starts = ["*** Add File: ", "*** Delete File: ", "*** Update File: "];
+    assert!(starts.iter().any(|start| hunk.starts_with(start) || start.starts_with(hunk)), "{input}");
+    // A look-around is beyond the engine.
+    let regex = json!({ "type": "grammar", "syntax": "regex", "definition": "a(?=b)b" });
+    let tool = json!({ "type": "custom", "name": "patch", "format": regex });
+    let (status, reply) =
+        post(&server, "/v1/responses", &patch_tool("", json!({ "tools": [tool], "tool_choice": "auto" }))).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("tools")), "{reply}");
+    assert!(reply["error"]["message"].as_str().unwrap().contains("patch"), "{reply}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_choice_ends_in_text_or_whole_calls() {
     let server = BatonServer::start(&[]);

@@ -40,7 +40,7 @@ impl LarkWriter {
                 let schema = if *schema == Value::Null { Value::Bool(true) } else { with_settings(schema.clone()) };
                 self.rule("j", "", &format!("%json {schema}"))
             }
-            Rule::Pattern(pattern) => format!("/{}/", pattern.replace('/', "\\/")),
+            Rule::Pattern(pattern) => format!("/{}/", slashed(pattern)),
             Rule::Until(end) => match self.control_at(end) {
                 Some((token, "")) => format!("/(.|\\n)*/ <[{token}]>"),
                 _ => self.rule("u", "[lazy]", &format!("/(.|\\n)*/ {}", quoted(end))),
@@ -106,6 +106,20 @@ impl LarkWriter {
     }
 }
 
+/// A regular expression whose slashes are escaped, because a slash ends it.
+fn slashed(pattern: &str) -> String {
+    let mut is_escaped = false;
+    let mut slashed = String::with_capacity(pattern.len());
+    for c in pattern.chars() {
+        if c == '/' && !is_escaped {
+            slashed.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        slashed.push(c);
+    }
+    slashed
+}
+
 /// A string literal. Lark's are JSON's, except for one character that JSON does not escape.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
@@ -137,6 +151,7 @@ mod tests {
         check(Rule::literal(""), "start: \"\"\n");
         check(Rule::Repeat { rule: Box::new(Rule::text()), min: 0, max: Some(0) }, "start: \"\"\n");
         check(Rule::text(), "start: /(.|\\n)*/\n");
+        check(Rule::Pattern(r"a/\/\\/b".into()), "start: /a\\/\\/\\\\\\/b/\n");
         check(Rule::Until("</t>".into()), "start: u0\nu0[lazy]: /(.|\\n)*/ \"</t>\"\n");
         check(Rule::Until("<|m|>".into()), "start: /(.|\\n)*/ <[7]>\n");
         check(

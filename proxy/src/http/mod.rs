@@ -33,6 +33,7 @@ mod nearest_route;
 mod parse_errors;
 mod passage;
 mod reply_totals;
+mod skipped_tools;
 mod streamed;
 mod unread_body;
 mod when_woken;

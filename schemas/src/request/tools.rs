@@ -5,11 +5,11 @@ use serde::Deserialize;
 use serde::de::MapAccess;
 
 use super::field::{Field, Items, Required, join, object};
-use super::invalid::InvalidRequest;
+use super::invalid::{InvalidRequest, quoted};
 use super::read::{Read, Reading, ValueProblem};
 use super::schema::{Variant, described};
 use super::values::{SchemaObject, Word, Words};
-use crate::tools::{MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
+use crate::tools::{HostedTool, MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
 
 object! {
     /// A function that the model may call.
@@ -39,27 +39,9 @@ object! {
 }
 
 object! {
-    /// A tool of `/v1/responses`. Tools of other types run on OpenAI's servers and are ignored.
-    pub(crate) struct ResponseTool {
-        /// `function`, or the type of a tool that is ignored.
-        r#type: Field<String>,
-        /// The function.
-        #[schemars(flatten)]
-        function: Function,
-    }
-    by "type" {
-        Variant {
-        words: &["function"], is_default: true, needs: &["name"],
-        may_have: &["description", "parameters", "strict"], ..Variant::NEW
-        },
-        Variant { but: &["function"], ..Variant::NEW },
-    }
-}
-
-object! {
-    /// A tool of `/v1/messages`. Tools that Anthropic defines have other types and are ignored.
+    /// A tool of `/v1/messages`. Tools that run on Anthropic's servers are skipped.
     pub(crate) struct MessagesTool {
-        /// `custom`, or the type of a tool that is ignored.
+        /// `custom`, or the type of a tool that is skipped, such as `web_search_20250305`.
         r#type: Field<String>,
         /// The name by which the model calls it.
         name: Field<ToolName>,
@@ -75,7 +57,10 @@ object! {
         words: &["custom"], is_default: true, needs: &["name"],
         may_have: &["description", "input_schema", "strict"], ..Variant::NEW
         },
-        Variant { but: &["custom"], ..Variant::NEW },
+        Variant {
+        words: &["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "mcp_toolset"],
+        ..Variant::NEW
+        },
     }
 }
 
@@ -96,9 +81,7 @@ impl Read for ToolName {
 #[derive(Clone, Copy)]
 pub(crate) struct Form {
     /// The field of the list of tools.
-    list: &'static str,
-    /// The field of a tool's function, with a dot before it; empty if the tool is the function.
-    function: &'static str,
+    pub(crate) list: &'static str,
     /// The field of the schema of the arguments.
     schema: &'static str,
     /// The field of the choice among the tools.
@@ -109,26 +92,58 @@ pub(crate) struct Form {
 pub(crate) trait Definition: Sized {
     const FORM: Form;
 
-    /// Returns the tool at the path `at`. `None`: it runs on the servers of the API's owner, and is ignored.
-    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest>;
+    /// Adds the tool at the path `at`, or what it stands for.
+    fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest>;
+}
+
+/// The tools of a body that are read so far.
+#[derive(Default)]
+pub(crate) struct DefinedTools {
+    pub(crate) tools: Vec<Tool>,
+    /// The path of each tool's object, for errors.
+    pub(crate) places: Vec<String>,
+    /// Tools that run on the servers of the API's owner.
+    pub(crate) skipped: Vec<HostedTool>,
+}
+
+impl DefinedTools {
+    pub(crate) fn push(&mut self, tool: Tool, at: impl Into<String>) {
+        self.tools.push(tool);
+        self.places.push(at.into());
+    }
+
+    /// Leaves out a tool of the type `kind`, if it runs on the servers of the API's owner. Errors: it runs at the client,
+    /// in a form that no model here has learnt, or its type is unknown.
+    pub(crate) fn skip(&mut self, kind: &str, hosted: Option<HostedTool>, at: &str) -> Result<(), InvalidRequest> {
+        let Some(hosted) = hosted else {
+            return Err(InvalidRequest::unsupported(join(at, "type"), format_args!("A tool of type {}", quoted(kind))));
+        };
+        if !self.skipped.contains(&hosted) {
+            self.skipped.push(hosted);
+        }
+        Ok(())
+    }
 }
 
 impl Definition for ChatTool {
-    const FORM: Form = Form { list: "tools", function: ".function", schema: "parameters", choice: "tool_choice" };
+    const FORM: Form = Form { list: "tools", schema: "parameters", choice: "tool_choice" };
 
-    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+    fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type, at)?;
-        self.function.get(at)?.define(&join(at, "function"), Strictness::Loose).map(Some)
+        let at_function = join(at, "function");
+        tools.push(self.function.get(at)?.tool(&at_function, Strictness::Loose)?, at_function);
+        Ok(())
     }
 }
 
 /// OpenAI's older form of tools.
 impl Definition for Function {
-    const FORM: Form = Form { list: "functions", function: "", schema: "parameters", choice: "function_call" };
+    const FORM: Form = Form { list: "functions", schema: "parameters", choice: "function_call" };
 
-    fn tool(mut self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+    fn define(mut self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type.take(), at)?;
-        self.define(at, Strictness::Loose).map(Some)
+        tools.push(self.tool(at, Strictness::Loose)?, at);
+        Ok(())
     }
 }
 
@@ -139,42 +154,34 @@ fn only_function(kind: Field<String>, at: &str) -> Result<(), InvalidRequest> {
     }
 }
 
-/// In this dialect, functions are strict by default.
-impl Definition for ResponseTool {
-    const FORM: Form = Form { function: "", ..ChatTool::FORM };
-
-    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
-        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
-            return Ok(None);
-        }
-        self.function.define(at, Strictness::IfKnown).map(Some)
-    }
-}
-
 impl Definition for MessagesTool {
-    const FORM: Form = Form { function: "", schema: "input_schema", ..ChatTool::FORM };
+    const FORM: Form = Form { schema: "input_schema", ..ChatTool::FORM };
 
-    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
-        if self.r#type.get(at)?.is_some_and(|kind| kind != "custom") {
-            return Ok(None);
+    fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
+        if let Some(kind) = self.r#type.get(at)?.filter(|kind| kind != "custom") {
+            return tools.skip(&kind, HostedTool::of_anthropic(&kind), at);
         }
-        Ok(Some(Tool {
+        let tool = Tool {
             name: self.name.get(at)?.map(|name| name.0).unwrap_or_default(),
             description: self.description.get(at)?,
             parameters: self.input_schema.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, Strictness::Loose),
-        }))
+            held: None,
+        };
+        tools.push(tool, at);
+        Ok(())
     }
 }
 
 impl Function {
-    fn define(self, at: &str, unless_said: Strictness) -> Result<Tool, InvalidRequest> {
+    pub(crate) fn tool(self, at: &str, unless_said: Strictness) -> Result<Tool, InvalidRequest> {
         Ok(Tool {
             // The check of all names also reports a missing one.
             name: self.name.optional(at)?.map(|name| name.0).unwrap_or_default(),
             description: self.description.get(at)?,
             parameters: self.parameters.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, unless_said),
+            held: None,
         })
     }
 }
@@ -193,18 +200,24 @@ pub(crate) fn check_tools<T: Definition>(
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
-    let mut defined = Vec::new();
-    let mut places = Vec::new();
-    for (idx, tool) in tools.get("")?.unwrap_or_default().each(T::FORM.list).enumerate() {
+    let mut defined = DefinedTools::default();
+    for tool in tools.get("")?.unwrap_or_default().each(T::FORM.list) {
         let (place, tool) = tool?;
-        if let Some(tool) = tool.tool(&place)? {
-            defined.push(tool);
-            places.push(idx);
-        }
+        tool.define(&place, &mut defined)?;
     }
-    let tools = ToolUse { tools: defined, choice, parallel };
-    check(&tools).map_err(|error| InvalidRequest::at(T::FORM.field_at_fault(&error, &places), error))?;
-    Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
+    check_defined(defined, T::FORM, choice, parallel)
+}
+
+/// Checks tools that are read.
+pub(crate) fn check_defined(
+    DefinedTools { tools, places, skipped }: DefinedTools,
+    form: Form,
+    choice: ToolChoice,
+    parallel: bool,
+) -> Result<ToolUse, InvalidRequest> {
+    let tools = ToolUse { tools, choice, parallel, skipped };
+    check(&tools).map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
+    Ok(if tools.tools.is_empty() { ToolUse { skipped: tools.skipped, ..ToolUse::default() } } else { tools })
 }
 
 /// Checks the tools of a body and keeps only the allowed ones. The model does not see the others. Errors: no allowed
@@ -214,7 +227,11 @@ pub(crate) fn check_allowed<T: Definition>(
     allowed: Allowed,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
-    let mut tools = check_tools(tools, ToolChoice::Auto, parallel)?;
+    keep_allowed(check_tools(tools, ToolChoice::Auto, parallel)?, allowed)
+}
+
+/// Keeps only the allowed tools. Errors: there are none.
+pub(crate) fn keep_allowed(mut tools: ToolUse, allowed: Allowed) -> Result<ToolUse, InvalidRequest> {
     tools.tools.retain(|tool| allowed.names.contains(&tool.name));
     if tools.tools.is_empty() {
         return Err(InvalidRequest::at(allowed.field, "names none of the functions among 'tools'"));
@@ -231,12 +248,9 @@ pub(crate) struct Allowed {
 }
 
 impl Form {
-    /// Returns the path of the wrong field. `places` are the indices of the checked tools in the client's list.
-    fn field_at_fault(self, error: &ToolsError, places: &[usize]) -> String {
-        let at = |index: &usize, field: &str| {
-            let place = places.get(*index).copied().unwrap_or_default();
-            format!("{}[{place}]{}.{field}", self.list, self.function)
-        };
+    /// Returns the path of the wrong field. `places` are the paths of the checked tools.
+    fn field_at_fault(self, error: &ToolsError, places: &[String]) -> String {
+        let at = |index: &usize, field: &str| join(places.get(*index).map_or(self.list, String::as_str), field);
         match error {
             ToolsError::TooMany { .. } => self.list.to_owned(),
             ToolsError::Name { index } | ToolsError::Duplicate { index } => at(index, "name"),

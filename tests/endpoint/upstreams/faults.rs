@@ -7,7 +7,7 @@ use futures::StreamExt;
 use harness::eventually_async;
 use harness::mock::{Mock, Step, done, event, head, says, text, whole};
 use harness::{ReloadableServer, said, upstream};
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn one(url: &str, more: &str) -> String {
     upstream("one", "openai", url, more)
@@ -313,6 +313,56 @@ async fn calls_reasoning_and_usage_come_through() {
     assert!(asked.head.contains("authorization: bearer sk-1") && asked.head.contains("x-title: t"), "{}", asked.head);
     let one_call = front.chat(json!({ "tools": tools, "parallel_tool_calls": false })).await.json();
     assert_eq!(one_call["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1, "{one_call}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_and_custom_tools_are_functions_for_an_upstream() {
+    let mock = Mock::start(|_, _| {
+        let call = |n: u32, name: &str, arguments: &str| {
+            let function = json!({ "name": name, "arguments": arguments });
+            let calls = json!([{ "index": n, "id": format!("c{n}"), "function": function }]);
+            event(&json!({ "choices": [{ "delta": { "tool_calls": calls } }] }))
+        };
+        vec![
+            head(),
+            call(0, "mcp__demo__read", "{\"path\": \"a\"}"),
+            call(1, "apply_patch", "{\"input\": \"*** Begin Patch\\n\"}"),
+            done(),
+        ]
+    })
+    .await;
+    let front = ReloadableServer::start(&one(&mock.url, ""));
+    let grammar = json!({ "type": "grammar", "syntax": "lark", "definition": "start: \"*** Begin Patch\\n\"" });
+    let read = json!({ "type": "function", "name": "read", "parameters": { "type": "object" } });
+    let tools = json!([
+        { "type": "namespace", "name": "mcp__demo", "description": "A demo.", "tools": [read] },
+        { "type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar },
+        { "type": "web_search" },
+    ]);
+    let earlier = json!([
+        { "role": "user", "content": "Read a." },
+        { "type": "function_call", "call_id": "b", "name": "read", "namespace": "mcp__demo", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "b", "output": "x" },
+    ]);
+    let answer = front.post("/v1/responses", &json!({ "model": "m", "input": earlier, "tools": tools })).await;
+    let output = answer.json()["output"].clone();
+    let of = |item: &Value| {
+        ["type", "name", "namespace", "call_id"].map(|field| item[field].as_str().unwrap_or("").to_owned())
+    };
+    assert_eq!(of(&output[0]), ["function_call", "read", "mcp__demo", "c0"], "{answer:?}");
+    assert_eq!(of(&output[1]), ["custom_tool_call", "apply_patch", "", "c1"], "{answer:?}");
+    assert_eq!(
+        (&output[0]["arguments"], &output[1]["input"]),
+        (&json!("{\"path\": \"a\"}"), &json!("*** Begin Patch\n"))
+    );
+    let asked = mock.asked(0).body;
+    let functions: Vec<&str> =
+        asked["tools"].as_array().unwrap().iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+    assert_eq!(functions, ["mcp__demo__read", "apply_patch"], "{asked}");
+    let patch = &asked["tools"][1]["function"];
+    assert_eq!(patch["parameters"]["properties"], json!({ "input": { "type": "string" } }), "{patch}");
+    assert!(patch["description"].as_str().unwrap().contains("Lark grammar:\nstart: "), "{patch}");
+    assert_eq!(asked["messages"][1]["tool_calls"][0]["function"]["name"], "mcp__demo__read", "{asked}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

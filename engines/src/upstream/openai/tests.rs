@@ -141,13 +141,13 @@ fn fields_have_the_names_of_each_server() {
 }
 
 fn tool(name: &str, strict: Strictness) -> Tool {
-    Tool { name: name.into(), description: None, parameters: Tool::no_parameters(), strict }
+    Tool { name: name.into(), description: None, parameters: Tool::no_parameters(), strict, held: None }
 }
 
 /// A chat with an earlier call and its result, two tools, and a choice among them.
 fn with_tools(request: &mut GenerateRequest, choice: ToolChoice) {
     let tools = vec![tool("f", Strictness::Strict), tool("g", Strictness::IfKnown)];
-    request.tools = ToolUse { tools, choice, parallel: false };
+    request.tools = ToolUse { tools, choice, parallel: false, ..ToolUse::default() };
     let Input::Chat(conversation) = &mut request.input else { panic!() };
     let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
     let assistant = Message { role: MessageRole::Assistant, tool_calls: calls, ..Message::default() };

@@ -131,7 +131,7 @@ impl ReplyForm {
         let callable = self.tools.callable();
         let is_named = matches!(self.tools.choice, ToolChoice::Named(_));
         let max = if is_named || !self.tools.parallel { 1 } else { MAX_CALLS };
-        let held = |tool: &Tool| Rule::Json(arguments_schema(&tool.parameters));
+        let held = |tool: &Tool| Rule::Json(arguments_schema(tool.held()));
         let free = || Rule::Json(json!({ "type": "object" }));
         let arguments = |tool: &Tool| match tool.strict {
             _ if is_forced => vec![held(tool)],

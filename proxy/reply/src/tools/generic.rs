@@ -125,8 +125,8 @@ mod tests {
     }
 
     fn one_tool() -> ToolUse {
-        let tool =
-            Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: Strictness::Loose };
+        let parameters = Tool::no_parameters();
+        let tool = Tool { name: "f".into(), description: None, parameters, strict: Strictness::Loose, held: None };
         ToolUse { tools: vec![tool], ..ToolUse::default() }
     }
 

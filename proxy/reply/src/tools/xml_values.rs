@@ -42,8 +42,18 @@ fn value_rule(schema: &Value, root: &Value) -> Vec<Rule> {
             let literals = values.iter().filter_map(Value::as_str).map(|text| Rule::Plain(text.to_owned())).collect();
             vec![Rule::OneOf(literals), close()]
         }
-        None => vec![Rule::Until("\n</parameter>\n".to_owned())],
+        // The end is a part of the pattern: a text that its own grammar could continue with a newline must not take the
+        // newline before the tag.
+        None => match whole_pattern(schema) {
+            Some(pattern) => vec![Rule::Pattern(format!("(?:{pattern})\\n</parameter>\\n"))],
+            None => vec![Rule::Until("\n</parameter>\n".to_owned())],
+        },
     }
+}
+
+/// Returns the pattern that a string must match from its beginning to its end, in the form of the inputs of custom tools.
+fn whole_pattern(schema: &Value) -> Option<&str> {
+    schema.get("pattern")?.as_str()?.strip_prefix("^(?:")?.strip_suffix(")$")
 }
 
 /// Makes a part of a schema complete: adds the root's definitions, which references use.

@@ -15,6 +15,7 @@ use super::whole;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, steps};
+use crate::http::skipped_tools::SkippedTools;
 use crate::http::{HttpFailure, HttpState, streamed};
 use crate::request::caller::Caller;
 
@@ -39,13 +40,15 @@ pub(super) async fn create(
     let MessagesRequest { generate, shows_thinking } = request;
     let id = format!("msg_{}", Uuid::new_v4().simple());
     let head = MessageHead { id, model: generate.model.clone(), shows_thinking };
+    let skipped = SkippedTools::of(&generate);
     let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = match is_streamed {
         true => streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await,
         false => whole::collect(steps, head).await,
     };
-    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id).into())
+    let response = response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
+    Ok(skipped.noted_in(response))
 }
 
 pub(super) fn count_operation() -> Operation {

@@ -169,7 +169,10 @@ fn headers(status: u16, operation: &Operation) -> Value {
     let text = |description: &str| json!({ "description": description, "schema": { "type": "string" } });
     let mut headers = json!({ "x-request-id": text("The request's id in the server's log.") });
     match status {
-        200 if operation.is_planned => headers["x-baton-route"] = text("Which nodes serve the request, and why."),
+        200 if operation.is_planned => {
+            headers["x-baton-route"] = text("Which nodes serve the request, and why.");
+            headers["x-baton-warning"] = text("The tools that are not offered to the model.");
+        }
         429 | 503 => {
             headers["retry-after"] =
                 json!({ "description": "Seconds.", "schema": { "type": "integer", "minimum": 1 } });

@@ -117,3 +117,41 @@ async fn reasoning_and_calls_are_items() {
     assert_eq!(names, [&reasoning[..], &call[..]].concat());
     assert_eq!(events.last().unwrap().1["response"]["output"][1]["name"], "f");
 }
+
+#[tokio::test]
+async fn tools_of_openais_servers_are_skipped_with_a_warning() {
+    let server = start(hello()).await;
+    let hosted = json!([{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]);
+    for stream in [false, true] {
+        let reply = server.post_to("/v1/responses", body(json!({"tools": hosted, "stream": stream}))).await;
+        assert_eq!(
+            reply.header("x-baton-warning"),
+            "tools that run on the API owner's servers are not offered: web_search, mcp"
+        );
+    }
+    assert_eq!(server.post_to("/v1/responses", body(json!({}))).await.header("x-baton-warning"), "");
+    let refused = server.post_to("/v1/responses", body(json!({"tools": [{"type": "local_shell"}]}))).await;
+    assert_eq!(refused.failed(400, "invalid_request_error", Some("unsupported_parameter"))["param"], "tools[0].type");
+}
+
+#[tokio::test]
+async fn calls_go_back_to_the_clients_namespaces_and_custom_tools() {
+    let server = start(calling()).await;
+    let space = |kind: &str| json!([{"type": "namespace", "name": "n", "tools": [{"type": kind, "name": "f"}]}]);
+    let whole = server.post_to("/v1/responses", body(json!({"tools": space("function")}))).await.json();
+    // The scripted engine calls `f`, which is not the name that the model has seen.
+    assert_eq!((&whole["output"][1]["name"], &whole["output"][1]["namespace"]), (&json!("f"), &json!(null)));
+    assert_eq!(
+        whole["tools"],
+        json!([{"type": "namespace", "name": "n", "description": "", "tools": [
+        {"type": "function", "name": "f", "description": null, "strict": null,
+            "parameters": {"type": "object", "properties": {}}}]}])
+    );
+    assert_eq!(server.fake.requests.lock().unwrap()[0].0.tools.tools[0].name, "n__f");
+    let tools = json!([{"type": "custom", "name": "f"}]);
+    let whole = server.post_to("/v1/responses", body(json!({ "tools": tools }))).await.json();
+    let call = &whole["output"][1];
+    // The scripted arguments are `{"a": 1}`, so they are the input as they are.
+    assert_eq!((&call["type"], &call["input"]), (&json!("custom_tool_call"), &json!("{\"a\": 1}")));
+    assert!(call["id"].as_str().is_some_and(|id| id.starts_with("ctc_")), "{call}");
+}

@@ -72,7 +72,8 @@ mod tests {
         }
         let name = "f".to_owned();
         let description = Some(long);
-        let tool = Tool { name, description, parameters: Tool::no_parameters(), strict: Strictness::Loose };
+        let parameters = Tool::no_parameters();
+        let tool = Tool { name, description, parameters, strict: Strictness::Loose, held: None };
         let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);
     }

@@ -65,6 +65,10 @@ enum ResponseEvent<'a> {
     ArgumentsDelta { item_id: &'a str, output_index: usize, delta: &'a str },
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    InputDelta { item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    InputDone { item_id: &'a str, output_index: usize, input: &'a str },
     #[serde(rename = "response.output_item.done")]
     ItemDone { output_index: usize, item: &'a OutputItem },
     #[serde(rename = "response.completed")]
@@ -97,6 +101,8 @@ impl TypedEvent for Numbered<'_> {
             ResponseEvent::PartDone { .. } => "response.content_part.done",
             ResponseEvent::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             ResponseEvent::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            ResponseEvent::InputDelta { .. } => "response.custom_tool_call_input.delta",
+            ResponseEvent::InputDone { .. } => "response.custom_tool_call_input.done",
             ResponseEvent::ItemDone { .. } => "response.output_item.done",
             ResponseEvent::Completed { .. } => "response.completed",
             ResponseEvent::Incomplete { .. } => "response.incomplete",
@@ -167,16 +173,29 @@ impl ResponseEventWriter {
         match step {
             ToolCallDelta::Begin { .. } => {
                 self.close(out, OutputStatus::Completed);
-                self.output.call(step);
+                self.output.add_to_call(step);
                 self.opened(out);
             }
-            ToolCallDelta::Arguments { fragment, .. } => {
-                self.output.call(step);
-                let (output_index, item_id) = self.output.place();
-                self.numbers.write(out, &ResponseEvent::ArgumentsDelta { item_id, output_index, delta: fragment });
+            ToolCallDelta::Arguments { .. } => self.add_to_call(out, step),
+            ToolCallDelta::End { .. } => {
+                self.add_to_call(out, step);
+                self.close(out, OutputStatus::Completed);
             }
-            ToolCallDelta::End { .. } => self.close(out, OutputStatus::Completed),
         }
+    }
+
+    /// Writes what a step adds to the open call.
+    fn add_to_call(&mut self, out: &mut BytesMut, step: &ToolCallDelta) {
+        let delta = &*self.output.add_to_call(step);
+        if delta.is_empty() {
+            return;
+        }
+        let (output_index, item_id) = self.output.place();
+        let event = match self.output.items().last() {
+            Some(OutputItem::CustomToolCall { .. }) => ResponseEvent::InputDelta { item_id, output_index, delta },
+            _ => ResponseEvent::ArgumentsDelta { item_id, output_index, delta },
+        };
+        self.numbers.write(out, &event);
     }
 
     /// Closes the open item and ends the response.
@@ -208,7 +227,7 @@ impl ResponseEventWriter {
         let part = match item {
             OutputItem::Reasoning { .. } => OutputKind::Reasoning.empty_part(),
             OutputItem::Message { .. } => OutputKind::Message.empty_part(),
-            OutputItem::FunctionCall { .. } => return,
+            OutputItem::FunctionCall { .. } | OutputItem::CustomToolCall { .. } => return,
         };
         let event = ResponseEvent::PartAdded { item_id, output_index, content_index: 0, part: &part };
         self.numbers.write(out, &event);
@@ -242,6 +261,9 @@ impl ResponseEventWriter {
                 let done = ResponseEvent::ArgumentsDone { item_id, output_index, name, arguments };
                 self.numbers.write(out, &done);
             }
+            OutputItem::CustomToolCall { input, .. } => {
+                self.numbers.write(out, &ResponseEvent::InputDone { item_id, output_index, input });
+            }
         }
         self.numbers.write(out, &ResponseEvent::ItemDone { output_index, item });
     }
@@ -261,7 +283,7 @@ mod tests {
 
     use super::*;
     use crate::json_output::checked_names;
-    use crate::openai::responses::Echo;
+    use crate::openai::responses::{ClientTools, Echo, ResponsesRequest};
     use crate::sequence::Logprobs;
 
     fn head() -> ResponseHead {
@@ -284,7 +306,7 @@ mod tests {
             prompt_cache_key: Some("k".into()),
             user: None,
         };
-        ResponseHead { stem: "1".into(), created_at: 1, model: "m".into(), echo }
+        ResponseHead { stem: "1".into(), created_at: 1, model: "m".into(), echo, tools: ClientTools::default() }
     }
 
     #[test]
@@ -328,15 +350,47 @@ mod tests {
     }
 
     #[test]
+    fn calls_have_the_clients_names_and_custom_tools_get_their_input() {
+        let body = json!({"model": "m", "input": "hi", "tools": [{"type": "custom", "name": "patch"},
+            {"type": "namespace", "name": "mcp__a", "tools": [{"type": "function", "name": "read"}]}]});
+        let request = ResponsesRequest::parse(body.to_string().as_bytes(), 7).unwrap();
+        let mut writer = ResponseEventWriter::new(ResponseHead { tools: request.tools, ..head() });
+        let begin = |index, name: &str| ToolCallDelta::Begin { index, id: format!("call_{index}"), name: name.into() };
+        let arguments = |index, fragment: &str| ToolCallDelta::Arguments { index, fragment: fragment.into() };
+        let out = &mut BytesMut::new();
+        for step in [
+            begin(0, "mcp__a__read"),
+            arguments(0, "{}"),
+            ToolCallDelta::End { index: 0 },
+            begin(1, "patch"),
+            arguments(1, "{\"inp"),
+            arguments(1, "ut\": \"a\\"),
+            arguments(1, "nb\"}"),
+            ToolCallDelta::End { index: 1 },
+            begin(2, "patch"),
+            arguments(2, "{\"other\": \"x\"}"),
+            ToolCallDelta::End { index: 2 },
+        ] {
+            writer.call(out, &step);
+        }
+        assert_eq!(out, include_str!("../golden/response_custom_calls.sse"));
+    }
+
+    #[test]
     fn every_event_is_named_after_its_type() {
-        let transcripts =
-            concat!(include_str!("../golden/response_events.sse"), include_str!("../golden/response_calls.sse"));
+        let transcripts = concat!(
+            include_str!("../golden/response_events.sse"),
+            include_str!("../golden/response_calls.sse"),
+            include_str!("../golden/response_custom_calls.sse")
+        );
         let names = checked_names(transcripts);
         let expected = [
             "response.completed",
             "response.content_part.added",
             "response.content_part.done",
             "response.created",
+            "response.custom_tool_call_input.delta",
+            "response.custom_tool_call_input.done",
             "response.failed",
             "response.function_call_arguments.delta",
             "response.function_call_arguments.done",
@@ -354,7 +408,7 @@ mod tests {
 
     #[test]
     fn what_a_limit_cuts_off_is_incomplete_and_what_came_before_is_not() {
-        let mut output = Output::new("1".into());
+        let mut output = Output::new("1".into(), ClientTools::default());
         output.reasoning("hm");
         output.text("", &[]);
         output.call(&ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() });

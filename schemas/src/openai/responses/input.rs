@@ -2,7 +2,10 @@
 
 use schemars::{JsonSchema, Schema};
 use serde::de::SeqAccess;
+use serde_json::{Value, json};
 
+use super::client_tools::ClientTools;
+use super::custom_tool::INPUT;
 use crate::generate::Message;
 use crate::message_role::MessageRole;
 use crate::openai::messages::{Arguments, ChatContent, openai_role};
@@ -43,7 +46,7 @@ impl Read for ResponsesInput {
 
 /// Describes `content` of an item of reasoning: an array of its texts.
 fn describe_reasoning(schema: &mut Schema) {
-    schema.ensure_object()["anyOf"][3]["properties"]["content"] = serde_json::json!({ "type": ["array", "null"] });
+    schema.ensure_object()["anyOf"][4]["properties"]["content"] = serde_json::json!({ "type": ["array", "null"] });
 }
 
 object! {
@@ -59,28 +62,43 @@ object! {
         content: Field<ChatContent>,
         /// The id of the call, or of the call whose output this is.
         call_id: Field<NonEmpty>,
-        /// The function's name.
+        /// The tool's name.
         name: Field<NonEmpty>,
+        /// The tool's namespace.
+        namespace: Field<String>,
         /// The function's arguments.
         arguments: Field<Arguments>,
-        /// The function's result.
+        /// The text that the model gave a custom tool.
+        input: Field<String>,
+        /// The tool's result.
         output: Field<ChatContent>,
     }
     by "type" {
         Variant { words: &["message"], is_default: true, needs: &["role", "content"], ..Variant::NEW },
         Variant {
-        words: &["function_call"], needs: &["call_id", "name"], may_have: &["arguments"], ..Variant::NEW
+        words: &["function_call"], needs: &["call_id", "name"], may_have: &["arguments", "namespace"], ..Variant::NEW
         },
-        Variant { words: &["function_call_output"], needs: &["call_id"], may_have: &["output"], ..Variant::NEW },
+        Variant {
+        words: &["custom_tool_call"], needs: &["call_id", "name"], may_have: &["input", "namespace"], ..Variant::NEW
+        },
+        Variant {
+        words: &["function_call_output", "custom_tool_call_output"], needs: &["call_id"], may_have: &["output"],
+        ..Variant::NEW
+        },
         Variant { words: &["reasoning"], ..Variant::NEW },
     }
 }
 
 impl ResponsesInput {
     /// Returns the messages as templates read them, and adds their images to `images`. `instructions` become the first
-    /// system message.
-    pub(super) fn check(self, instructions: Option<&str>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-        let mut history = ResponseTurns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
+    /// system message. `tools` has the names under which the model knows the tools of earlier calls.
+    pub(super) fn check(
+        self,
+        instructions: Option<&str>,
+        tools: &ClientTools,
+        images: &mut Images,
+    ) -> Result<Vec<Message>, InvalidRequest> {
+        let mut history = ResponseTurns { messages: Vec::new(), reasoning: None, has_skipped: false, tools, images };
         if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
             history.push(MessageRole::System, instructions.to_owned());
         }
@@ -107,6 +125,7 @@ struct ResponseTurns<'i> {
     reasoning: Option<String>,
     /// An item of an ignored tool was skipped.
     has_skipped: bool,
+    tools: &'i ClientTools,
     images: &'i mut Images,
 }
 
@@ -118,8 +137,15 @@ impl ResponseTurns<'_> {
     fn add(&mut self, at: &str, mut item: InputItem) -> Result<(), InvalidRequest> {
         match item.r#type.take().get(at)?.as_deref() {
             None | Some("message") => self.message(at, item),
-            Some("function_call") => self.function_call(at, item),
-            Some("function_call_output") => self.function_call_output(at, item),
+            Some("function_call") => {
+                let arguments = Arguments::or_none(item.arguments.take().get(at)?);
+                self.call(at, item, arguments)
+            }
+            Some("custom_tool_call") => {
+                let input = item.input.take().get(at)?.unwrap_or_default();
+                self.call(at, item, json!({ INPUT: input }))
+            }
+            Some("function_call_output" | "custom_tool_call_output") => self.output(at, item),
             Some("reasoning") => self.reason(at, item),
             Some(kind) if is_of_skipped_tool(kind) => {
                 self.has_skipped = true;
@@ -151,15 +177,16 @@ impl ResponseTurns<'_> {
         Ok(())
     }
 
-    fn function_call(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+    fn call(&mut self, at: &str, item: InputItem, arguments: Value) -> Result<(), InvalidRequest> {
         let name = item.name.required("name", at)?;
+        let namespace = item.namespace.get(at)?.filter(|namespace| !namespace.is_empty());
+        let name = self.tools.name_of(&name.0, namespace.as_deref());
         let call_id = item.call_id.required("call_id", at)?.0;
-        let arguments = Arguments::or_none(item.arguments.get(at)?);
-        self.turn().tool_calls.push(template_call(Some(call_id), &name.0, arguments));
+        self.turn().tool_calls.push(template_call(Some(call_id), &name, arguments));
         Ok(())
     }
 
-    fn function_call_output(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+    fn output(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
         let tool_call_id = Some(item.call_id.required("call_id", at)?.0);
         let output = item.output.get(at)?.map(|output| output.check(&join(at, "output"), self.images));
         let content = output.transpose()?.unwrap_or_default();
@@ -197,16 +224,14 @@ impl ResponseTurns<'_> {
     }
 }
 
-/// Returns true if items of this type belong to ignored tools: calls, results and lists of tools that run on OpenAI's
-/// servers, of a client's shell, and of tools without a schema.
+/// Returns true if items of this type belong to tools that are not offered: calls, results and lists of tools that run on
+/// OpenAI's servers, and of a client's shell.
 fn is_of_skipped_tool(kind: &str) -> bool {
     kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
     use crate::request::field::Required;
     use crate::request::read::read;
@@ -222,7 +247,7 @@ mod tests {
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
         let body: ItemsBody = read(body.to_string().as_bytes())?;
         let instructions = body.instructions.get("")?;
-        body.input.get("")?.check(instructions.as_deref(), &mut Images::default())
+        body.input.get("")?.check(instructions.as_deref(), &ClientTools::default(), &mut Images::default())
     }
 
     fn check(body: Value, expected: Value) {
@@ -275,13 +300,29 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_custom_tools_and_of_namespaces_are_calls_too() {
+        let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        check(
+            json!({"input": [
+                {"role": "user", "content": "hi"},
+                {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x\n", "status": "completed"},
+                {"type": "function_call", "call_id": "d", "name": "read", "namespace": "mcp__a", "arguments": "{}"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": "y"},
+                {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "z"}]}]}),
+            json!([{"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "", "tool_calls": [
+                    call("c", "patch", json!({"input": "x\n"})), call("d", "mcp__a__read", json!({}))]},
+                {"role": "tool", "content": "y", "tool_call_id": "c"},
+                {"role": "tool", "content": "z", "tool_call_id": "d"}]),
+        );
+    }
+
+    #[test]
     fn items_of_skipped_tools_are_skipped() {
         check(
             json!({"input": [
                 {"role": "user", "content": "hi"},
                 {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
-                {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
-                {"type": "custom_tool_call_output", "call_id": "c", "output": "y"},
                 {"type": "local_shell_call", "call_id": "d", "action": {}},
                 {"type": "local_shell_call_output", "call_id": "d", "output": "z"},
                 {"type": "mcp_list_tools", "server_label": "s", "tools": []},
@@ -303,6 +344,8 @@ mod tests {
         refused(json!([{"type": "robot_dance"}]), "input[0].type");
         refused(json!([{"type": "web_search_call"}]), "input");
         refused(json!([{"type": "function_call", "name": "f"}]), "input[0].call_id");
+        refused(json!([{"type": "custom_tool_call", "call_id": "c"}]), "input[0].name");
+        refused(json!([{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": 7}]), "input[0].input");
         refused(json!([{"type": "function_call_output", "output": "x"}]), "input[0].call_id");
     }
 }

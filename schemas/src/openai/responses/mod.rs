@@ -8,9 +8,12 @@ pub mod output;
 pub mod request;
 pub mod response;
 
+mod client_tools;
+mod custom_tool;
 mod input;
 mod tools;
 
+pub use client_tools::ClientTools;
 pub use events::ResponseEventWriter;
 pub use output::Output;
 pub use request::{ResponsesBody, ResponsesRequest};

@@ -1,8 +1,12 @@
-//! The items of a response, whole or streamed: reasoning, text, calls of functions.
+//! The items of a response, whole or streamed: reasoning, text, calls of functions and of custom tools.
+
+use std::borrow::Cow;
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::client_tools::{ClientToolKind, ClientTools};
+use super::custom_tool::InputReader;
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
@@ -43,8 +47,27 @@ pub enum OutputItem {
         call_id: String,
         /// The function's name.
         name: String,
+        /// The namespace of the function, if it is in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// The arguments exactly as the model wrote them: JSON in a string.
         arguments: String,
+        /// Whether the item is complete.
+        status: OutputStatus,
+    },
+    /// A call of one of the request's custom tools.
+    CustomToolCall {
+        /// `ctc_…`
+        id: String,
+        /// The id that the tool's output will refer to.
+        call_id: String,
+        /// The tool's name.
+        name: String,
+        /// The namespace of the tool, if it is in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        /// The text that the model gives the tool.
+        input: String,
         /// Whether the item is complete.
         status: OutputStatus,
     },
@@ -107,12 +130,16 @@ pub struct Output {
     stem: String,
     items: Vec<OutputItem>,
     is_open: bool,
+    /// The names by which the client knows the tools.
+    tools: ClientTools,
+    /// Reads the open call of a custom tool.
+    input: InputReader,
 }
 
 impl Output {
     /// Creates an empty output. Ids of items end with `stem` and the item's index.
-    pub fn new(stem: String) -> Self {
-        Output { stem, items: Vec::new(), is_open: false }
+    pub fn new(stem: String, tools: ClientTools) -> Self {
+        Output { stem, items: Vec::new(), is_open: false, tools, input: InputReader::default() }
     }
 
     /// Adds text, with the log-probabilities of its tokens if requested.
@@ -143,25 +170,59 @@ impl Output {
 
     /// Adds a step of a call.
     pub fn call(&mut self, step: &ToolCallDelta) {
+        self.add_to_call(step);
+        if matches!(step, ToolCallDelta::End { .. }) {
+            self.close(OutputStatus::Completed);
+        }
+    }
+
+    /// Adds a step of a call, and leaves its item open. Returns the text that the step adds: arguments of a function, or
+    /// input of a custom tool.
+    pub(super) fn add_to_call<'s>(&mut self, step: &'s ToolCallDelta) -> Cow<'s, str> {
         match step {
-            ToolCallDelta::Begin { id, name, .. } => {
-                self.close(OutputStatus::Completed);
-                self.items.push(OutputItem::FunctionCall {
-                    id: self.new_id("fc"),
-                    call_id: id.clone(),
-                    name: name.clone(),
-                    arguments: String::new(),
-                    status: OutputStatus::InProgress,
-                });
-                self.is_open = true;
-            }
-            ToolCallDelta::Arguments { fragment, .. } => {
-                if let Some(OutputItem::FunctionCall { arguments, .. }) = self.items.last_mut() {
+            ToolCallDelta::Begin { id, name, .. } => self.begin_call(id, name),
+            ToolCallDelta::Arguments { fragment, .. } => match self.items.last_mut() {
+                Some(OutputItem::FunctionCall { arguments, .. }) => {
                     arguments.push_str(fragment);
+                    return fragment.into();
+                }
+                Some(OutputItem::CustomToolCall { input, .. }) => {
+                    let more = self.input.feed(fragment);
+                    input.push_str(&more);
+                    return more.into();
+                }
+                _ => {}
+            },
+            ToolCallDelta::End { .. } => {
+                if let Some(OutputItem::CustomToolCall { input, .. }) = self.items.last_mut() {
+                    let rest = self.input.finish();
+                    input.push_str(&rest);
+                    return rest.into();
                 }
             }
-            ToolCallDelta::End { .. } => self.close(OutputStatus::Completed),
         }
+        Cow::Borrowed("")
+    }
+
+    fn begin_call(&mut self, call_id: &str, name: &str) {
+        self.close(OutputStatus::Completed);
+        let (call_id, status) = (call_id.to_owned(), OutputStatus::InProgress);
+        let client = self.tools.get(name);
+        let namespace = client.and_then(|tool| tool.namespace.clone());
+        let name = client.map_or(name, |tool| &tool.name).to_owned();
+        let item = match client.map_or(ClientToolKind::Function, |tool| tool.kind) {
+            ClientToolKind::Function => {
+                let (id, arguments) = (self.new_id("fc"), String::new());
+                OutputItem::FunctionCall { id, call_id, name, namespace, arguments, status }
+            }
+            ClientToolKind::Custom => {
+                self.input = InputReader::default();
+                let (id, input) = (self.new_id("ctc"), String::new());
+                OutputItem::CustomToolCall { id, call_id, name, namespace, input, status }
+            }
+        };
+        self.items.push(item);
+        self.is_open = true;
     }
 
     /// Ends the output. A response without output gets one empty message.
@@ -226,7 +287,8 @@ impl Output {
         {
             let (OutputItem::Reasoning { status, .. }
             | OutputItem::Message { status, .. }
-            | OutputItem::FunctionCall { status, .. }) = last;
+            | OutputItem::FunctionCall { status, .. }
+            | OutputItem::CustomToolCall { status, .. }) = last;
             *status = end;
         }
     }
@@ -234,7 +296,7 @@ impl Output {
     fn part(&mut self) -> Option<&mut OutputPart> {
         match self.items.last_mut() {
             Some(OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. }) => content.last_mut(),
-            Some(OutputItem::FunctionCall { .. }) | None => None,
+            Some(OutputItem::FunctionCall { .. } | OutputItem::CustomToolCall { .. }) | None => None,
         }
     }
 
@@ -254,8 +316,10 @@ pub(super) fn last_status(reason: FinishReason) -> OutputStatus {
 impl OutputItem {
     /// The id that other events refer to.
     pub(super) fn id(&self) -> &str {
-        let (OutputItem::Reasoning { id, .. } | OutputItem::Message { id, .. } | OutputItem::FunctionCall { id, .. }) =
-            self;
+        let (OutputItem::Reasoning { id, .. }
+        | OutputItem::Message { id, .. }
+        | OutputItem::FunctionCall { id, .. }
+        | OutputItem::CustomToolCall { id, .. }) = self;
         id
     }
 
@@ -267,8 +331,9 @@ impl OutputItem {
                 content.clear();
                 *status = OutputStatus::InProgress;
             }
-            OutputItem::FunctionCall { arguments, status, .. } => {
-                arguments.clear();
+            OutputItem::FunctionCall { arguments: text, status, .. }
+            | OutputItem::CustomToolCall { input: text, status, .. } => {
+                text.clear();
                 *status = OutputStatus::InProgress;
             }
         }

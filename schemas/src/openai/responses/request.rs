@@ -6,9 +6,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::client_tools::ClientTools;
 use super::input::ResponsesInput;
 use super::response::Echo;
-use super::tools::{self, ResponseToolsBody};
+use super::tools::{ResponseTools, ResponseToolsBody};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::chat_request::TopLogprobs;
@@ -138,6 +139,8 @@ pub struct ResponsesRequest {
     pub generate: GenerateRequest,
     /// The fields that the reply repeats.
     pub echo: Echo,
+    /// The names by which the client knows its tools.
+    pub tools: ClientTools,
 }
 
 impl ResponsesRequest {
@@ -163,12 +166,12 @@ impl ResponsesBody {
         }
         let mut images = Images::default();
         let instructions = self.instructions.get("")?;
-        let messages = self.input.get("")?.check(instructions.as_deref(), &mut images)?;
+        let ResponseTools { tools: tool_use, client: tools, choice: tool_choice } = self.tools.check()?;
+        let messages = self.input.get("")?.check(instructions.as_deref(), &tools, &mut images)?;
         let top = self.top_logprobs.get("")?.and_then(Integer::count);
         let is_included = self.include.get("")?.unwrap_or_default().sound().any(|name| name == LOGPROBS);
         // Log-probabilities are requested by `include`, or by a number of alternatives.
         let top_logprobs = top.filter(|&top| top > 0 || is_included).or(is_included.then_some(0));
-        let (tool_use, tool_choice) = self.tools.check()?;
         let metadata = self.metadata.get("")?.unwrap_or_default();
         if metadata.len() > MAX_METADATA {
             return Err(InvalidRequest::at("metadata", format_args!("must have at most {MAX_METADATA} entries")));
@@ -188,7 +191,7 @@ impl ResponsesBody {
             effort: effort.map(|effort| effort.as_str().to_owned()),
             parallel_tool_calls: tool_use.parallel,
             tool_choice,
-            tools: tool_use.tools.iter().map(tools::echo).collect(),
+            tools: tools.shown(&tool_use.tools),
             top_logprobs: top_logprobs.unwrap_or(0),
             max_tool_calls: self.max_tool_calls.get("")?.and_then(Integer::count),
             safety_identifier: echoed(self.safety_identifier, "safety_identifier")?,
@@ -216,6 +219,7 @@ impl ResponsesBody {
                 context: None,
             },
             echo,
+            tools,
         })
     }
 

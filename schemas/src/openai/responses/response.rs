@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::client_tools::ClientTools;
 use super::output::{Output, OutputItem};
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
@@ -33,7 +34,7 @@ pub struct Echo {
     pub parallel_tool_calls: bool,
     /// `tool_choice` as the client wrote it.
     pub tool_choice: Value,
-    /// The functions that are in effect.
+    /// The tools that are in effect.
     pub tools: Vec<Value>,
     /// `top_logprobs`.
     pub top_logprobs: u32,
@@ -69,6 +70,8 @@ pub struct ResponseHead {
     pub model: String,
     /// The fields of the request that it repeats.
     pub echo: Echo,
+    /// The names by which the client knows its tools.
+    pub tools: ClientTools,
 }
 
 /// How and when a response ended.
@@ -164,7 +167,7 @@ impl ResponseUsage {
 impl ResponseHead {
     /// Returns an empty output.
     pub fn no_output(&self) -> Output {
-        Output::new(self.stem.clone())
+        Output::new(self.stem.clone(), self.tools.clone())
     }
 
     /// Returns the response before its first item.

@@ -17,8 +17,13 @@ use super::*;
 const THINK: ThinkTags = ThinkTags { open: "<think>", close: "</think>" };
 
 fn tools() -> Arc<[Tool]> {
-    let tool =
-        |name: &str, parameters| Tool { name: name.into(), description: None, parameters, strict: Strictness::Loose };
+    let tool = |name: &str, parameters| Tool {
+        name: name.into(),
+        description: None,
+        parameters,
+        strict: Strictness::Loose,
+        held: None,
+    };
     let look = json!({ "type": "object", "properties": {
         "place": { "type": "string" }, "days": { "type": "integer" }, "deep": { "type": "object" } } });
     [tool("look", look), tool("stop", Tool::no_parameters())].into()

@@ -21,6 +21,7 @@ use crate::http::openapi::Operation;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
 use crate::http::route_header::insert_route;
+use crate::http::skipped_tools::SkippedTools;
 use crate::http::{HttpFailure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
@@ -41,13 +42,15 @@ pub async fn create(
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| ResponsesRequest::parse(body, rand::random())).await?;
-    let ResponsesRequest { generate, echo } = request;
+    let ResponsesRequest { generate, echo, tools } = request;
     let head = ResponseHead {
         stem: Uuid::new_v4().simple().to_string(),
         created_at: now(),
         model: generate.model.clone(),
         echo,
+        tools,
     };
+    let skipped = SkippedTools::of(&generate);
     let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if is_streamed {
@@ -55,7 +58,8 @@ pub async fn create(
     } else {
         whole(steps, head).await
     };
-    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
+    let response = response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
+    Ok(skipped.noted_in(response))
 }
 
 /// Collects a whole reply. Dropping the future cancels the request.

@@ -1,0 +1,426 @@
+//! Reads grammars in Lark's notation.
+
+use std::collections::HashMap;
+use std::iter::Peekable;
+use std::str::Chars;
+
+use super::{GrammarError, MAX_DEPTH, MAX_GRAMMAR};
+use crate::request::invalid::quoted;
+
+/// A grammar: its rules and terminals by name.
+#[derive(Debug, Default)]
+pub(super) struct Grammar {
+    pub(super) rules: HashMap<String, GrammarExpr>,
+    /// What may stand between any two terminals.
+    pub(super) ignored: Vec<GrammarExpr>,
+}
+
+/// The right side of a rule.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum GrammarExpr {
+    /// A text, exactly or in any case.
+    Text {
+        text: String,
+        any_case: bool,
+    },
+    /// A regular expression without its slashes, and its flags.
+    Regex {
+        body: String,
+        flags: String,
+    },
+    /// One character of a range.
+    Range(char, char),
+    /// Another rule or terminal.
+    Name(String),
+    Sequence(Vec<GrammarExpr>),
+    OneOf(Vec<GrammarExpr>),
+    Repeat {
+        expr: Box<GrammarExpr>,
+        min: u32,
+        max: Option<u32>,
+    },
+}
+
+/// Lark's library of terminals, as far as its patterns are the same in every implementation.
+const COMMON: &[(&str, &str)] = &[
+    ("DIGIT", "[0-9]"),
+    ("HEXDIGIT", "[0-9A-Fa-f]"),
+    ("INT", "[0-9]+"),
+    ("SIGNED_INT", "[+-]?[0-9]+"),
+    ("DECIMAL", r"[0-9]+\.[0-9]*|\.[0-9]+"),
+    ("FLOAT", r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"),
+    ("SIGNED_FLOAT", r"[+-]?(?:[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"),
+    ("NUMBER", r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"),
+    ("SIGNED_NUMBER", r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"),
+    ("ESCAPED_STRING", r#""(?:[^"\\\n]|\\.)*""#),
+    ("LCASE_LETTER", "[a-z]"),
+    ("UCASE_LETTER", "[A-Z]"),
+    ("LETTER", "[A-Za-z]"),
+    ("WORD", "[A-Za-z]+"),
+    ("CNAME", "[_A-Za-z][_A-Za-z0-9]*"),
+    ("WS_INLINE", r"[ \t]+"),
+    ("WS", r"[ \t\f\r\n]+"),
+    ("CR", r"\r"),
+    ("LF", r"\n"),
+    ("NEWLINE", r"(?:\r?\n)+"),
+];
+
+/// A word of the notation.
+#[derive(Debug, Clone, PartialEq)]
+enum Word {
+    Name(String),
+    Text { text: String, any_case: bool },
+    Regex { body: String, flags: String },
+    Number(u32),
+    Directive(String),
+    Arrow,
+    Dots,
+    Sign(char),
+    NewLine,
+}
+
+pub(super) fn read(source: &str) -> Result<Grammar, GrammarError> {
+    if source.len() > MAX_GRAMMAR {
+        return Err(GrammarError::TooLong);
+    }
+    let mut reader = LarkReader { words: words(source)?, at: 0, grammar: Grammar::default() };
+    while reader.statement()? {}
+    Ok(reader.grammar)
+}
+
+/// Splits a grammar into words, each with the line on which it stands.
+fn words(source: &str) -> Result<Vec<(Word, usize)>, GrammarError> {
+    let mut words = Vec::new();
+    let mut line = 1;
+    let mut chars = source.chars().peekable();
+    while let Some(c) = chars.next() {
+        let wrong = |problem: String| GrammarError::Syntax { line, problem };
+        let next = chars.peek().copied();
+        let word = match c {
+            '\n' => {
+                words.push((Word::NewLine, line));
+                line += 1;
+                continue;
+            }
+            c if c.is_whitespace() => continue,
+            '#' => {
+                skip_line(&mut chars);
+                continue;
+            }
+            '/' if next == Some('/') => {
+                skip_line(&mut chars);
+                continue;
+            }
+            '"' => {
+                let body = until('"', &mut chars).ok_or_else(|| wrong("a text does not end".to_owned()))?;
+                let any_case = chars.next_if_eq(&'i').is_some();
+                let text = unescaped(&body).ok_or_else(|| wrong(format!("unknown escape in {}", quoted(&body))))?;
+                Word::Text { text, any_case }
+            }
+            '/' => {
+                let body =
+                    until('/', &mut chars).ok_or_else(|| wrong("a regular expression does not end".to_owned()))?;
+                let mut flags = String::new();
+                while let Some(flag) = chars.next_if(char::is_ascii_alphabetic) {
+                    match flag {
+                        'i' | 'm' | 's' => flags.push(flag),
+                        'u' | 'l' => {}
+                        _ => return Err(wrong(format!("the flag {flag} of a regular expression is not supported"))),
+                    }
+                }
+                Word::Regex { body: body.replace("\\/", "/"), flags }
+            }
+            '-' if next == Some('>') => {
+                chars.next();
+                Word::Arrow
+            }
+            '.' if next == Some('.') => {
+                chars.next();
+                Word::Dots
+            }
+            '%' => Word::Directive(name(None, &mut chars)),
+            c if c.is_ascii_digit() => {
+                let mut number = c.to_string();
+                while let Some(digit) = chars.next_if(char::is_ascii_digit) {
+                    number.push(digit);
+                }
+                Word::Number(number.parse().map_err(|_| wrong(format!("{} is too large", quoted(&number))))?)
+            }
+            c if c.is_ascii_alphabetic() || c == '_' => Word::Name(name(Some(c), &mut chars)),
+            c if "!?*+|()[]{}:,.~".contains(c) => Word::Sign(c),
+            c => return Err(wrong(format!("{} is not supported", quoted(&c.to_string())))),
+        };
+        words.push((word, line));
+    }
+    Ok(words)
+}
+
+fn skip_line(chars: &mut Peekable<Chars<'_>>) {
+    while chars.next_if(|c| *c != '\n').is_some() {}
+}
+
+/// Takes the text up to `end`, with its escapes. `None`: it does not end on its line.
+fn until(end: char, chars: &mut Peekable<Chars<'_>>) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        match chars.next()? {
+            '\n' => return None,
+            c if c == end => return Some(body),
+            '\\' => body.extend(['\\', chars.next()?]),
+            c => body.push(c),
+        }
+    }
+}
+
+fn name(first: Option<char>, chars: &mut Peekable<Chars<'_>>) -> String {
+    let mut name = String::from_iter(first);
+    while let Some(c) = chars.next_if(|c| c.is_ascii_alphanumeric() || *c == '_') {
+        name.push(c);
+    }
+    name
+}
+
+/// Resolves the escapes of a text.
+fn unescaped(body: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut chars = body.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            text.push(c);
+            continue;
+        }
+        text.push(match chars.next()? {
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'f' => '\u{c}',
+            'b' => '\u{8}',
+            c @ ('"' | '\\' | '/' | '\'') => c,
+            'x' => code_point(&mut chars, 2)?,
+            'u' => code_point(&mut chars, 4)?,
+            _ => return None,
+        });
+    }
+    Some(text)
+}
+
+fn code_point(chars: &mut Chars<'_>, n_digits: usize) -> Option<char> {
+    let digits: String = chars.by_ref().take(n_digits).collect();
+    let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == n_digits)?;
+    char::from_u32(code)
+}
+
+struct LarkReader {
+    words: Vec<(Word, usize)>,
+    at: usize,
+    grammar: Grammar,
+}
+
+impl LarkReader {
+    /// Reads a rule or a directive. Returns false at the end.
+    fn statement(&mut self) -> Result<bool, GrammarError> {
+        while self.take(&Word::NewLine) {}
+        // Marks for the shape of parse trees, which do not exist here.
+        while self.take(&Word::Sign('?')) || self.take(&Word::Sign('!')) {}
+        match self.next() {
+            None => return Ok(false),
+            Some(Word::Directive(word)) => match word.as_str() {
+                "import" => self.import()?,
+                "ignore" => {
+                    let ignored = self.alternatives(0)?;
+                    self.grammar.ignored.push(ignored);
+                }
+                _ => return Err(self.wrong(format_args!("the directive {} is not supported", quoted(&word)))),
+            },
+            Some(Word::Name(name)) => {
+                if self.take(&Word::Sign('.')) && !matches!(self.next(), Some(Word::Number(_))) {
+                    return Err(self.wrong("a priority is a number"));
+                }
+                self.expect(':')?;
+                let expr = self.alternatives(0)?;
+                if self.grammar.rules.insert(name.clone(), expr).is_some() {
+                    return Err(self.wrong(format_args!("the rule {} is defined twice", quoted(&name))));
+                }
+            }
+            Some(_) => return Err(self.wrong("a rule begins with its name")),
+        }
+        match self.next() {
+            None | Some(Word::NewLine) => Ok(true),
+            Some(_) => Err(self.wrong("what follows the rule is not understood")),
+        }
+    }
+
+    /// Reads `%import common.NAME`, `%import common.NAME -> OTHER` or `%import common (NAME, …)`.
+    fn import(&mut self) -> Result<(), GrammarError> {
+        if self.next() != Some(Word::Name("common".to_owned())) {
+            return Err(self.wrong("only the library 'common' can be imported"));
+        }
+        if self.take(&Word::Sign('.')) {
+            let name = self.name()?;
+            let other = if self.take(&Word::Arrow) { self.name()? } else { name.clone() };
+            return self.import_one(&name, other);
+        }
+        self.expect('(')?;
+        loop {
+            let name = self.name()?;
+            self.import_one(&name, name.clone())?;
+            if !self.take(&Word::Sign(',')) {
+                return self.expect(')');
+            }
+        }
+    }
+
+    fn import_one(&mut self, name: &str, other: String) -> Result<(), GrammarError> {
+        let Some((_, body)) = COMMON.iter().find(|(common, _)| *common == name) else {
+            return Err(self.wrong(format_args!("the library 'common' has no {} here", quoted(name))));
+        };
+        let expr = GrammarExpr::Regex { body: (*body).to_owned(), flags: String::new() };
+        self.grammar.rules.insert(other, expr);
+        Ok(())
+    }
+
+    fn alternatives(&mut self, depth: usize) -> Result<GrammarExpr, GrammarError> {
+        if depth > MAX_DEPTH {
+            return Err(self.wrong("is nested too deeply"));
+        }
+        let mut options = vec![self.sequence(depth)?];
+        loop {
+            // Inside a group, and before an alternative, a line continues on the next one.
+            let mark = self.at;
+            while self.take(&Word::NewLine) {}
+            if self.take(&Word::Sign('|')) {
+                options.push(self.sequence(depth)?);
+            } else {
+                if depth == 0 {
+                    self.at = mark;
+                }
+                break;
+            }
+        }
+        Ok(if options.len() == 1 { options.remove(0) } else { GrammarExpr::OneOf(options) })
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<GrammarExpr, GrammarError> {
+        let mut items = Vec::new();
+        loop {
+            while depth > 0 && self.take(&Word::NewLine) {}
+            let Some(item) = self.item(depth)? else { break };
+            items.push(self.repeated(item)?);
+        }
+        if self.take(&Word::Arrow) {
+            self.name()?;
+        }
+        Ok(if items.len() == 1 { items.remove(0) } else { GrammarExpr::Sequence(items) })
+    }
+
+    /// Reads one item without its repetition. `None`: the next word begins no item.
+    fn item(&mut self, depth: usize) -> Result<Option<GrammarExpr>, GrammarError> {
+        let item = match self.peek() {
+            Some(Word::Text { text, any_case }) => GrammarExpr::Text { text: text.clone(), any_case: *any_case },
+            Some(Word::Regex { body, flags }) => GrammarExpr::Regex { body: body.clone(), flags: flags.clone() },
+            Some(Word::Name(name)) => GrammarExpr::Name(name.clone()),
+            Some(Word::Sign('(')) => {
+                self.at += 1;
+                let inner = self.alternatives(depth + 1)?;
+                self.expect(')')?;
+                return Ok(Some(inner));
+            }
+            Some(Word::Sign('[')) => {
+                self.at += 1;
+                let inner = self.alternatives(depth + 1)?;
+                self.expect(']')?;
+                return Ok(Some(GrammarExpr::Repeat { expr: Box::new(inner), min: 0, max: Some(1) }));
+            }
+            _ => return Ok(None),
+        };
+        self.at += 1;
+        match (&item, self.peek()) {
+            (GrammarExpr::Text { text, .. }, Some(Word::Dots)) => {
+                self.at += 1;
+                let last = match self.next() {
+                    Some(Word::Text { text, .. }) => only_char(&text),
+                    _ => None,
+                };
+                let (Some(first), Some(last)) = (only_char(text), last) else {
+                    return Err(self.wrong("a range has one character on each side"));
+                };
+                Ok(Some(GrammarExpr::Range(first, last)))
+            }
+            _ => Ok(Some(item)),
+        }
+    }
+
+    /// Reads the repetition after an item.
+    fn repeated(&mut self, item: GrammarExpr) -> Result<GrammarExpr, GrammarError> {
+        let (min, max) = match self.peek() {
+            Some(Word::Sign('?')) => (0, Some(1)),
+            Some(Word::Sign('*')) => (0, None),
+            Some(Word::Sign('+')) => (1, None),
+            Some(Word::Sign('~')) => {
+                self.at += 1;
+                let min = self.number()?;
+                let max = if self.take(&Word::Dots) { self.number()? } else { min };
+                return Ok(GrammarExpr::Repeat { expr: Box::new(item), min, max: Some(max) });
+            }
+            Some(Word::Sign('{')) => {
+                self.at += 1;
+                let min = if self.peek() == Some(&Word::Sign(',')) { 0 } else { self.number()? };
+                let max = match (self.take(&Word::Sign(',')), self.peek()) {
+                    (false, _) => Some(min),
+                    (true, Some(Word::Number(_))) => Some(self.number()?),
+                    (true, _) => None,
+                };
+                self.expect('}')?;
+                return Ok(GrammarExpr::Repeat { expr: Box::new(item), min, max });
+            }
+            _ => return Ok(item),
+        };
+        self.at += 1;
+        Ok(GrammarExpr::Repeat { expr: Box::new(item), min, max })
+    }
+
+    fn number(&mut self) -> Result<u32, GrammarError> {
+        match self.next() {
+            Some(Word::Number(number)) => Ok(number),
+            _ => Err(self.wrong("a number is expected")),
+        }
+    }
+
+    fn name(&mut self) -> Result<String, GrammarError> {
+        match self.next() {
+            Some(Word::Name(name)) => Ok(name),
+            _ => Err(self.wrong("a name is expected")),
+        }
+    }
+
+    fn expect(&mut self, sign: char) -> Result<(), GrammarError> {
+        if self.take(&Word::Sign(sign)) { Ok(()) } else { Err(self.wrong(format_args!("'{sign}' is expected"))) }
+    }
+
+    fn take(&mut self, word: &Word) -> bool {
+        let is_next = self.peek() == Some(word);
+        self.at += usize::from(is_next);
+        is_next
+    }
+
+    fn peek(&self) -> Option<&Word> {
+        self.words.get(self.at).map(|(word, _)| word)
+    }
+
+    fn next(&mut self) -> Option<Word> {
+        let word = self.peek().cloned();
+        self.at += 1;
+        word
+    }
+
+    fn wrong(&self, problem: impl std::fmt::Display) -> GrammarError {
+        let at = self.at.min(self.words.len()).saturating_sub(1);
+        let line = self.words.get(at).map_or(1, |(_, line)| *line);
+        GrammarError::Syntax { line, problem: problem.to_string() }
+    }
+}
+
+fn only_char(text: &str) -> Option<char> {
+    let mut chars = text.chars();
+    chars.next().filter(|_| chars.next().is_none())
+}
