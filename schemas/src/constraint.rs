@@ -64,6 +64,10 @@ pub enum Rule {
     OneOf(Vec<Rule>),
     /// The first of these rules that the engine supports completely; the last one if it supports none.
     FirstKnown(Vec<Rule>),
+    /// Rules that may refer to each other by [`Rule::Ref`]. The first is the whole.
+    Rules(Vec<Rule>),
+    /// The rule with this index in the [`Rule::Rules`] around it.
+    Ref(u32),
     /// A rule that one field of the request, or one tool, sets. Errors name them.
     For {
         /// The field.
@@ -99,9 +103,11 @@ impl Rule {
     pub fn has_alternatives(&self) -> bool {
         match self {
             Rule::FirstKnown(_) => true,
-            Rule::Sequence(rules) | Rule::OneOf(rules) => rules.iter().any(Rule::has_alternatives),
+            Rule::Sequence(rules) | Rule::OneOf(rules) | Rule::Rules(rules) => rules.iter().any(Rule::has_alternatives),
             Rule::Repeat { rule, .. } | Rule::For { rule, .. } => rule.has_alternatives(),
-            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => false,
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) | Rule::Ref(_) => {
+                false
+            }
         }
     }
 
@@ -115,13 +121,16 @@ impl Rule {
             }
             Rule::Sequence(rules) => Rule::Sequence(rules.iter().map(|rule| rule.decided(knows)).collect()),
             Rule::OneOf(rules) => Rule::OneOf(rules.iter().map(|rule| rule.decided(knows)).collect()),
+            Rule::Rules(rules) => Rule::Rules(rules.iter().map(|rule| rule.decided(knows)).collect()),
             Rule::Repeat { rule, min, max } => {
                 Rule::Repeat { rule: Box::new(rule.decided(knows)), min: *min, max: *max }
             }
             Rule::For { field, tool, rule } => {
                 Rule::For { field: field.clone(), tool: tool.clone(), rule: Box::new(rule.decided(knows)) }
             }
-            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => self.clone(),
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) | Rule::Ref(_) => {
+                self.clone()
+            }
         }
     }
 
@@ -131,10 +140,12 @@ impl Rule {
         match self {
             Rule::Json(schema) => vec![(asker, schema)],
             Rule::For { field, tool, rule } => rule.schemas(Asker { field, tool: tool.as_deref() }),
-            Rule::Sequence(rules) | Rule::OneOf(rules) => rules.iter().flat_map(|rule| rule.schemas(asker)).collect(),
+            Rule::Sequence(rules) | Rule::OneOf(rules) | Rule::Rules(rules) => {
+                rules.iter().flat_map(|rule| rule.schemas(asker)).collect()
+            }
             Rule::FirstKnown(rules) => rules.first().map(|rule| rule.schemas(asker)).unwrap_or_default(),
             Rule::Repeat { rule, .. } => rule.schemas(asker),
-            Rule::Literal(_) | Rule::Plain(_) | Rule::Pattern(_) | Rule::Until(_) => Vec::new(),
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Pattern(_) | Rule::Until(_) | Rule::Ref(_) => Vec::new(),
         }
     }
 

@@ -9,6 +9,11 @@ from schemathesis import GenerationMode
 
 MODEL = "smollm2"
 A_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+# The fields for the form of a reply, with values that Baton can enforce.
+OUTPUTS = {"json": A_SCHEMA, "regex": "[a-z]", "choice": ["a"], "grammar": 'root ::= "a"', "json_object": True}
+FORMS = {"response_format": None, "structured_outputs": None, "guided_json": A_SCHEMA, "guided_regex": "[a-z]",
+         "guided_choice": ["a"], "guided_grammar": 'root ::= "a"', "json_schema": A_SCHEMA, "grammar": 'root ::= "a"',
+         "regex": "[a-z]", "ebnf": 'root ::= "a"'}
 # The fields that bound a reply, by route, each with its smallest number.
 LENGTHS = {
     "/v1/chat/completions": (("max_tokens", "max_completion_tokens"), -1),
@@ -113,7 +118,16 @@ def known(items):
 
 
 def schemas(body):
-    """Removes keywords that Baton cannot enforce from schemas."""
+    """Removes keywords that Baton cannot enforce from schemas, and leaves one form of the reply."""
+    outputs = body.get("structured_outputs")
+    if isinstance(outputs, dict):
+        first = [field for field in OUTPUTS if outputs.get(field) is not None][:1]
+        body["structured_outputs"] = {field: OUTPUTS[field] for field in first}
+    forms = [field for field in FORMS if body.get(field) is not None]
+    for field in forms[1:]:
+        body.pop(field)
+    if forms and FORMS[forms[0]] is not None:
+        body[forms[0]] = FORMS[forms[0]]
     places = (("response_format",), ("response_format", "json_schema"), ("text", "format"), ("output_config", "format"),
               ("output_format",))
     for path in places:

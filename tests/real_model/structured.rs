@@ -86,6 +86,47 @@ async fn a_reply_follows_llama_servers_form_of_a_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reply_follows_other_servers_fields() {
+    let server = BatonServer::start(&[]);
+    let ask = async |fields: Value| {
+        let mut body = chat("Answer.", json!({ "max_tokens": 60, "temperature": 1.0, "seed": 3 }));
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let (status, reply) = post(&server, &body).await;
+        assert_eq!(status, 200, "{reply}");
+        let choice = &reply["choices"][0];
+        println!("{fields}: {choice}");
+        let is_whole = choice["finish_reason"] == "stop";
+        (choice["message"]["content"].as_str().unwrap().to_owned(), is_whole)
+    };
+    let colours = ["red", "green", "green or red"];
+    let (choice, _) = ask(json!({ "guided_choice": colours })).await;
+    assert!(colours.contains(&choice.as_str()), "{choice}");
+    let (choice, _) = ask(json!({ "structured_outputs": { "choice": colours } })).await;
+    assert!(colours.contains(&choice.as_str()), "{choice}");
+    let (digits, _) = ask(json!({ "guided_regex": "^[0-9]{3}/[0-9]{2}$" })).await;
+    assert!(digits.len() == 6 && digits.as_bytes()[3] == b'/', "{digits}");
+    let object = json!({ "type": "object", "properties": { "n": { "type": "integer", "maximum": 9, "minimum": 0 } },
+        "required": ["n"], "additionalProperties": false });
+    for field in ["guided_json", "json_schema"] {
+        let (json, _) = ask(json!({ field: object })).await;
+        assert!(serde_json::from_str::<Value>(&json).unwrap()["n"].is_i64(), "{json}");
+    }
+    // GBNF with a rule that refers to itself: brackets match.
+    let gbnf = "root ::= sum\nsum ::= term (\" + \" term){1,2}\nterm ::= [0-9]{1,2} | \"(\" sum \")\"";
+    let lark = "start: sum\nsum: term (\" + \" term)~1..2\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,2}/";
+    for fields in [json!({ "grammar": gbnf }), json!({ "structured_outputs": { "grammar": lark } })] {
+        let (sum, is_whole) = ask(fields).await;
+        assert!(sum.chars().all(|c| "0123456789 +()".contains(c)), "{sum}");
+        let opened = |sum: &str| sum.matches('(').count() as i64 - sum.matches(')').count() as i64;
+        assert!((0..sum.len()).all(|end| opened(&sum[..end]) >= 0), "{sum}");
+        assert!(!is_whole || opened(&sum) == 0 && sum.contains(" + "), "{sum}");
+    }
+    // What cannot be held names its field.
+    let (status, reply) = post(&server, &chat("Answer.", json!({ "guided_regex": "a(?=b)" }))).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("guided_regex")), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
     let server = BatonServer::start(&[]);
     let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });

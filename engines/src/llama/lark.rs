@@ -19,7 +19,7 @@ pub(super) fn write(rule: &Rule, vocabulary: &Vocabulary) -> String {
 }
 
 fn write_with(rule: &Rule, control: Vec<(String, Token)>) -> String {
-    let mut writer = LarkWriter { control, rules: String::new(), n_rules: 0 };
+    let mut writer = LarkWriter { control, rules: String::new(), n_rules: 0, named: Vec::new() };
     let start = writer.expression(rule);
     format!("start: {start}\n{}", writer.rules)
 }
@@ -29,6 +29,8 @@ struct LarkWriter {
     /// Rules that expressions refer to.
     rules: String,
     n_rules: usize,
+    /// The names of the rules that a [`Rule::Ref`] may mean.
+    named: Vec<String>,
 }
 
 impl LarkWriter {
@@ -50,6 +52,19 @@ impl LarkWriter {
             // The compiler decides about the alternatives.
             Rule::FirstKnown(rules) => self.joined(&rules[..rules.len().min(1)], " "),
             Rule::For { rule, .. } => self.expression(rule),
+            Rule::Rules(rules) => {
+                let names = rules.iter().map(|_| self.new_name("g")).collect();
+                let outer = std::mem::replace(&mut self.named, names);
+                for (at, rule) in rules.iter().enumerate() {
+                    let body = self.expression(rule);
+                    let name = self.named[at].clone();
+                    self.write(&name, &body);
+                }
+                let names = std::mem::replace(&mut self.named, outer);
+                names.into_iter().next().unwrap_or_else(|| quoted(""))
+            }
+            // A reference to no rule leads to none, so the compiler refuses it.
+            Rule::Ref(at) => self.named.get(*at as usize).cloned().unwrap_or_else(|| "no_rule".to_owned()),
             // Lark cannot express zero repetitions.
             Rule::Repeat { max: Some(0), .. } => quoted(""),
             Rule::Repeat { rule, min, max } => {
@@ -68,11 +83,19 @@ impl LarkWriter {
     }
 
     fn rule(&mut self, prefix: &str, attribute: &str, body: &str) -> String {
-        let name = format!("{prefix}{}", self.n_rules);
-        self.n_rules += 1;
-        let written = writeln!(self.rules, "{name}{attribute}: {body}");
-        debug_assert!(written.is_ok(), "a String takes everything");
+        let name = self.new_name(prefix);
+        self.write(&format!("{name}{attribute}"), body);
         name
+    }
+
+    fn new_name(&mut self, prefix: &str) -> String {
+        self.n_rules += 1;
+        format!("{prefix}{}", self.n_rules - 1)
+    }
+
+    fn write(&mut self, head: &str, body: &str) {
+        let written = writeln!(self.rules, "{head}: {body}");
+        debug_assert!(written.is_ok(), "a String takes everything");
     }
 
     /// A literal as a sequence of strings and control tokens.
@@ -161,6 +184,8 @@ mod tests {
             ]),
             "start: (\"a\" ((\"b\" | /(.|\\n)*/)){0,1})\n",
         );
+        let list = Rule::Rules(vec![Rule::Sequence(vec![Rule::Plain("(".into()), Rule::optional(Rule::Ref(0))])]);
+        check(Rule::OneOf(vec![list, Rule::Plain("x".into())]), "start: (g0 | \"x\")\ng0: (\"(\" (g0){0,1})\n");
         let json = write_with(&Rule::Json(json!({ "type": "object" })), Vec::new());
         assert!(json.starts_with("start: j0\nj0: %json {\"type\":\"object\",\"x-guidance\":{"), "{json}");
     }

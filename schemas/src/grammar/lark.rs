@@ -8,9 +8,13 @@ use super::{GrammarError, MAX_DEPTH, MAX_GRAMMAR};
 use crate::request::invalid::quoted;
 
 /// A grammar: its rules and terminals by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Grammar {
     pub(super) rules: HashMap<String, GrammarExpr>,
+    /// The name of the rule for the whole text.
+    pub(super) start: String,
+    /// Rules with a name in capitals are terminals.
+    pub(super) has_terminals: bool,
     /// What may stand between any two terminals.
     pub(super) ignored: Vec<GrammarExpr>,
 }
@@ -39,6 +43,31 @@ pub(super) enum GrammarExpr {
         min: u32,
         max: Option<u32>,
     },
+}
+
+impl Grammar {
+    fn new() -> Self {
+        Grammar { rules: HashMap::new(), start: "start".to_owned(), has_terminals: true, ignored: Vec::new() }
+    }
+
+    /// Creates an empty grammar without terminals.
+    pub(super) fn starting_with(start: &str) -> Self {
+        Grammar { start: start.to_owned(), has_terminals: false, ..Grammar::new() }
+    }
+}
+
+impl GrammarExpr {
+    /// Adds the names of the rules that the expression refers to.
+    pub(super) fn references<'e>(&'e self, names: &mut Vec<&'e str>) {
+        match self {
+            GrammarExpr::Name(name) => names.push(name),
+            GrammarExpr::Sequence(items) | GrammarExpr::OneOf(items) => {
+                items.iter().for_each(|item| item.references(names));
+            }
+            GrammarExpr::Repeat { expr, .. } => expr.references(names),
+            GrammarExpr::Text { .. } | GrammarExpr::Regex { .. } | GrammarExpr::Range(..) => {}
+        }
+    }
 }
 
 /// Lark's library of terminals, as far as its patterns are the same in every implementation.
@@ -83,7 +112,7 @@ pub(super) fn read(source: &str) -> Result<Grammar, GrammarError> {
     if source.len() > MAX_GRAMMAR {
         return Err(GrammarError::TooLong);
     }
-    let mut reader = LarkReader { words: words(source)?, at: 0, grammar: Grammar::default() };
+    let mut reader = LarkReader { words: words(source)?, at: 0, grammar: Grammar::new() };
     while reader.statement()? {}
     Ok(reader.grammar)
 }

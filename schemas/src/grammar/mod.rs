@@ -1,19 +1,29 @@
-//! Grammars that clients write: Lark's notation, read and written as one regular expression.
+//! Grammars that clients write, in Lark's notation or in llama.cpp's (GBNF).
 //!
-//! The input of a custom tool stands in a call as a JSON string, where some characters are escaped. The engine can escape
+//! A grammar whose rules do not refer to themselves becomes one regular expression, any other a
+//! [`Rule`](crate::constraint::Rule) of the engine. The input of a custom tool stands in a call as a JSON string, where some characters are escaped. The engine can escape
 //! the texts of one regular expression, but not those of a grammar, so a grammar whose rules do not refer to themselves
 //! becomes one.
 
+mod gbnf;
 mod lark;
 mod pattern;
+mod rules;
 
-pub(crate) use pattern::pattern_of;
+pub(crate) use pattern::{pattern_of, whole};
+pub(crate) use rules::rule_of;
 
 /// The most bytes of a client's grammar or regular expression.
 pub(crate) const MAX_GRAMMAR: usize = 64 << 10;
 
 /// How deep groups may be nested. A rule is nested six times as deep as JSON for the engine, where 128 is the limit.
 const MAX_DEPTH: usize = 16;
+
+/// How many rules may lead from one to the next. Each takes stack.
+const MAX_CHAIN: usize = 64;
+
+/// The most bytes that all rules together may be written as.
+const MAX_WRITTEN: usize = 16 * MAX_GRAMMAR;
 
 /// Why a grammar is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +36,8 @@ pub(crate) enum GrammarError {
     NoRule(String),
     #[error("the rule {0} refers to itself; write it with repetitions, such as * or {{1,9}}")]
     Recursive(String),
+    #[error("has rules that lead from one to the next more than {MAX_CHAIN} times")]
+    TooDeep,
     #[error("becomes too large when its rules are put together")]
     TooLarge,
 }

@@ -3,24 +3,25 @@
 use std::collections::HashMap;
 
 use super::lark::{Grammar, GrammarExpr, read};
-use super::{GrammarError, MAX_GRAMMAR};
+use super::{GrammarError, MAX_CHAIN, MAX_GRAMMAR, MAX_WRITTEN};
 
 /// Returns the regular expression of the texts that a Lark grammar allows. Errors: the grammar is wrong, a rule refers to
 /// itself, or the result is too large.
 pub(crate) fn pattern_of(lark: &str) -> Result<String, GrammarError> {
-    let grammar = read(lark)?;
-    let mut writer =
-        PatternWriter { grammar: &grammar, known: HashMap::new(), open: Vec::new(), ignored: String::new() };
-    let ignored = grammar.ignored.iter().map(|expr| writer.expr(expr)).collect::<Result<Vec<_>, _>>()?;
-    if !ignored.is_empty() {
-        writer.ignored = format!("(?:{})*", ignored.join("|"));
-        writer.known.clear();
-    }
-    let start = writer.name("start")?;
-    sized(format!("{}{start}", writer.ignored))
+    PatternWriter::new(&read(lark)?)?.whole()
 }
 
-struct PatternWriter<'g> {
+/// Removes the anchors of a regular expression that the whole text must match with them and without.
+pub(crate) fn whole(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(inner) if !inner.ends_with('\\') => inner,
+        _ => regex,
+    }
+}
+
+/// Writes rules as regular expressions.
+pub(super) struct PatternWriter<'g> {
     grammar: &'g Grammar,
     /// Rules that are written already.
     known: HashMap<&'g str, String>,
@@ -28,9 +29,28 @@ struct PatternWriter<'g> {
     open: Vec<&'g str>,
     /// What may follow each terminal.
     ignored: String,
+    /// The bytes of the rules that are written.
+    n_written: usize,
 }
 
 impl<'g> PatternWriter<'g> {
+    pub(super) fn new(grammar: &'g Grammar) -> Result<Self, GrammarError> {
+        let mut writer =
+            PatternWriter { grammar, known: HashMap::new(), open: Vec::new(), ignored: String::new(), n_written: 0 };
+        let ignored = grammar.ignored.iter().map(|expr| writer.expr(expr)).collect::<Result<Vec<_>, _>>()?;
+        if !ignored.is_empty() {
+            writer.ignored = format!("(?:{})*", ignored.join("|"));
+            writer.known.clear();
+        }
+        Ok(writer)
+    }
+
+    /// Writes the whole grammar.
+    pub(super) fn whole(&mut self) -> Result<String, GrammarError> {
+        let start = self.name(&self.grammar.start)?;
+        sized(format!("{}{start}", self.ignored))
+    }
+
     fn name(&mut self, name: &str) -> Result<String, GrammarError> {
         let Some((name, expr)) = self.grammar.rules.get_key_value(name) else {
             return Err(GrammarError::NoRule(name.to_owned()));
@@ -39,7 +59,8 @@ impl<'g> PatternWriter<'g> {
             Some(known) => known.clone(),
             None => self.rule(name, expr)?,
         };
-        Ok(if is_terminal(name) { format!("{bare}{}", self.ignored) } else { bare })
+        let is_terminal = self.grammar.has_terminals && is_terminal(name);
+        Ok(if is_terminal { format!("{bare}{}", self.ignored) } else { bare })
     }
 
     /// Writes a rule for the first time.
@@ -47,18 +68,26 @@ impl<'g> PatternWriter<'g> {
         if self.open.contains(&name) {
             return Err(GrammarError::Recursive(name.to_owned()));
         }
+        if self.open.len() == MAX_CHAIN {
+            return Err(GrammarError::TooDeep);
+        }
         self.open.push(name);
         // Nothing is ignored inside a terminal.
-        let ignored = if is_terminal(name) { std::mem::take(&mut self.ignored) } else { self.ignored.clone() };
+        let is_terminal = self.grammar.has_terminals && is_terminal(name);
+        let ignored = if is_terminal { std::mem::take(&mut self.ignored) } else { self.ignored.clone() };
         let written = self.expr(expr)?;
         self.ignored = ignored;
         self.open.pop();
+        self.n_written += written.len();
+        if self.n_written > MAX_WRITTEN {
+            return Err(GrammarError::TooLarge);
+        }
         self.known.insert(name, written.clone());
         Ok(written)
     }
 
     /// Writes an expression as a group that repetitions can follow.
-    fn expr(&mut self, expr: &'g GrammarExpr) -> Result<String, GrammarError> {
+    pub(super) fn expr(&mut self, expr: &'g GrammarExpr) -> Result<String, GrammarError> {
         let written = match expr {
             GrammarExpr::Text { text, any_case: false } => format!("(?:{}){}", escaped(text), self.ignored),
             GrammarExpr::Text { text, any_case: true } => format!("(?i:{}){}", escaped(text), self.ignored),
@@ -78,13 +107,21 @@ impl<'g> PatternWriter<'g> {
     }
 
     fn joined(&mut self, items: &'g [GrammarExpr], by: &str) -> Result<String, GrammarError> {
-        let items = items.iter().map(|item| self.expr(item)).collect::<Result<Vec<_>, _>>()?;
-        Ok(format!("(?:{})", items.join(by)))
+        let mut joined = String::from("(?:");
+        for (at, item) in items.iter().enumerate() {
+            if at > 0 {
+                joined.push_str(by);
+            }
+            joined.push_str(&self.expr(item)?);
+            joined = sized(joined)?;
+        }
+        joined.push(')');
+        Ok(joined)
     }
 }
 
 /// Terminals have names in capitals.
-fn is_terminal(name: &str) -> bool {
+pub(super) fn is_terminal(name: &str) -> bool {
     name.trim_start_matches('_').starts_with(|c: char| c.is_ascii_uppercase())
 }
 
@@ -137,6 +174,11 @@ mod tests {
     }
 
     #[test]
+    fn anchors_of_a_regular_expression_change_nothing() {
+        assert_eq!([whole("^a$"), whole("a"), whole("a\\$"), whole("^$")], ["a", "a", "a\\$", ""]);
+    }
+
+    #[test]
     fn ignored_texts_may_follow_terminals() {
         check(
             "%ignore / /\nstart: A b\nA: B \"x\"\nB: \"y\"\nb: \"z\"",
@@ -160,6 +202,12 @@ mod tests {
         assert!(refused(&format!("start: {}", "(".repeat(100))).contains("nested too deeply"));
         let doubling: String = (0..40).map(|i| format!("r{i}: r{n} r{n}\n", n = i + 1)).collect();
         assert!(refused(&format!("start: r0\n{doubling}r40: \"x\"")).contains("too large"));
+        let chain: String = (0..5000).map(|i| format!("r{i}:r{}\n", i + 1)).collect();
+        assert!(refused(&format!("start:r0\n{chain}")).contains("more than 64 times"));
+        let wide: String = (0..1000).map(|i| format!("r{i}:a\n")).collect();
+        let all: Vec<String> = (0..1000).map(|i| format!("r{i}")).collect();
+        let wide = format!("start:{}\n{wide}a:\"{}\"", all.join("|"), "x".repeat(20_000));
+        assert!(refused(&wide).contains("too large"));
         assert!(refused(&"x".repeat(MAX_GRAMMAR + 1)).contains("longer than 64 KiB"));
     }
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
 use super::not_yet::NotYetBody;
-use super::response_format::ResponseFormat;
+use super::structured::StructuredBody;
 use crate::generate::{GenerateRequest, Input, Sampling};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
@@ -52,7 +52,8 @@ object! {
         /// Options of a stream.
         stream_options: Field<StreamOptions>,
         /// The form that the text must have.
-        response_format: Field<ResponseFormat>,
+        #[schemars(flatten)]
+        structured: StructuredBody,
         /// Continue after the model has ended its text.
         ignore_eos: Field<bool>,
         #[schemars(skip)]
@@ -108,7 +109,7 @@ impl CompletionBody {
             chosen,
             top_logprobs,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-            constraint: self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)?,
+            constraint: self.structured.check()?,
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,

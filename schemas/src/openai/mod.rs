@@ -18,6 +18,7 @@ pub mod usage;
 mod functions;
 mod not_yet;
 mod response_format;
+mod structured;
 mod template_args;
 
 pub(crate) mod messages;

@@ -16,26 +16,14 @@ const fn unless(off: f64, field: &'static str, feature: &'static str) -> Refused
     RefusedField { field, feature, off: Some(off) }
 }
 
-const STRUCTURED: &str = "Structured output";
-
 /// Fields of both chats and completions.
 #[derive(Debug)]
 pub(crate) struct NotYet;
 
 impl RefusedFields for NotYet {
     const FIELDS: &'static [RefusedField] = &[
-        // Structured output in other servers. OpenAI's field is `response_format`.
-        never("grammar", STRUCTURED),
-        never("json_schema", STRUCTURED),
-        never("structured_outputs", STRUCTURED),
-        never("regex", STRUCTURED),
-        never("ebnf", STRUCTURED),
-        // vLLM's older names for structured output.
-        never("guided_json", STRUCTURED),
-        never("guided_regex", STRUCTURED),
-        never("guided_choice", STRUCTURED),
-        never("guided_grammar", STRUCTURED),
-        never("guided_decoding", STRUCTURED),
+        // vLLM's oldest form.
+        never("guided_decoding", "'guided_decoding', for which 'structured_outputs' serves,"),
         // Fields of other servers that change which tokens are generated.
         unless(1.0, "best_of", "Choosing among several drafts"),
         unless(0.0, "use_beam_search", "Beam search"),
@@ -141,12 +129,8 @@ mod tests {
     fn only_what_is_asked_for_in_earnest_is_refused() {
         check(json!({}), None);
         check(json!({"response_format": {"type": "text"}, "modalities": ["text"]}), None);
-        check(json!({"grammar": "root ::= x"}), Some("grammar"));
-        check(json!({"json_schema": {}}), Some("json_schema"));
-        for field in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex"] {
-            check(json!({ field: "x" }), Some(field));
-            check(json!({ field: null }), None);
-        }
+        check(json!({"guided_decoding": {"json": {}}}), Some("guided_decoding"));
+        check(json!({"guided_decoding": null}), None);
         check(json!({"best_of": 1, "use_beam_search": false, "min_tokens": 0, "stop_token_ids": []}), None);
         check(json!({"typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "bad_words": [], "echo": false}), None);
         check(json!({"best_of": 2}), Some("best_of"));

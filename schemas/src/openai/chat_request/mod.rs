@@ -9,7 +9,7 @@ use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::functions::FunctionsBody;
 use crate::openai::messages::ChatMessage;
 use crate::openai::not_yet::{MediaBody, NotYetBody};
-use crate::openai::response_format::ResponseFormat;
+use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::TemplateBody;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
@@ -59,7 +59,8 @@ object! {
         /// Options of a stream.
         stream_options: Field<StreamOptions>,
         /// The form that the reply must have.
-        response_format: Field<ResponseFormat>,
+        #[schemars(flatten)]
+        structured: StructuredBody,
         /// The tools that the model may call.
         #[schemars(flatten)]
         tools: ChatToolsBody,
@@ -141,7 +142,7 @@ impl ChatBody {
                 chosen,
                 top_logprobs: wants_logprobs.then_some(top_logprobs),
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-                constraint: self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)?,
+                constraint: self.structured.check()?,
                 tools: functions.map_or_else(|| self.tools.check(), Ok)?,
                 wants_thinking: false,
                 keep_alive: None,

@@ -3,14 +3,31 @@
 
 use serde_json::{Value, json};
 
-use super::tools::CustomFormat;
-use crate::grammar::{GrammarError, MAX_GRAMMAR, pattern_of};
+use crate::grammar::{GrammarError, MAX_GRAMMAR, pattern_of, whole};
 use crate::request::InvalidRequest;
-use crate::request::field::join;
+use crate::request::field::{Field, join, object};
+use crate::request::schema::Variant;
 use crate::tools::{Strictness, Tool};
 
 /// The argument that stands for the whole input of a custom tool.
 pub(super) const INPUT: &str = "input";
+
+object! {
+    /// The form of the text that the model gives a custom tool: any text, or text that follows a grammar.
+    pub(crate) struct CustomFormat {
+        /// The kind of form.
+        r#type: Field<String>,
+        /// The grammar's notation: `lark`, or `regex` in the syntax of Rust's crate `regex`.
+        #[schemars(extend("enum" = ["lark", "regex"]))]
+        syntax: Field<String>,
+        /// The grammar.
+        definition: Field<String>,
+    }
+    by "type" {
+        Variant { words: &["text"], is_default: true, ..Variant::NEW },
+        Variant { words: &["grammar"], needs: &["syntax", "definition"], ..Variant::NEW },
+    }
+}
 
 /// The form of a custom tool's input.
 pub(super) struct CustomTool {
@@ -57,15 +74,6 @@ impl CustomTool {
             strict: if self.pattern.is_some() { Strictness::Strict } else { Strictness::IfKnown },
             held: self.pattern.map(|all| parameters(json!({ "type": "string", "pattern": format!("^(?:{all})$") }))),
         }
-    }
-}
-
-/// Removes the anchors: the whole input must match, with them and without.
-fn whole(regex: &str) -> &str {
-    let regex = regex.strip_prefix('^').unwrap_or(regex);
-    match regex.strip_suffix('$') {
-        Some(inner) if !inner.ends_with('\\') => inner,
-        _ => regex,
     }
 }
 
@@ -244,10 +252,5 @@ mod tests {
         }
         let mut lone = InputReader::default();
         assert_eq!(lone.feed("{\"input\": \"\\ud83dx\\q\"}"), "\u{fffd}xq");
-    }
-
-    #[test]
-    fn anchors_of_a_regular_expression_change_nothing() {
-        assert_eq!([whole("^a$"), whole("a"), whole("a\\$"), whole("^$")], ["a", "a", "a\\$", ""]);
     }
 }

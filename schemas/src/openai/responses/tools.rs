@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::client_tools::{ClientTool, ClientToolKind, ClientTools};
-use super::custom_tool::CustomTool;
+use super::custom_tool::{CustomFormat, CustomTool};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::invalid::quoted;
@@ -86,23 +86,6 @@ object! {
         function: Function,
         /// The form of the text that the model gives a custom tool.
         format: Field<Echoed<CustomFormat>>,
-    }
-}
-
-object! {
-    /// The form of the text that the model gives a custom tool: any text, or text that follows a grammar.
-    pub(crate) struct CustomFormat {
-        /// The kind of form.
-        r#type: Field<String>,
-        /// The grammar's notation: `lark`, or `regex` in the syntax of Rust's crate `regex`.
-        #[schemars(extend("enum" = ["lark", "regex"]))]
-        syntax: Field<String>,
-        /// The grammar.
-        definition: Field<String>,
-    }
-    by "type" {
-        Variant { words: &["text"], is_default: true, ..Variant::NEW },
-        Variant { words: &["grammar"], needs: &["syntax", "definition"], ..Variant::NEW },
     }
 }
 

@@ -1,0 +1,239 @@
+//! The form that a reply must have, under the names of OpenAI, vLLM, SGLang and llama-server. All of them become one
+//! [`Constraint`].
+
+use serde::de::MapAccess;
+use serde_json::{Map, Value};
+
+use super::response_format::ResponseFormat;
+use crate::constraint::{Constraint, Rule, check_schema};
+use crate::grammar::{GrammarError, MAX_GRAMMAR, rule_of};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, join, object};
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::described;
+use crate::request::values::SchemaObject;
+
+/// The most texts among which a reply may have to choose.
+const MAX_CHOICES: usize = 4096;
+
+object! {
+    /// The form that the reply must have. At most one of these fields is given.
+    pub(crate) struct StructuredBody {
+        /// The form that the reply must have.
+        response_format: Field<ResponseFormat>,
+        /// vLLM's names.
+        structured_outputs: Field<StructuredOutputs>,
+        /// vLLM's older name of `structured_outputs.json`.
+        guided_json: Field<WrittenSchema>,
+        /// vLLM's older name of `structured_outputs.regex`.
+        guided_regex: Field<String>,
+        /// vLLM's older name of `structured_outputs.choice`.
+        #[schemars(length(min = 1, max = MAX_CHOICES))]
+        guided_choice: Field<Items<String>>,
+        /// vLLM's older name of `structured_outputs.grammar`.
+        guided_grammar: Field<String>,
+        /// llama-server's name of a schema that the reply follows.
+        json_schema: Field<WrittenSchema>,
+        /// llama-server's name of a grammar in GBNF. Lark's notation is understood, too.
+        grammar: Field<String>,
+        /// SGLang's name of a regular expression for the whole reply.
+        regex: Field<String>,
+        /// SGLang's name of a grammar.
+        ebnf: Field<String>,
+    }
+}
+
+object! {
+    /// The form that the reply must have, as in vLLM: one of these fields.
+    pub(crate) struct StructuredOutputs {
+        /// A schema that the reply follows.
+        json: Field<WrittenSchema>,
+        /// A regular expression for the whole reply, in the syntax of Rust's crate `regex`.
+        regex: Field<String>,
+        /// The texts of which the reply is one.
+        #[schemars(length(min = 1, max = MAX_CHOICES))]
+        choice: Field<Items<String>>,
+        /// A grammar for the reply, in Lark's notation or in GBNF.
+        grammar: Field<String>,
+        /// The reply is any JSON object.
+        json_object: Field<bool>,
+        #[schemars(skip)]
+        structural_tag: Field<Value>,
+    }
+}
+
+/// A JSON schema: an object, or its JSON in a string.
+#[derive(Debug)]
+pub(crate) struct WrittenSchema(Value);
+
+impl Read for WrittenSchema {
+    const EXPECTED: &'static str = "a JSON schema";
+
+    fn string(json: &str) -> Reading<Self> {
+        let value = serde_json::from_str::<Value>(json).ok().filter(Value::is_object);
+        value.map(WrittenSchema).ok_or_else(|| ValueProblem::value("must be a JSON schema"))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Map::object(fields)?.map(|fields| WrittenSchema(Value::Object(fields))))
+    }
+}
+
+described!([] WrittenSchema: as SchemaObject);
+
+/// The constraints that a body sets.
+#[derive(Default)]
+struct Constraints(Vec<(String, Constraint)>);
+
+impl StructuredBody {
+    /// Returns the constraint on the reply. Errors: several fields set one.
+    pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
+        let mut all = Constraints::default();
+        if let Some(constraint) = self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)? {
+            all.push("response_format", constraint);
+        }
+        if let Some(outputs) = self.structured_outputs.get("")? {
+            const AT: &str = "structured_outputs";
+            if outputs.structural_tag.is_given() {
+                let field = join(AT, "structural_tag");
+                return Err(InvalidRequest::at(field, "is not supported; send 'tools', or a grammar as 'grammar'"));
+            }
+            all.schema(&join(AT, "json"), outputs.json.get(AT)?)?;
+            all.regex(&join(AT, "regex"), outputs.regex.get(AT)?)?;
+            all.choice(&join(AT, "choice"), outputs.choice.get(AT)?)?;
+            all.grammar(&join(AT, "grammar"), outputs.grammar.get(AT)?)?;
+            if outputs.json_object.get(AT)? == Some(true) {
+                all.push(&join(AT, "json_object"), Constraint::JsonObject);
+            }
+        }
+        all.schema("guided_json", self.guided_json.get("")?)?;
+        all.regex("guided_regex", self.guided_regex.get("")?)?;
+        all.choice("guided_choice", self.guided_choice.get("")?)?;
+        all.grammar("guided_grammar", self.guided_grammar.get("")?)?;
+        all.schema("json_schema", self.json_schema.get("")?)?;
+        all.grammar("grammar", self.grammar.get("")?)?;
+        all.regex("regex", self.regex.get("")?)?;
+        all.grammar("ebnf", self.ebnf.get("")?)?;
+        if let [(first, _), (second, _), ..] = &*all.0 {
+            return Err(InvalidRequest::at(second, format_args!("the form of the reply is set by '{first}' already")));
+        }
+        Ok(all.0.pop().map(|(_, constraint)| constraint))
+    }
+}
+
+impl Constraints {
+    fn push(&mut self, field: &str, constraint: Constraint) {
+        self.0.push((field.to_owned(), constraint));
+    }
+
+    fn schema(&mut self, field: &str, schema: Option<WrittenSchema>) -> Result<(), InvalidRequest> {
+        let Some(WrittenSchema(schema)) = schema else { return Ok(()) };
+        check_schema(&schema).map_err(|error| InvalidRequest::at(field, error))?;
+        self.push(field, Constraint::JsonSchema { schema, field: field.to_owned() });
+        Ok(())
+    }
+
+    fn regex(&mut self, field: &str, regex: Option<String>) -> Result<(), InvalidRequest> {
+        let Some(regex) = regex.filter(|regex| !regex.is_empty()) else { return Ok(()) };
+        if regex.len() > MAX_GRAMMAR {
+            return Err(InvalidRequest::at(field, GrammarError::TooLong));
+        }
+        self.rule(field, Rule::Pattern(format!("(?:{})", crate::grammar::whole(&regex))));
+        Ok(())
+    }
+
+    fn choice(&mut self, field: &str, choices: Option<Items<String>>) -> Result<(), InvalidRequest> {
+        let Some(choices) = choices else { return Ok(()) };
+        let texts = choices.each(field).map(|text| text.map(|(_, text)| text)).collect::<Result<Vec<_>, _>>()?;
+        if texts.is_empty() || texts.len() > MAX_CHOICES {
+            return Err(InvalidRequest::at(field, format_args!("must have 1 to {MAX_CHOICES} texts")));
+        }
+        if texts.iter().map(String::len).sum::<usize>() > MAX_GRAMMAR {
+            return Err(InvalidRequest::at(field, GrammarError::TooLong));
+        }
+        self.rule(field, Rule::OneOf(texts.into_iter().map(Rule::Plain).collect()));
+        Ok(())
+    }
+
+    fn grammar(&mut self, field: &str, grammar: Option<String>) -> Result<(), InvalidRequest> {
+        let Some(grammar) = grammar.filter(|grammar| !grammar.is_empty()) else { return Ok(()) };
+        let rule = rule_of(&grammar).map_err(|error| InvalidRequest::at(field, error))?;
+        self.rule(field, rule);
+        Ok(())
+    }
+
+    fn rule(&mut self, field: &str, rule: Rule) {
+        self.push(field, Constraint::Grammar { rule, field: field.to_owned() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::request::read::read;
+
+    fn parsed(body: &Value) -> Result<Option<Constraint>, InvalidRequest> {
+        read::<StructuredBody>(body.to_string().as_bytes()).and_then(StructuredBody::check)
+    }
+
+    fn refused(body: Value) -> (String, String) {
+        let error = parsed(&body).unwrap_err();
+        (error.param.unwrap_or_default(), error.message)
+    }
+
+    #[test]
+    fn every_servers_name_becomes_one_constraint() {
+        let schema = json!({ "type": "object" });
+        let held = |field: &str| Constraint::JsonSchema { schema: schema.clone(), field: field.to_owned() };
+        let rule = |field: &str, rule| Constraint::Grammar { rule, field: field.to_owned() };
+        let choice = || Rule::OneOf(vec![Rule::Plain("a".into()), Rule::Plain("b".into())]);
+        let pattern = |pattern: &str| Rule::Pattern(pattern.to_owned());
+        for (body, expected) in [
+            (json!({ "response_format": { "type": "json_object" } }), Constraint::JsonObject),
+            (json!({ "structured_outputs": { "json": schema } }), held("structured_outputs.json")),
+            (json!({ "structured_outputs": { "json_object": true } }), Constraint::JsonObject),
+            (
+                json!({ "structured_outputs": { "regex": "^[a-z]+$", "json": null } }),
+                rule("structured_outputs.regex", pattern("(?:[a-z]+)")),
+            ),
+            (json!({ "structured_outputs": { "choice": ["a", "b"] } }), rule("structured_outputs.choice", choice())),
+            (
+                json!({ "structured_outputs": { "grammar": "root ::= \"a\" | [b]" } }),
+                rule("structured_outputs.grammar", pattern("(?:(?:a)|(?:[b]))")),
+            ),
+            (json!({ "guided_json": schema }), held("guided_json")),
+            (json!({ "guided_json": "{\"type\": \"object\"}" }), held("guided_json")),
+            (json!({ "guided_regex": "a|b" }), rule("guided_regex", pattern("(?:a|b)"))),
+            (json!({ "guided_choice": ["a", "b"] }), rule("guided_choice", choice())),
+            (json!({ "guided_grammar": "start: \"a\"" }), rule("guided_grammar", pattern("(?:a)"))),
+            (json!({ "json_schema": schema }), held("json_schema")),
+            (json!({ "grammar": "root ::= \"a\"" }), rule("grammar", pattern("(?:a)"))),
+            (json!({ "regex": "a" }), rule("regex", pattern("(?:a)"))),
+            (json!({ "ebnf": "root ::= \"a\"" }), rule("ebnf", pattern("(?:a)"))),
+        ] {
+            assert_eq!(parsed(&body), Ok(Some(expected)), "{body}");
+        }
+        for nothing in [json!({}), json!({ "grammar": "", "guided_json": null }), json!({ "structured_outputs": {} })] {
+            assert_eq!(parsed(&nothing), Ok(None), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_held_is_named() {
+        let (param, message) = refused(json!({ "guided_regex": "a", "response_format": { "type": "json_object" } }));
+        assert_eq!((param.as_str(), message.contains("'response_format'")), ("guided_regex", true), "{message}");
+        assert_eq!(
+            refused(json!({ "structured_outputs": { "structural_tag": "x" } })).0,
+            "structured_outputs.structural_tag"
+        );
+        assert_eq!(refused(json!({ "guided_json": "no JSON" })).0, "guided_json");
+        assert_eq!(refused(json!({ "json_schema": [] })).0, "json_schema");
+        assert_eq!(refused(json!({ "guided_choice": [] })).0, "guided_choice");
+        assert_eq!(refused(json!({ "guided_choice": ["a", 1] })).0, "guided_choice[1]");
+        assert_eq!(refused(json!({ "grammar": "root ::= x" })).0, "grammar");
+        assert_eq!(refused(json!({ "guided_regex": "x".repeat(MAX_GRAMMAR + 1) })).0, "guided_regex");
+        assert_eq!(refused(json!({ "guided_choice": vec!["x".repeat(MAX_GRAMMAR); 2] })).0, "guided_choice");
+    }
+}
