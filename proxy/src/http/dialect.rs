@@ -26,7 +26,7 @@ impl Dialect {
             |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         match () {
             () if is_under("/api") => Dialect::Ollama,
-            () if is_under("/v1/messages") => Dialect::Anthropic,
+            () if is_under("/v1/messages") || is_under("/messages") => Dialect::Anthropic,
             () => Dialect::OpenAi,
         }
     }

@@ -124,7 +124,10 @@ async fn wrong_method(
     // As in the list of routes.
     let route = route.map(|route| route.as_str().replace("{*", "{"));
     let routes = state.routes.iter().filter_map(|listed| listed.split_once(' '));
-    let of_path = routes.filter(|(_, path)| route.as_deref() == Some(path));
+    // The list has the paths with `/v1`.
+    let is_it =
+        |path: &str| route.as_deref().is_some_and(|route| path == route || path.strip_prefix("/v1") == Some(route));
+    let of_path = routes.filter(|(_, path)| is_it(path));
     let allowed: Vec<&str> = of_path.map(|(allowed, _)| allowed).collect();
     HttpFailure::wrong_method(&method, uri.path(), &allowed).respond(Dialect::of(uri.path()))
 }

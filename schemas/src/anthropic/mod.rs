@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod events;
+pub mod models;
 pub mod reply;
 pub mod request;
 

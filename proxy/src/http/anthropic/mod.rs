@@ -10,7 +10,7 @@ mod whole;
 use super::openapi::Routes;
 
 pub(super) fn routes() -> Routes {
-    Routes::of("Anthropic").post("/v1/messages", messages::create, messages::create_operation()).post(
+    Routes::of("Anthropic").also_without_v1().post("/v1/messages", messages::create, messages::create_operation()).post(
         "/v1/messages/count_tokens",
         messages::count_tokens,
         messages::count_operation(),

@@ -17,12 +17,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::Response;
 use baton_schemas::openai::chat_response::ReplyHead;
-use baton_schemas::openai::models::ModelList;
 use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
-use super::openapi::{Operation, Routes};
+use super::openapi::Routes;
 use super::reply_totals::ReplyTotals;
 use super::request_id::random_id;
 use super::request_steps::RequestSteps;
@@ -32,11 +31,12 @@ use crate::request::caller::Caller;
 
 pub(super) fn routes() -> Routes {
     Routes::of("OpenAI")
+        .also_without_v1()
         .post("/v1/chat/completions", chat::complete, chat::operation())
         .post("/v1/completions", completions::complete, completions::operation())
         .post("/v1/responses", responses::create, responses::operation())
         .post("/v1/embeddings", embeddings::embed, embeddings::operation())
-        .get("/v1/models", models::list, Operation::new("List the models").replies::<ModelList>())
+        .get("/v1/models", models::list, models::list_operation())
         .get("/v1/models/{*id}", models::show, models::operation())
 }
 

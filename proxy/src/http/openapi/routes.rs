@@ -13,6 +13,8 @@ use crate::http::HttpState;
 /// The routes of one API, with their documentation.
 pub(in crate::http) struct Routes {
     tag: &'static str,
+    /// Each route answers without `/v1`, too.
+    is_without_v1: bool,
     pub(in crate::http) router: Router<HttpState>,
     /// In the order in which they were added.
     pub(in crate::http) documented: Vec<DocumentedRoute>,
@@ -30,7 +32,13 @@ pub(in crate::http) struct DocumentedRoute {
 impl Routes {
     /// Starts the routes of an API.
     pub(in crate::http) fn of(tag: &'static str) -> Self {
-        Routes { tag, router: Router::new(), documented: Vec::new() }
+        Routes { tag, is_without_v1: false, router: Router::new(), documented: Vec::new() }
+    }
+
+    /// Makes the routes that are added next answer without `/v1`, too, because many clients are configured with a base URL
+    /// that lacks it. These paths are not documented.
+    pub(in crate::http) fn also_without_v1(self) -> Self {
+        Routes { is_without_v1: true, ..self }
     }
 
     /// Adds a route for GET, which also answers HEAD.
@@ -76,6 +84,9 @@ impl Routes {
         handler: MethodRouter<HttpState>,
         operation: Operation,
     ) -> Self {
+        if let Some(path) = path.strip_prefix("/v1").filter(|_| self.is_without_v1) {
+            self.router = self.router.route(path, handler.clone());
+        }
         self.router = self.router.route(path, handler);
         self.describe(method, path, operation)
     }

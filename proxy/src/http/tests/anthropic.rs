@@ -164,3 +164,48 @@ async fn a_count_is_of_the_prompt_with_its_tools() {
     assert!(with > without);
     assert_eq!(told_not_to["input_tokens"], without);
 }
+
+#[tokio::test]
+async fn anthropics_clients_read_the_models_in_their_form() {
+    let server = start(hello()).await;
+    let get = async |path: &str| {
+        let request = reqwest::Client::new().get(server.url(path)).header("anthropic-version", "2023-06-01");
+        Reply::of(request.send().await.unwrap()).await
+    };
+    let list = get("/v1/models").await.json();
+    let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!((&list["first_id"], &list["has_more"]), (&json!(ids[0]), &json!(false)), "{list}");
+    assert_eq!(list["last_id"], *ids.last().unwrap());
+    assert_eq!(list["data"][0]["type"], "model");
+    assert!(list["data"][0]["created_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{list}");
+    let shown = get(&format!("/v1/models/{}", ids[0])).await.json();
+    assert_eq!(shown, list["data"][0]);
+    let unknown = get("/v1/models/nope").await;
+    assert_eq!((unknown.status, &unknown.json()["error"]["type"]), (404, &json!("not_found_error")));
+    assert_eq!(unknown.json()["type"], "error");
+}
+
+#[tokio::test]
+async fn routes_answer_without_v1_too() {
+    let server = start(hello()).await;
+    let said = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        ("/chat/completions", json!({"model": "m", "messages": said})),
+        ("/completions", json!({"model": "m", "prompt": "hi"})),
+        ("/responses", json!({"model": "m", "input": "hi"})),
+        ("/messages", json!({"model": "m", "max_tokens": 9, "messages": said})),
+    ] {
+        let (bare, whole) =
+            (server.post_to(path, body.clone()).await, server.post_to(&format!("/v1{path}"), body).await);
+        assert_eq!((bare.status, whole.status), (200, 200), "{path}");
+        let keys = |reply: &Reply| reply.json().as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&bare), keys(&whole), "{path}");
+        let wrong = server.get(path).await;
+        assert_eq!((wrong.status, wrong.header("allow")), (405, "POST"), "{path}");
+    }
+    assert_eq!(server.get("/models").await.json(), server.get("/v1/models").await.json());
+    // Errors have the envelope of the route's dialect.
+    assert_eq!(server.post_to("/messages", json!({})).await.json()["type"], "error");
+    let document = server.get("/openapi.json").await.json();
+    assert!(document["paths"]["/v1/models"].is_object() && document["paths"]["/models"].is_null());
+}

@@ -113,7 +113,7 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
         );
         assert!(!message.contains("/api/create") && !message.contains("/v1/health"), "{error}");
     }
-    let reply = server.post_to("/chat/completions", json!({})).await;
+    let reply = server.post_to("/openai/v1/chat/completions", json!({})).await;
     let message = reply.failed(404, "not_found_error", None)["message"].to_string();
     assert!(message.contains("Did you mean POST /v1/chat/completions? The routes are: "), "{message}");
     let closed = start_with(hello(), closed_config("k")).await;
