@@ -18,6 +18,7 @@ FORMS = {"response_format": None, "structured_outputs": None, "guided_json": A_S
 LENGTHS = {
     "/v1/chat/completions": (("max_tokens", "max_completion_tokens"), -1),
     "/v1/completions": (("max_tokens",), -1),
+    "/completion": (("n_predict",), -1),
     "/v1/responses": (("max_output_tokens",), 1),
     "/v1/messages": (("max_tokens",), 1),
     "/api/chat": (("num_predict",), -(2**31)),

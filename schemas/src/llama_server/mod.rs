@@ -1,7 +1,9 @@
 //! The JSON of those llama-server routes that clients use in addition to OpenAI's: `/tokenize`, `/detokenize`,
-//! `/apply-template`, `/props` and `/slots`. Shapes are those of llama.cpp's `tools/server/README.md`.
+//! `/apply-template`, `/props`, `/slots`, `/completion`, `/infill` and `/embedding`. Shapes are those of llama.cpp's `tools/server/README.md`.
 //!
 //! A llama-server has one model. Here a request may name one of several models in `model`.
+
+pub mod generate;
 
 mod props;
 mod requests;

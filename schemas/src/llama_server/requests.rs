@@ -136,7 +136,8 @@ impl ApplyTemplate {
     }
 }
 
-fn model(model: Field<String>) -> Result<Option<String>, InvalidRequest> {
+/// Checks the name of a model; `None`: the client named none.
+pub(super) fn model(model: Field<String>) -> Result<Option<String>, InvalidRequest> {
     let Some(name) = model.get("")?.filter(|name| !name.is_empty()) else { return Ok(None) };
     ModelName::string(&name).map(|name| Some(name.0)).map_err(|problem| InvalidRequest::at("model", problem))
 }

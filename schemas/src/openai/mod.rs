@@ -24,11 +24,13 @@ mod template_args;
 pub(crate) mod messages;
 
 pub use chat_request::{ChatBody, ChatRequest};
-pub(crate) use chat_request::{TopLogprobs, conversation};
+pub(crate) use chat_request::{MaxTokens, TopLogprobs, conversation};
 pub use completion_request::{CompletionBody, CompletionRequest};
 pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
+pub(crate) use not_yet::NotYetBody;
 pub use responses::{ResponsesBody, ResponsesRequest};
+pub(crate) use structured::StructuredBody;
 pub(crate) use template_args::TemplateBody;
 
 pub use crate::request::InvalidRequest;

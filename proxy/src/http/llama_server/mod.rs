@@ -1,14 +1,30 @@
 //! llama-server's dialect: its own routes. The JSON types are in `baton_schemas::llama_server`.
 
 mod apply_template;
+mod generate;
 mod health;
 mod props;
 mod tokenize;
 
+use baton_schemas::llama_server::generate::{
+    InfillBody, LlamaCompletion, LlamaCompletionBody, LlamaCompletionChunk, LlamaEmbedding, LlamaEmbeddingBody,
+};
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply};
 
+use schemars::{JsonSchema, SchemaGenerator};
+use serde::Serialize;
+
 use super::openapi::{Operation, Routes};
+
+/// An event of a stream.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the events")]
+enum LlamaEvent<'a> {
+    More(LlamaCompletionChunk<'a>),
+    Last(Box<LlamaCompletion>),
+}
 
 pub(super) fn routes() -> Routes {
     let tokenize = Operation::new("Tokenize a text").takes::<TokenizeBody>().replies::<TokenizeReply>();
@@ -20,7 +36,18 @@ pub(super) fn routes() -> Routes {
     let slots = of_model(Operation::new("List the slots and their state"))
         .asks("fail_on_no_slot", "Any value: answer 503 if no slot is free")
         .replies::<Vec<SlotInfo>>();
+    let generates = |operation: Operation| {
+        let events = |generator: &mut SchemaGenerator| generator.subschema_for::<LlamaEvent<'_>>();
+        operation.replies::<LlamaCompletion>().streams(events).planned()
+    };
+    let complete = Operation::new("Continue a text").takes::<LlamaCompletionBody>();
+    let infill = Operation::new("Fill a gap in a text").takes::<InfillBody>();
+    let embed =
+        Operation::new("Compute the vectors of texts").takes::<LlamaEmbeddingBody>().replies::<Vec<LlamaEmbedding>>();
     Routes::of("llama-server")
+        .post("/completion", generate::complete, generates(complete))
+        .post("/infill", generate::infill, generates(infill))
+        .post("/embedding", generate::embed, embed.of_model())
         .post("/tokenize", tokenize::tokenize, tokenize.of_model())
         .post("/detokenize", tokenize::detokenize, detokenize.of_model())
         .post("/apply-template", apply_template::apply_template, template.of_model())

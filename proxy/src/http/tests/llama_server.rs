@@ -40,3 +40,40 @@ async fn slots_tell_how_many_are_taken() {
     assert_eq!(server.get("/slots").await.status, 200);
     server.get("/slots?fail_on_no_slot=1").await.failed(503, "unavailable_error", Some("queue_full"));
 }
+
+#[tokio::test]
+async fn a_completion_has_llama_servers_form() {
+    let server = start(hello()).await;
+    let whole = server.post_to("/completion", json!({"prompt": "hi", "n_predict": 4})).await;
+    assert_eq!(whole.header("x-baton-route"), "direct test");
+    let reply = whole.json();
+    assert_eq!((&reply["content"], &reply["stop"]), (&json!("Hello"), &json!(true)), "{reply}");
+    assert_eq!((&reply["tokens_evaluated"], &reply["tokens_predicted"]), (&json!(5), &json!(4)));
+    assert!(reply["timings"]["predicted_n"].is_u64() && reply["stop_type"].is_string(), "{reply}");
+    // Without a name, the first model answers.
+    let name = server.get("/v1/models").await.json()["data"][0]["id"].clone();
+    assert_eq!(reply["model"], name);
+    let streamed = server.post_to("/completion", json!({"prompt": "hi", "stream": true})).await;
+    let events: Vec<Value> = streamed
+        .events()
+        .iter()
+        .map(|event| serde_json::from_str(event.trim_start_matches("data: ")).unwrap())
+        .collect();
+    let (last, first) = events.split_last().unwrap();
+    let text: String = first.iter().map(|event| event["content"].as_str().unwrap()).collect();
+    assert_eq!((text.as_str(), &last["content"], &last["stop"]), ("Hello", &json!(""), &json!(true)));
+    let wrong = server.post_to("/completion", json!({"prompt": "hi", "n_probs": 2})).await;
+    assert_eq!(wrong.failed(400, "invalid_request_error", None)["param"], "n_probs");
+}
+
+#[tokio::test]
+async fn infill_and_embedding_have_llama_servers_form() {
+    let server = start(hello()).await;
+    let gap = json!({"input_prefix": "a", "prompt": "b", "input_suffix": "c", "n_predict": 4});
+    assert_eq!(server.post_to("/infill", gap).await.json()["content"], "Hello");
+    let input = server.fake.requests.lock().unwrap()[0].0.input.clone();
+    assert_eq!(input, baton_schemas::generate::Input::Infill { prefix: "ab".into(), suffix: "c".into() });
+    let vectors = server.post_to("/embedding", json!({"content": ["a", "b"], "model": "m"})).await.json();
+    let of = |at: usize| vectors[at]["embedding"][0].as_array().map(Vec::len);
+    assert_eq!((vectors[1]["index"].as_u64(), of(0).is_some(), of(0)), (Some(1), true, of(1)), "{vectors}");
+}
