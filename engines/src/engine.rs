@@ -66,6 +66,9 @@ pub trait Engine: Send + Sync + 'static {
     /// The text of tokens, control tokens included.
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError>;
 
+    /// The bytes of each token, which may not be UTF-8.
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError>;
+
     /// Continues a sequence. Returns once the request is in the engine's bounded queue. Errors that show before any
     /// computation (a bad token, an overlong prompt, a full queue) are returned here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError>;

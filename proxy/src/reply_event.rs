@@ -1,10 +1,12 @@
 //! The events of a reply, independent of any dialect. Every target's output is translated to these events, and every
 //! dialect writes them.
 
+use std::sync::Arc;
+
 use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::handoff::HandoffReport;
-use baton_schemas::sequence::Timings;
+use baton_schemas::sequence::{GeneratedToken, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, Token};
 
@@ -18,7 +20,10 @@ pub struct ReplyEvent {
 /// The kind of an event, with its data.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EventKind {
-    /// The choice has a slot in an engine, and its prefill begins. Always a choice's first event.
+    /// The prompt's tokens, each after the first with its log-probabilities, if the client asks for them. Comes once, as the
+    /// first event of choice 0, and concerns the whole reply.
+    Prompt { tokens: Arc<[GeneratedToken]> },
+    /// The choice has a slot in an engine, and its prefill begins. The first event of a choice, but for [`EventKind::Prompt`].
     Started {
         /// Prompt tokens that were cached.
         n_cached: u32,
@@ -86,7 +91,8 @@ impl EventKind {
     /// Returns true for text, reasoning, tool calls, and the end of the choice.
     pub fn is_result(&self) -> bool {
         match self {
-            EventKind::Started { .. }
+            EventKind::Prompt { .. }
+            | EventKind::Started { .. }
             | EventKind::Handoff { .. }
             | EventKind::Rerouted { .. }
             | EventKind::Usage { .. }

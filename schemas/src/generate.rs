@@ -36,6 +36,8 @@ pub struct GenerateRequest {
     pub chosen: SamplingFields,
     /// `Some(k)`: report the log-probabilities of each token and of the k most likely tokens at its position.
     pub top_logprobs: Option<u32>,
+    /// Report the log-probabilities of the prompt's tokens, too.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// Continue after the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
     pub ignore_eos: bool,
     /// The form that the text must have.
@@ -69,6 +71,12 @@ impl GenerateRequest {
         self.context.as_deref().unwrap_or_default()
     }
 
+    /// Returns true if the reply lists the token that ends its text. A client that gets the log-probabilities of prompt
+    /// and text in one list takes the last entries for the text's: of a text without tokens, one entry is needed.
+    pub fn reports_end(&self) -> bool {
+        self.prompt_logprobs.is_some() && self.top_logprobs.is_some()
+    }
+
     /// Returns how many tokens prompt and reply may have on a model with a context of `n_ctx` tokens.
     pub fn context_within(&self, n_ctx: u32) -> u32 {
         self.num_ctx.map_or(n_ctx, |wanted| wanted.min(n_ctx))
@@ -80,6 +88,17 @@ impl GenerateRequest {
         let left = self.num_ctx.filter(|wanted| *wanted < n_ctx).map(|wanted| wanted.saturating_sub(n_prompt));
         self.max_tokens.into_iter().chain(left).min()
     }
+}
+
+/// What a client wants to know about its prompt's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptLogprobs {
+    /// The most likely tokens to report at each position.
+    pub n_top: u32,
+    /// The most log-probabilities that the reply may hold of this prompt, those of its own tokens included.
+    pub most: u32,
+    /// The field of the body that asks for them, for errors.
+    pub field: &'static str,
 }
 
 /// The input that a model continues.

@@ -11,6 +11,7 @@
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
 //! | `POST /node/v1/detokenize` | [`TokenList`] | [`DetokenizedText`] |
+//! | `POST /node/v1/pieces` | [`TokenList`] | [`TokenPieces`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
 //! | `GET  /node/v1/noise?bytes=N` | – | N incompressible bytes, to measure a link |
@@ -255,6 +256,13 @@ pub struct TokenList {
 pub struct DetokenizedText {
     /// The text, with U+FFFD where the tokens' bytes are not UTF-8.
     pub text: String,
+}
+
+/// The reply to a request for the bytes of each token.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenPieces {
+    /// The bytes of each token.
+    pub pieces: Vec<Vec<u8>>,
 }
 
 /// The reply to a refused or failed call.

@@ -26,6 +26,14 @@ pub struct SequenceRequest {
     /// `Some(k)`: report log-probabilities and the k most likely tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_logprobs: Option<u32>,
+    /// `Some(k)`: generate nothing and report the prompt's tokens, each after the first with its log-probability and the
+    /// k most likely tokens at its position. The whole prompt is computed, cached or not. Needs `max_tokens` 0, and
+    /// neither `generated` nor images. Engines from before this field report no token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<u32>,
+    /// Also report the token that ends the text.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_end: bool,
     /// Continue after the model's end-of-turn tokens, for benchmarks that need a fixed length.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_eos: bool,
@@ -90,7 +98,7 @@ pub enum SequenceEvent {
     },
     /// A pull of the prompt's KV from another node succeeded or failed. Comes before the first token.
     Handoff(HandoffReport),
-    /// A new token. Tokens travel in frames of their own ([`streams`](crate::streams)), and have no JSON.
+    /// A new token, or one of the prompt if the request has `prompt_logprobs`. Tokens travel in frames of their own ([`streams`](crate::streams)), and have no JSON.
     #[serde(skip)]
     Token(GeneratedToken),
     /// The end of the sequence.
@@ -102,7 +110,7 @@ pub enum SequenceEvent {
     },
 }
 
-/// A generated token.
+/// A generated token, or one of the prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {
     /// The token.

@@ -84,8 +84,8 @@ def answerable(body):
         body.pop(field, None)
     if isinstance(body.get("options"), dict):
         body["options"].pop("num_ctx", None)
-    if body.get("echo"):
-        body.pop("logprobs", None)
+    if body.get("stream") or body.get("suffix"):
+        body.pop("prompt_logprobs", None)
     if isinstance(body.get("prompt"), list) and "n" in body:
         body["n"] = 1
     if isinstance(body.get("messages"), list):

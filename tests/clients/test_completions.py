@@ -46,6 +46,18 @@ def test_logprobs(client):
         assert len(top) == 2 and math.isclose(top[token], logprob, abs_tol=1e-5) and max(top.values()) <= logprob + 1e-5
 
 
+def test_logprobs_of_an_echoed_prompt(client):
+    choice = client.completions.create(**{**GREEDY, "max_tokens": 0}, prompt="One, two,", logprobs=2, echo=True).choices[0]
+    logprobs = choice.logprobs
+    assert choice.text == "One, two," == "".join(logprobs.tokens)
+    assert logprobs.token_logprobs[0] is None and all(logprob <= 0 for logprob in logprobs.token_logprobs[1:])
+    stream = client.completions.create(
+        **{**GREEDY, "max_tokens": 2}, prompt="One, two,", logprobs=2, echo=True, stream=True
+    )
+    chunks = [chunk.choices[0] for chunk in stream if chunk.choices]
+    assert chunks[0].text == "One, two," and chunks[0].logprobs.tokens == logprobs.tokens
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -70,7 +82,7 @@ def post(base_url, path, body=None):
 def test_llama_servers_routes(client, base_url):
     text = "naïve 日本語 🙂"
     tokens = post(base_url, "/tokenize", {"content": text})["tokens"]
-    assert post(base_url, "/detokenize", {"tokens": tokens}) == {"content": text}
+    assert post(base_url, "/detokenize", {"tokens": tokens}) == {"content": text, "prompt": text}
     assert len(post(base_url, "/tokenize", {"content": "<|im_end|>"})["tokens"]) == 1
     assert len(post(base_url, "/tokenize", {"content": "<|im_end|>", "parse_special": False})["tokens"]) > 1
     prompt = post(base_url, "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})["prompt"]

@@ -14,6 +14,7 @@ mod generation;
 mod handoff;
 mod images;
 mod on_demand_models;
+mod prompt_logprobs;
 mod start_up;
 mod structured;
 mod tools;

@@ -27,6 +27,7 @@ pub mod placement;
 pub mod probe;
 mod projector;
 mod prompt;
+mod prompt_scores;
 pub mod reference;
 mod sampler;
 mod scheduler;
@@ -53,6 +54,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::streams::MAX_ALTERNATIVES;
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use llama_cpp_2::model::LlamaModel;
@@ -213,6 +215,7 @@ impl LlamaEngine {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
         }
         check_sampling(&request.sampling)?;
+        check_prompt_logprobs(request)?;
         // One token must fit after the prompt, unless none is requested.
         let n_prompt = request.prompt.len() + request.generated.len();
         let n_ctx = self.info.n_ctx as usize;
@@ -302,6 +305,10 @@ impl Engine for LlamaEngine {
         };
         let bytes: Vec<u8> = tokens.iter().flat_map(piece).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        Ok(tokens.iter().map(|&token| self.vocabulary.piece(token)).collect())
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
@@ -421,6 +428,18 @@ fn compile_template(
 /// The error for images without a projector. The proxy refuses such requests before, with a better message.
 fn no_projector() -> EngineError {
     EngineError::Unsupported { feature: "images: its model has no projector".into() }
+}
+
+/// Refuses a request that both asks about its prompt and generates, and one about more than tokens.
+fn check_prompt_logprobs(request: &SequenceRequest) -> Result<(), EngineError> {
+    let Some(n_top) = request.prompt_logprobs else { return Ok(()) };
+    if request.max_tokens != Some(0) || !request.generated.is_empty() || request.images.is_some() {
+        return Err(EngineError::invalid("log-probabilities of a prompt need a request that generates nothing"));
+    }
+    if n_top as usize > MAX_ALTERNATIVES {
+        return Err(EngineError::invalid("too many alternatives of a prompt's tokens"));
+    }
+    Ok(())
 }
 
 /// Refuses numbers with which llama.cpp's samplers would loop endlessly or divide by zero.

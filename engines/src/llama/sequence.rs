@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
 use super::projector::{ImagePreparation, ImageRun};
+use super::prompt_scores::PromptScores;
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
 
@@ -55,6 +56,8 @@ pub(super) struct Sequence {
     pub(super) export: Option<Export>,
     /// The import of its KV from another node. Until it ends, nothing is computed.
     pub(super) import: Option<Import>,
+    /// The log-probabilities of the prompt's tokens, if it reports these.
+    pub(super) scores: Option<PromptScores>,
 }
 
 impl Sequence {
@@ -66,6 +69,7 @@ impl Sequence {
         let sampler = Sampler::new(&request.sampling, banned, &said, &request.generated);
         let sampler = sampler.constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
+        let scores = request.prompt_logprobs.map(|n_top| PromptScores::new(n_top, request.prompt[0], vocabulary));
         Sequence {
             request,
             events: job.events,
@@ -89,6 +93,7 @@ impl Sequence {
             n_generated: 0,
             export: job.export,
             import: None,
+            scores,
         }
     }
 
@@ -142,6 +147,18 @@ impl Sequence {
         if let Some(token) = self.drawn.take() {
             self.send(Ok(SequenceEvent::Token(token)));
         }
+    }
+
+    /// Sends the prompt's tokens for which the reader has room, and leaves a place for the last event.
+    pub(super) fn send_scored(&mut self) {
+        let Some(scores) = &mut self.scores else { return };
+        let mut waiting = std::mem::take(&mut scores.waiting);
+        while self.events.capacity() > 1
+            && let Some(token) = waiting.pop_front()
+        {
+            self.send(Ok(SequenceEvent::Token(token)));
+        }
+        self.scores.iter_mut().for_each(|scores| scores.waiting.append(&mut waiting));
     }
 
     /// Sends an event after the token that was drawn before it. `Scheduler::can_step` has checked that there is room. A

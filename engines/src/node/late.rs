@@ -59,6 +59,10 @@ impl Engine for LateEngine {
         self.get()?.detokenize(tokens).await
     }
 
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        self.get()?.pieces(tokens).await
+    }
+
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.get()?.generate(request).await
     }

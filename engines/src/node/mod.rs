@@ -26,7 +26,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{
-    BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, RenderRequest, Role, TokenList,
+    BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, RenderRequest, Role, TokenList, TokenPieces,
     TokenizeRequest,
 };
 use baton_schemas::streams::{MAX_BODY_BYTES, StreamVersions};
@@ -116,6 +116,7 @@ pub fn router_speaking(
         .route("/render", post(render))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/pieces", post(pieces))
         .route("/prefill", post(prefill))
         .route("/link", post(link))
         .route("/noise", get(noise))
@@ -188,6 +189,10 @@ async fn token_list(node: &NodeService, tokens: Result<Vec<Token>, EngineError>)
 
 async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
     answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
+}
+
+async fn pieces(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
+    answer(node.engine.pieces(&request.tokens).await.map(|pieces| TokenPieces { pieces }))
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].

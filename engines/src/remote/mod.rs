@@ -13,7 +13,7 @@ use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::node::{
-    DetokenizedText, NodeDescription, NodeInfo, NodeLoad, RenderRequest, TokenList, TokenizeRequest,
+    DetokenizedText, NodeDescription, NodeInfo, NodeLoad, RenderRequest, TokenList, TokenPieces, TokenizeRequest,
 };
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::streams::{StreamVersions, StreamWork, VersionMismatch};
@@ -126,6 +126,15 @@ impl Engine for RemoteEngine {
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
         let tokens = TokenList { tokens: tokens.to_vec() };
         Ok(self.calls.post::<DetokenizedText>("detokenize", tokens, ANSWER_TIMEOUT).await?.text)
+    }
+
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        let list = TokenList { tokens: tokens.to_vec() };
+        let pieces = self.calls.post::<TokenPieces>("pieces", list, ANSWER_TIMEOUT).await?.pieces;
+        match pieces.len() == tokens.len() {
+            true => Ok(pieces),
+            false => Err(EngineError::internal("a node has sent the bytes of another number of tokens")),
+        }
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

@@ -205,6 +205,10 @@ impl Engine for SimEngine {
         Ok(String::from_utf8_lossy(&text::bytes(tokens)).into_owned())
     }
 
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        Ok(tokens.iter().map(|&token| text::bytes(&[token])).collect())
+    }
+
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.check(&request)?;
         let state = Arc::clone(&self.state);
@@ -218,7 +222,10 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
-            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, &tokens[..tokens.len() - 1]);
+            let n_cached = match request.prompt_logprobs {
+                None => lock(&state.cache).longest_prefix(request.cache_scope, &tokens[..tokens.len() - 1]),
+                Some(_) => 0,
+            };
             let wanted = &tokens[..request.n_prefill()];
             yield SequenceEvent::Started { n_cached: n_cached as u32 };
 
@@ -241,6 +248,13 @@ impl Engine for SimEngine {
             }
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            }
+
+            if let Some(k) = request.prompt_logprobs {
+                for (idx, &id) in request.prompt.iter().enumerate() {
+                    let logprobs = (idx > 0).then(|| sim_reply.logprobs(id, k as usize));
+                    yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
+                }
             }
 
             let mut timings = Timings {

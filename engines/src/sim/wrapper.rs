@@ -44,6 +44,11 @@ pub trait EngineWrapper: Send + Sync + 'static {
         self.inner().detokenize(tokens).await
     }
 
+    /// See [`Engine::pieces`].
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        self.inner().pieces(tokens).await
+    }
+
     /// See [`Engine::generate`].
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.inner().generate(request).await
@@ -89,6 +94,10 @@ impl<W: EngineWrapper> Engine for W {
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
         EngineWrapper::detokenize(self, tokens).await
+    }
+
+    async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        EngineWrapper::pieces(self, tokens).await
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
@@ -137,6 +146,10 @@ impl Engine for UnusedEngine {
     }
 
     async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
+        Self::called()
+    }
+
+    async fn pieces(&self, _: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
         Self::called()
     }
 

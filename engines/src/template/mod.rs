@@ -96,14 +96,15 @@ impl ChatTemplate {
         let with_tools = !conversation.tools.is_empty();
         let roles = self.system[usize::from(with_tools)]
             .get_or_init(|| SystemRoles::try_out(with_tools, |chat| self.render(chat, now).ok()));
-        let mut forms = roles.forms(conversation).into_iter().peekable();
-        while let Some(form) = forms.next() {
+        let mut forms = roles.forms(conversation);
+        let last = forms.pop();
+        for form in forms {
             match self.pieces(&form, now, max_bytes) {
-                Err(TemplateError::Rejected(_)) if forms.peek().is_some() => {}
+                Err(TemplateError::Rejected(_)) => {}
                 rendered => return rendered,
             }
         }
-        unreachable!("a conversation has at least one form")
+        self.pieces(last.as_deref().unwrap_or(conversation), now, max_bytes)
     }
 
     /// Renders a conversation as it is, in pieces.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_schemas::embed::EmbedRequest;
+use baton_schemas::generate::PromptLogprobs;
 use baton_schemas::json_values::count_values;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
@@ -132,6 +133,9 @@ impl Upstream {
 
     /// Prepares the call for one choice. Sends nothing. Errors: the upstream does not take this request.
     pub fn prepare(&self, asked: &ChoiceRequest<'_>) -> Result<PreparedChoice, UpstreamError> {
+        if let Some(PromptLogprobs { field, .. }) = asked.request.prompt_logprobs {
+            return Err(UpstreamError::Unsupported { field });
+        }
         self.protocol.generate_call(asked, &self.settings).map(PreparedChoice)
     }
 

@@ -5,9 +5,10 @@ use serde_json::Value;
 
 use super::openai::dialect::OpenAiQuirks;
 use super::protocol::Protocol;
-use super::tokens::chat_prompt;
+use super::tokens::{chat_prompt, no_pieces};
 use super::{
-    ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
+    ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamKind, UpstreamSettings,
+    model_info,
 };
 
 #[derive(Debug)]
@@ -69,6 +70,7 @@ impl Protocol for LlamaServer {
                 let parse = ("parse_special", request.parse_special.into());
                 ApiCall::new(ApiPath::Root("tokenize"), [named, content, special, parse])
             }
+            TokenQuestion::Pieces(_) => return Err(no_pieces(UpstreamKind::LlamaServer)),
             TokenQuestion::Detokenize(tokens) => {
                 ApiCall::new(ApiPath::Root("detokenize"), [named, ("tokens", tokens.into())])
             }

@@ -16,6 +16,8 @@ pub enum TokenQuestion<'a> {
     Tokenize(&'a TokenizeRequest),
     /// The text of tokens.
     Detokenize(&'a [Token]),
+    /// The bytes of each token.
+    Pieces(&'a [Token]),
     /// A chat's prompt, as text.
     Render(&'a ChatPrompt),
     /// A chat's prompt, as tokens.
@@ -28,6 +30,8 @@ pub enum TokenAnswer {
     Tokens(Vec<Token>),
     /// To [`TokenQuestion::Detokenize`] and [`TokenQuestion::Render`].
     Text(String),
+    /// To [`TokenQuestion::Pieces`].
+    Pieces(Vec<Vec<u8>>),
 }
 
 /// The error of a kind that has no routes for tokens.
@@ -37,6 +41,13 @@ pub(super) fn unsupported(kind: UpstreamKind) -> UpstreamError {
          (llama-server's and vLLM's have)",
         kind.as_str()
     );
+    UpstreamError::Refused(EngineError::Unsupported { feature })
+}
+
+/// The error of a kind that has no route for the bytes of tokens.
+pub(super) fn no_pieces(kind: UpstreamKind) -> UpstreamError {
+    let kind = kind.as_str();
+    let feature = format!("'with_pieces', since an upstream of kind {kind} serves this model");
     UpstreamError::Refused(EngineError::Unsupported { feature })
 }
 
@@ -67,6 +78,8 @@ pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAn
             let text = reply.get("content").or_else(|| reply.get("prompt")).and_then(Value::as_str);
             text.map(|text| TokenAnswer::Text(text.to_owned()))
         }
+        // No kind is asked.
+        TokenQuestion::Pieces(_) => None,
     };
     answer.ok_or_else(|| UpstreamError::malformed("a reply without what was asked for"))
 }

@@ -10,10 +10,10 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::{Map, Value, json};
 
 use super::protocol::{PrefillSteps, Protocol};
-use super::tokens::chat_prompt;
+use super::tokens::{chat_prompt, no_pieces};
 use super::{
-    ApiCall, ApiPath, ModelInfoCall, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings,
-    model_info,
+    ApiCall, ApiPath, ModelInfoCall, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField, UpstreamKind,
+    UpstreamSettings, model_info,
 };
 
 #[derive(Debug)]
@@ -70,6 +70,7 @@ impl Protocol for Vllm {
                 let special = ("add_special_tokens", request.add_special.into());
                 ApiCall::new(ApiPath::Root("tokenize"), [named, prompt, special])
             }
+            TokenQuestion::Pieces(_) => return Err(no_pieces(UpstreamKind::Vllm)),
             TokenQuestion::Detokenize(tokens) => {
                 ApiCall::new(ApiPath::Root("detokenize"), [named, ("tokens", tokens.into())])
             }

@@ -52,6 +52,11 @@ impl ChoiceReply {
         ChoiceReply { context, ..self }
     }
 
+    /// Makes the reply list control tokens with their log-probabilities. They still have no text.
+    pub fn with_control_tokens(self) -> Self {
+        ChoiceReply { text: self.text.with_control_tokens(), ..self }
+    }
+
     /// Takes the tokens of the prompt and the reply.
     pub fn take_context(&mut self) -> Option<Vec<Token>> {
         self.context.take()

@@ -46,6 +46,7 @@ pub struct ChoiceText {
     waiting: VecDeque<WaitingToken>,
     /// Control tokens whose spelling becomes text, because the parser of calls needs it.
     markers: Vec<&'static str>,
+    lists_control: bool,
 }
 
 /// A token and its place in the decoded text, in bytes.
@@ -69,6 +70,7 @@ impl ChoiceText {
             n_released: 0,
             waiting: VecDeque::new(),
             markers: Vec::new(),
+            lists_control: false,
         }
     }
 
@@ -77,9 +79,20 @@ impl ChoiceText {
         ChoiceText { markers, ..self }
     }
 
-    /// Takes the next token. Control tokens have no text and are not reported. Releases nothing after a stop.
+    /// Reports control tokens, too. They have no text.
+    pub fn with_control_tokens(self) -> Self {
+        ChoiceText { lists_control: true, ..self }
+    }
+
+    /// Takes the next token. Control tokens have no text and are not reported, unless
+    /// [`with_control_tokens`](ChoiceText::with_control_tokens) says so. Releases nothing after a stop.
     pub fn feed(&mut self, token: GeneratedToken) -> TextStep {
         if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
+            if let Some(logprobs) = token.logprobs.filter(|_| self.lists_control) {
+                let token = TokenLogprobs { bytes: token.bytes, logprobs };
+                self.waiting.push_back(WaitingToken { start: self.n_decoded, end: self.n_decoded, token });
+                return self.release(Scan::default());
+            }
             return TextStep::default();
         }
         let start = self.start_of(&token.bytes);

@@ -49,6 +49,14 @@ pub trait HttpBackend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<String, RequestError>;
 
+    /// Returns the bytes of each token.
+    async fn pieces(
+        &self,
+        model: Option<&str>,
+        tokens: &[Token],
+        caller: &Caller,
+    ) -> Result<Vec<Vec<u8>>, RequestError>;
+
     /// Counts the tokens of a chat's prompt.
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError>;
 

@@ -66,7 +66,8 @@ impl ReplyTotals {
                 self.n_reasoning = self.n_reasoning.saturating_add(*n_reasoning);
                 self.add(event.choice, timings);
             }
-            EventKind::Started { .. }
+            EventKind::Prompt { .. }
+            | EventKind::Started { .. }
             | EventKind::Text { .. }
             | EventKind::Reasoning { .. }
             | EventKind::ToolCall { .. } => {}

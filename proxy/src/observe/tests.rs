@@ -56,6 +56,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         keep_alive: None,
         num_ctx: None,
         context: None,
+        prompt_logprobs: None,
         is_streamed: true,
     }
 }

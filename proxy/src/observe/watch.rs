@@ -193,7 +193,7 @@ impl RequestWatch {
                 }
             }
             EventKind::Handoff { report } => self.handoff = Some(*report),
-            EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
+            EventKind::Prompt { .. } | EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
             EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
                 if let Some(taken) = &mut self.taken {

@@ -10,4 +10,5 @@ pub mod models;
 pub mod plan;
 pub mod poison_case;
 pub mod prompt;
+pub mod prompt_logprobs;
 pub mod tokens;

@@ -53,6 +53,7 @@ fn n_tokens(question: TokenQuestion<'_>, answer: &TokenAnswer) -> usize {
     match (question, answer) {
         (_, TokenAnswer::Tokens(tokens)) => tokens.len(),
         (TokenQuestion::Detokenize(tokens), TokenAnswer::Text(_)) => tokens.len(),
+        (_, TokenAnswer::Pieces(pieces)) => pieces.len(),
         (_, TokenAnswer::Text(text)) => text.len().div_ceil(CHARS_PER_TOKEN),
     }
 }
@@ -73,6 +74,10 @@ async fn ask_nodes(
                 check_vocabulary(tokens, &info)?;
                 TokenAnswer::Text(node.engine.detokenize(tokens).await?)
             }
+            TokenQuestion::Pieces(tokens) => {
+                check_vocabulary(tokens, &info)?;
+                TokenAnswer::Pieces(node.engine.pieces(tokens).await?)
+            }
             TokenQuestion::TokenizeChat(chat) => TokenAnswer::Tokens(prompt::of_chat(&node, &info, chat).await?),
             // Render through tokens: this gives exactly the prompt that a chat would get.
             TokenQuestion::Render(chat) => {
@@ -89,7 +94,7 @@ async fn ask_nodes(
 fn images(question: TokenQuestion<'_>) -> &[Image] {
     match question {
         TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) => &chat.conversation.images,
-        TokenQuestion::Tokenize(_) | TokenQuestion::Detokenize(_) => &[],
+        TokenQuestion::Tokenize(_) | TokenQuestion::Detokenize(_) | TokenQuestion::Pieces(_) => &[],
     }
 }
 

@@ -92,6 +92,18 @@ impl HttpBackend for RequestService {
         text_in(self.ask(model, TokenQuestion::Detokenize(&tokens), caller).await?)
     }
 
+    async fn pieces(
+        &self,
+        model: Option<&str>,
+        tokens: &[Token],
+        caller: &Caller,
+    ) -> Result<Vec<Vec<u8>>, RequestError> {
+        match self.ask(model, TokenQuestion::Pieces(tokens), caller).await? {
+            TokenAnswer::Pieces(pieces) => Ok(pieces),
+            TokenAnswer::Tokens(_) | TokenAnswer::Text(_) => Err(wrong_answer()),
+        }
+    }
+
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let tokens = tokens_in(self.ask(model, TokenQuestion::TokenizeChat(&chat), caller).await?)?;
         Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
@@ -163,14 +175,14 @@ impl HttpBackend for RequestService {
 fn tokens_in(answer: TokenAnswer) -> Result<Vec<Token>, RequestError> {
     match answer {
         TokenAnswer::Tokens(tokens) => Ok(tokens),
-        TokenAnswer::Text(_) => Err(wrong_answer()),
+        TokenAnswer::Text(_) | TokenAnswer::Pieces(_) => Err(wrong_answer()),
     }
 }
 
 fn text_in(answer: TokenAnswer) -> Result<String, RequestError> {
     match answer {
         TokenAnswer::Text(text) => Ok(text),
-        TokenAnswer::Tokens(_) => Err(wrong_answer()),
+        TokenAnswer::Tokens(_) | TokenAnswer::Pieces(_) => Err(wrong_answer()),
     }
 }
 

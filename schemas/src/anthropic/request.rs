@@ -195,6 +195,7 @@ impl MessagesBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
+            prompt_logprobs: None,
         };
         let shows_thinking = matches!(thinking, Some(ThinkingKind::Enabled | ThinkingKind::Adaptive));
         Ok(MessagesRequest { generate, shows_thinking })

@@ -152,6 +152,7 @@ impl LlamaGenerateBody {
             sampling,
             chosen,
             top_logprobs: None,
+            prompt_logprobs: None,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?,
             tools: ToolUse::default(),

@@ -10,7 +10,7 @@ use crate::openai;
 use crate::openai::TemplateBody;
 use crate::openai::messages::ChatMessage;
 use crate::request::InvalidRequest;
-use crate::request::field::{Field, Required, object};
+use crate::request::field::{Field, Required, missing, object};
 use crate::request::history::MessageList;
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tools::ChatToolsBody;
@@ -19,18 +19,31 @@ use crate::token::Token;
 
 object! {
     /// A text to tokenize.
-    #[schemars(rename = "TokenizeRequest", example = json!({ "content": "a text" }))]
+    #[schemars(
+        rename = "TokenizeRequest",
+        example = json!({ "content": "a text" }),
+        extend("oneOf" = [
+            { "required": ["content"], "properties": { "content": { "type": "string" } } },
+            { "required": ["prompt"], "properties": { "prompt": { "type": "string" } } },
+        ])
+    )]
     pub struct TokenizeBody {
         /// The model whose vocabulary to use; by default the first model.
         model: Field<String>,
-        /// The text.
-        content: Required<String>,
-        /// Add the tokens that begin and end a text.
+        /// The text. A body has either this or `prompt`.
+        content: Field<String>,
+        /// The text, under vLLM's name.
+        prompt: Field<String>,
+        /// Add the tokens that begin and end a text. By default not.
         add_special: Field<bool>,
+        /// The same under vLLM's name, for `prompt`. By default they are added.
+        add_special_tokens: Field<bool>,
         /// False: treat the spelling of a control token as plain text.
         parse_special: Field<bool>,
-        #[schemars(skip)]
+        /// List each token as an object with its `id` and its `piece`.
         with_pieces: Field<bool>,
+        #[schemars(skip)]
+        return_token_strs: Field<bool>,
     }
 }
 
@@ -83,6 +96,19 @@ pub struct Tokenize {
     pub model: Option<String>,
     /// The text and how to tokenize it.
     pub text: TokenizeRequest,
+    /// The form of the reply.
+    pub form: TokenizeForm,
+}
+
+/// The form of the reply to `POST /tokenize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizeForm {
+    /// Tokens.
+    Tokens,
+    /// Each token with its piece, as llama-server lists them.
+    Pieces,
+    /// Tokens and their number, as vLLM answers.
+    Vllms,
 }
 
 /// A checked body of `POST /detokenize`.
@@ -107,15 +133,26 @@ impl Tokenize {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: TokenizeBody = read(body)?;
-        if body.with_pieces.get("")?.unwrap_or(false) {
-            return Err(InvalidRequest::unsupported("with_pieces", "Splitting a text into pieces"));
+        let with_pieces = body.with_pieces.get("")?.unwrap_or(false);
+        if body.return_token_strs.get("")?.unwrap_or(false) {
+            return Err(InvalidRequest::unsupported("return_token_strs", "Tokens with their texts"));
         }
-        let text = TokenizeRequest {
-            text: body.content.get("")?,
-            add_special: body.add_special.get("")?.unwrap_or(false),
-            parse_special: body.parse_special.get("")?.unwrap_or(true),
+        let add_special = body.add_special.get("")?.unwrap_or(false);
+        let add_special_tokens = body.add_special_tokens.get("")?.unwrap_or(true);
+        let (text, is_vllms) = match (body.content.get("")?, body.prompt.get("")?) {
+            (Some(_), Some(_)) => return Err(InvalidRequest::at("prompt", "is another name of 'content': send one")),
+            (Some(text), None) => (text, false),
+            (None, Some(text)) => (text, true),
+            (None, None) => return Err(missing("", "content")),
         };
-        Ok(Tokenize { model: model(body.model)?, text })
+        let add_special = if is_vllms { add_special_tokens } else { add_special };
+        let text = TokenizeRequest { text, add_special, parse_special: body.parse_special.get("")?.unwrap_or(true) };
+        let form = match (with_pieces, is_vllms) {
+            (false, false) => TokenizeForm::Tokens,
+            (true, _) => TokenizeForm::Pieces,
+            (false, true) => TokenizeForm::Vllms,
+        };
+        Ok(Tokenize { model: model(body.model)?, text, form })
     }
 }
 
@@ -156,7 +193,21 @@ mod tests {
         assert_eq!(tokenize(r#"{"content": ""}"#), Some((String::new(), false, true)));
         let all = r#"{"content": "x", "add_special": true, "parse_special": false, "with_pieces": false}"#;
         assert_eq!(tokenize(all), Some(("x".into(), true, false)));
-        for wrong in ["{}", r#"{"content": 1}"#, r#"{"content": "x", "with_pieces": true}"#] {
+        for wrong in ["{}", r#"{"content": 1}"#, r#"{"content": "x", "with_pieces": 1}"#] {
+            assert_eq!(tokenize(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn vllms_form_has_names_and_defaults_of_its_own() {
+        assert_eq!(tokenize(r#"{"prompt": "x"}"#), Some(("x".into(), true, true)));
+        assert_eq!(tokenize(r#"{"prompt": "x", "add_special_tokens": false}"#), Some(("x".into(), false, true)));
+        assert_eq!(tokenize(r#"{"content": "x", "add_special_tokens": true}"#), Some(("x".into(), false, true)));
+        let form = |body: &str| Tokenize::parse(body.as_bytes()).unwrap().form;
+        assert_eq!(form(r#"{"prompt": ""}"#), TokenizeForm::Vllms);
+        assert_eq!(form(r#"{"content": ""}"#), TokenizeForm::Tokens);
+        assert_eq!(form(r#"{"content": "", "with_pieces": true}"#), TokenizeForm::Pieces);
+        for wrong in [r#"{"prompt": "x", "content": "x"}"#, r#"{"prompt": "x", "return_token_strs": true}"#] {
             assert_eq!(tokenize(wrong), None, "{wrong}");
         }
     }

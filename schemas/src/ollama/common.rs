@@ -77,6 +77,7 @@ impl CommonBody {
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
             num_ctx,
             context: None,
+            prompt_logprobs: None,
         };
         Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default() })
     }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
 use super::not_yet::NotYetBody;
 use super::structured::StructuredBody;
-use crate::generate::{GenerateRequest, Input, Sampling};
+use crate::generate::{GenerateRequest, Input, PromptLogprobs, Sampling};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::inputs::{Inputs, TextOrTokens};
@@ -20,6 +20,9 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// The most choices over all prompts: each needs a slot or a place in the engine's queue. Libraries send 20 prompts at
 /// once.
 const MAX_CHOICES: usize = 64;
+/// The most log-probabilities of prompts in one reply: each takes about 200 bytes until the reply is written. A prompt of
+/// 16,384 tokens may have 30 at each position.
+const MAX_PROMPT_LOGPROBS: u32 = 500_000;
 
 object! {
     /// Texts to continue.
@@ -43,10 +46,14 @@ object! {
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// Report log-probabilities, and this many of the most likely tokens at each position. Not with `echo`.
+        /// Report log-probabilities, and this many of the most likely tokens at each position. With `echo`, those of the
+        /// prompt, too.
         logprobs: Field<TopLogprobs>,
         /// Begin each choice with its prompt.
         echo: Field<bool>,
+        /// Report the log-probabilities of the prompt's tokens in `prompt_logprobs`, with this many of the most likely
+        /// tokens at each position. Not in a stream.
+        prompt_logprobs: Field<TopLogprobs>,
         /// Stream the reply as server-sent events.
         stream: Field<bool>,
         /// Options of a stream.
@@ -68,6 +75,9 @@ pub struct CompletionRequest {
     pub prompts: Vec<GenerateRequest>,
     /// Begin each choice with its prompt.
     pub echo: bool,
+    /// `Some(k)`: report the log-probabilities of the prompt's tokens and of the k most likely ones, besides those of an
+    /// echo.
+    pub prompt_logprobs: Option<u32>,
     /// Send a last event with the usage.
     pub include_usage: bool,
 }
@@ -83,7 +93,9 @@ impl CompletionBody {
     fn check(self, drawn_seed: u64) -> Result<CompletionRequest, InvalidRequest> {
         self.not_yet.check()?;
         let inputs = self.prompt.get("")?.check("prompt", "prompts")?;
-        let inputs = with_suffix(inputs, self.suffix.get("")?)?;
+        let suffix = self.suffix.get("")?.filter(|suffix| !suffix.is_empty());
+        let has_suffix = suffix.is_some();
+        let inputs = with_suffix(inputs, suffix)?;
         let n = self.n.get("")?.and_then(Integer::count).unwrap_or(1);
         if inputs.len() * n as usize > MAX_CHOICES {
             let n_prompts = inputs.len();
@@ -93,12 +105,27 @@ impl CompletionBody {
         }
         let echo = self.echo.get("")?.unwrap_or(false);
         let top_logprobs = self.logprobs.get("")?.and_then(Integer::count);
-        if echo && top_logprobs.is_some() {
-            return Err(InvalidRequest::unsupported("logprobs", "Echoing log-probabilities of the prompt"));
+        let is_streamed = self.stream.get("")?.unwrap_or(false);
+        let of_prompt = self.prompt_logprobs.get("")?.and_then(Integer::count);
+        if is_streamed && of_prompt.is_some() {
+            return Err(InvalidRequest::at(
+                "prompt_logprobs",
+                "is not available in a stream: 'echo' with 'logprobs' is",
+            ));
+        }
+        let of_echo = top_logprobs.filter(|_| echo);
+        let n_choices = inputs.len() as u32 * n;
+        let prompt_logprobs = of_prompt.max(of_echo).map(|n_top| PromptLogprobs {
+            n_top,
+            most: MAX_PROMPT_LOGPROBS / n_choices.max(1),
+            field: if of_prompt.is_some() { "prompt_logprobs" } else { "logprobs" },
+        });
+        if let Some(PromptLogprobs { field, .. }) = prompt_logprobs.filter(|_| has_suffix) {
+            return Err(InvalidRequest::unsupported(field, "Log-probabilities of a prompt with a suffix"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {
-            is_streamed: self.stream.get("")?.unwrap_or(false),
+            is_streamed,
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
             n,
@@ -108,6 +135,7 @@ impl CompletionBody {
             sampling,
             chosen,
             top_logprobs,
+            prompt_logprobs,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?,
             tools: ToolUse::default(),
@@ -119,6 +147,7 @@ impl CompletionBody {
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),
             echo,
+            prompt_logprobs: of_prompt,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
         })
     }
@@ -134,7 +163,6 @@ fn nth(first: &GenerateRequest, idx: u64, input: Input) -> GenerateRequest {
 
 /// Converts prompts to inputs. With a `suffix`, each prompt is the text before the gap to fill.
 fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<String>) -> Result<Vec<Input>, InvalidRequest> {
-    let suffix = suffix.filter(|suffix| !suffix.is_empty());
     let input = |input| match (input, &suffix) {
         (TextOrTokens::Text(text), None) => Ok(Input::Text(text)),
         (TextOrTokens::Tokens(tokens), None) => Ok(Input::Tokens(tokens)),
@@ -195,6 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn log_probabilities_of_a_prompt_are_bounded_over_all_choices() {
+        let asked = |extra: Value| parsed(extra).unwrap().prompts[0].prompt_logprobs;
+        assert_eq!(asked(json!({"logprobs": 1})), None);
+        assert_eq!(asked(json!({"echo": true})), None);
+        let of = |n_top, n: u32, field| Some(PromptLogprobs { n_top, most: MAX_PROMPT_LOGPROBS / n, field });
+        assert_eq!(asked(json!({"logprobs": 1, "echo": true})), of(1, 1, "logprobs"));
+        let both = json!({"logprobs": 1, "echo": true, "prompt_logprobs": 5, "n": 2, "prompt": ["a", "b"]});
+        assert_eq!(asked(both), of(5, 4, "prompt_logprobs"));
+    }
+
+    #[test]
     fn no_two_choices_share_a_seed() {
         let request = parsed(json!({"prompt": ["a", "b", "c"], "n": 2, "seed": 10})).unwrap();
         let seeds: Vec<_> = request.prompts.iter().map(|prompt| prompt.sampling.seed).collect();
@@ -218,7 +257,10 @@ mod tests {
         refused(json!({"prompt": [1], "suffix": "x"}), "suffix");
         refused(json!({"logprobs": true}), "logprobs");
         refused(json!({"logprobs": 21}), "logprobs");
-        refused(json!({"logprobs": 1, "echo": true}), "logprobs");
+        refused(json!({"logprobs": 1, "echo": true, "suffix": "x"}), "logprobs");
+        refused(json!({"prompt_logprobs": 1, "suffix": "x"}), "prompt_logprobs");
+        refused(json!({"prompt_logprobs": 21}), "prompt_logprobs");
+        refused(json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs");
         refused(json!({"best_of": 3}), "best_of");
         refused(json!({"max_tokens": -2}), "max_tokens");
         refused(json!({"n": 17}), "n");

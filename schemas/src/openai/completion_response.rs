@@ -1,6 +1,7 @@
 //! The reply to `POST /v1/completions`: one object, or a stream of chunks of the same shape.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -8,7 +9,8 @@ use serde_json::{Map, Value};
 
 use super::chat_response::finish_reason;
 use super::logprobs::finite;
-use crate::sequence::{FinishReason, Logprobs};
+use crate::sequence::{FinishReason, GeneratedToken, Logprobs};
+use crate::token::Token;
 
 /// One choice, or a step of it in a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -19,6 +21,10 @@ pub struct TextChoice<'a> {
     pub index: u32,
     /// Log-probabilities, if requested.
     pub logprobs: Option<TextLogprobs>,
+    /// The prompt's tokens, if `prompt_logprobs` asks for them: null for the first, and for each other one an object that maps
+    /// its id and those of the most likely tokens to their log-probabilities.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<BTreeMap<Token, PromptLogprob>>>>,
     /// Null until the choice has ended.
     #[schemars(extend("enum" = ["stop", "length", null]))]
     pub finish_reason: Option<&'static str>,
@@ -27,14 +33,38 @@ pub struct TextChoice<'a> {
 impl<'a> TextChoice<'a> {
     /// A step with text.
     pub fn text(index: u32, text: impl Into<Cow<'a, str>>, logprobs: Option<TextLogprobs>) -> Self {
-        TextChoice { text: text.into(), index, logprobs, finish_reason: None }
+        TextChoice { text: text.into(), index, logprobs, prompt_logprobs: None, finish_reason: None }
     }
 
     /// A choice's last chunk.
     pub fn finish(index: u32, reason: FinishReason) -> Self {
         let finish_reason = Some(finish_reason(reason));
-        TextChoice { text: Cow::Borrowed(""), index, logprobs: None, finish_reason }
+        TextChoice { finish_reason, ..TextChoice::text(index, "", None) }
     }
+}
+
+/// A token of a prompt, or one that is likely in its place, in vLLM's shape.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct PromptLogprob {
+    /// Its log-probability, as natural logarithm.
+    pub logprob: f32,
+    /// Its place among the most likely tokens, from 1; null if it is not among those that were requested.
+    pub rank: Option<u32>,
+    /// Its text, with U+FFFD where a character spans tokens.
+    pub decoded_token: String,
+}
+
+/// The entry of a prompt's token, with at most `n_top` alternatives. `None` for the first token, which nothing predicts.
+pub fn prompt_entry(token: &GeneratedToken, n_top: usize) -> Option<BTreeMap<Token, PromptLogprob>> {
+    let Logprobs { chosen, top } = token.logprobs.as_ref()?;
+    let entry = |bytes: &[u8], logprob: f32, rank: Option<u32>| PromptLogprob {
+        logprob: finite(logprob),
+        rank,
+        decoded_token: String::from_utf8_lossy(bytes).into_owned(),
+    };
+    let mut entries = BTreeMap::from([(token.id, entry(&token.bytes, *chosen, None))]);
+    entries.extend(top.iter().zip(1..).take(n_top).map(|(a, rank)| (a.id, entry(&a.bytes, a.logprob, Some(rank)))));
+    Some(entries)
 }
 
 /// Log-probabilities in OpenAI's older shape: lists of equal length with one entry per token.
@@ -42,10 +72,10 @@ impl<'a> TextChoice<'a> {
 pub struct TextLogprobs {
     /// The tokens' texts, with U+FFFD where a character spans tokens.
     pub tokens: Vec<String>,
-    /// The tokens' log-probabilities, as natural logarithms.
-    pub token_logprobs: Vec<f32>,
-    /// The most likely tokens at each position, with their log-probabilities.
-    pub top_logprobs: Vec<Map<String, Value>>,
+    /// The tokens' log-probabilities, as natural logarithms; null for the first token of an echoed prompt.
+    pub token_logprobs: Vec<Option<f32>>,
+    /// The most likely tokens at each position, with their log-probabilities; null where there is none.
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// Each token's offset in the choice's text, in characters.
     pub text_offset: Vec<u32>,
 }
@@ -56,13 +86,17 @@ fn decimal(value: f32) -> Value {
 }
 
 impl TextLogprobs {
-    /// Adds a token with these bytes at `offset` characters. Returns the offset of the next token.
-    pub fn push(&mut self, bytes: &[u8], logprobs: &Logprobs, offset: u32) -> u32 {
+    /// Adds a token with these bytes at `offset` characters, and at most `n_top` alternatives. Returns the offset of the
+    /// next token. The first token of a prompt has no log-probabilities.
+    pub fn push(&mut self, bytes: &[u8], logprobs: Option<&Logprobs>, n_top: usize, offset: u32) -> u32 {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         self.tokens.push(text(bytes));
-        self.token_logprobs.push(finite(logprobs.chosen));
-        let top = logprobs.top.iter().map(|other| (text(&other.bytes), decimal(finite(other.logprob))));
-        self.top_logprobs.push(top.collect());
+        self.token_logprobs.push(logprobs.map(|logprobs| finite(logprobs.chosen)));
+        let top = |logprobs: &Logprobs| {
+            let top = logprobs.top.iter().take(n_top);
+            top.map(|other| (text(&other.bytes), decimal(finite(other.logprob)))).collect()
+        };
+        self.top_logprobs.push(logprobs.map(top));
         self.text_offset.push(offset);
         // Every byte that is not a UTF-8 continuation byte begins a character.
         let n_begun = bytes.iter().filter(|&byte| byte & 0xC0 != 0x80).count();
@@ -102,8 +136,8 @@ mod tests {
     fn a_whole_reply_has_openais_shape_and_order() {
         let top = vec![Alternative { id: 1, bytes: b"Yo".to_vec(), logprob: -0.25 }];
         let mut logprobs = TextLogprobs::default();
-        let offset = logprobs.push("é".as_bytes(), &Logprobs { chosen: -0.5, top }, 4);
-        logprobs.push(b"!", &Logprobs { chosen: f32::NEG_INFINITY, top: vec![] }, offset);
+        let offset = logprobs.push("é".as_bytes(), Some(&Logprobs { chosen: -0.5, top }), 1, 4);
+        logprobs.push(b"!", Some(&Logprobs { chosen: f32::NEG_INFINITY, top: vec![] }), 1, offset);
         let choice = TextChoice { finish_reason: Some("stop"), ..TextChoice::text(0, "é!", Some(logprobs)) };
         let usage = Usage::new(3, 1, 2);
         let reply = Completion { head: head(), choices: vec![choice], usage, timings: TimingsReport::default() };
@@ -128,7 +162,7 @@ mod tests {
         for logprob in [-0.1, -1.234_567_9, -13.370_001, -1e-7, f32::NEG_INFINITY] {
             let top = vec![Alternative { id: 1, bytes: b"a".to_vec(), logprob }];
             let mut logprobs = TextLogprobs::default();
-            logprobs.push(b"a", &Logprobs { chosen: logprob, top }, 0);
+            logprobs.push(b"a", Some(&Logprobs { chosen: logprob, top }), 1, 0);
             let json: Value = serde_json::from_str(&serde_json::to_string(&logprobs).unwrap()).unwrap();
             assert_eq!(json["token_logprobs"][0], json["top_logprobs"][0]["a"]);
         }
@@ -139,7 +173,7 @@ mod tests {
         let mut logprobs = TextLogprobs::default();
         let mut offset = 0;
         for bytes in ["a".as_bytes(), &[0xF0, 0x9F], &[0x98, 0x80], b"b"] {
-            offset = logprobs.push(bytes, &Logprobs { chosen: 0.0, top: vec![] }, offset);
+            offset = logprobs.push(bytes, Some(&Logprobs { chosen: 0.0, top: vec![] }), 1, offset);
         }
         assert_eq!((logprobs.text_offset, offset), (vec![0, 1, 2, 2], 3));
     }

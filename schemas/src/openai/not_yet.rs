@@ -48,7 +48,8 @@ impl RefusedFields for NotYet {
 pub(crate) struct NotYetInChats;
 
 impl RefusedFields for NotYetInChats {
-    const FIELDS: &'static [RefusedField] = &[unless(0.0, "echo", "Echoing the prompt")];
+    const FIELDS: &'static [RefusedField] =
+        &[unless(0.0, "echo", "Echoing the prompt"), never("prompt_logprobs", "Log-probabilities of a chat's prompt")];
 }
 
 /// Output other than text. Checked after `modalities`, which clients that want audio also send.

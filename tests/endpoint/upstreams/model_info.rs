@@ -106,6 +106,20 @@ async fn a_request_without_a_model_means_the_first_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_is_not_asked_about_its_prompt() {
+    let mock = Mock::start(|_, _| says("well")).await;
+    let front = ReloadableServer::start(&upstream("one", "vllm", &mock.url, ""));
+    for (field, fields) in
+        [("logprobs", json!({ "echo": true, "logprobs": 1 })), ("prompt_logprobs", json!({ "prompt_logprobs": 1 }))]
+    {
+        let mut body = json!({ "model": "m", "prompt": "hi" });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let answer = front.post("/v1/completions", &body).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)), "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn models_of_upstreams_are_not_planned_and_may_not_tokenize() {
     let mock = Mock::start(|_, _| whole(200, "", &json!({ "data": [] }))).await;
     let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, ""));

@@ -24,7 +24,8 @@ impl Scheduler<'_> {
         let now = Instant::now();
         sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
-        if self.vocabulary.is_end_of_generation(id) {
+        let is_end = self.vocabulary.is_end_of_generation(id);
+        if is_end && !sequence.request.reports_end {
             return self.finish(slot, FinishReason::Stop);
         }
         let vocabulary = &self.vocabulary;
@@ -34,7 +35,7 @@ impl Scheduler<'_> {
         sequence.tokens.push(id);
         sequence.n_generated += 1;
         sequence.keep_drawn(event);
-        if sequence.sampler.is_complete() {
+        if is_end || sequence.sampler.is_complete() {
             self.finish(slot, FinishReason::Stop);
         } else if sequence.at_limit(self.limits.n_ctx) {
             self.finish(slot, FinishReason::Length);

@@ -33,6 +33,7 @@ pub(super) use self::parking::Parking;
 use super::embed::Embedder;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
+use super::prompt_scores::{MAX_STEP_TOKENS, NotFinite};
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{PrefillBudget, share};
@@ -102,6 +103,8 @@ pub(super) struct Scheduler<'m> {
 struct BatchPart {
     slot: usize,
     n_tokens: usize,
+    /// Index in the batch of its first token.
+    first_at: i32,
     /// Index in the batch of the token whose logits are sampled. `None` for prefill.
     logits_at: Option<i32>,
 }
@@ -157,6 +160,7 @@ impl<'m> Scheduler<'m> {
             self.fill_slots();
             self.park_idle(0);
             self.import_chunks();
+            self.send_scored();
             self.publish_load();
             self.prepare_images();
             self.decode_next_image();
@@ -262,7 +266,9 @@ impl<'m> Scheduler<'m> {
     fn can_step(&self, slot: usize) -> bool {
         !self.awaits_image(slot)
             && self.running[slot].as_ref().is_some_and(|s| {
-                s.events.is_closed() || (s.events.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
+                let has_sent = s.scores.as_ref().is_none_or(|scores| scores.waiting.is_empty());
+                let has_room = s.events.capacity() >= MIN_ROOM && has_sent;
+                s.events.is_closed() || (has_room && !s.in_transfer(self.slots[slot].kv.len()))
             })
     }
 
@@ -281,6 +287,8 @@ impl<'m> Scheduler<'m> {
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
         let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
         let n_left = n_left.min(self.to_refused(slot).unwrap_or(usize::MAX));
+        let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
+        let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node, so that a prompt's KV
         // is identical to the bit, wherever each part of it was computed.
@@ -303,9 +311,9 @@ impl<'m> Scheduler<'m> {
         let shares = share(budget, &needs);
 
         let mut parts: Vec<BatchPart> =
-            decoding.iter().map(|&slot| BatchPart { slot, n_tokens: 1, logits_at: Some(0) }).collect();
+            decoding.iter().map(|&slot| BatchPart { slot, n_tokens: 1, first_at: 0, logits_at: Some(0) }).collect();
         let prefill = prefilling.iter().zip(shares).filter(|&(_, n)| n > 0);
-        parts.extend(prefill.map(|(&slot, n_tokens)| BatchPart { slot, n_tokens, logits_at: None }));
+        parts.extend(prefill.map(|(&slot, n_tokens)| BatchPart { slot, n_tokens, first_at: 0, logits_at: None }));
         if parts.is_empty() {
             return;
         }
@@ -339,6 +347,7 @@ impl<'m> Scheduler<'m> {
         match self.decode(&parts) {
             Ok(()) => {
                 self.commit(&parts);
+                parts.iter().for_each(|part| self.score_prompt(part));
                 let took = began.elapsed();
                 self.account(&parts, took);
                 for part in &parts {
@@ -400,8 +409,9 @@ impl<'m> Scheduler<'m> {
         for part in parts {
             let Some(sequence) = &self.running[part.slot] else { continue };
             let from = self.slots[part.slot].kv.len();
+            part.first_at = self.batch.n_tokens();
             for (position, &t) in sequence.tokens.iter().enumerate().skip(from).take(part.n_tokens) {
-                let wants_logits = part.logits_at.is_some();
+                let wants_logits = part.logits_at.is_some() || sequence.scores.is_some();
                 let added = self.batch.add(token(t), position as i32, &[seq_id(part.slot)], wants_logits);
                 debug_assert!(added.is_ok(), "the batch holds n_ubatch + n_slots tokens, and a step is no larger");
             }
@@ -409,6 +419,26 @@ impl<'m> Scheduler<'m> {
                 part.logits_at = Some(self.batch.n_tokens() - 1);
             }
         }
+    }
+
+    /// Keeps the log-probabilities of the prompt's tokens that a step's logits predict, if the sequence reports them.
+    fn score_prompt(&mut self, part: &BatchPart) {
+        let Some(sequence) = &mut self.running[part.slot] else { return };
+        let Some(scores) = &mut sequence.scores else { return };
+        let first = self.slots[part.slot].kv.len() - part.n_tokens;
+        for (at, idx) in (part.first_at..).zip(first + 1..first + 1 + part.n_tokens) {
+            let Some(&id) = sequence.tokens.get(idx) else { break };
+            let logits = self.context.get_logits_ith(at);
+            if let Err(NotFinite) = scores.score(idx, id, logits, &self.vocabulary) {
+                return self.fail_not_finite(part.slot);
+            }
+        }
+        sequence.send_scored();
+    }
+
+    /// Sends what readers have room for again.
+    fn send_scored(&mut self) {
+        self.running.iter_mut().flatten().for_each(Sequence::send_scored);
     }
 
     /// Records in the slots the tokens whose KV the step computed.

@@ -58,9 +58,11 @@ impl Scheduler<'_> {
                 i += 1;
                 continue;
             }
+            // The cache holds no logits.
+            let scores = sequence.scores.is_some();
             let memory = SlotMemory {
-                usable: &|slot, n| self.usable_prefix(slot, n),
-                is_worth_waiting: &|slot, n, n_cached| self.is_worth_waiting(sequence, slot, n, n_cached),
+                usable: &|slot, n| if scores { 0 } else { self.usable_prefix(slot, n) },
+                is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {

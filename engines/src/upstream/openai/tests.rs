@@ -52,6 +52,7 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
         keep_alive: None,
         num_ctx: None,
         context: None,
+        prompt_logprobs: None,
         is_streamed: true,
     }
 }

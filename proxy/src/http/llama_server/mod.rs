@@ -10,7 +10,7 @@ use baton_schemas::llama_server::generate::{
     InfillBody, LlamaCompletion, LlamaCompletionBody, LlamaCompletionChunk, LlamaEmbedding, LlamaEmbeddingBody,
 };
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
-use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply};
+use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply, TokenizerInfo};
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
@@ -44,6 +44,7 @@ pub(super) fn routes() -> Routes {
     let infill = Operation::new("Fill a gap in a text").takes::<InfillBody>();
     let embed =
         Operation::new("Compute the vectors of texts").takes::<LlamaEmbeddingBody>().replies::<Vec<LlamaEmbedding>>();
+    let tokenizer = of_model(Operation::new("Describe a model's tokenizer, as vLLM does")).replies::<TokenizerInfo>();
     Routes::of("llama-server")
         .post("/completion", generate::complete, generates(complete))
         .post("/infill", generate::infill, generates(infill))
@@ -51,6 +52,7 @@ pub(super) fn routes() -> Routes {
         .post("/tokenize", tokenize::tokenize, tokenize.of_model())
         .post("/detokenize", tokenize::detokenize, detokenize.of_model())
         .post("/apply-template", apply_template::apply_template, template.of_model())
+        .get("/tokenizer_info", props::tokenizer_info, tokenizer.of_model())
         .get("/props", props::props, props.of_model())
         .get("/slots", props::list_slots, slots.of_model())
         .get("/health", health::health, health::operation())

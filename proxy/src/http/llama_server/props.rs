@@ -1,9 +1,9 @@
-//! `GET /props` and `GET /slots`, for the model in `?model=` or the first one.
+//! `GET /props`, `GET /slots` and `GET /tokenizer_info`, for the model in `?model=` or the first one.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::{Extension, Json};
-use baton_schemas::llama_server::{Props, SlotInfo, slots};
+use baton_schemas::llama_server::{Props, SlotInfo, TokenizerInfo, slots};
 use serde::Deserialize;
 
 use crate::error::RequestError;
@@ -31,6 +31,26 @@ pub(super) async fn props(
     let model = model.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     let props = Props::new(&model.name, &model.info, &model.sampling, SYSTEM_FINGERPRINT);
     Ok(Json(Props { is_sleeping: model.is_sleeping, ..props }))
+}
+
+/// `GET /tokenizer_info`: what vLLM's clients need to tokenize and to render chats.
+pub(super) async fn tokenizer_info(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<TokenizerInfo>, HttpFailure> {
+    let wanted = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
+    let model = state.backend.describe(wanted.model.as_deref(), &caller).await;
+    let model = model.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
+    let facts = &model.info.facts;
+    let present = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    Ok(Json(TokenizerInfo {
+        bos_token: present(&facts.bos_token),
+        eos_token: present(&facts.eos_token),
+        pad_token: None,
+        chat_template: present(&facts.chat_template),
+        model_max_length: model.info.n_ctx,
+    }))
 }
 
 /// `GET /slots`: lists a model's slots.

@@ -2,6 +2,7 @@
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
+use baton_schemas::sequence::GeneratedToken;
 use baton_schemas::tools::ToolCallDelta;
 use serde::Serialize;
 
@@ -18,6 +19,9 @@ pub(super) trait Choices: Send + Unpin + 'static {
     /// Appends text, and its tokens if log-probabilities were requested.
     fn append(&mut self, whole: &mut Self::Whole, text: &str, tokens: &[TokenLogprobs]);
 
+    /// Takes the prompt's tokens. Does nothing for dialects without them.
+    fn append_prompt(&mut self, _whole: &mut Self::Whole, _tokens: &[GeneratedToken]) {}
+
     /// Appends reasoning. Does nothing for dialects without it.
     fn append_reasoning(&mut self, _whole: &mut Self::Whole, _text: &str) {}
 
@@ -28,6 +32,11 @@ pub(super) trait Choices: Send + Unpin + 'static {
 
     /// The first chunk of a choice's stream, if it has one.
     fn opening(&self, index: u32) -> Option<Self::Delta<'_>>;
+
+    /// A chunk with the prompt, if the choice reports its tokens.
+    fn prompt(&mut self, _index: u32, _tokens: &[GeneratedToken]) -> Option<Self::Delta<'_>> {
+        None
+    }
 
     /// A chunk with text, like [`Choices::append`].
     fn delta<'a>(&mut self, index: u32, text: &'a str, tokens: &[TokenLogprobs]) -> Self::Delta<'a>;

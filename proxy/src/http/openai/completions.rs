@@ -12,7 +12,7 @@ use baton_schemas::openai::completion_response::TextChoice;
 use baton_schemas::openai::{CompletionBody, CompletionRequest};
 use futures::StreamExt;
 
-use super::text_choices::TextChoices;
+use super::text_choices::{TextChoices, TextForm};
 use super::{ReplyShape, head, reply};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
@@ -49,7 +49,7 @@ async fn answer(
     caller: &Caller,
     drain: DrainDeadline,
 ) -> Result<Response, RequestError> {
-    let CompletionRequest { prompts, echo, include_usage } = request;
+    let CompletionRequest { prompts, echo, prompt_logprobs, include_usage } = request;
     let mut echoes = Vec::new();
     if echo {
         for prompt in &prompts {
@@ -58,7 +58,7 @@ async fn answer(
     }
     // Parsing ensures at least one prompt and the same number of choices for each.
     let (n, model) = prompts.first().map_or((1, String::new()), |first| (first.n, first.model.clone()));
-    let logprobs = prompts.iter().any(|prompt| prompt.top_logprobs.is_some());
+    let top_logprobs = prompts.first().and_then(|first| first.top_logprobs);
     let n_prompts = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
     let shape = ReplyShape {
         head: head("cmpl", ReplyHead::TEXT, model),
@@ -70,7 +70,7 @@ async fn answer(
     // The reply repeats these texts.
     let mut echoed = caller.body.texts();
     let n_echoed = echoes.iter().map(String::len).sum();
-    let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
+    let choices = TextChoices::new(n_prompts, n, TextForm { top_logprobs, echoes, prompt_logprobs });
     let admission = RequestAdmission::of_prompts(shape.n_choices as usize);
     let caller = &Caller { admission, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());

@@ -98,6 +98,15 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
                     self.write_text(out, *choice, text, tokens);
                 }
             }
+            EventKind::Prompt { tokens } => {
+                self.write_openings(out);
+                for index in *choice..choice.saturating_add(self.shape.choices_per_prompt) {
+                    let delta = self.choices.prompt(index, tokens);
+                    if let Some(delta) = delta {
+                        write_choice(&self.shape, &self.head, out, &delta, None);
+                    }
+                }
+            }
             EventKind::Reasoning { text } => {
                 self.write_openings(out);
                 self.write_choice(out, self.choices.reasoning(*choice, text), None);
@@ -146,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::http::openai::chat_choices::ChatChoices;
-    use crate::http::openai::text_choices::TextChoices;
+    use crate::http::openai::text_choices::{TextChoices, TextForm};
 
     fn text(choice: u32, text: &str) -> RequestStep {
         RequestStep::Event(EventKind::Text { text: text.into(), tokens: vec![] }.of(choice))
@@ -225,7 +234,10 @@ mod tests {
             let head = super::super::head("cmpl", ReplyHead::TEXT, "m".into());
             let shape =
                 ReplyShape { head, n_choices: 2, choices_per_prompt: 1, include_usage: false, is_streamed: true };
-            let mut writer = ChunkWriter::new(shape, TextChoices::new(2, 1, false, echoes));
+            let mut writer = ChunkWriter::new(
+                shape,
+                TextChoices::new(2, 1, TextForm { top_logprobs: None, echoes, prompt_logprobs: None }),
+            );
             let steps = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
             let mut stream = BytesMut::new();
             steps.iter().for_each(|step| writer.write(&mut stream, step));

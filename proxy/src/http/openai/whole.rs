@@ -34,6 +34,11 @@ pub(super) async fn collect<C: Choices>(
             EventKind::Text { text, tokens } => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
+            EventKind::Prompt { tokens } => {
+                for index in choice..choice.saturating_add(shape.choices_per_prompt) {
+                    shapes.append_prompt(at(&mut choices, index)?, &tokens);
+                }
+            }
             EventKind::Reasoning { text } => shapes.append_reasoning(at(&mut choices, choice)?, &text),
             EventKind::ToolCall { call } => shapes.append_call(at(&mut choices, choice)?, &call),
             // Every choice finishes before the steps end.

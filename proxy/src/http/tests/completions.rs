@@ -76,6 +76,78 @@ async fn log_probabilities_have_the_older_shape() {
     assert_eq!(chunks[1]["choices"][0]["logprobs"]["text_offset"], json!([1]));
 }
 
+/// The prompt `hi`, with a token before it that its text does not have.
+fn prompt() -> ReplyEvent {
+    let token = |id: u32, bytes: &str, special, logprob: Option<f32>| GeneratedToken {
+        id,
+        bytes: bytes.into(),
+        special,
+        logprobs: logprob.map(|chosen| {
+            let top = vec![
+                Alternative { id: 9, bytes: b"no".to_vec(), logprob: -0.25 },
+                Alternative { id: 8, bytes: b"so".to_vec(), logprob: -0.75 },
+            ];
+            Logprobs { chosen, top }
+        }),
+    };
+    let tokens = [token(1, "<s>", true, None), token(2, "h", false, Some(-2.0)), token(3, "i", false, Some(-3.0))];
+    EventKind::Prompt { tokens: tokens.into() }.of(0)
+}
+
+#[tokio::test]
+async fn an_echo_with_log_probabilities_begins_each_choice() {
+    let events = [
+        prompt(),
+        started(0),
+        text_with_logprobs(0, "x"),
+        finished(0),
+        started(1),
+        text_with_logprobs(1, "y"),
+        finished(1),
+    ];
+    let server = start(emits(events)).await;
+    let asked = json!({"logprobs": 1, "echo": true, "n": 2});
+    let body = complete(&server, asked.clone()).await.json();
+    for (choice, said) in body["choices"].as_array().unwrap().iter().zip(["x", "y"]) {
+        assert_eq!(choice["text"], format!("hi{said}"));
+        let top = json!([null, {"no": -0.25}, {"no": -0.25}, {said: -0.5}]);
+        assert_eq!(
+            choice["logprobs"],
+            json!({"tokens": ["<s>", "h", "i", said], "token_logprobs": [null, -2.0, -3.0, -0.5],
+                   "top_logprobs": top, "text_offset": [0, 0, 1, 2]})
+        );
+        assert_eq!(choice.get("prompt_logprobs"), None);
+    }
+    let mut streamed = asked;
+    streamed["stream"] = json!(true);
+    let reply = complete(&server, streamed).await;
+    for index in [0, 1] {
+        let chunks = reply.chunks();
+        let of_choice: Vec<_> =
+            chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|c| c["index"] == index).collect();
+        assert_eq!(
+            (&of_choice[0]["text"], &of_choice[0]["logprobs"]["text_offset"]),
+            (&json!("hi"), &json!([0, 0, 1]))
+        );
+        assert_eq!(of_choice[1]["logprobs"]["text_offset"], json!([2]));
+    }
+    let requests = server.fake.requests.lock().unwrap();
+    assert!(requests.iter().all(|(request, _)| request.prompt_logprobs.is_some() && request.reports_end()));
+}
+
+#[tokio::test]
+async fn a_prompts_tokens_come_in_vllms_shape() {
+    let server = start(emits([prompt(), started(0), text(0, "x"), finished(0)])).await;
+    let body = complete(&server, json!({"prompt_logprobs": 1})).await.json();
+    let choice = &body["choices"][0];
+    assert_eq!((&choice["text"], &choice["logprobs"]), (&json!("x"), &Value::Null));
+    let entry = |id: &str, logprob: f32, text: &str| {
+        json!({"9": {"logprob": -0.25, "rank": 1, "decoded_token": "no"},
+               id: {"logprob": logprob, "rank": null, "decoded_token": text}})
+    };
+    assert_eq!(choice["prompt_logprobs"], json!([null, entry("2", -2.0, "h"), entry("3", -3.0, "i")]));
+}
+
 #[tokio::test]
 async fn what_cannot_be_honoured_is_refused_in_the_envelope() {
     let server = start(hello()).await;

@@ -6,7 +6,12 @@ async fn text_becomes_tokens_and_tokens_text() {
     let tokens = server.post_to("/tokenize", json!({"content": "ab", "add_special": true})).await;
     assert_eq!(tokens.json(), json!({"tokens": [97, 98, 1, 1]}));
     let text = server.post_to("/detokenize", json!({"tokens": [97, 98], "model": "m"})).await;
-    assert_eq!(text.json(), json!({"content": "<97><98>"}));
+    assert_eq!(text.json(), json!({"content": "<97><98>", "prompt": "<97><98>"}));
+    let pieces = server.post_to("/tokenize", json!({"content": "aé", "with_pieces": true})).await.json();
+    assert_eq!(pieces["tokens"][0], json!({"id": 97, "piece": "a"}));
+    assert_eq!(pieces["tokens"][1], json!({"id": 195, "piece": [195]}));
+    let vllms = server.post_to("/tokenize", json!({"prompt": "ab", "add_special_tokens": false})).await;
+    assert_eq!(vllms.json(), json!({"tokens": [97, 98, 0, 1], "count": 4}));
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]);
     let prompt = server.post_to("/apply-template", json!({ "messages": messages })).await;
     assert_eq!(prompt.json(), json!({"prompt": "system: s\nuser: u\n"}));
@@ -25,6 +30,9 @@ async fn props_tell_the_model_and_no_path() {
     assert_eq!((&props["total_slots"], &props["model_path"]), (&json!(2), &json!("m")));
     assert_eq!(props["default_generation_settings"]["n_ctx"], 64);
     assert_eq!(props["chat_template"], "{{ messages }}");
+    let tokenizer = server.get("/tokenizer_info").await.json();
+    assert_eq!((&tokenizer["chat_template"], &tokenizer["model_max_length"]), (&json!("{{ messages }}"), &json!(64)));
+    assert_eq!(tokenizer["pad_token"], Value::Null);
     assert_eq!(server.get("/props?model=org/name:q4").await.json()["model_alias"], "org/name:q4");
     server.get("/props?model=x").await.failed(404, "not_found_error", Some("model_not_found"));
 }

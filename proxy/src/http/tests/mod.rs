@@ -30,7 +30,7 @@ use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFact
 use baton_schemas::generate::{ChatPrompt, Input, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::sequence::{Alternative, Logprobs, Timings};
+use baton_schemas::sequence::{Alternative, GeneratedToken, Logprobs, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest, Token};
 use serde_json::{Value, json};
@@ -209,6 +209,16 @@ impl HttpBackend for Fake {
         self.describe(model, caller).await?;
         let special = [text.add_special, text.parse_special].map(Token::from);
         Ok(text.text.bytes().map(Token::from).chain(special).collect())
+    }
+
+    async fn pieces(
+        &self,
+        model: Option<&str>,
+        tokens: &[Token],
+        caller: &Caller,
+    ) -> Result<Vec<Vec<u8>>, RequestError> {
+        self.describe(model, caller).await?;
+        Ok(tokens.iter().map(|&token| vec![token as u8]).collect())
     }
 
     async fn detokenize(

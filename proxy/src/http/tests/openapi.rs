@@ -67,6 +67,7 @@ fn the_list_of_routes_for_people_is_complete() {
         "POST /tokenize",
         "POST /detokenize",
         "POST /apply-template",
+        "GET /tokenizer_info",
         "GET /props",
         "GET /slots",
         "GET /health",

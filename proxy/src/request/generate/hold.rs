@@ -34,11 +34,14 @@ pub(super) fn hold(
     started: StartedRequest,
     request: &GenerateRequest,
 ) -> EventStream {
-    let StartedRequest { n_prompt, choices, mut plan, loaded, .. } = started;
+    let StartedRequest { n_prompt, choices, prompt, mut plan, loaded, .. } = started;
     let clock = || ChoiceClock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut events = merged(choices, request, n_prompt, clock);
     Box::pin(async_stream::stream! {
         let Loaded { lease: _lease, waited } = loaded;
+        if let Some(tokens) = prompt {
+            yield Ok(EventKind::Prompt { tokens }.of(0));
+        }
         while let Some(mut event) = events.next().await {
             match &mut event {
                 Ok(event) => {
@@ -81,6 +84,7 @@ fn merged(
                 // The engine does not report the length of a sequence that was dropped at a stop string.
                 let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
                 let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
+                let reply = if request.reports_end() { reply.with_control_tokens() } else { reply };
                 token_events(choice, started, reply, clock(), stopped).boxed()
             });
             streams.collect()

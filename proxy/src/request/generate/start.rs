@@ -7,7 +7,7 @@ use baton_engines::SequenceStream;
 use baton_engines::trace::TARGET;
 use baton_reply::tools::ReplyForm;
 use baton_schemas::image::PromptImages;
-use baton_schemas::sequence::Group;
+use baton_schemas::sequence::{GeneratedToken, Group};
 use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
+use crate::request::prompt_logprobs::prompt_logprobs;
 use crate::targets::model_loading::ModelLease;
 use crate::targets::models::ServedModel;
 use crate::targets::upstreams::StartedChoice;
@@ -57,6 +58,8 @@ pub(super) struct StartedRequest {
     /// The value of `x-baton-route`.
     pub(super) route: String,
     pub(super) choices: StartedChoices,
+    /// The prompt's tokens with their log-probabilities, if the client asks for them.
+    pub(super) prompt: Option<Arc<[GeneratedToken]>>,
     /// The plan of the first choice, which may change until the first result.
     pub(super) plan: Option<watch::Receiver<Plan>>,
     /// Keeps the model in memory.
@@ -149,6 +152,16 @@ async fn try_start(
     watch.planned(plan.summary(n_prompt));
 
     let sequence = sequence(request, &prompt, caller);
+    let scored = match request.prompt_logprobs {
+        None => None,
+        // On the node that continues the prompt: it then has it in its cache.
+        Some(wanted) => {
+            let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt_logprobs");
+            let node = plan.decode();
+            let scored = prompt_logprobs(node, &sequence, wanted).instrument(span);
+            Some(retry.call(model, node, scored).await?)
+        }
+    };
     let group_id = rand::random();
     let of_choice = |choice: u32, n_together: u32| {
         let mut sequence = sequence.clone();
@@ -189,7 +202,8 @@ async fn try_start(
     let context = request.context.is_some().then_some(tokens);
     let choices =
         StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, choices };
-    Ok(StartedRequest { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
+    let route = plan.to_string();
+    Ok(StartedRequest { n_prompt, route, choices, prompt: scored, plan: followed, loaded: Loaded::default() })
 }
 
 /// Builds the request for an engine.
@@ -201,6 +215,8 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         sampling: request.sampling.clone(),
         max_tokens: prompt.max_tokens,
         top_logprobs: request.top_logprobs,
+        prompt_logprobs: None,
+        reports_end: request.reports_end(),
         ignore_eos: request.ignore_eos,
         group: None,
         cache_scope: caller.cache_scope,

@@ -51,7 +51,7 @@ pub(super) async fn start_on_upstreams(
         choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice, places.clone())));
     }
     let choices = StartedChoices::Text { choices };
-    Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
+    Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: Loaded::default() })
 }
 
 /// Starts the choices that get their places after the others.

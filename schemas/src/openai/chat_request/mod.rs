@@ -148,6 +148,7 @@ impl ChatBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
+                prompt_logprobs: None,
             },
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
             has_functions,

@@ -37,6 +37,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             keep_alive: None,
             num_ctx: None,
             context: None,
+            prompt_logprobs: None,
             is_streamed: false,
         },
         include_usage: false,

@@ -217,6 +217,7 @@ impl ResponsesBody {
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
+                prompt_logprobs: None,
             },
             echo,
             tools,

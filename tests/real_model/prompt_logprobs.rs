@@ -1,0 +1,171 @@
+//! Log-probabilities of a prompt's tokens, as evaluators read them: equal to those of the plain llama.cpp loop that gets
+//! the prompt one token at a time, within the rounding of another batch.
+
+use baton_engines::Engine;
+use baton_engines::llama::reference::{Reference, ReferenceOptions};
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_schemas::sequence::{GeneratedToken, Logprobs};
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
+use futures::StreamExt;
+use harness::{BatonServer, long_prompt, model};
+use serde_json::{Value, json};
+
+const TEXT: &str = "The capital of France is Paris, and the capital of Norway is Oslo. In winter it is cold there.";
+
+/// By how much rounding moves a log-probability, in nats, on average and at most.
+const MEAN_NOISE: f32 = 0.03;
+const MAX_NOISE: f32 = 0.3;
+
+fn config() -> LlamaConfig {
+    LlamaConfig { n_threads: Some(1), ..LlamaConfig::new(model()) }
+}
+
+async fn scored(engine: &dyn Engine, prompt: &[Token], n_top: u32) -> Vec<GeneratedToken> {
+    let request = SequenceRequest {
+        prompt: prompt.to_vec(),
+        max_tokens: Some(0),
+        prompt_logprobs: Some(n_top),
+        ..SequenceRequest::default()
+    };
+    let mut events = engine.generate(request).await.unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = events.next().await {
+        if let SequenceEvent::Token(token) = event.unwrap() {
+            tokens.push(token);
+        }
+    }
+    tokens
+}
+
+fn logprob(logits: &[f32], token: Token) -> f32 {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    (f64::from(logits[token as usize] - max) - sum.ln()) as f32
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompts_log_probabilities_equal_those_of_one_token_at_a_time() {
+    let reference = Reference::load(config()).unwrap();
+    let prompt = reference.tokenize(TEXT);
+    let options = ReferenceOptions { stop_at_end: false, keep_logits: true };
+    let expected: Vec<f32> = (1..prompt.len())
+        .map(|n| {
+            let run = reference.greedy(&[prompt[..n].to_vec()], 1, options).unwrap();
+            logprob(&run.logits[0], prompt[n])
+        })
+        .collect();
+
+    let engine = LlamaEngine::start(config(), None).unwrap();
+    let tokens = scored(&engine, &prompt, 5).await;
+    assert_eq!(tokens.iter().map(|token| token.id).collect::<Vec<_>>(), prompt);
+    assert_eq!(tokens[0].logprobs, None, "nothing predicts the first token");
+    let logprobs: Vec<&Logprobs> = tokens[1..].iter().map(|token| token.logprobs.as_ref().unwrap()).collect();
+    let noise: Vec<f32> = logprobs.iter().zip(&expected).map(|(l, expected)| (l.chosen - expected).abs()).collect();
+    let mean = noise.iter().sum::<f32>() / noise.len() as f32;
+    let max = noise.iter().copied().fold(0.0, f32::max);
+    println!("{} tokens: the difference is {mean:.4} nats on average and {max:.4} at most", noise.len());
+    assert!(mean < MEAN_NOISE && max < MAX_NOISE, "{noise:?}");
+    for (token, Logprobs { chosen, top }) in tokens[1..].iter().zip(&logprobs) {
+        assert_eq!(top.len(), 5);
+        assert!(top.is_sorted_by(|a, b| a.logprob >= b.logprob), "{top:?}");
+        assert!(
+            top.iter().all(|other| (other.id == token.id) == (other.logprob == *chosen) || other.logprob == *chosen)
+        );
+    }
+
+    // The prompt is cached now, and computed again. A long one takes many steps, more than its reader's window holds.
+    let again = scored(&engine, &prompt, 5).await;
+    for (token, again) in tokens.iter().zip(&again) {
+        let of = |token: &GeneratedToken| token.logprobs.as_ref().map_or(0.0, |logprobs| logprobs.chosen);
+        assert!(token.id == again.id && (of(token) - of(again)).abs() < MAX_NOISE, "{token:?} {again:?}");
+    }
+    assert_eq!(again.len(), tokens.len());
+    let long = reference.tokenize(&long_prompt("long", 300));
+    assert_eq!(scored(&engine, &long, 0).await.len(), long.len());
+}
+
+async fn complete(server: &BatonServer, fields: Value) -> (u16, Value) {
+    let mut body = json!({ "model": "smollm2", "temperature": 0, "prompt": TEXT });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let url = format!("{}/v1/completions", server.base);
+    let reply = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+    (reply.status().as_u16(), reply.json().await.unwrap())
+}
+
+fn numbers(logprobs: &Value) -> Vec<Option<f64>> {
+    logprobs["token_logprobs"].as_array().unwrap().iter().map(Value::as_f64).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_echo_with_log_probabilities_serves_evaluators() {
+    let server = BatonServer::start(&[]);
+    let (_, said) = complete(&server, json!({ "max_tokens": 12, "logprobs": 2 })).await;
+    let said = &said["choices"][0];
+    let whole = format!("{TEXT}{}", said["text"].as_str().unwrap());
+
+    // What the model said, read back as a prompt, has the log-probabilities with which it was said.
+    let (status, echoed) =
+        complete(&server, json!({ "prompt": whole, "max_tokens": 0, "logprobs": 2, "echo": true })).await;
+    assert_eq!(status, 200, "{echoed}");
+    let choice = &echoed["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(whole), &json!("length")));
+    let logprobs = &choice["logprobs"];
+    let all = numbers(logprobs);
+    assert_eq!(all.len() as u64, echoed["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!((all[0], &logprobs["top_logprobs"][0]), (None, &Value::Null));
+    let generated = numbers(&said["logprobs"]);
+    assert_eq!(generated.len(), 12);
+    for (read, written) in all[all.len() - 12..].iter().zip(&generated) {
+        assert!((read.unwrap() - written.unwrap()).abs() < f64::from(MAX_NOISE), "{all:?} {generated:?}");
+    }
+    let texts: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(texts, whole);
+    for (offset, token) in
+        logprobs["text_offset"].as_array().unwrap().iter().zip(logprobs["tokens"].as_array().unwrap())
+    {
+        let rest: String = whole.chars().skip(offset.as_u64().unwrap() as usize).collect();
+        assert!(rest.starts_with(token.as_str().unwrap()), "{token} at {offset}");
+    }
+
+    // As lm-eval asks: tokens, one token more, and all entries but the last. A model that ends there has one, too.
+    let tokens = reqwest::Client::new().post(format!("{}/tokenize", server.base)).json(&json!({ "prompt": TEXT }));
+    let tokens: Value = tokens.send().await.unwrap().json().await.unwrap();
+    let n_tokens = tokens["count"].as_u64().unwrap() as usize;
+    let info = reqwest::get(format!("{}/tokenizer_info", server.base)).await.unwrap();
+    let end = info.json::<Value>().await.unwrap()["eos_token"].clone();
+    let end = reqwest::Client::new()
+        .post(format!("{}/tokenize", server.base))
+        .json(&json!({ "prompt": end, "add_special_tokens": false }));
+    let end = end.send().await.unwrap().json::<Value>().await.unwrap()["tokens"][0].to_string();
+    let asked = json!({ "prompt": [tokens["tokens"]], "max_tokens": 1, "logprobs": 1, "echo": true });
+    let (_, plain) = complete(&server, asked.clone()).await;
+    assert_eq!(numbers(&plain["choices"][0]["logprobs"]).len(), n_tokens + 1, "{plain}");
+    let mut ending = asked;
+    ending["logit_bias"] = json!({ end: 100 });
+    let (_, ended) = complete(&server, ending).await;
+    let choice = &ended["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(TEXT), &json!("stop")), "{ended}");
+    assert_eq!(numbers(&choice["logprobs"]).len(), n_tokens + 1, "{ended}");
+    for (one, other) in
+        numbers(&choice["logprobs"])[1..n_tokens].iter().zip(&numbers(&plain["choices"][0]["logprobs"])[1..])
+    {
+        assert!((one.unwrap() - other.unwrap()).abs() < f64::from(MAX_NOISE), "{ended} {plain}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vllms_prompt_logprobs_are_answered_and_bounded() {
+    let server = BatonServer::start(&[]);
+    let (_, reply) = complete(&server, json!({ "max_tokens": 2, "prompt_logprobs": 3 })).await;
+    let entries = reply["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(entries.len() as u64, reply["usage"]["prompt_tokens"].as_u64().unwrap(), "{reply}");
+    assert_eq!((&entries[0], &reply["choices"][0]["logprobs"]), (&Value::Null, &Value::Null));
+    for entry in &entries[1..] {
+        let tokens = entry.as_object().unwrap();
+        assert!((3..=4).contains(&tokens.len()), "{entry}");
+        assert!(tokens.values().any(|token| token["rank"] == 1 && token["decoded_token"].is_string()), "{entry}");
+    }
+    let many = json!({ "prompt": [long_prompt("a", 900), "b"], "n": 16, "max_tokens": 1, "prompt_logprobs": 20 });
+    let (status, error) = complete(&server, many).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt_logprobs")), "{error}");
+}
