@@ -1,9 +1,9 @@
 //! Grammars that clients write, in Lark's notation or in llama.cpp's (GBNF).
 //!
 //! A grammar whose rules do not refer to themselves becomes one regular expression, any other a
-//! [`Rule`](crate::constraint::Rule) of the engine. The input of a custom tool stands in a call as a JSON string, where some characters are escaped. The engine can escape
-//! the texts of one regular expression, but not those of a grammar, so a grammar whose rules do not refer to themselves
-//! becomes one.
+//! [`Rule`](crate::constraint::Rule) of the engine. The input of a custom tool stands in a call as a JSON string, where some
+//! characters are escaped. The engine can escape the texts of one regular expression, but not those of a grammar, so a
+//! custom tool's grammar may not refer to itself.
 
 mod gbnf;
 mod lark;

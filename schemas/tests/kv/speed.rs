@@ -1,5 +1,8 @@
 //! Measures how fast one core writes and reads frames. Prints figures and asserts none: `cargo test --release -p
-//! baton-schemas --test kv speed -- --ignored --nocapture`.
+//! baton-schemas --test kv speed::speed -- --ignored --nocapture`.
+//!
+//! `counts_aegis` and `counts_blake3` are run under `valgrind --tool=callgrind --collect-atstart=no`, with
+//! `--toggle-collect='*written_once*'` or `'*read_once*'`: the count is of [`N_COUNTED_BYTES`].
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -91,4 +94,46 @@ fn speed() {
     });
     measure("copying alone", n_bytes, 0..8, |_| to.copy_from_slice(&from));
     measure("copying to fresh memory", n_bytes, 0..8, |_| drop(black_box(from.clone())));
+}
+
+/// Frames of 64 positions, so that callgrind takes seconds.
+const N_COUNTED: u32 = 64;
+/// KV of 64 positions: 8 MiB.
+const N_COUNTED_BYTES: usize = 8 << 20;
+
+#[inline(never)]
+fn written_once(writer: &mut HandoffWriter, chunk: &Chunk) -> Vec<Bytes> {
+    writer.frame(chunk).unwrap()
+}
+
+#[inline(never)]
+fn read_once(reader: &mut HandoffReader, mut frame: &[u8]) -> Option<HandoffRecord> {
+    reader.read(&mut frame).unwrap()
+}
+
+fn counts(mac: Mac) {
+    let handoff = Handoff { tokens: (0..N_COUNTED).collect(), ..handoff() };
+    assert_eq!(N_COUNTED as usize * handoff.layout.bytes_per_position(), N_COUNTED_BYTES);
+    let row = Bytes::from(vec![1; N_COUNTED as usize * 2048]);
+    let layers = vec![LayerRows { k: row.clone(), v: row }; 32];
+    let chunk = Chunk { p0: 0, p1: N_COUNTED, sections: vec![SectionRows { start: 0, layers }] };
+    let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), Codec::None, mac).unwrap();
+    let mut reader = HandoffReader::new(b"k", handoff, &[Codec::None]).unwrap();
+    // Both nodes recycle their buffers.
+    reader.recycle(vec![0; 2 * N_COUNTED_BYTES]);
+    assert!(reader.read(&mut &head.concat()[..]).unwrap().is_some());
+    let frame = written_once(&mut writer, &chunk).concat();
+    assert!(matches!(read_once(&mut reader, &frame), Some(HandoffRecord::Frame(_))));
+}
+
+#[test]
+#[ignore = "a measurement under callgrind"]
+fn counts_aegis() {
+    counts(Mac::Aegis128x2);
+}
+
+#[test]
+#[ignore = "a measurement under callgrind"]
+fn counts_blake3() {
+    counts(Mac::Blake3);
 }
