@@ -91,7 +91,7 @@ def answerable(body):
     if isinstance(body.get("messages"), list):
         # Few enough for the context.
         body["messages"] = body["messages"][-4:]
-    for field in ("prompt", "input", "tokens"):
+    for field in ("prompt", "input", "tokens", "content"):
         if isinstance(body.get(field), list):
             # Up to 2,048 texts would be computed.
             body[field] = known(body[field][:40])
