@@ -150,7 +150,7 @@ impl RateUnit {
     }
 }
 
-/// What an upstream did to a reply, as the end of a sentence.
+/// The way in which an upstream failed a reply, as the end of a sentence.
 fn broken_off(failure: UpstreamFailure) -> &'static str {
     match failure {
         UpstreamFailure::TimedOut => "sent nothing for too long while it replied",

@@ -103,7 +103,7 @@ async fn an_echo_with_log_probabilities_serves_evaluators() {
     let said = &said["choices"][0];
     let whole = format!("{TEXT}{}", said["text"].as_str().unwrap());
 
-    // What the model said, read back as a prompt, has the log-probabilities with which it was said.
+    // A reply that is read back as a prompt has the log-probabilities with which it was generated.
     let (status, echoed) =
         complete(&server, json!({ "prompt": whole, "max_tokens": 0, "logprobs": 2, "echo": true })).await;
     assert_eq!(status, 200, "{echoed}");

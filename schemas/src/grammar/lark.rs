@@ -15,7 +15,7 @@ pub(super) struct Grammar {
     pub(super) start: String,
     /// Rules with a name in capitals are terminals.
     pub(super) has_terminals: bool,
-    /// What may stand between any two terminals.
+    /// Texts that may stand between any two terminals (`%ignore`).
     pub(super) ignored: Vec<GrammarExpr>,
 }
 

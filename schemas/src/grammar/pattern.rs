@@ -27,7 +27,7 @@ pub(super) struct PatternWriter<'g> {
     known: HashMap<&'g str, String>,
     /// The rules that are being written, the outermost first.
     open: Vec<&'g str>,
-    /// What may follow each terminal.
+    /// The pattern of ignored texts, which may follow each terminal; empty if nothing is ignored.
     ignored: String,
     /// The bytes of the rules that are written.
     n_written: usize,

@@ -21,7 +21,7 @@ use crate::request::values::Integer;
 use crate::sequence::FinishReason;
 use crate::tools::ToolUse;
 
-/// What llama-server writes between two pieces of extra context for a model without tokens for it.
+/// The separator between two pieces of extra context, as in llama-server, for a model without tokens for it.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 object! {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::tools::{MAX_NAME_CHARS, Tool};
 
-/// What the client calls a tool.
+/// The client's name for a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ClientTool {
     pub(super) name: String,

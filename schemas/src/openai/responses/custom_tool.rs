@@ -31,7 +31,7 @@ object! {
 
 /// The form of a custom tool's input.
 pub(super) struct CustomTool {
-    /// What the model is told about the form.
+    /// The instructions to the model about the form.
     about: String,
     /// The regular expression of the whole input, if not every text is allowed.
     pattern: Option<String>,
