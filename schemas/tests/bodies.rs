@@ -29,7 +29,7 @@ fn probe<T: JsonSchema>(parse: Parse) {
     let example = root["examples"][0].clone();
     assert!(parse(example.to_string().as_bytes()).is_ok(), "{example}");
     let mut probe = Probe { parse, root: root.clone(), n_checked: 0 };
-    for field in required(&root) {
+    for field in required(&root, &example) {
         let mut without = example.clone();
         without.as_object_mut().unwrap().remove(&field);
         probe.refused(&without, &field);
@@ -42,7 +42,8 @@ fn probe<T: JsonSchema>(parse: Parse) {
 impl Probe {
     fn fields(&mut self, schema: &Value, example: &Value, path: &[String]) {
         let properties = schema["properties"].as_object().cloned().unwrap_or_default();
-        let is_required = required(schema);
+        let value = path.iter().fold(example, |value, name| &value[name]);
+        let is_required = required(schema, value);
         for (name, schema) in properties {
             let here = [path, std::slice::from_ref(&name)].concat();
             if DEPENDENT.contains(&name.as_str()) {
@@ -149,9 +150,16 @@ impl Probe {
     }
 }
 
-fn required(schema: &Value) -> Vec<String> {
-    let names = schema["required"].as_array().into_iter().flatten();
-    names.map(|name| name.as_str().unwrap().to_owned()).collect()
+/// Returns the fields that `value` cannot lack: those that the schema requires, and those by which `value` has the one
+/// of several forms that it has.
+fn required(schema: &Value, value: &Value) -> Vec<String> {
+    let of = |schema: &Value| -> Vec<String> {
+        let names = schema["required"].as_array().into_iter().flatten();
+        names.map(|name| name.as_str().unwrap().to_owned()).collect()
+    };
+    let forms = schema["oneOf"].as_array().into_iter().flatten().map(of);
+    let its_form = forms.filter(|names| names.iter().all(|name| value.get(name).is_some()));
+    of(schema).into_iter().chain(its_form.flatten()).collect()
 }
 
 fn names(kinds: &Value, kind: &str) -> bool {
