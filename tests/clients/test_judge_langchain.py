@@ -25,9 +25,9 @@ class TestChatModel(ChatModelIntegrationTests):
     def chat_model_params(self):
         return {
             "model": MODEL, "base_url": self.base_url, "api_key": "none",
-            "temperature": 0, "max_tokens": 200, "max_retries": 0, "timeout": 120, "stream_usage": True,
+            "temperature": 0, "max_tokens": 500, "max_retries": 0, "timeout": 120, "stream_usage": True,
             # Without a penalty this model repeats itself in a string without end, which the schemas do not bound.
-            "frequency_penalty": 1.5,
+            "frequency_penalty": 2,
             # Otherwise the model adds more calls to the forced one.
             "extra_body": {"parallel_tool_calls": False},
         }
