@@ -16,6 +16,18 @@ pub struct Tool {
     /// A narrower schema that calls are held to instead. The model does not see it, because it would not help: it holds a
     /// grammar that the description shows in the client's words.
     pub held: Option<Value>,
+    /// Where the prompt describes the tool.
+    pub described: Described,
+}
+
+/// Where the prompt describes a tool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Described {
+    /// In the list of tools.
+    #[default]
+    InList,
+    /// In the result of the search that loaded it. The list stays as it was, and so does the cached prompt.
+    InHistory,
 }
 
 /// How closely the arguments of free calls must follow the schema. Those of forced calls always follow it.
@@ -91,6 +103,14 @@ impl ToolUse {
     /// Returns the tools that the model sees.
     pub fn offered(&self) -> &[Tool] {
         if self.choice == ToolChoice::None { &[] } else { &self.tools }
+    }
+
+    /// Returns the tools that the prompt lists: all if each is described in the history, because the list also tells the
+    /// model how to call.
+    pub fn listed(&self) -> impl Iterator<Item = &Tool> {
+        let is_listed = |tool: &Tool| tool.described == Described::InList;
+        let all = !self.offered().iter().any(is_listed);
+        self.offered().iter().filter(move |tool| all || is_listed(tool))
     }
 
     /// Returns the tools that the model may call.

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, json};
 
-use super::messages::{MessagesMessage, SystemText, check_history};
+use super::messages::{MessagesMessage, SystemText, ToolReferences, check_history};
 use super::tools::MessagesToolsBody;
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
@@ -244,10 +244,11 @@ impl PromptBody {
             effort.0.set(&mut template_args);
         }
         let mut images = Images::default();
-        let messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images)?;
+        let mut references = ToolReferences::new(self.tools.check()?);
+        let messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images, &mut references)?;
         let conversation =
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
-        let chat = ChatPrompt { conversation, tools: self.tools.check()? };
+        let chat = ChatPrompt { conversation, tools: references.into_tools() };
         Ok((CheckedPrompt { model, chat, thinking, constraint }, next))
     }
 }
@@ -268,6 +269,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::tools::Tool;
 
     fn parsed(extra: Value) -> Result<MessagesRequest, InvalidRequest> {
         let mut body = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
@@ -312,6 +314,41 @@ mod tests {
             json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}});
         assert_eq!(args(enabled), (true, json!({"enable_thinking": true, "reasoning_effort": "low"})));
         assert_eq!(args(json!({"thinking": {"type": "disabled"}})), (false, json!({"enable_thinking": false})));
+    }
+
+    #[test]
+    fn a_reference_loads_a_deferred_tool() {
+        let later = |name: &str| json!({"name": name, "input_schema": {"type": "object"}, "defer_loading": true});
+        let search = json!({"name": "search", "input_schema": {"type": "object"}});
+        let refer = |names: &[&str]| {
+            let blocks: Vec<Value> =
+                names.iter().map(|name| json!({"type": "tool_reference", "tool_name": name})).collect();
+            json!([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": blocks}]}])
+        };
+        let of = |body: Value| {
+            let request = parsed(body).unwrap().generate;
+            let Input::Chat(conversation) = request.input else { panic!("not a chat") };
+            let names = |tools: Vec<&Tool>| tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>().join(" ");
+            let listed = names(request.tools.listed().collect());
+            (conversation.messages[0].content.clone(), names(request.tools.callable()), listed)
+        };
+        let tools = json!([search, later("f"), later("g")]);
+        let (text, callable, listed) = of(json!({"tools": tools, "messages": refer(&["g", "g", "h"])}));
+        let definition = r#"{"name":"g","parameters":{"type":"object"}}"#;
+        assert_eq!(text, format!("<function>{definition}</function>\ng is loaded already.\nThere is no tool h."));
+        assert_eq!((&*callable, &*listed), ("search g", "search"));
+        let named = of(json!({"tools": tools, "tool_choice": {"type": "tool", "name": "f"}}));
+        assert_eq!((&*named.1, &*named.2), ("f", "search f"));
+        // Without a search of the client, all tools are listed.
+        for search in [Value::Null, json!({"type": "tool_search_tool_regex_20251119", "name": "search"})] {
+            let tools: Vec<Value> = [search, later("f")].into_iter().filter(|tool| !tool.is_null()).collect();
+            assert_eq!(of(json!({"tools": tools})), ("hi".to_owned(), "f".to_owned(), "f".to_owned()));
+        }
+        refused(
+            json!({"tools": [later("f")], "messages": [{"role": "user", "content": [{"type": "tool_result",
+            "tool_use_id": "t", "content": [{"type": "tool_reference"}]}]}]}),
+            "messages[0].content[0].content[0].tool_name",
+        );
     }
 
     #[test]

@@ -9,7 +9,9 @@ use super::invalid::{InvalidRequest, quoted};
 use super::read::{Read, Reading, ValueProblem};
 use super::schema::{Variant, described};
 use super::values::{SchemaObject, Word, Words};
-use crate::tools::{HostedTool, MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
+use crate::tools::{
+    Described, HostedTool, MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check,
+};
 
 object! {
     /// A function that the model may call.
@@ -51,11 +53,13 @@ object! {
         input_schema: Field<SchemaObject>,
         /// Arguments must follow the schema even if the model need not call the tool.
         strict: Field<bool>,
+        /// True: the model does not see the tool until a `tool_reference` names it.
+        defer_loading: Field<bool>,
     }
     by "type" {
         Variant {
         words: &["custom"], is_default: true, needs: &["name"],
-        may_have: &["description", "input_schema", "strict"], ..Variant::NEW
+        may_have: &["description", "input_schema", "strict", "defer_loading"], ..Variant::NEW
         },
         Variant {
         words: &["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "mcp_toolset"],
@@ -161,12 +165,14 @@ impl Definition for MessagesTool {
         if let Some(kind) = self.r#type.get(at)?.filter(|kind| kind != "custom") {
             return tools.skip(&kind, HostedTool::of_anthropic(&kind), at);
         }
+        let is_deferred = self.defer_loading.get(at)?.unwrap_or(false);
         let tool = Tool {
             name: self.name.get(at)?.map(|name| name.0).unwrap_or_default(),
             description: self.description.get(at)?,
             parameters: self.input_schema.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, Strictness::Loose),
             held: None,
+            described: if is_deferred { Described::InHistory } else { Described::InList },
         };
         tools.push(tool, at);
         Ok(())
@@ -182,6 +188,7 @@ impl Function {
             parameters: self.parameters.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, unless_said),
             held: None,
+            described: Described::InList,
         })
     }
 }

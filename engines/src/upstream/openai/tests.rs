@@ -4,7 +4,7 @@ use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Conversation, Input, Message, Sampling};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
+use baton_schemas::tools::{Described, Strictness, Tool, ToolChoice, ToolUse};
 use baton_schemas::{EngineError, GenerateRequest, MessageRole};
 use serde_json::{Value, json};
 
@@ -142,7 +142,14 @@ fn fields_have_the_names_of_each_server() {
 }
 
 fn tool(name: &str, strict: Strictness) -> Tool {
-    Tool { name: name.into(), description: None, parameters: Tool::no_parameters(), strict, held: None }
+    Tool {
+        name: name.into(),
+        description: None,
+        parameters: Tool::no_parameters(),
+        strict,
+        held: None,
+        described: Described::InList,
+    }
 }
 
 /// A chat with an earlier call and its result, two tools, and a choice among them.

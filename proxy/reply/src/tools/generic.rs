@@ -54,7 +54,7 @@ impl ToolFormat for Generic {
 }
 
 fn instructions(tools: &ToolUse) -> String {
-    let functions = tools.offered().iter().map(|tool| tool.definition()["function"].to_string());
+    let functions = tools.listed().map(|tool| tool.definition()["function"].to_string());
     let functions: Vec<String> = functions.collect();
     format!(
         "You can call these functions:\n{}\n\nTo call one, write\n<tool_call>\n\
@@ -108,7 +108,7 @@ fn spelled_call(call: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::tools::Strictness;
+    use baton_schemas::tools::{Described, Strictness};
     use serde_json::json;
 
     use super::*;
@@ -126,7 +126,14 @@ mod tests {
 
     fn one_tool() -> ToolUse {
         let parameters = Tool::no_parameters();
-        let tool = Tool { name: "f".into(), description: None, parameters, strict: Strictness::Loose, held: None };
+        let tool = Tool {
+            name: "f".into(),
+            description: None,
+            parameters,
+            strict: Strictness::Loose,
+            held: None,
+            described: Described::InList,
+        };
         ToolUse { tools: vec![tool], ..ToolUse::default() }
     }
 

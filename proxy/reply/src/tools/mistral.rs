@@ -38,7 +38,7 @@ impl ToolFormat for Mistral {
     }
 
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
-        conversation.tools = tools.offered().iter().map(Tool::definition).collect();
+        conversation.tools = tools.listed().map(Tool::definition).collect();
         name_calls(conversation);
     }
 

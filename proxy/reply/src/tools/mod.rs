@@ -47,7 +47,7 @@ pub trait ToolFormat: Send + Sync + Debug {
 
     /// Describes the tools to the model, and converts earlier calls to the form that the template reads.
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
-        conversation.tools = tools.offered().iter().map(Tool::definition).collect();
+        conversation.tools = tools.listed().map(Tool::definition).collect();
     }
 
     /// The rule of replies that are calls of these tools.

@@ -47,7 +47,7 @@ pub(super) fn tokens_of(n_bytes: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use baton_schemas::generate::Conversation;
-    use baton_schemas::tools::{Strictness, Tool, ToolUse};
+    use baton_schemas::tools::{Described, Strictness, Tool, ToolUse};
     use serde_json::json;
 
     use super::*;
@@ -73,7 +73,8 @@ mod tests {
         let name = "f".to_owned();
         let description = Some(long);
         let parameters = Tool::no_parameters();
-        let tool = Tool { name, description, parameters, strict: Strictness::Loose, held: None };
+        let tool =
+            Tool { name, description, parameters, strict: Strictness::Loose, held: None, described: Described::InList };
         let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);
     }

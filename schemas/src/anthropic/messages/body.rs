@@ -97,6 +97,8 @@ object! {
         is_error: Field<bool>,
         /// The model's reasoning.
         thinking: Field<String>,
+        /// The tool that a search has found.
+        tool_name: Field<NonEmpty>,
     }
 }
 
@@ -132,8 +134,11 @@ view! {
 }
 
 view! {
-    /// A block of a tool's result.
-    ResultBlock of MessagesBlock: TEXT, IMAGE
+    /// A block of a tool's result. A `tool_reference` loads a tool with `defer_loading`: the prompt describes it there.
+    ResultBlock of MessagesBlock:
+    TEXT,
+    IMAGE,
+    Variant { words: &["tool_reference"], needs: &["tool_name"], ..Variant::NEW },
 }
 
 view! {

@@ -2,6 +2,7 @@
 //! templates read.
 
 use super::body::{Blocks, MessagesBlock, MessagesMessage, SystemText};
+use super::references::ToolReferences;
 use crate::generate::Message;
 use crate::image;
 use crate::message_role::MessageRole;
@@ -20,8 +21,9 @@ pub(in crate::anthropic) fn check_history(
     system: Option<SystemText>,
     messages: MessageList<MessagesMessage>,
     images: &mut Images,
+    references: &mut ToolReferences,
 ) -> Result<Vec<Message>, InvalidRequest> {
-    let mut turns = MessagesTurns { messages: Vec::new(), images };
+    let mut turns = MessagesTurns { messages: Vec::new(), images, references };
     if let Some(system) = system {
         turns.push(MessageRole::System, &system.check()?);
     }
@@ -57,6 +59,7 @@ impl SystemText {
 struct MessagesTurns<'i> {
     messages: Vec<Message>,
     images: &'i mut Images,
+    references: &'i mut ToolReferences,
 }
 
 impl MessagesTurns<'_> {
@@ -113,7 +116,7 @@ impl MessagesTurns<'_> {
             ("tool_result", User) => {
                 let tool_call_id = Some(block.tool_use_id.required("tool_use_id", at)?.0);
                 let mut content = match block.content.get(at)? {
-                    Some(content) => content.result(&join(at, "content"), self.images)?,
+                    Some(content) => content.result(&join(at, "content"), self.images, self.references)?,
                     None => String::new(),
                 };
                 // Templates have no field for a failed call, so the text says it.
@@ -146,7 +149,7 @@ impl MessagesTurns<'_> {
 
 impl Blocks {
     /// Returns the text of a tool's result, with marks where images are.
-    fn result(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
+    fn result(self, at: &str, images: &mut Images, references: &mut ToolReferences) -> Result<String, InvalidRequest> {
         let blocks = match self {
             Blocks::Text(text) => return Ok(text),
             Blocks::Blocks(blocks) => blocks,
@@ -156,6 +159,9 @@ impl Blocks {
             let (at, block) = block?;
             match block.r#type.peek().map(String::as_str) {
                 Some("image") => joined.push_image(&block.image(&at, images)?),
+                Some("tool_reference") => {
+                    joined.push_text(&references.load(&block.tool_name.required("tool_name", &at)?.0));
+                }
                 _ => joined.push_text(&block.only_text(&at)?),
             }
         }

@@ -2,8 +2,10 @@
 
 mod body;
 mod check;
+mod references;
 #[cfg(test)]
 mod tests;
 
 pub(super) use body::{MessagesMessage, SystemText};
 pub(super) use check::check_history;
+pub(super) use references::ToolReferences;

@@ -7,6 +7,7 @@ use crate::request::field::{Field, Required, object};
 use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::read;
+use crate::tools::ToolUse;
 
 object! {
     /// Has a history.
@@ -18,7 +19,8 @@ object! {
 
 fn parsed_with(body: &Value, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
     let body: HistoryBody = read(body.to_string().as_bytes())?;
-    check_history(body.system.get("")?, body.messages.get("")?, images)
+    let mut tools = ToolReferences::new(ToolUse::default());
+    check_history(body.system.get("")?, body.messages.get("")?, images, &mut tools)
 }
 
 fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {

@@ -7,7 +7,7 @@ use crate::grammar::{GrammarError, MAX_GRAMMAR, pattern_of, whole};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, join, object};
 use crate::request::schema::Variant;
-use crate::tools::{Strictness, Tool};
+use crate::tools::{Described, Strictness, Tool};
 
 /// The argument that stands for the whole input of a custom tool.
 pub(super) const INPUT: &str = "input";
@@ -73,6 +73,7 @@ impl CustomTool {
             parameters: parameters(json!({ "type": "string" })),
             strict: if self.pattern.is_some() { Strictness::Strict } else { Strictness::IfKnown },
             held: self.pattern.map(|all| parameters(json!({ "type": "string", "pattern": format!("^(?:{all})$") }))),
+            described: Described::InList,
         }
     }
 }

@@ -6,7 +6,7 @@ use baton_schemas::FinishReason;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::thinking::ThinkTags;
-use baton_schemas::tools::{Strictness, ToolCallDelta};
+use baton_schemas::tools::{Described, Strictness, ToolCallDelta};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -23,6 +23,7 @@ fn tools() -> Arc<[Tool]> {
         parameters,
         strict: Strictness::Loose,
         held: None,
+        described: Described::InList,
     };
     let look = json!({ "type": "object", "properties": {
         "place": { "type": "string" }, "days": { "type": "integer" }, "deep": { "type": "object" } } });
