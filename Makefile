@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist thin vulkan upstreams setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist thin vulkan upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -40,6 +40,10 @@ upstreams: build ## Run in front of llama-server and llama-cpp-python's server, 
 	@scripts/setup.sh test
 	target/release/baton pull smollm2
 	scripts/check-upstreams.sh
+
+agents: build ## Let coding agents do a task with Baton in front of a scripted upstream (downloads 4 GB of packages)
+	@scripts/setup.sh test
+	scripts/check-agents.sh
 
 setup: ## Install build tools that are missing (says what, before it does)
 	@scripts/setup.sh build
