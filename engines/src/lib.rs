@@ -30,6 +30,7 @@ pub mod lines;
 pub mod llama;
 mod long_json;
 pub mod node;
+pub mod options;
 pub mod registry;
 pub mod remote;
 pub mod sim;

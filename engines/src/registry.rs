@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::handoff::KvPuller;
+use crate::options::CacheTypes;
 use crate::sim::{SimAbort, SimConfig, SimEngine};
 
 /// Which engine runs a model.
@@ -72,6 +73,10 @@ pub struct EngineOptions {
     pub device: Option<String>,
     /// Map the model's file into memory.
     pub mmap: Option<bool>,
+    /// Lock the weights in memory.
+    pub mlock: Option<bool>,
+    /// The types of K and V in the cache.
+    pub cache_types: CacheTypes,
     /// Prompt tokens in a step while streams are running.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -159,6 +164,8 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         n_gpu_layers: options.n_gpu_layers,
         device: options.device,
         mmap: options.mmap.unwrap_or(defaults.mmap),
+        mlock: options.mlock.unwrap_or(defaults.mlock),
+        cache_types: options.cache_types,
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: options.chat_template,

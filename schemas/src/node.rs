@@ -77,6 +77,10 @@ pub struct NodeInfo {
     /// The node's role.
     #[serde(default)]
     pub role: Role,
+    /// Hashes of vocabulary and weights, also of a model whose KV cannot be handed over. `None` from a node of an older
+    /// version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
     /// The identity of its KV, if the KV can be handed over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvIdentity>,

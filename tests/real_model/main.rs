@@ -13,6 +13,7 @@ mod exact;
 mod generation;
 mod handoff;
 mod images;
+mod llama_server_options;
 mod on_demand_models;
 mod prompt_logprobs;
 mod start_up;

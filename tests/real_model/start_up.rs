@@ -62,6 +62,10 @@ fn a_mistake_at_start_up_is_one_clear_line() {
     std::fs::write(path("wrong.toml"), "[model]\n\n[model.engine]\nslots = 0\n").unwrap();
     check(&["--config", &path("wrong.toml")], None, "wrong.toml: line 4: model.engine.slots");
     check(&["--engine", "sim", "--sim-decode-tps=-1"], None, "--sim-decode-tps");
+    let sim = ["--engine", "sim", "--listen", free];
+    let with = |args: &[&'static str]| [&sim[..], args].concat();
+    check(&with(&["--prefill", "127.0.0.1:1", "--cache-type-k", "q4_0"]), None, "--cache-type-k must be f16");
+    check(&with(&["--flash-attn", "off"]), None, "--flash-attn cannot be off");
     check(&["--decode", "http://127.0.0.1:1", "--slots", "2"], None, "--slots is for an engine here");
     check(
         &["--decode", "127.0.0.1:1", "--decode", "http://127.0.0.1:1/"],

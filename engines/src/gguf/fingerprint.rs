@@ -18,15 +18,16 @@ const KV_KEYS: [&str; 6] = [
 
 impl Gguf {
     /// Hashes (BLAKE3) of the model's vocabulary and weights. The hash of the weights includes the architecture and the
-    /// settings of the position embedding. `path` is the file that this header was read from. Errors: those of
-    /// [`Gguf::weights_hash`].
-    pub fn fingerprint(&self, path: &Path) -> Result<Fingerprint, GgufError> {
+    /// settings of the position embedding, and `changes`: what the operator's options change of KV or logits, empty if
+    /// nothing. `path` is the file that this header was read from. Errors: those of [`Gguf::weights_hash`].
+    pub fn fingerprint(&self, path: &Path, changes: &[String]) -> Result<Fingerprint, GgufError> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.weights_hash(path)?.as_bytes());
         let architecture = self.architecture().unwrap_or_default();
-        for key in KV_KEYS.map(|key| format!("{architecture}.{key}")) {
-            // `Debug` of a value includes its type.
-            let value = format!("{key}={:?}", self.get(&key));
+        // `Debug` of a value includes its type.
+        let of_file =
+            KV_KEYS.map(|key| format!("{architecture}.{key}")).map(|key| format!("{key}={:?}", self.get(&key)));
+        for value in of_file.iter().chain(changes) {
             hasher.update(&(value.len() as u64).to_le_bytes()).update(value.as_bytes());
         }
         let vocabulary = *self.vocabulary_hash().as_bytes();

@@ -1,6 +1,8 @@
 //! The shape of a model's KV cache, as far as the header describes it.
 
+use super::tensor_types::block;
 use super::{Gguf, Value};
+use crate::options::{CacheType, CacheTypes};
 
 /// Layers, heads and head sizes of a model's KV cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,10 +16,15 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Elements that one token adds to the cache, over all layers.
-    pub fn elements_per_token(&self) -> u64 {
+    /// Bytes that one token adds to a cache of these types, over all layers, rounded up.
+    pub fn bytes_per_token(&self, types: CacheTypes) -> u64 {
         let n_heads = self.n_head_kv.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
-        n_heads.saturating_mul(self.head_dim_k.saturating_add(self.head_dim_v))
+        let bytes = |head_dim: u64, cache_type: CacheType| {
+            let n_values = n_heads.saturating_mul(head_dim);
+            block(cache_type.ggml_type())
+                .map_or(u64::MAX, |block| n_values.saturating_mul(block.n_bytes).div_ceil(block.n_elements))
+        };
+        bytes(self.head_dim_k, types.k).saturating_add(bytes(self.head_dim_v, types.v))
     }
 }
 
@@ -60,12 +67,33 @@ impl Gguf {
         })
     }
 
-    /// Bytes of KV for each token at `bytes_per_element` (f16: 2.0; q8_0: 34/32), rounded up.
+    /// Bytes of KV for each token in a cache of these types.
     ///
     /// For a model with a sliding window this is an upper bound: its windowed layers stop growing at
     /// [`Gguf::sliding_window`] tokens.
-    pub fn kv_bytes_per_token(&self, bytes_per_element: f64) -> Option<u64> {
-        Some((self.kv_shape()?.elements_per_token() as f64 * bytes_per_element).ceil() as u64)
+    pub fn kv_bytes_per_token(&self, types: CacheTypes) -> Option<u64> {
+        Some(self.kv_shape()?.bytes_per_token(types))
+    }
+
+    /// Checks that the model's KV can be stored in these types. Errors: why not, with the option.
+    pub(super) fn check_cache_types(&self, types: CacheTypes) -> Result<(), String> {
+        let Some(shape) = self.kv_shape().filter(|_| self.generates()) else { return Ok(()) };
+        let CacheTypes { k, v } = types;
+        if shape.head_dim_v == 0 && k != v {
+            return Err("--cache-type-k and --cache-type-v must be equal for a model with latent attention".to_owned());
+        }
+        for (option, cache_type, head_dim) in
+            [("--cache-type-k", k, shape.head_dim_k), ("--cache-type-v", v, shape.head_dim_v)]
+        {
+            let n_elements = block(cache_type.ggml_type()).map_or(1, |block| block.n_elements);
+            if !head_dim.is_multiple_of(n_elements) {
+                let name = cache_type.as_str();
+                return Err(format!(
+                    "{option} {name} needs heads of a multiple of {n_elements} values, and this model's have {head_dim}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn head_dim(&self, key: &str) -> Option<u64> {

@@ -35,6 +35,7 @@ impl Gguf {
             projector: None,
             devices: Vec::new(),
             role: Role::Both,
+            fingerprint: None,
             kv: None,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),

@@ -2,6 +2,7 @@
 
 use super::Gguf;
 use crate::limits;
+use crate::options::CacheTypes;
 
 /// The sizes that an operator configured. `None`: not configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct SizeOptions {
     pub n_cells: Option<u32>,
     /// Sequences decoded together.
     pub n_slots: u32,
+    /// The types of K and V in the cache.
+    pub cache_types: CacheTypes,
     /// Memory of the model's projector, see [`Gguf::projector_bytes`]; 0 without one.
     pub projector_bytes: u64,
 }
@@ -23,7 +26,7 @@ pub struct ModelSizes {
     pub n_ctx: u32,
     /// Cells of the unified cache.
     pub n_cells: u32,
-    /// Bytes of KV for each token, in f16.
+    /// Bytes of KV for each token, in the types of the cache.
     pub kv_bytes_per_token: u64,
     /// Estimated bytes of weights, KV cache and compute buffers.
     pub memory_bytes: u64,
@@ -67,17 +70,17 @@ pub const COMPUTE_RESERVE: u64 = 256 << 20;
 /// llama.cpp pads its cache to this many cells.
 pub const CELL_ALIGNMENT: u32 = 256;
 
-const F16_BYTES: f64 = 2.0;
 const MIN_CTX: u32 = *limits::CONTEXT.start();
 const MAX_CTX: u32 = *limits::CONTEXT.end();
 
 impl ModelSizes {
     /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a configured size does not.
     pub fn choose(gguf: &Gguf, options: SizeOptions, available: u64) -> Result<ModelSizes, SizeError> {
+        gguf.check_cache_types(options.cache_types).map_err(SizeError::OutOfRange)?;
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         let n_ctx_train = n_ctx_train.unwrap_or(SHORT_CTX);
         // Encoders have no KV cache.
-        let described = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates());
+        let described = gguf.kv_bytes_per_token(options.cache_types).filter(|_| gguf.generates());
         let kv_bytes_per_token = described.unwrap_or(0);
         let without_kv = gguf.file_bytes.saturating_add(options.projector_bytes).saturating_add(COMPUTE_RESERVE);
         let kv_bytes = |cells: u32| u64::from(cells).saturating_mul(kv_bytes_per_token);

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tempfile::NamedTempFile;
 
 use super::*;
+use crate::options::{CacheType, CacheTypes};
 
 /// Writes a GGUF file without any checks, so that it can write invalid ones.
 #[derive(Clone, Default)]
@@ -132,8 +133,8 @@ fn a_whole_file_is_described() {
 fn the_kv_cache_of_smollm2_costs_23040_bytes_a_token() {
     let gguf = tiny_llama().open().unwrap();
     assert_eq!((gguf.head_dim_k(), gguf.head_dim_v()), (Some(64), Some(64)));
-    assert_eq!(gguf.kv_bytes_per_token(2.0), Some(23_040));
-    assert_eq!(gguf.kv_bytes_per_token(34.0 / 32.0), Some(12_240));
+    assert_eq!(gguf.kv_bytes_per_token(CacheTypes::default()), Some(23_040));
+    assert_eq!(gguf.kv_bytes_per_token(CacheTypes { k: CacheType::Q8_0, v: CacheType::Q8_0 }), Some(12_240));
     assert_eq!(gguf.sliding_window(), None);
 }
 
@@ -146,7 +147,13 @@ fn of_8b(n_ctx_train: u32) -> Gguf {
 
 #[test]
 fn the_default_context_follows_the_model_and_the_memory() {
-    const DEFAULT: SizeOptions = SizeOptions { n_ctx: None, n_cells: None, n_slots: 4, projector_bytes: 0 };
+    const DEFAULT: SizeOptions = SizeOptions {
+        n_ctx: None,
+        n_cells: None,
+        n_slots: 4,
+        cache_types: CacheTypes { k: CacheType::F16, v: CacheType::F16 },
+        projector_bytes: 0,
+    };
     let check = |options: SizeOptions, n_ctx_train: u32, available_gib: u64, expected: (u32, u32)| {
         let sizes = ModelSizes::choose(&of_8b(n_ctx_train), options, available_gib << 30).unwrap();
         assert_eq!((sizes.n_ctx, sizes.n_cells), expected, "{options:?} {n_ctx_train} {available_gib}");
@@ -168,6 +175,11 @@ fn the_default_context_follows_the_model_and_the_memory() {
     // Configured cells bound it, too, and a configured context is kept.
     check(SizeOptions { n_cells: Some(20_480), ..DEFAULT }, 131_072, 4, (20_480, 20_480));
     check(SizeOptions { n_ctx: Some(40_000), ..DEFAULT }, 131_072, 6, (40_000, 40_192));
+    // A quantized cache holds more: 8.5 bits a value for q8_0, 4.5 for q4_0.
+    let quantized = |k, v| SizeOptions { cache_types: CacheTypes { k, v }, ..DEFAULT };
+    check(quantized(CacheType::Q8_0, CacheType::Q8_0), 131_072, 5, (32_768, 32_768));
+    check(quantized(CacheType::Q8_0, CacheType::Q8_0), 131_072, 36, (131_072, 131_072));
+    check(quantized(CacheType::Q4_0, CacheType::Q4_0), 131_072, 20, (131_072, 131_072));
 }
 
 #[test]
@@ -184,7 +196,7 @@ fn heads_may_differ_by_layer_and_have_their_own_sizes() {
         .unwrap();
     let shape = gguf.kv_shape().unwrap();
     assert_eq!(shape.n_head_kv, [4, 0, 2]);
-    assert_eq!(gguf.kv_bytes_per_token(2.0), Some(6 * 320 * 2));
+    assert_eq!(gguf.kv_bytes_per_token(CacheTypes::default()), Some(6 * 320 * 2));
     assert_eq!(gguf.sliding_window(), Some(512));
 }
 
@@ -197,7 +209,7 @@ fn latent_attention_stores_no_v() {
         .u32("deepseek2.attention.key_length", 576)
         .u32("deepseek2.attention.value_length", 512)
         .u32("deepseek2.attention.key_length_mla", 192);
-    assert_eq!(draft.open().unwrap().kv_bytes_per_token(2.0), Some(2 * 576 * 2));
+    assert_eq!(draft.open().unwrap().kv_bytes_per_token(CacheTypes::default()), Some(2 * 576 * 2));
 }
 
 #[test]
@@ -347,7 +359,7 @@ proptest! {
         let mut bytes = tiny_llama().bytes();
         bytes[at] = byte;
         if let Ok(gguf) = open(&bytes) {
-            let _ = (gguf.kv_bytes_per_token(2.0), gguf.context_length(), gguf.vocabulary_hash());
+            let _ = (gguf.kv_bytes_per_token(CacheTypes::default()), gguf.context_length(), gguf.vocabulary_hash());
         }
     }
 }

@@ -8,6 +8,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 use super::devices;
 use super::load_error::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
+use crate::options::CacheTypes;
 
 /// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
@@ -36,6 +37,10 @@ pub struct LlamaConfig {
     pub device: Option<String>,
     /// Map the file into memory. False reads the whole file, which can be faster from a slow or a network disk.
     pub mmap: bool,
+    /// Lock the weights in memory, so that the system does not swap them out.
+    pub mlock: bool,
+    /// The types of K and V in the cache of generation.
+    pub cache_types: CacheTypes,
     /// Prompt tokens in a step while streams are running; by default as many as the measured rate allows in 100 ms.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -61,6 +66,8 @@ impl LlamaConfig {
             n_gpu_layers: None,
             device: None,
             mmap: true,
+            mlock: false,
+            cache_types: CacheTypes::default(),
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
@@ -72,7 +79,8 @@ impl LlamaConfig {
     pub(super) fn model_params(&self) -> Result<LlamaModelParams, LoadError> {
         // All layers. llama.cpp ignores the number in a build without GPU support.
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(999);
-        let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers).with_use_mmap(self.mmap);
+        let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers);
+        let params = params.with_use_mmap(self.mmap).with_use_mlock(self.mlock);
         let Some(name) = &self.device else { return Ok(params) };
         params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))
     }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
@@ -13,13 +13,19 @@ use super::config::LlamaConfig;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
+use crate::options::CacheType;
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let options =
-        SizeOptions { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots, projector_bytes };
+    let options = SizeOptions {
+        n_ctx: config.n_ctx,
+        n_cells: config.n_cells,
+        n_slots: config.n_slots,
+        cache_types: config.cache_types,
+        projector_bytes,
+    };
     ModelSizes::choose(gguf, options, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
@@ -56,10 +62,10 @@ pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, Loa
 /// use.
 pub(super) const SCRATCH_SEQUENCES: u32 = 1;
 
-/// Creates a context for generation: unified KV, flash attention, f16 cache.
+/// Creates a context for generation: unified KV and flash attention.
 ///
-/// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. Slots are the
-/// sequences `0..n_slots`; scratch sequences follow.
+/// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. A quantized V
+/// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow.
 pub(super) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
@@ -69,6 +75,8 @@ pub(super) fn context<'m>(
         .with_n_batch(config.n_ubatch + config.n_slots)
         .with_n_ubatch(config.n_ubatch)
         .with_n_seq_max(config.n_slots + SCRATCH_SEQUENCES)
+        .with_type_k(cache_type(config.cache_types.k))
+        .with_type_v(cache_type(config.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);
     create(model, config, n_cells, params)
 }
@@ -104,6 +112,20 @@ pub(super) fn embedding_context<'m>(
         .with_embeddings(true)
         .with_pooling_type(pooling);
     create(model, config, n_cells, params)
+}
+
+fn cache_type(cache_type: CacheType) -> KvCacheType {
+    match cache_type {
+        CacheType::F32 => KvCacheType::F32,
+        CacheType::F16 => KvCacheType::F16,
+        CacheType::Bf16 => KvCacheType::BF16,
+        CacheType::Q8_0 => KvCacheType::Q8_0,
+        CacheType::Q5_1 => KvCacheType::Q5_1,
+        CacheType::Q5_0 => KvCacheType::Q5_0,
+        CacheType::Q4_1 => KvCacheType::Q4_1,
+        CacheType::Q4_0 => KvCacheType::Q4_0,
+        CacheType::Iq4Nl => KvCacheType::IQ4_NL,
+    }
 }
 
 fn params(config: &LlamaConfig, n_cells: u32) -> LlamaContextParams {

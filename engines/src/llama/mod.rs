@@ -21,6 +21,7 @@ mod lane;
 mod lark;
 mod load;
 mod load_error;
+mod locked_memory;
 mod matcher_cache;
 mod pixels;
 pub mod placement;
@@ -124,6 +125,9 @@ impl LlamaEngine {
         let projector = Projector::load(&config, &model)?;
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let on_gpu = devices::use_gpu(config.device.as_deref(), config.n_gpu_layers)?;
+        if config.mlock && !on_gpu {
+            locked_memory::warn_unless_locked(model.size());
+        }
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
@@ -139,6 +143,7 @@ impl LlamaEngine {
         let embedding = embed::plan::plan(&gguf, &model, &config, sizes.n_ctx);
         let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
+        let fingerprint = gguf.fingerprint(&config.model, &config.cache_types.changes())?;
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -149,7 +154,7 @@ impl LlamaEngine {
             config: config.clone(),
             limits,
             shared: Arc::clone(&shared),
-            fingerprint: gguf.fingerprint(&config.model)?,
+            fingerprint,
             gguf,
             projector: projector.clone(),
             puller: puller.clone(),
@@ -175,6 +180,7 @@ impl LlamaEngine {
             projector: projector.as_ref().map(|projector| projector.id().to_owned()),
             devices,
             role: Role::Both,
+            fingerprint: Some(fingerprint),
             kv: started.kv,
             facts,
             process: 0,

@@ -23,6 +23,7 @@ use super::transfer::KvTransfer;
 use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
 use crate::handoff::{KvPuller, LocalKv};
+use crate::options::CacheTypes;
 
 /// Wakes the scheduler.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -76,7 +77,8 @@ impl Start {
         let (started, has_started) = std_mpsc::sync_channel(1);
         let run = move || {
             let shared = Arc::clone(&self.shared);
-            let embedder = Embedder::new(&self.model, self.config.clone(), self.embedding, self.kv_bytes, shared);
+            let config = self.config.clone();
+            let embedder = Embedder::new(&self.model, config, self.embedding, self.embedding_kv_bytes(), shared);
             if self.generates {
                 self.generate(embedder, &started, &messages)
             } else {
@@ -128,6 +130,11 @@ impl Start {
             let scheduler = Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder);
             scheduler.with_projector(self.projector.clone()).with_parking(parking).run(messages);
         }
+    }
+
+    /// Bytes of KV for each token of the context for vectors, which has the default types. Encoders have no KV.
+    fn embedding_kv_bytes(&self) -> u64 {
+        self.gguf.kv_bytes_per_token(CacheTypes::default()).filter(|_| self.generates).unwrap_or(0)
     }
 
     /// Idle conversations get as much of the host's memory as the cache has, but no more than a quarter of what is free.

@@ -158,6 +158,7 @@ impl SimEngine {
 impl Engine for SimEngine {
     async fn info(&self) -> Result<NodeInfo, EngineError> {
         let config = &self.state.config;
+        let kv = kv::identity(config);
         Ok(NodeInfo {
             model: config.model.clone(),
             engine: "sim".into(),
@@ -173,7 +174,8 @@ impl Engine for SimEngine {
             projector: None,
             devices: vec!["simulated".into()],
             role: Role::Both,
-            kv: Some(kv::identity(config)),
+            fingerprint: Some(kv.fingerprint),
+            kv: Some(kv),
             facts: ModelFacts::default(),
             process: 0,
         })

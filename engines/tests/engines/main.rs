@@ -27,6 +27,8 @@ mod images;
 mod kv_architectures;
 #[cfg(feature = "llama")]
 mod kv_state;
+#[cfg(feature = "llama")]
+mod llama_options;
 mod load_stream;
 mod node_tls;
 #[cfg(feature = "llama")]

@@ -165,6 +165,9 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
+    if let Some((key, message)) = options.handoff_problem().filter(|_| role == Role::Prefill) {
+        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
+    }
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
     let address = listener.tcp_address();
     let listener = match &tls {

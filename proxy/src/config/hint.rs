@@ -46,7 +46,7 @@ fn add_tables(tables: &mut Vec<Table>, place: SchemaPlace, path: &[&'static str]
 }
 
 /// Other programs' names, each with our key.
-const OTHERS_WORDS: [(&str, &str); 21] = [
+const OTHERS_WORDS: [(&str, &str); 25] = [
     ("api_key", "key"),
     ("api_key_env", "key_env"),
     ("token", "key"),
@@ -65,6 +65,10 @@ const OTHERS_WORDS: [(&str, &str); 21] = [
     ("n_ctx", "ctx_size"),
     ("num_ctx", "ctx_size"),
     ("ngl", "gpu_layers"),
+    ("n_gpu_layers", "gpu_layers"),
+    ("no_mmap", "mmap"),
+    ("ctk", "cache_type_k"),
+    ("ctv", "cache_type_v"),
     ("base_url", "url"),
     ("type", "kind"),
     ("cors", "allowed_origins"),

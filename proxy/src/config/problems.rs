@@ -98,7 +98,8 @@ impl RawConfig {
                            model here to generate here, too (--model, or source in [model])";
             problem(&format!("model.engine.{key}"), &flag(&key), message.into());
         }
-        for (key, message) in self.model.engine.problems() {
+        let for_handoffs = self.model.engine.handoff_problem().filter(|_| !self.model.prefill.is_empty());
+        for (key, message) in self.model.engine.problems().into_iter().chain(for_handoffs) {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
         for (key, message) in self.model.sampling.problems() {

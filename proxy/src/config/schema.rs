@@ -52,6 +52,10 @@ impl SchemaPlace {
     }
 
     pub(super) fn takes(self) -> Takes {
+        // schemars writes words with descriptions as `oneOf`, words without as `enum`.
+        if let Some(words) = self.schema.get("enum").and_then(Value::as_array) {
+            return Takes::OneOf(words.iter().filter_map(Value::as_str).collect());
+        }
         if let Some(forms) = self.schema.get("oneOf").or_else(|| self.schema.get("anyOf")).and_then(Value::as_array) {
             let words: Vec<&str> = forms.iter().filter_map(|form| form.get("const")?.as_str()).collect();
             return match words.len() == forms.len() {

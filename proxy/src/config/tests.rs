@@ -314,8 +314,9 @@ fn an_upstreams_key_comes_from_the_file_or_the_environment() {
 fn relative_paths_start_where_the_file_lies() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("baton.toml");
-    let text = "[model]\nsource = \"m.gguf\"\n[model.engine]\nmmproj = \"p.gguf\"\n[[models]]\nsource = \"./n\"\n\
-                [[models]]\nsource = \"smollm2\"\n[[models]]\nsource = \"o/r:f.gguf\"\n[[models]]\nsource = \"/a.gguf\"\n";
+    let text = "[model]\nsource = \"m.gguf\"\n[model.engine]\nmmproj = \"p.gguf\"\n\
+                [[models]]\nsource = \"./n\"\n[[models]]\nsource = \"smollm2\"\n[[models]]\n\
+                source = \"o/r:f.gguf\"\n[[models]]\nsource = \"/a.gguf\"\n";
     std::fs::write(&path, text).unwrap();
     let config = check_file(&path).unwrap();
     assert_eq!(Path::new(&config.startup.source), folder.path().join("m.gguf"));
@@ -458,6 +459,13 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     check("[model.sampling]\nrepeat_last_n = -2\n", "model.sampling.repeat_last_n must be");
     assert!(read("[model.sampling]\nrepeat_last_n = -1\n").is_ok());
     check("[model.engine]\nkv_codecs = []\n", "line 2: model.engine.kv_codecs must name at least one codec");
+    check("[model.engine]\ncache_type_k = \"q3\"\n", "line 2: model.engine.cache_type_k must be one of f32, f16, bf16");
+    check(
+        "[model]\nprefill = [\"127.0.0.1:1\"]\nengine.engine = \"sim\"\nengine.cache_type_v = \"q8_0\"\n",
+        "line 4: model.engine.cache_type_v must be f16, bf16 or f32 if prefill nodes are used",
+    );
+    check("[model.engine]\nflash_attn = \"off\"\n", "line 2: model.engine.flash_attn cannot be off");
+    check("[model.engine]\nn_gpu_layers = 9\n", "line 2: unknown key \"n_gpu_layers\"; did you mean \"gpu_layers\"?");
 }
 
 #[test]

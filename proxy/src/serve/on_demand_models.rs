@@ -98,7 +98,13 @@ pub(super) fn size_model(
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let options = SizeOptions { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
+    let options = SizeOptions {
+        n_ctx: engine.ctx_size,
+        n_cells: engine.kv_cells,
+        n_slots,
+        cache_types: engine.cache_types(),
+        projector_bytes,
+    };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = ModelSizes::choose(&gguf, options, available).map_err(|error| {
         CommandFailure(format!(

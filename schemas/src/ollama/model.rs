@@ -207,6 +207,7 @@ mod tests {
             projector: None,
             devices: Vec::new(),
             role: Role::Both,
+            fingerprint: None,
             kv: None,
             facts: ModelFacts {
                 n_params: 134_515_008,

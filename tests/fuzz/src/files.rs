@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use baton_engines::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_engines::options::{CacheType, CacheTypes};
 use baton_engines::template::{ChatTemplate, SpecialTokens};
 use baton_proxy::config::{ConfigError, ConfigFile};
 use baton_schemas::generate::Conversation;
@@ -18,7 +19,8 @@ pub(crate) fn gguf(input: &[u8]) -> bool {
         assert!(end <= gguf.file_bytes, "{tensor:?} ends beyond the file");
     }
     let _ = (gguf.vocabulary_hash(), gguf.kv_shape(), gguf.quantization(), gguf.sliding_window(), gguf.pooling_type());
-    let options = SizeOptions { n_ctx: None, n_cells: None, n_slots: 4, projector_bytes: 0 };
+    let cache_types = CacheTypes { k: CacheType::Q8_0, v: CacheType::Iq4Nl };
+    let options = SizeOptions { n_ctx: None, n_cells: None, n_slots: 4, cache_types, projector_bytes: 0 };
     if let Ok(sizes) = ModelSizes::choose(&gguf, options, 8 << 30) {
         assert!(sizes.n_ctx <= sizes.n_cells && sizes.memory_bytes <= 8 << 30, "{sizes:?}");
         let outline = gguf.outline(Path::new("m.gguf"), sizes, 4, None);

@@ -117,7 +117,8 @@ impl<'m> Embedder<'m> {
     /// Creates the context unless it exists.
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
-            self.context = Some(load::embedding_context(self.model, &self.config, plan, self.kv_bytes_per_token)?);
+            let kv_bytes = self.kv_bytes_per_token;
+            self.context = Some(load::embedding_context(self.model, &self.config, plan, kv_bytes)?);
         }
         Ok(())
     }

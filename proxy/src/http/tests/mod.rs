@@ -282,6 +282,7 @@ fn info() -> Arc<NodeInfo> {
         projector: None,
         devices: Vec::new(),
         role: Role::Both,
+        fingerprint: None,
         kv: None,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,

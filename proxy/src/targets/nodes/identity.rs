@@ -15,6 +15,8 @@ pub struct ModelIdentity {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct WeightsDescription {
+    /// `None` from nodes of older versions, which the other fields distinguish.
+    fingerprint: Option<Fingerprint>,
     architecture: String,
     n_vocab: u32,
     n_params: u64,
@@ -27,6 +29,7 @@ impl ModelIdentity {
         ModelIdentity {
             kv: info.kv.as_ref().map(|kv| (kv.fingerprint, kv.layout.clone())),
             described: WeightsDescription {
+                fingerprint: info.fingerprint,
                 architecture: info.architecture.clone(),
                 n_vocab: info.n_vocab,
                 n_params: info.facts.n_params,
@@ -83,8 +86,12 @@ mod tests {
     async fn a_model_without_kv_to_hand_over_is_known_by_what_it_says_of_itself() {
         let plain = NodeInfo { kv: None, ..info("a", 256).await };
         let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
-        let [plain, larger, handed] = [&plain, &larger, &info("a", 256).await].map(ModelIdentity::of);
+        // The same file with an adapter, say.
+        let changed = NodeInfo { fingerprint: info("b", 256).await.fingerprint, ..plain.clone() };
+        let [plain, larger, changed, handed] =
+            [&plain, &larger, &changed, &info("a", 256).await].map(ModelIdentity::of);
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
+        assert!(!plain.is_same(&changed));
         assert!(!plain.takes_kv_of(&plain));
     }
 }

@@ -34,6 +34,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         projector: None,
         devices: Vec::new(),
         role: Role::default(),
+        fingerprint: None,
         kv: None,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,

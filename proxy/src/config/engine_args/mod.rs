@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use baton_engines::limits;
+use baton_engines::options::{CacheType, CacheTypes, FlashAttention};
 use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_engines::sim::{ABORT_VARIABLE, SimAbort};
 use baton_schemas::kv::Codec;
@@ -24,7 +25,7 @@ const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
 #[serde(default, deny_unknown_fields)]
 pub struct EngineArgs {
     /// Which engine runs the model [default: llama]
-    #[arg(long, value_name = "KIND", value_parser = engine_kinds())]
+    #[arg(long, value_name = "KIND", value_parser = one_of(EngineKind::ALL, EngineKind::as_str, Some(EngineKind::about)))]
     pub engine: Option<EngineKind>,
     /// Sequences decoded together [default: 4]
     #[arg(long, value_name = "N", value_parser = whole_number)]
@@ -48,8 +49,24 @@ pub struct EngineArgs {
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// Map the model's file into memory; false reads it whole, for a slow or a network disk [default: true]
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub mmap: Option<bool>,
+    /// The same as --mmap false
+    #[arg(long, num_args = 0, default_missing_value = "true", conflicts_with = "mmap")]
+    #[serde(skip)]
+    pub no_mmap: Option<bool>,
+    /// Lock the weights in memory, so that they are not swapped out [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub mlock: Option<bool>,
+    /// The type of the KV cache's K. Quantized types take less memory and cannot be handed over [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = one_of(CacheType::ALL, CacheType::as_str, None))]
+    pub cache_type_k: Option<CacheType>,
+    /// The type of the KV cache's V [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = one_of(CacheType::ALL, CacheType::as_str, None))]
+    pub cache_type_v: Option<CacheType>,
+    /// Flash attention, which is always on: on or auto
+    #[arg(long, value_name = "WHEN", value_parser = one_of(FlashAttention::ALL, FlashAttention::as_str, None), hide_short_help = true)]
+    pub flash_attn: Option<FlashAttention>,
     /// Prompt tokens per step while streams run [default: what 100 ms allow]
     #[arg(long, value_name = "TOKENS", value_parser = whole_number)]
     pub prefill_budget: Option<u32>,
@@ -60,7 +77,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "DISTANCE", value_parser = number)]
     pub max_canary_distance: Option<f64>,
     /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0 is lossy [default: none,planes_zstd]
-    #[arg(long, value_name = "CODECS", value_parser = codecs(), value_delimiter = ',')]
+    #[arg(long, value_name = "CODECS", value_parser = one_of(Codec::ALL, Codec::as_str, Some(Codec::about)), value_delimiter = ',')]
     pub kv_codecs: Option<Vec<Codec>>,
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
@@ -80,16 +97,18 @@ pub struct EngineArgs {
     pub sim_abort: Option<SimAbort>,
 }
 
-fn engine_kinds() -> impl TypedValueParser<Value = EngineKind> {
-    let values = EngineKind::ALL.map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
-    let of_name = |name: String| EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name);
-    PossibleValuesParser::new(values).try_map(move |name| of_name(name).ok_or("unknown engine"))
-}
-
-fn codecs() -> impl TypedValueParser<Value = Codec> {
-    let values = Codec::ALL.map(|codec| PossibleValue::new(codec.as_str()).help(codec.about()));
-    let of_name = |name: String| Codec::ALL.into_iter().find(|codec| codec.as_str() == name);
-    PossibleValuesParser::new(values).try_map(move |name| of_name(name).ok_or("unknown codec"))
+/// A value that is one of some words, each with a description for the long help.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+    about: Option<fn(T) -> &'static str>,
+) -> impl TypedValueParser<Value = T> {
+    let values = all.map(|one| match about {
+        Some(about) => PossibleValue::new(name(one)).help(about(one)),
+        None => PossibleValue::new(name(one)),
+    });
+    let of_name = move |word: String| all.into_iter().find(|one| name(*one) == word);
+    PossibleValuesParser::new(values).try_map(move |word| of_name(word).ok_or("unknown value"))
 }
 
 /// clap's own messages are those of Rust's parser: "invalid digit found in string".
@@ -117,23 +136,38 @@ impl EngineArgs {
             let wrong = value.filter(|value| !range.contains(value))?;
             Some((key, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
         });
-        let distance = self.max_canary_distance.filter(|distance| !CANARY_DISTANCES.contains(distance));
-        let distance = distance.map(|wrong| {
-            let range = CANARY_DISTANCES;
-            ("max_canary_distance", format!("must be between {} and {}, not {wrong}", range.start(), range.end()))
+        let fractions = [
+            ("max_canary_distance", self.max_canary_distance, CANARY_DISTANCES),
+            ("sim_prefill_tps", self.sim_prefill_tps, SIM_RATES),
+            ("sim_decode_tps", self.sim_decode_tps, SIM_RATES),
+        ];
+        let fractions = fractions.into_iter().filter_map(|(key, value, range)| {
+            let wrong = value.filter(|value| !range.contains(value))?;
+            Some((key, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
         });
-        let rates = [("sim_prefill_tps", self.sim_prefill_tps), ("sim_decode_tps", self.sim_decode_tps)];
-        let rates = {
-            let wrong = |rate: f64| (!SIM_RATES.contains(&rate)).then_some(rate);
-            rates.into_iter().filter_map(move |(key, rate)| {
-                let message =
-                    |rate| format!("must be between {} and {}, not {rate}", SIM_RATES.start(), SIM_RATES.end());
-                Some((key, rate.and_then(wrong).map(message)?))
-            })
-        };
         let no_codec = self.kv_codecs.as_ref().filter(|codecs| codecs.is_empty());
         let no_codec = no_codec.map(|_| ("kv_codecs", "must name at least one codec".to_owned()));
-        numbers.chain(distance).chain(rates).chain(no_codec).collect()
+        let no_flash = self.flash_attn.filter(|value| *value == FlashAttention::Off);
+        let no_flash = no_flash.map(|_| ("flash_attn", FlashAttention::WHY_NOT_OFF.to_owned()));
+        numbers.chain(fractions).chain(no_codec).chain(no_flash).collect()
+    }
+
+    /// What is wrong with these options for an engine that takes part in handoffs: the option's key, and the message.
+    pub fn handoff_problem(&self) -> Option<(&'static str, String)> {
+        let types = [("cache_type_k", self.cache_type_k), ("cache_type_v", self.cache_type_v)];
+        let (key, quantized) = types.into_iter().find(|(_, of)| of.is_some_and(CacheType::is_quantized))?;
+        let name = quantized?.as_str();
+        Some((
+            key,
+            format!(
+                "must be f16, bf16 or f32 if prefill nodes are used, not {name}: a quantized cache cannot be handed over"
+            ),
+        ))
+    }
+
+    /// The types of the KV cache.
+    pub fn cache_types(&self) -> CacheTypes {
+        CacheTypes { k: self.cache_type_k.unwrap_or_default(), v: self.cache_type_v.unwrap_or_default() }
     }
 
     /// The options that are set, by their keys in the configuration file.
@@ -146,9 +180,10 @@ impl EngineArgs {
     pub fn to_args(&self) -> Vec<OsString> {
         let number = |n: Option<u32>| n.map(|n| n.to_string().into());
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
+        let flag = |value: Option<bool>| value.map(|value| value.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 18] = [
+        let options: [(&str, Option<OsString>); 22] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -157,7 +192,11 @@ impl EngineArgs {
             ("--threads", number(self.threads)),
             ("--gpu-layers", number(self.gpu_layers)),
             ("--device", self.device.as_ref().map(Into::into)),
-            ("--mmap", self.mmap.map(|mmap| mmap.to_string().into())),
+            ("--mmap", flag(self.no_mmap.map(|no| !no).or(self.mmap))),
+            ("--mlock", flag(self.mlock)),
+            ("--cache-type-k", self.cache_type_k.map(|of| of.as_str().into())),
+            ("--cache-type-v", self.cache_type_v.map(|of| of.as_str().into())),
+            ("--flash-attn", self.flash_attn.map(|value| value.as_str().into())),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
             ("--max-canary-distance", rate(self.max_canary_distance)),
@@ -178,6 +217,7 @@ impl EngineArgs {
         name: Option<String>,
         chat_template: Option<String>,
     ) -> EngineOptions {
+        let cache_types = self.cache_types();
         let EngineArgs {
             engine,
             slots,
@@ -188,6 +228,13 @@ impl EngineArgs {
             gpu_layers,
             device,
             mmap,
+            no_mmap,
+            mlock,
+            // They are in `cache_types`.
+            cache_type_k: _,
+            cache_type_v: _,
+            // It is always on.
+            flash_attn: _,
             prefill_budget,
             max_queued,
             // For the client that fetches KV.
@@ -211,7 +258,9 @@ impl EngineArgs {
             n_threads: threads,
             n_gpu_layers: gpu_layers,
             device,
-            mmap,
+            mmap: no_mmap.map(|no| !no).or(mmap),
+            mlock,
+            cache_types,
             prefill_budget,
             max_queued,
             chat_template,
@@ -235,83 +284,4 @@ pub fn flag(key: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use baton_engines::sim::SimWork;
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct EngineFlags {
-        #[command(flatten)]
-        engine: EngineArgs,
-    }
-
-    #[test]
-    fn every_option_reaches_the_child() {
-        let all = EngineArgs {
-            engine: Some(EngineKind::Sim),
-            slots: Some(1),
-            ctx_size: Some(2),
-            kv_cells: Some(3),
-            ubatch: Some(4),
-            threads: Some(5),
-            gpu_layers: Some(6),
-            device: Some("Vulkan0".into()),
-            mmap: Some(false),
-            prefill_budget: Some(7),
-            max_queued: Some(8),
-            max_canary_distance: Some(0.25),
-            kv_codecs: Some(vec![Codec::Q8_0, Codec::PlanesZstd, Codec::None]),
-            chat_template_file: Some("a b.jinja".into()),
-            mmproj: Some("c d.gguf".into()),
-            sim_prefill_tps: Some(9.5),
-            sim_decode_tps: Some(10.25),
-            sim_abort: Some(SimAbort { during: SimWork::Prefill, text: "a:b c".into() }),
-        };
-        let args = std::iter::once("baton".into()).chain(all.to_args());
-        assert_eq!(EngineFlags::parse_from(args).engine, all);
-        let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
-        assert_eq!(EngineFlags::parse_from(args).engine, EngineArgs::default());
-    }
-
-    #[test]
-    fn text_in_the_place_of_a_number_is_named_in_plain_words() {
-        for (flag, expected) in [("--slots", "must be a whole number"), ("--sim-decode-tps", "must be a number")] {
-            let error = EngineFlags::try_parse_from(["baton", flag, "x"]).err().unwrap().to_string();
-            assert!(error.contains(expected) && error.contains(flag), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_mistyped_fault_of_the_simulator_is_refused() {
-        let parse = |value| EngineFlags::try_parse_from(["baton", "--sim-abort", value]);
-        let of = parse("decode:a:b").unwrap().engine.into_options(None, None, None).sim_abort;
-        assert_eq!(of, Some(SimAbort { during: SimWork::Decode, text: "a:b".into() }));
-        for (value, expected) in [("decod:a", "unknown work"), ("decode", "WORK:TEXT"), ("decode:", "WORK:TEXT")] {
-            let error = parse(value).err().unwrap().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-
-    #[test]
-    fn values_out_of_range_are_named() {
-        let check = |args: &[&str], expected: Option<&str>| {
-            let parsed = EngineFlags::parse_from([&["baton"], args].concat()).engine.problems();
-            assert_eq!(parsed.first().map(|(key, _)| *key), expected, "{args:?}");
-        };
-        check(&[], None);
-        check(&["--slots", "128", "--ctx-size", "64", "--sim-decode-tps", "0.5"], None);
-        check(&["--slots", "0"], Some("slots"));
-        check(&["--slots", "129", "--engine", "sim"], Some("slots"));
-        check(&["--ctx-size", "63"], Some("ctx_size"));
-        check(&["--kv-cells", "4000000000"], Some("kv_cells"));
-        check(&["--ubatch", "0"], Some("ubatch"));
-        check(&["--threads", "513"], Some("threads"));
-        check(&["--prefill-budget", "0"], Some("prefill_budget"));
-        check(&["--max-queued", "0"], Some("max_queued"));
-        check(&["--sim-prefill-tps", "NaN"], Some("sim_prefill_tps"));
-        check(&["--sim-prefill-tps=-1"], Some("sim_prefill_tps"));
-        check(&["--sim-decode-tps", "inf"], Some("sim_decode_tps"));
-    }
-}
+mod tests;

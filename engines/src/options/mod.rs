@@ -1,0 +1,7 @@
+//! Values of engine options that have a form of their own, as llama-server's users write them.
+
+mod cache_type;
+mod flash_attention;
+
+pub use cache_type::{CacheType, CacheTypes};
+pub use flash_attention::FlashAttention;

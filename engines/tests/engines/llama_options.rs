@@ -1,0 +1,100 @@
+//! The options that llama-server's users bring along, on tiny models: each changes what it should, and a wrong value is a
+//! clear error before the model serves.
+
+use std::path::PathBuf;
+
+use baton_engines::Engine;
+use baton_engines::llama::LlamaConfig;
+use baton_engines::llama::LlamaEngine;
+use baton_engines::options::{CacheType, CacheTypes};
+use baton_schemas::kv::Fingerprint;
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
+use futures::StreamExt;
+use tiny_gguf::Architecture;
+
+use crate::{models, peers};
+
+/// Tiny models of each architecture, adapters and other files, until this is dropped.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn config(&self, architecture: Architecture) -> LlamaConfig {
+        let path = self.path(&format!("{architecture:?}.gguf"));
+        if !path.exists() {
+            tiny_gguf::write(&path, architecture, 1);
+        }
+        LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_slots: 2, ..LlamaConfig::new(path) }
+    }
+}
+
+/// What a model does with a prompt.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    fingerprint: Fingerprint,
+    /// Its first tokens, with their log-probabilities.
+    tokens: Vec<(Token, f32)>,
+    kv_bytes: u64,
+    /// Its KV can be handed over.
+    hands_over: bool,
+}
+
+async fn run(config: LlamaConfig) -> Outcome {
+    let engine = models::start(config, None).await;
+    let info = engine.info().await.unwrap();
+    let prompt = (0..100).map(|i| 5 + i % 40).collect::<Vec<Token>>();
+    let request = SequenceRequest { top_logprobs: Some(1), ignore_eos: true, ..peers::request(&prompt, 8, None) };
+    let mut events = engine.generate(request).await.unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = events.next().await {
+        if let SequenceEvent::Token(token) = event.unwrap() {
+            tokens.push((token.id, token.logprobs.unwrap().chosen));
+        }
+    }
+    assert_eq!(tokens.len(), 8);
+    Outcome {
+        fingerprint: info.fingerprint.unwrap(),
+        tokens,
+        kv_bytes: info.memory.kv,
+        hands_over: info.kv.is_some_and(|kv| Some(kv.fingerprint) == info.fingerprint),
+    }
+}
+
+fn refusal(config: LlamaConfig) -> String {
+    LlamaEngine::start(config, None).err().expect("it is refused").to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quantized_cache_is_smaller_and_stays_at_home() {
+    let files = Files::new();
+    let config = || files.config(Architecture::Llama);
+    let of = |k, v| LlamaConfig { cache_types: CacheTypes { k, v }, ..config() };
+    let plain = run(config()).await;
+    let quantized = run(of(CacheType::Q8_0, CacheType::Q4_0)).await;
+    // 34 and 18 bytes for 32 values, not 64 and 64.
+    assert_eq!(quantized.kv_bytes * 128, plain.kv_bytes * 52);
+    assert!(plain.hands_over && !quantized.hands_over);
+    assert_ne!(quantized.fingerprint, plain.fingerprint);
+    let wide = run(of(CacheType::F32, CacheType::Bf16)).await;
+    assert_eq!(wide.kv_bytes * 2, plain.kv_bytes * 3);
+    assert!(wide.hands_over, "its rows can be cut");
+    for k in [CacheType::Q5_1, CacheType::Q5_0, CacheType::Q4_1, CacheType::Iq4Nl] {
+        run(of(k, k)).await;
+    }
+
+    let latent = |k, v| LlamaConfig { cache_types: CacheTypes { k, v }, ..files.config(Architecture::DeepSeek2) };
+    let error = refusal(latent(CacheType::F32, CacheType::F16));
+    assert!(error.contains("--cache-type-k and --cache-type-v must be equal"), "{error}");
+    let error = refusal(latent(CacheType::Q8_0, CacheType::Q8_0));
+    assert!(
+        error.contains("--cache-type-k q8_0 needs heads of a multiple of 32 values") && error.contains("48"),
+        "{error}"
+    );
+}
