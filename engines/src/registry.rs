@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::handoff::KvPuller;
-use crate::options::CacheTypes;
+use crate::options::{CacheTypes, LoraFile, RopeOptions};
 use crate::sim::{SimAbort, SimConfig, SimEngine};
 
 /// Which engine runs a model.
@@ -77,6 +77,10 @@ pub struct EngineOptions {
     pub mlock: Option<bool>,
     /// The types of K and V in the cache.
     pub cache_types: CacheTypes,
+    /// Changes of the position embedding.
+    pub rope: RopeOptions,
+    /// The adapter that changes the weights.
+    pub lora: Option<LoraFile>,
     /// Prompt tokens in a step while streams are running.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -166,6 +170,8 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         mmap: options.mmap.unwrap_or(defaults.mmap),
         mlock: options.mlock.unwrap_or(defaults.mlock),
         cache_types: options.cache_types,
+        rope: options.rope,
+        lora: options.lora,
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: options.chat_template,

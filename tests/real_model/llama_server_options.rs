@@ -2,8 +2,59 @@
 
 use std::process::Command;
 
-use harness::{BATON, BatonServer, CLUSTER_KEY, chat};
+use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, chat, long_prompt};
 use serde_json::{Value, json};
+use tiny_gguf::adapter;
+
+/// Asks for a handoff. Returns the route and the reply.
+async fn ask(server: &BatonServer, tag: &str) -> (String, Value) {
+    let body = chat(&long_prompt(tag, 60), json!({ "max_tokens": 8, "ignore_eos": true }));
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base));
+    let response = call.header("x-baton-policy", "always_handoff").json(&body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let route = response.headers()["x-baton-route"].to_str().unwrap().to_owned();
+    let reply: Value = response.json().await.unwrap();
+    assert_eq!(reply["usage"]["completion_tokens"], 8, "{reply}");
+    (route, reply)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_with_other_options_exchange_no_kv_and_still_reply() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter.gguf");
+    adapter::write(&path, "llama", &[("blk.0.attn_k.weight", [576, 192]), ("blk.5.ffn_down.weight", [1536, 576])], 1);
+    let path = path.to_str().unwrap();
+    let scaled = format!("{path}:0.05");
+    let small = ["--ctx-size", "1024", "--kv-cells", "2048"];
+    let node = BatonNode::start(&[&small[..], &["--role", "prefill", "--lora-scaled", &scaled]].concat());
+    let serve = |options: &[&str]| {
+        BatonServer::start(&[&small[..], &["--prefill", &node.url, "--no-calibration"], options].concat())
+    };
+
+    let alike = serve(&["--lora-scaled", &scaled]);
+    let (route, reply) = ask(&alike, "alike").await;
+    assert!(route.starts_with("handoff; ") && !route.contains("failure"), "{route}");
+    assert_eq!(reply["timings"]["handoff"]["failure"], Value::Null, "{reply}");
+    assert!(reply["timings"]["handoff"]["n_tokens"].as_u64().unwrap() > 60, "{reply}");
+    drop(alike);
+
+    let rope = ["--lora-scaled", &scaled, "--rope-scaling", "yarn", "--rope-scale", "2", "--yarn-orig-ctx", "2048"];
+    let others: [(&str, &[&str]); 3] = [("none", &[]), ("scale", &["--lora", path]), ("rope", &rope)];
+    for (tag, options) in others {
+        let other = serve(options);
+        let (route, reply) = ask(&other, tag).await;
+        assert!(route.ends_with("failure=fingerprint_mismatch"), "{tag}: {route}");
+        assert_eq!(reply["timings"]["handoff"]["failure"], "fingerprint_mismatch", "{tag}: {reply}");
+        let metrics = other.get_text("/metrics").await;
+        let counted = metrics.lines().any(|line| line.contains("fingerprint_mismatch") && line.ends_with(" 1"));
+        assert!(counted, "{tag}: {metrics}");
+    }
+
+    // Rows of another type have another shape, which the planner sees.
+    let wide = serve(&["--lora-scaled", &scaled, "--cache-type-k", "f32"]);
+    let (route, _) = ask(&wide, "wide").await;
+    assert!(route.starts_with("direct; decode=local"), "{route}");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quantized_cache_takes_half_the_memory_and_keeps_conversations() {

@@ -5,6 +5,7 @@
 //! over-allocates on some damaged files, so every count and length is checked here first. Format: `docs/gguf.md` of the
 //! ggml project, versions 2 and 3.
 
+mod adapter;
 mod file_type;
 mod fingerprint;
 mod header;
@@ -61,6 +62,13 @@ pub enum GgufError {
         /// The path as the user gave it.
         path: PathBuf,
         architecture: String,
+    },
+    /// A GGUF file, but not an adapter that can be applied.
+    #[error("{} cannot be used as a LoRA adapter: {why}", path.display())]
+    NotAdapter {
+        /// The path as the user gave it.
+        path: PathBuf,
+        why: String,
     },
     /// The header contradicts itself or the format.
     #[error("the GGUF file {} is damaged: {what}", path.display())]

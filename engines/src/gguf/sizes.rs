@@ -15,8 +15,9 @@ pub struct SizeOptions {
     pub n_slots: u32,
     /// The types of K and V in the cache.
     pub cache_types: CacheTypes,
-    /// Memory of the model's projector, see [`Gguf::projector_bytes`]; 0 without one.
-    pub projector_bytes: u64,
+    /// Memory of the files beside the model: its projector ([`Gguf::projector_bytes`]) and its adapter
+    /// ([`Gguf::adapter_bytes`]).
+    pub companion_bytes: u64,
 }
 
 /// Sizes of an engine's context and cache, and the memory they need.
@@ -82,7 +83,7 @@ impl ModelSizes {
         // Encoders have no KV cache.
         let described = gguf.kv_bytes_per_token(options.cache_types).filter(|_| gguf.generates());
         let kv_bytes_per_token = described.unwrap_or(0);
-        let without_kv = gguf.file_bytes.saturating_add(options.projector_bytes).saturating_add(COMPUTE_RESERVE);
+        let without_kv = gguf.file_bytes.saturating_add(options.companion_bytes).saturating_add(COMPUTE_RESERVE);
         let kv_bytes = |cells: u32| u64::from(cells).saturating_mul(kv_bytes_per_token);
         let needed = |cells: u32| without_kv.saturating_add(kv_bytes(cells));
         // All slots share the cells, so the cache holds one whole context, and not one for each slot.

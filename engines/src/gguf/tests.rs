@@ -152,7 +152,7 @@ fn the_default_context_follows_the_model_and_the_memory() {
         n_cells: None,
         n_slots: 4,
         cache_types: CacheTypes { k: CacheType::F16, v: CacheType::F16 },
-        projector_bytes: 0,
+        companion_bytes: 0,
     };
     let check = |options: SizeOptions, n_ctx_train: u32, available_gib: u64, expected: (u32, u32)| {
         let sizes = ModelSizes::choose(&of_8b(n_ctx_train), options, available_gib << 30).unwrap();

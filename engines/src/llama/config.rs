@@ -8,7 +8,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 use super::devices;
 use super::load_error::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
-use crate::options::CacheTypes;
+use crate::options::{CacheTypes, LoraFile, RopeOptions};
 
 /// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
@@ -41,6 +41,10 @@ pub struct LlamaConfig {
     pub mlock: bool,
     /// The types of K and V in the cache of generation.
     pub cache_types: CacheTypes,
+    /// Changes of the position embedding.
+    pub rope: RopeOptions,
+    /// The adapter that changes the weights.
+    pub lora: Option<LoraFile>,
     /// Prompt tokens in a step while streams are running; by default as many as the measured rate allows in 100 ms.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -68,6 +72,8 @@ impl LlamaConfig {
             mmap: true,
             mlock: false,
             cache_types: CacheTypes::default(),
+            rope: RopeOptions::default(),
+            lora: None,
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,

@@ -5,26 +5,28 @@ use std::sync::Mutex;
 
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType};
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType, RopeScalingType};
 use llama_cpp_2::model::LlamaModel;
 
+use super::adapter::Adapter;
 use super::backend::backend;
 use super::config::LlamaConfig;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
-use crate::options::CacheType;
+use crate::options::{CacheType, RopeOptions, RopeScaling};
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
+    let adapter_bytes = config.lora.as_ref().map(|lora| Gguf::adapter_bytes(&lora.path)).transpose()?.unwrap_or(0);
     let options = SizeOptions {
         n_ctx: config.n_ctx,
         n_cells: config.n_cells,
         n_slots: config.n_slots,
         cache_types: config.cache_types,
-        projector_bytes,
+        companion_bytes: projector_bytes.saturating_add(adapter_bytes),
     };
     ModelSizes::choose(gguf, options, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
@@ -69,6 +71,7 @@ pub(super) const SCRATCH_SEQUENCES: u32 = 1;
 pub(super) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
+    adapter: Option<&Adapter>,
     n_cells: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
     let params = params(config, n_cells)
@@ -78,13 +81,14 @@ pub(super) fn context<'m>(
         .with_type_k(cache_type(config.cache_types.k))
         .with_type_v(cache_type(config.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);
-    create(model, config, n_cells, params)
+    create(model, config, adapter, n_cells, params)
 }
 
 /// Creates a context for vectors. Errors: memory is short, which the context for generation may already use.
 pub(super) fn embedding_context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
+    adapter: Option<&Adapter>,
     plan: &EmbedPlan,
     kv_bytes_per_token: u64,
 ) -> Result<LlamaContext<'m>, LoadError> {
@@ -111,7 +115,7 @@ pub(super) fn embedding_context<'m>(
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO)
         .with_embeddings(true)
         .with_pooling_type(pooling);
-    create(model, config, n_cells, params)
+    create(model, config, adapter, n_cells, params)
 }
 
 fn cache_type(cache_type: CacheType) -> KvCacheType {
@@ -130,7 +134,7 @@ fn cache_type(cache_type: CacheType) -> KvCacheType {
 
 fn params(config: &LlamaConfig, n_cells: u32) -> LlamaContextParams {
     let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
-    LlamaContextParams::default()
+    with_rope(LlamaContextParams::default(), config.rope)
         .with_n_ctx(NonZeroU32::new(n_cells))
         .with_n_threads(n_threads)
         .with_n_threads_batch(n_threads)
@@ -139,14 +143,50 @@ fn params(config: &LlamaConfig, n_cells: u32) -> LlamaContextParams {
         .with_no_perf(true)
 }
 
+/// Sets what the operator changes; the defaults stand for the model's own settings.
+fn with_rope(params: LlamaContextParams, rope: RopeOptions) -> LlamaContextParams {
+    let RopeOptions {
+        scaling,
+        freq_base,
+        freq_scale,
+        yarn_orig_ctx,
+        yarn_ext_factor,
+        yarn_attn_factor,
+        yarn_beta_slow,
+        yarn_beta_fast,
+    } = rope;
+    let scaling = match scaling {
+        None => RopeScalingType::Unspecified,
+        Some(RopeScaling::None) => RopeScalingType::None,
+        Some(RopeScaling::Linear) => RopeScalingType::Linear,
+        Some(RopeScaling::Yarn) => RopeScalingType::Yarn,
+    };
+    // llama.cpp's values for "not set".
+    params
+        .with_rope_scaling_type(scaling)
+        .with_rope_freq_base(freq_base.unwrap_or(0.0))
+        .with_rope_freq_scale(freq_scale.unwrap_or(0.0))
+        .with_yarn_orig_ctx(yarn_orig_ctx.unwrap_or(0))
+        .with_yarn_ext_factor(yarn_ext_factor.unwrap_or(-1.0))
+        .with_yarn_attn_factor(yarn_attn_factor.unwrap_or(-1.0))
+        .with_yarn_beta_slow(yarn_beta_slow.unwrap_or(-1.0))
+        .with_yarn_beta_fast(yarn_beta_fast.unwrap_or(-1.0))
+}
+
 fn create<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
+    adapter: Option<&Adapter>,
     n_cells: u32,
     params: LlamaContextParams,
 ) -> Result<LlamaContext<'m>, LoadError> {
     // llama.cpp writes to the model, so creating two contexts from one model at the same time is unsound.
     static CREATING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    model.new_context(backend()?, params).map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })
+    let context = model.new_context(backend()?, params);
+    let mut context = context.map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })?;
+    if let Some(adapter) = adapter {
+        adapter.apply(&mut context)?;
+    }
+    Ok(context)
 }

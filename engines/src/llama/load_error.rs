@@ -60,6 +60,13 @@ pub enum LoadError {
         path: PathBuf,
         why: String,
     },
+    /// The adapter does not fit the model.
+    #[error("{} cannot be used as a LoRA adapter for this model: {why}. --lora or --lora-scaled names it.", path.display())]
+    Adapter {
+        /// The adapter's file.
+        path: PathBuf,
+        why: String,
+    },
     /// llama.cpp's backend cannot be initialised.
     #[error("llama.cpp did not start: {0}")]
     Backend(String),
@@ -74,6 +81,9 @@ impl LoadError {
         match self {
             LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
             LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(GgufError::NotAdapter { .. }) | LoadError::Adapter { .. } => {
+                "the model's LoRA adapter cannot be used"
+            }
             LoadError::File(GgufError::NotProjector { .. }) => "the model's projector cannot be used",
             LoadError::File(_) => "the model file cannot be read",
             LoadError::TooLittleMemory { .. } | LoadError::Context { .. } => "there is too little memory for the model",

@@ -4,6 +4,7 @@
 //! engine is a handle that checks requests and sends them to that thread; dropping the last handle ends it.
 //! `baton node` uses it. The proxy never does, since a crash in C++ must cost a node and not the endpoint.
 
+mod adapter;
 mod backend;
 pub mod blob;
 mod canary;
@@ -63,6 +64,7 @@ use llama_cpp_2::mtmd::mtmd_default_marker;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
+use self::adapter::Adapter;
 pub use self::config::LlamaConfig;
 use self::constrain::{Compiler, Constrained};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
@@ -119,7 +121,9 @@ impl LlamaEngine {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
         let sizes = load::sizes(&gguf, &config, load::available_memory())?;
-        let model = Arc::new(load::model(&config, &gguf)?);
+        let mut model = load::model(&config, &gguf)?;
+        let adapter = Adapter::load(&config, &gguf, &mut model)?.map(Arc::new);
+        let model = Arc::new(model);
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
         let projector = Projector::load(&config, &model)?;
@@ -143,7 +147,9 @@ impl LlamaEngine {
         let embedding = embed::plan::plan(&gguf, &model, &config, sizes.n_ctx);
         let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
-        let fingerprint = gguf.fingerprint(&config.model, &config.cache_types.changes())?;
+        let of_adapter = adapter.iter().map(|adapter| adapter.changes());
+        let changes = config.cache_types.changes().into_iter().chain(config.rope.changes()).chain(of_adapter);
+        let fingerprint = gguf.fingerprint(&config.model, &changes.collect::<Vec<_>>())?;
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -152,6 +158,7 @@ impl LlamaEngine {
             model: Arc::clone(&model),
             vocabulary: Arc::clone(&vocabulary),
             config: config.clone(),
+            adapter,
             limits,
             shared: Arc::clone(&shared),
             fingerprint,

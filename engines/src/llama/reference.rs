@@ -53,7 +53,7 @@ impl Reference {
 
     /// A context like an engine's, with the configured slots and `n_cells` cells.
     pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
-        load::context(&self.model, &self.config, n_cells)
+        load::context(&self.model, &self.config, None, n_cells)
     }
 
     /// Tokenizes text without BOS. Text that spells a control token becomes that token.
@@ -68,7 +68,7 @@ impl Reference {
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
         let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
         let config = LlamaConfig { n_slots: n_seq, ..self.config.clone() };
-        let mut context = load::context(&self.model, &config, n_cells)?;
+        let mut context = load::context(&self.model, &config, None, n_cells)?;
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
         plain.run(prompts, n_new, options)
     }

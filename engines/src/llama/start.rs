@@ -9,6 +9,7 @@ use baton_schemas::node::KvIdentity;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 
+use super::adapter::Adapter;
 use super::canary;
 use super::config::LlamaConfig;
 use super::embed::Embedder;
@@ -47,6 +48,7 @@ pub(super) struct Start {
     pub(super) model: Arc<LlamaModel>,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) config: LlamaConfig,
+    pub(super) adapter: Option<Arc<Adapter>>,
     pub(super) limits: SchedulerLimits,
     pub(super) shared: Arc<EngineLoad>,
     pub(super) gguf: Gguf,
@@ -79,6 +81,7 @@ impl Start {
             let shared = Arc::clone(&self.shared);
             let config = self.config.clone();
             let embedder = Embedder::new(&self.model, config, self.embedding, self.embedding_kv_bytes(), shared);
+            let embedder = embedder.with_adapter(self.adapter.clone());
             if self.generates {
                 self.generate(embedder, &started, &messages)
             } else {
@@ -103,7 +106,7 @@ impl Start {
         messages: &std_mpsc::Receiver<SchedulerMessage>,
     ) {
         let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
-        let mut context = match load::context(&self.model, &self.config, n_cells) {
+        let mut context = match load::context(&self.model, &self.config, self.adapter.as_deref(), n_cells) {
             Ok(context) => context,
             Err(error) => return drop(started.send(Err(error))),
         };

@@ -2,6 +2,10 @@
 
 mod cache_type;
 mod flash_attention;
+mod lora;
+mod rope;
 
 pub use cache_type::{CacheType, CacheTypes};
 pub use flash_attention::FlashAttention;
+pub use lora::LoraFile;
+pub use rope::{RopeOptions, RopeScaling};

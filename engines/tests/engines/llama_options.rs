@@ -1,16 +1,16 @@
 //! The options that llama-server's users bring along, on tiny models: each changes what it should, and a wrong value is a
 //! clear error before the model serves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engines::Engine;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::LlamaEngine;
-use baton_engines::options::{CacheType, CacheTypes};
+use baton_engines::options::{CacheType, CacheTypes, LoraFile, RopeOptions, RopeScaling};
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
-use tiny_gguf::Architecture;
+use tiny_gguf::{Architecture, adapter};
 
 use crate::{models, peers};
 
@@ -32,6 +32,13 @@ impl Files {
             tiny_gguf::write(&path, architecture, 1);
         }
         LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_slots: 2, ..LlamaConfig::new(path) }
+    }
+
+    /// An adapter for the tiny llama, which changes V of the first layer and thus all that follows.
+    fn adapter(&self, seed: u64) -> PathBuf {
+        let path = self.path(&format!("adapter-{seed}.gguf"));
+        adapter::write(&path, "llama", &[("blk.0.attn_v.weight", [64, 64])], seed);
+        path
     }
 }
 
@@ -97,4 +104,73 @@ async fn a_quantized_cache_is_smaller_and_stays_at_home() {
         error.contains("--cache-type-k q8_0 needs heads of a multiple of 32 values") && error.contains("48"),
         "{error}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scaled_positions_and_adapters_change_logits_and_fingerprint() {
+    let files = Files::new();
+    let config = || files.config(Architecture::Llama);
+    let rope = |rope| LlamaConfig { rope, ..config() };
+    let lora = |path: &Path, scale| LlamaConfig { lora: Some(LoraFile { path: path.into(), scale }), ..config() };
+    let adapters = [files.adapter(2), files.adapter(3)];
+    let linear = RopeOptions { scaling: Some(RopeScaling::Linear), freq_scale: Some(0.5), ..RopeOptions::default() };
+    let yarn = RopeOptions {
+        scaling: Some(RopeScaling::Yarn),
+        freq_scale: Some(0.25),
+        yarn_orig_ctx: Some(256),
+        yarn_ext_factor: Some(1.0),
+        yarn_attn_factor: Some(1.0),
+        yarn_beta_slow: Some(1.0),
+        yarn_beta_fast: Some(32.0),
+        ..RopeOptions::default()
+    };
+    let base = RopeOptions { freq_base: Some(50_000.0), ..RopeOptions::default() };
+    let mut outcomes = vec![run(config()).await];
+    for config in [
+        rope(linear),
+        rope(yarn),
+        rope(base),
+        lora(&adapters[0], 1.0),
+        lora(&adapters[0], 0.5),
+        lora(&adapters[1], 1.0),
+    ] {
+        let outcome = run(config).await;
+        assert!(outcome.hands_over);
+        for other in &outcomes {
+            assert_ne!(outcome.fingerprint, other.fingerprint);
+            assert_eq!(outcome.fingerprint.vocabulary, other.fingerprint.vocabulary);
+            assert_ne!(outcome.tokens, other.tokens);
+        }
+        outcomes.push(outcome);
+    }
+    // The same options make the same model, whatever the adapter's file is called.
+    let copy = files.path("copy.gguf");
+    std::fs::copy(&adapters[0], &copy).unwrap();
+    assert_eq!(run(lora(&copy, 1.0)).await, outcomes[4]);
+    // Applied with nothing of its weight, an adapter changes no token.
+    assert_eq!(run(lora(&copy, 0.0)).await.tokens, outcomes[0].tokens);
+}
+
+#[test]
+fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
+    let files = Files::new();
+    let path = files.path("adapter.gguf");
+    let check = |write: &dyn Fn(), expected: &str| {
+        write();
+        let config = LlamaConfig { lora: Some(LoraFile::unscaled(path.clone())), ..files.config(Architecture::Llama) };
+        let error = refusal(config);
+        assert!(error.contains(expected) && error.contains("adapter.gguf"), "{error}");
+    };
+    check(&|| {}, "there is no model file");
+    check(&|| std::fs::write(&path, "no adapter").unwrap(), "not a GGUF");
+    check(&|| tiny_gguf::write(&path, Architecture::Llama, 1), "it is a model of the architecture \"llama\"");
+    let write = |architecture, tensor, dims| adapter::write(&path, architecture, &[(tensor, dims)], 1);
+    check(&|| write("qwen3", "blk.0.attn_v.weight", [64, 64]), "made for models of the architecture \"qwen3\"");
+    check(&|| write("llama", "blk.9.attn_v.weight", [64, 64]), "the tensor \"blk.9.attn_v.weight\", which this model");
+    check(&|| write("llama", "blk.0.attn_v.weight", [32, 64]), "another shape");
+    let whole = {
+        write("llama", "blk.0.attn_v.weight", [64, 64]);
+        std::fs::read(&path).unwrap()
+    };
+    check(&|| std::fs::write(&path, &whole[..whole.len() - 64]).unwrap(), "cut short");
 }

@@ -198,7 +198,10 @@ impl RawConfig {
     /// Takes relative paths from this folder.
     pub(super) fn resolve(&mut self, folder: &Path) {
         let engines = std::iter::once(&mut self.model.engine).chain(self.models.iter_mut().map(|own| &mut own.engine));
-        let of_engines = engines.flat_map(|engine| [&mut engine.chat_template_file, &mut engine.mmproj]);
+        let of_engines = engines.flat_map(|engine| {
+            engine.resolve_scaled_lora(folder);
+            [&mut engine.chat_template_file, &mut engine.mmproj, &mut engine.lora]
+        });
         let of_upstreams = self.upstream.iter_mut().map(|upstream| &mut upstream.key_file);
         for path in of_engines.chain(of_upstreams).chain([&mut self.tls_ca]).flatten() {
             *path = folder.join(&*path);

@@ -314,13 +314,14 @@ fn an_upstreams_key_comes_from_the_file_or_the_environment() {
 fn relative_paths_start_where_the_file_lies() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("baton.toml");
-    let text = "[model]\nsource = \"m.gguf\"\n[model.engine]\nmmproj = \"p.gguf\"\n\
+    let text = "[model]\nsource = \"m.gguf\"\n[model.engine]\nmmproj = \"p.gguf\"\nlora_scaled = \"a.gguf:0.5\"\n\
                 [[models]]\nsource = \"./n\"\n[[models]]\nsource = \"smollm2\"\n[[models]]\n\
                 source = \"o/r:f.gguf\"\n[[models]]\nsource = \"/a.gguf\"\n";
     std::fs::write(&path, text).unwrap();
     let config = check_file(&path).unwrap();
     assert_eq!(Path::new(&config.startup.source), folder.path().join("m.gguf"));
     assert_eq!(config.startup.engine.mmproj, Some(folder.path().join("p.gguf")));
+    assert_eq!(config.startup.engine.lora_file().unwrap().path, folder.path().join("a.gguf"));
     let sources: Vec<&str> = config.models.iter().map(|model| model.source.as_str()).collect();
     assert_eq!(sources[1..], ["smollm2", "o/r:f.gguf", "/a.gguf"]);
     assert_eq!(Path::new(sources[0]), folder.path().join("./n"));

@@ -44,6 +44,8 @@ enum FileKey {
     Source,
     ChatTemplate,
     Projector,
+    Lora,
+    LoraScaled,
 }
 
 impl FileKey {
@@ -53,6 +55,8 @@ impl FileKey {
             FileKey::Source => "source",
             FileKey::ChatTemplate => "engine.chat_template_file",
             FileKey::Projector => "engine.mmproj",
+            FileKey::Lora => "engine.lora",
+            FileKey::LoraScaled => "engine.lora_scaled",
         }
     }
 
@@ -62,6 +66,8 @@ impl FileKey {
             FileKey::Source => "--model",
             FileKey::ChatTemplate => "--chat-template-file",
             FileKey::Projector => "--mmproj",
+            FileKey::Lora => "--lora",
+            FileKey::LoraScaled => "--lora-scaled",
         }
     }
 }
@@ -140,6 +146,10 @@ impl LocalModel<'_> {
         }
         if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
             self.problem(FileKey::Projector, format!("cannot be used: {error}"));
+        }
+        if let Some(Err(error)) = self.engine.lora_file().map(|lora| Gguf::open_adapter(lora.path)) {
+            let key = if self.engine.lora.is_some() { FileKey::Lora } else { FileKey::LoraScaled };
+            self.problem(key, format!("cannot be used: {error}"));
         }
     }
 

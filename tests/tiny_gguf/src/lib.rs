@@ -3,6 +3,7 @@
 //! What they say is noise, but llama.cpp runs them as it runs the real ones, so whatever must hold for any weights can
 //! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`.
 
+pub mod adapter;
 mod architectures;
 pub mod bert;
 pub mod file;

@@ -19,6 +19,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use self::plan::{EmbedPlan, MAX_SEQUENCES};
+use super::adapter::Adapter;
 use super::config::LlamaConfig;
 use super::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
 use super::load;
@@ -30,6 +31,7 @@ use crate::embed::normalised;
 pub(super) struct Embedder<'m> {
     model: &'m LlamaModel,
     config: LlamaConfig,
+    adapter: Option<Arc<Adapter>>,
     /// `None` for a model that gives no vectors; it gets no jobs.
     plan: Option<EmbedPlan>,
     kv_bytes_per_token: u64,
@@ -59,6 +61,7 @@ impl<'m> Embedder<'m> {
         Embedder {
             model,
             config,
+            adapter: None,
             plan,
             kv_bytes_per_token,
             shared,
@@ -67,6 +70,12 @@ impl<'m> Embedder<'m> {
             jobs: VecDeque::new(),
             n_done: 0,
         }
+    }
+
+    /// Adds the adapter that changes the model's weights.
+    pub(super) fn with_adapter(mut self, adapter: Option<Arc<Adapter>>) -> Self {
+        self.adapter = adapter;
+        self
     }
 
     /// The load that the thread shares with the engine's handles.
@@ -117,8 +126,9 @@ impl<'m> Embedder<'m> {
     /// Creates the context unless it exists.
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
+            let adapter = self.adapter.as_deref();
             let kv_bytes = self.kv_bytes_per_token;
-            self.context = Some(load::embedding_context(self.model, &self.config, plan, kv_bytes)?);
+            self.context = Some(load::embedding_context(self.model, &self.config, adapter, plan, kv_bytes)?);
         }
         Ok(())
     }

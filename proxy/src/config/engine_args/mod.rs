@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engines::limits;
-use baton_engines::options::{CacheType, CacheTypes, FlashAttention};
+use baton_engines::options::{CacheType, CacheTypes, FlashAttention, LoraFile, RopeOptions, RopeScaling};
 use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_engines::sim::{ABORT_VARIABLE, SimAbort};
 use baton_schemas::kv::Codec;
@@ -19,6 +19,18 @@ const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 
 /// Distances beyond this are those of unrelated values; a RoPE order mistake scores 1.4.
 const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
+
+/// A larger factor is mistyped: it would stretch a context of 8,192 tokens to 8 million.
+const ROPE_SCALES: RangeInclusive<f64> = 0.001..=1000.0;
+
+/// Models have 10,000 to 10 million; some scale contexts by it.
+const ROPE_BASES: RangeInclusive<f64> = 1.0..=1e12;
+
+/// YaRN mixes extrapolation and interpolation.
+const YARN_MIXES: RangeInclusive<f64> = 0.0..=1.0;
+
+/// YaRN's other factors. 0 would divide by zero.
+const YARN_FACTORS: RangeInclusive<f64> = 0.001..=1000.0;
 
 /// Engine options. Anything absent has the engine's own default.
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize, JsonSchema)]
@@ -64,6 +76,39 @@ pub struct EngineArgs {
     /// The type of the KV cache's V [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = one_of(CacheType::ALL, CacheType::as_str, None))]
     pub cache_type_v: Option<CacheType>,
+    /// How positions are scaled for a context longer than the model was trained for: none, linear, yarn [default: the model's]
+    #[arg(long, value_name = "METHOD", value_parser = one_of(RopeScaling::ALL, RopeScaling::as_str, None))]
+    pub rope_scaling: Option<RopeScaling>,
+    /// The factor by which the context grows
+    #[arg(long, value_name = "FACTOR", value_parser = number, allow_negative_numbers = true)]
+    pub rope_scale: Option<f64>,
+    /// RoPE's base frequency [default: the model's]
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true)]
+    pub rope_freq_base: Option<f64>,
+    /// The inverse of --rope-scale
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true, hide_short_help = true)]
+    pub rope_freq_scale: Option<f64>,
+    /// YaRN: the context that the model was trained for [default: the model's]
+    #[arg(long, value_name = "TOKENS", value_parser = whole_number, hide_short_help = true)]
+    pub yarn_orig_ctx: Option<u32>,
+    /// YaRN: the extrapolation mix
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true, hide_short_help = true)]
+    pub yarn_ext_factor: Option<f64>,
+    /// YaRN: the scale of attention
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true, hide_short_help = true)]
+    pub yarn_attn_factor: Option<f64>,
+    /// YaRN: the high correction dimension
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true, hide_short_help = true)]
+    pub yarn_beta_slow: Option<f64>,
+    /// YaRN: the low correction dimension
+    #[arg(long, value_name = "N", value_parser = number, allow_negative_numbers = true, hide_short_help = true)]
+    pub yarn_beta_fast: Option<f64>,
+    /// A LoRA adapter, GGUF, applied to the model
+    #[arg(long, value_name = "FILE", conflicts_with = "lora_scaled")]
+    pub lora: Option<PathBuf>,
+    /// A LoRA adapter and its scale
+    #[arg(long, value_name = "FILE:SCALE")]
+    pub lora_scaled: Option<String>,
     /// Flash attention, which is always on: on or auto
     #[arg(long, value_name = "WHEN", value_parser = one_of(FlashAttention::ALL, FlashAttention::as_str, None), hide_short_help = true)]
     pub flash_attn: Option<FlashAttention>,
@@ -131,6 +176,7 @@ impl EngineArgs {
             ("threads", self.threads, limits::THREADS),
             ("prefill_budget", self.prefill_budget, limits::UBATCH),
             ("max_queued", self.max_queued, limits::QUEUED),
+            ("yarn_orig_ctx", self.yarn_orig_ctx, limits::CONTEXT),
         ];
         let numbers = numbers.into_iter().filter_map(|(key, value, range)| {
             let wrong = value.filter(|value| !range.contains(value))?;
@@ -138,6 +184,13 @@ impl EngineArgs {
         });
         let fractions = [
             ("max_canary_distance", self.max_canary_distance, CANARY_DISTANCES),
+            ("rope_scale", self.rope_scale, ROPE_SCALES),
+            ("rope_freq_base", self.rope_freq_base, ROPE_BASES),
+            ("rope_freq_scale", self.rope_freq_scale, ROPE_SCALES),
+            ("yarn_ext_factor", self.yarn_ext_factor, YARN_MIXES),
+            ("yarn_attn_factor", self.yarn_attn_factor, YARN_FACTORS),
+            ("yarn_beta_slow", self.yarn_beta_slow, YARN_FACTORS),
+            ("yarn_beta_fast", self.yarn_beta_fast, YARN_FACTORS),
             ("sim_prefill_tps", self.sim_prefill_tps, SIM_RATES),
             ("sim_decode_tps", self.sim_decode_tps, SIM_RATES),
         ];
@@ -149,7 +202,61 @@ impl EngineArgs {
         let no_codec = no_codec.map(|_| ("kv_codecs", "must name at least one codec".to_owned()));
         let no_flash = self.flash_attn.filter(|value| *value == FlashAttention::Off);
         let no_flash = no_flash.map(|_| ("flash_attn", FlashAttention::WHY_NOT_OFF.to_owned()));
-        numbers.chain(fractions).chain(no_codec).chain(no_flash).collect()
+        numbers
+            .chain(fractions)
+            .chain(no_codec)
+            .chain(no_flash)
+            .chain(self.rope_problem())
+            .chain(self.lora_problem())
+            .collect()
+    }
+
+    fn rope_problem(&self) -> Option<(&'static str, String)> {
+        if self.rope_scale.is_some() && self.rope_freq_scale.is_some() {
+            return Some(("rope_freq_scale", "must not be set with rope_scale, which is its inverse".to_owned()));
+        }
+        let scales = self.rope_scale.is_some() || self.rope_freq_scale.is_some();
+        (scales && self.rope_scaling == Some(RopeScaling::None))
+            .then(|| ("rope_scaling", "must not be none if a scale is set: it would have no effect".to_owned()))
+    }
+
+    fn lora_problem(&self) -> Option<(&'static str, String)> {
+        match (&self.lora, &self.lora_scaled) {
+            (Some(_), Some(_)) => {
+                Some(("lora_scaled", "must not be set with lora: one adapter can be applied".to_owned()))
+            }
+            (None, Some(scaled)) => Some(("lora_scaled", LoraFile::parse_scaled(scaled).err()?)),
+            _ => None,
+        }
+    }
+
+    /// The adapter, if there is one. An adapter in the wrong form is one of [`EngineArgs::problems`].
+    pub fn lora_file(&self) -> Option<LoraFile> {
+        let scaled = self.lora_scaled.as_deref().and_then(|scaled| LoraFile::parse_scaled(scaled).ok());
+        self.lora.clone().map(LoraFile::unscaled).or(scaled)
+    }
+
+    /// Takes the relative path of a scaled adapter from this folder.
+    pub(super) fn resolve_scaled_lora(&mut self, folder: &Path) {
+        let Some(scaled) = &mut self.lora_scaled else { return };
+        if let Ok(file) = LoraFile::parse_scaled(scaled) {
+            *scaled = LoraFile { path: folder.join(file.path), ..file }.to_scaled();
+        }
+    }
+
+    /// The changes of the position embedding.
+    fn rope(&self) -> RopeOptions {
+        let number = |n: Option<f64>| n.map(|n| n as f32);
+        RopeOptions {
+            scaling: self.rope_scaling,
+            freq_base: number(self.rope_freq_base),
+            freq_scale: number(self.rope_freq_scale.or(self.rope_scale.map(|scale| 1.0 / scale))),
+            yarn_orig_ctx: self.yarn_orig_ctx,
+            yarn_ext_factor: number(self.yarn_ext_factor),
+            yarn_attn_factor: number(self.yarn_attn_factor),
+            yarn_beta_slow: number(self.yarn_beta_slow),
+            yarn_beta_fast: number(self.yarn_beta_fast),
+        }
     }
 
     /// What is wrong with these options for an engine that takes part in handoffs: the option's key, and the message.
@@ -183,7 +290,7 @@ impl EngineArgs {
         let flag = |value: Option<bool>| value.map(|value| value.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 22] = [
+        let options: [(&str, Option<OsString>); 33] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -196,6 +303,17 @@ impl EngineArgs {
             ("--mlock", flag(self.mlock)),
             ("--cache-type-k", self.cache_type_k.map(|of| of.as_str().into())),
             ("--cache-type-v", self.cache_type_v.map(|of| of.as_str().into())),
+            ("--rope-scaling", self.rope_scaling.map(|scaling| scaling.as_str().into())),
+            ("--rope-scale", rate(self.rope_scale)),
+            ("--rope-freq-base", rate(self.rope_freq_base)),
+            ("--rope-freq-scale", rate(self.rope_freq_scale)),
+            ("--yarn-orig-ctx", number(self.yarn_orig_ctx)),
+            ("--yarn-ext-factor", rate(self.yarn_ext_factor)),
+            ("--yarn-attn-factor", rate(self.yarn_attn_factor)),
+            ("--yarn-beta-slow", rate(self.yarn_beta_slow)),
+            ("--yarn-beta-fast", rate(self.yarn_beta_fast)),
+            ("--lora", self.lora.clone().map(Into::into)),
+            ("--lora-scaled", self.lora_scaled.clone().map(Into::into)),
             ("--flash-attn", self.flash_attn.map(|value| value.as_str().into())),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
@@ -218,6 +336,8 @@ impl EngineArgs {
         chat_template: Option<String>,
     ) -> EngineOptions {
         let cache_types = self.cache_types();
+        let rope = self.rope();
+        let lora = self.lora_file();
         let EngineArgs {
             engine,
             slots,
@@ -230,9 +350,20 @@ impl EngineArgs {
             mmap,
             no_mmap,
             mlock,
-            // They are in `cache_types`.
+            // They are in `cache_types`, `rope` and `lora_file`.
             cache_type_k: _,
             cache_type_v: _,
+            rope_scaling: _,
+            rope_scale: _,
+            rope_freq_base: _,
+            rope_freq_scale: _,
+            yarn_orig_ctx: _,
+            yarn_ext_factor: _,
+            yarn_attn_factor: _,
+            yarn_beta_slow: _,
+            yarn_beta_fast: _,
+            lora: _,
+            lora_scaled: _,
             // It is always on.
             flash_attn: _,
             prefill_budget,
@@ -261,6 +392,8 @@ impl EngineArgs {
             mmap: no_mmap.map(|no| !no).or(mmap),
             mlock,
             cache_types,
+            rope,
+            lora,
             prefill_budget,
             max_queued,
             chat_template,

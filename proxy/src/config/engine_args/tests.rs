@@ -27,6 +27,17 @@ fn every_option_reaches_the_child() {
         mlock: Some(true),
         cache_type_k: Some(CacheType::Iq4Nl),
         cache_type_v: Some(CacheType::Bf16),
+        rope_scaling: Some(RopeScaling::Yarn),
+        rope_scale: Some(4.0),
+        rope_freq_base: Some(1e6),
+        rope_freq_scale: Some(0.25),
+        yarn_orig_ctx: Some(2048),
+        yarn_ext_factor: Some(0.5),
+        yarn_attn_factor: Some(1.5),
+        yarn_beta_slow: Some(2.0),
+        yarn_beta_fast: Some(31.5),
+        lora: Some("e f.gguf".into()),
+        lora_scaled: None,
         flash_attn: Some(FlashAttention::Auto),
         prefill_budget: Some(7),
         max_queued: Some(8),
@@ -82,6 +93,19 @@ fn values_out_of_range_are_named() {
     check(&["--sim-prefill-tps", "NaN"], Some("sim_prefill_tps"));
     check(&["--sim-prefill-tps=-1"], Some("sim_prefill_tps"));
     check(&["--sim-decode-tps", "inf"], Some("sim_decode_tps"));
+    check(&["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "2048"], None);
+    check(&["--rope-scale", "-1"], Some("rope_scale"));
+    check(&["--rope-freq-base", "0"], Some("rope_freq_base"));
+    check(&["--rope-freq-scale", "NaN"], Some("rope_freq_scale"));
+    check(&["--rope-freq-scale", "0.5", "--rope-scale", "2"], Some("rope_freq_scale"));
+    check(&["--rope-scaling", "none", "--rope-scale", "2"], Some("rope_scaling"));
+    check(&["--yarn-orig-ctx", "1"], Some("yarn_orig_ctx"));
+    check(&["--yarn-ext-factor", "-1.0"], Some("yarn_ext_factor"));
+    check(&["--yarn-attn-factor", "0"], Some("yarn_attn_factor"));
+    check(&["--yarn-beta-slow", "0"], Some("yarn_beta_slow"));
+    check(&["--yarn-beta-fast", "1e9"], Some("yarn_beta_fast"));
+    check(&["--lora-scaled", "a.gguf:0.5"], None);
+    check(&["--lora-scaled", "a.gguf"], Some("lora_scaled"));
     check(&["--flash-attn", "on"], None);
     check(&["--flash-attn", "off"], Some("flash_attn"));
 }

@@ -41,7 +41,7 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u3
         sliding_window: None,
         indivisible,
     };
-    let context = load::context(model, &config, n_cells).unwrap();
+    let context = load::context(model, &config, None, n_cells).unwrap();
     let embedder = Embedder::new(model, config, None, 0, shared);
     Scheduler::new(context, Arc::new(Vocabulary::of(model)), limits, None, embedder)
 }
