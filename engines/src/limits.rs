@@ -19,5 +19,8 @@ pub const THREADS: RangeInclusive<u32> = 1..=512;
 /// Sequences that may wait for a slot.
 pub const QUEUED: RangeInclusive<u32> = 1..=65_536;
 
+/// Layers of a model; llama.cpp's own limit.
+pub const LAYERS: RangeInclusive<u32> = 0..=512;
+
 /// Four streams share a step's weights without slowing each other much on the machines Baton is for.
 pub const DEFAULT_SLOTS: u32 = 4;

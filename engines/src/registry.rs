@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::handoff::KvPuller;
-use crate::options::{CacheTypes, LoraFile, RopeOptions};
+use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
 use crate::sim::{SimAbort, SimConfig, SimEngine};
 
 /// Which engine runs a model.
@@ -81,6 +81,10 @@ pub struct EngineOptions {
     pub rope: RopeOptions,
     /// The adapter that changes the weights.
     pub lora: Option<LoraFile>,
+    /// How the model is split among GPUs.
+    pub split_mode: Option<SplitMode>,
+    /// Tensors that stay with the processor.
+    pub cpu_tensors: CpuTensors,
     /// Prompt tokens in a step while streams are running.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -172,6 +176,8 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         cache_types: options.cache_types,
         rope: options.rope,
         lora: options.lora,
+        split_mode: options.split_mode,
+        cpu_tensors: options.cpu_tensors,
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: options.chat_template,

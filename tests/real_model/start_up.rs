@@ -66,8 +66,10 @@ fn a_mistake_at_start_up_is_one_clear_line() {
     let with = |args: &[&'static str]| [&sim[..], args].concat();
     check(&with(&["--prefill", "127.0.0.1:1", "--cache-type-k", "q4_0"]), None, "--cache-type-k must be f16");
     check(&with(&["--flash-attn", "off"]), None, "--flash-attn cannot be off");
+    check(&with(&["--tensor-split", "3,1"]), None, "--tensor-split is not supported");
     check(&with(&["--rope-scale", "0"]), None, "--rope-scale must be between");
     check(&["--listen", free, "--model", &good, "--lora", &good], None, "cannot be used as a LoRA adapter");
+    check(&["--listen", free, "--model", &good, "--override-tensor", "blk.999=CPU"], None, "no tensor of this model");
     check(&["--decode", "http://127.0.0.1:1", "--slots", "2"], None, "--slots is for an engine here");
     check(
         &["--decode", "127.0.0.1:1", "--decode", "http://127.0.0.1:1/"],

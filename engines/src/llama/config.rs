@@ -3,12 +3,12 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::devices;
 use super::load_error::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
-use crate::options::{CacheTypes, LoraFile, RopeOptions};
+use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
 
 /// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
@@ -45,6 +45,10 @@ pub struct LlamaConfig {
     pub rope: RopeOptions,
     /// The adapter that changes the weights.
     pub lora: Option<LoraFile>,
+    /// How the model is split among GPUs; by default by layers.
+    pub split_mode: Option<SplitMode>,
+    /// Tensors that stay with the processor.
+    pub cpu_tensors: CpuTensors,
     /// Prompt tokens in a step while streams are running; by default as many as the measured rate allows in 100 ms.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -74,6 +78,8 @@ impl LlamaConfig {
             cache_types: CacheTypes::default(),
             rope: RopeOptions::default(),
             lora: None,
+            split_mode: None,
+            cpu_tensors: CpuTensors::default(),
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
@@ -86,7 +92,12 @@ impl LlamaConfig {
         // All layers. llama.cpp ignores the number in a build without GPU support.
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(999);
         let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers);
-        let params = params.with_use_mmap(self.mmap).with_use_mlock(self.mlock);
+        let split_mode = match self.split_mode {
+            None | Some(SplitMode::Layer) => LlamaSplitMode::Layer,
+            Some(SplitMode::None) => LlamaSplitMode::None,
+            Some(SplitMode::Row) => LlamaSplitMode::Row,
+        };
+        let params = params.with_use_mmap(self.mmap).with_use_mlock(self.mlock).with_split_mode(split_mode);
         let Some(name) = &self.device else { return Ok(params) };
         params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))
     }

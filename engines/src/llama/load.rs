@@ -1,6 +1,7 @@
 //! Loads a model and creates its contexts, with a clear one-line error for every foreseeable failure.
 
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Mutex;
 
 use baton_schemas::embed::Pooling;
@@ -11,6 +12,7 @@ use llama_cpp_2::model::LlamaModel;
 use super::adapter::Adapter;
 use super::backend::backend;
 use super::config::LlamaConfig;
+use super::cpu_tensors;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
@@ -50,7 +52,12 @@ pub(super) fn available_memory() -> u64 {
 }
 
 pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
-    let params = config.model_params()?;
+    let mut params = config.model_params()?;
+    // llama.cpp reads them while it loads.
+    let cpu_tensors = cpu_tensors::patterns(&config.cpu_tensors, gguf)?;
+    for pattern in &cpu_tensors {
+        Pin::new(&mut params).add_cpu_buft_override(pattern);
+    }
     LlamaModel::load_from_file(backend()?, &config.model, &params).map_err(|_| LoadError::Refused {
         path: config.model.clone(),
         architecture: gguf.architecture().unwrap_or("unknown").to_owned(),

@@ -11,6 +11,7 @@ mod canary;
 mod cell_order;
 mod config;
 mod constrain;
+mod cpu_tensors;
 mod deep_stack;
 mod derivable;
 pub mod devices;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use baton_engines::Engine;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::LlamaEngine;
-use baton_engines::options::{CacheType, CacheTypes, LoraFile, RopeOptions, RopeScaling};
+use baton_engines::options::{CacheType, CacheTypes, CpuTensors, LoraFile, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
@@ -173,4 +173,40 @@ fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
         std::fs::read(&path).unwrap()
     };
     check(&|| std::fs::write(&path, &whole[..whole.len() - 64]).unwrap(), "cut short");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tensors_kept_with_the_processor_change_nothing_on_a_processor() {
+    let files = Files::new();
+    let config = || LlamaConfig { device: Some("cpu".into()), ..files.config(Architecture::Qwen3Moe) };
+    let of = |cpu_tensors| LlamaConfig { cpu_tensors, ..config() };
+    let patterns = |patterns: &[&str]| CpuTensors {
+        patterns: patterns.iter().map(|&pattern| pattern.to_owned()).collect(),
+        ..CpuTensors::default()
+    };
+    let plain = run(config()).await;
+    assert_eq!(run(of(CpuTensors { all_experts: true, ..CpuTensors::default() })).await, plain);
+    assert_eq!(run(of(CpuTensors { n_expert_layers: 2, ..CpuTensors::default() })).await, plain);
+    assert_eq!(run(of(patterns(&[r"blk\.(?:0|3)\.ffn_.*_exps", "attn_q"]))).await, plain);
+    for split_mode in SplitMode::ALL {
+        assert_eq!(run(LlamaConfig { split_mode: Some(split_mode), ..config() }).await, plain);
+    }
+    assert_eq!(run(LlamaConfig { mmap: false, mlock: true, ..config() }).await, plain);
+    assert_eq!(run(LlamaConfig { mlock: true, ..config() }).await, plain);
+
+    let error = refusal(of(patterns(&["attn_q", "ffn_nothing"])));
+    assert!(
+        error.contains("--override-tensor") && error.contains("\"ffn_nothing\" is in the name of no tensor"),
+        "{error}"
+    );
+    let error = refusal(of(patterns(&["blk\\.(0"])));
+    assert!(
+        error.contains("--override-tensor") && error.contains("is no regular expression: unclosed group"),
+        "{error}"
+    );
+    let dense = LlamaConfig {
+        cpu_tensors: CpuTensors { n_expert_layers: 1, ..CpuTensors::default() },
+        ..files.config(Architecture::Llama)
+    };
+    assert!(refusal(dense).contains("--n-cpu-moe is for models with experts"));
 }

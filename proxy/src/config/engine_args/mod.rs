@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use baton_engines::limits;
-use baton_engines::options::{CacheType, CacheTypes, FlashAttention, LoraFile, RopeOptions, RopeScaling};
+use baton_engines::options::{
+    CacheType, CacheTypes, CpuTensors, FlashAttention, LoraFile, MAX_PATTERNS, RopeOptions, RopeScaling, SplitMode,
+    parse_override,
+};
 use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_engines::sim::{ABORT_VARIABLE, SimAbort};
 use baton_schemas::kv::Codec;
@@ -19,6 +22,10 @@ const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 
 /// Distances beyond this are those of unrelated values; a RoPE order mistake scores 1.4.
 const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
+
+/// Why the shares of GPUs cannot be set.
+const NO_TENSOR_SPLIT: &str = "is not supported: llama-cpp-2 does not pass it on. llama.cpp divides the layers by the GPUs' \
+                               free memory; --device chooses one GPU, and --gpu-layers how many layers GPUs get";
 
 /// A larger factor is mistyped: it would stretch a context of 8,192 tokens to 8 million.
 const ROPE_SCALES: RangeInclusive<f64> = 0.001..=1000.0;
@@ -109,6 +116,21 @@ pub struct EngineArgs {
     /// A LoRA adapter and its scale
     #[arg(long, value_name = "FILE:SCALE")]
     pub lora_scaled: Option<String>,
+    /// How the model is split among GPUs: none, layer, row [default: layer]
+    #[arg(long, value_name = "MODE", value_parser = one_of(SplitMode::ALL, SplitMode::as_str, None))]
+    pub split_mode: Option<SplitMode>,
+    /// Not supported: the shares of the GPUs
+    #[arg(long, value_name = "SHARES", hide = true)]
+    pub tensor_split: Option<String>,
+    /// Keep the experts of all layers with the processor
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub cpu_moe: Option<bool>,
+    /// Keep the experts of the first N layers with the processor
+    #[arg(long, value_name = "N", value_parser = whole_number)]
+    pub n_cpu_moe: Option<u32>,
+    /// Keep the tensors with the processor whose names a regular expression finds; CPU is the only buffer type
+    #[arg(long, value_name = "PATTERN=CPU", value_delimiter = ',')]
+    pub override_tensor: Option<Vec<String>>,
     /// Flash attention, which is always on: on or auto
     #[arg(long, value_name = "WHEN", value_parser = one_of(FlashAttention::ALL, FlashAttention::as_str, None), hide_short_help = true)]
     pub flash_attn: Option<FlashAttention>,
@@ -177,6 +199,7 @@ impl EngineArgs {
             ("prefill_budget", self.prefill_budget, limits::UBATCH),
             ("max_queued", self.max_queued, limits::QUEUED),
             ("yarn_orig_ctx", self.yarn_orig_ctx, limits::CONTEXT),
+            ("n_cpu_moe", self.n_cpu_moe, limits::LAYERS),
         ];
         let numbers = numbers.into_iter().filter_map(|(key, value, range)| {
             let wrong = value.filter(|value| !range.contains(value))?;
@@ -208,6 +231,7 @@ impl EngineArgs {
             .chain(no_flash)
             .chain(self.rope_problem())
             .chain(self.lora_problem())
+            .chain(self.placement_problems())
             .collect()
     }
 
@@ -218,6 +242,26 @@ impl EngineArgs {
         let scales = self.rope_scale.is_some() || self.rope_freq_scale.is_some();
         (scales && self.rope_scaling == Some(RopeScaling::None))
             .then(|| ("rope_scaling", "must not be none if a scale is set: it would have no effect".to_owned()))
+    }
+
+    fn placement_problems(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let no_split = self.tensor_split.as_ref().map(|_| ("tensor_split", NO_TENSOR_SPLIT.to_owned()));
+        let overrides = self.override_tensor.as_deref().unwrap_or_default();
+        let wrong = match overrides.len() {
+            0..=MAX_PATTERNS => overrides.iter().find_map(|text| parse_override(text).err()),
+            n => Some(format!("may have {MAX_PATTERNS} patterns, not {n}")),
+        };
+        no_split.into_iter().chain(wrong.map(|message| ("override_tensor", message)))
+    }
+
+    /// Tensors that stay with the processor. Overrides in a wrong form are among [`EngineArgs::problems`].
+    fn cpu_tensors(&self) -> CpuTensors {
+        let overrides = self.override_tensor.iter().flatten();
+        CpuTensors {
+            all_experts: self.cpu_moe.unwrap_or(false),
+            n_expert_layers: self.n_cpu_moe.unwrap_or(0),
+            patterns: overrides.filter_map(|text| parse_override(text).ok()).collect(),
+        }
     }
 
     fn lora_problem(&self) -> Option<(&'static str, String)> {
@@ -290,7 +334,8 @@ impl EngineArgs {
         let flag = |value: Option<bool>| value.map(|value| value.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 33] = [
+        let overrides = self.override_tensor.as_ref().filter(|all| !all.is_empty());
+        let options: [(&str, Option<OsString>); 38] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -314,6 +359,11 @@ impl EngineArgs {
             ("--yarn-beta-fast", rate(self.yarn_beta_fast)),
             ("--lora", self.lora.clone().map(Into::into)),
             ("--lora-scaled", self.lora_scaled.clone().map(Into::into)),
+            ("--split-mode", self.split_mode.map(|mode| mode.as_str().into())),
+            ("--tensor-split", self.tensor_split.clone().map(Into::into)),
+            ("--cpu-moe", flag(self.cpu_moe)),
+            ("--n-cpu-moe", number(self.n_cpu_moe)),
+            ("--override-tensor", overrides.map(|all| all.join(",").into())),
             ("--flash-attn", self.flash_attn.map(|value| value.as_str().into())),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
@@ -338,6 +388,7 @@ impl EngineArgs {
         let cache_types = self.cache_types();
         let rope = self.rope();
         let lora = self.lora_file();
+        let cpu_tensors = self.cpu_tensors();
         let EngineArgs {
             engine,
             slots,
@@ -364,6 +415,13 @@ impl EngineArgs {
             yarn_beta_fast: _,
             lora: _,
             lora_scaled: _,
+            // They are in `cpu_tensors`.
+            cpu_moe: _,
+            n_cpu_moe: _,
+            override_tensor: _,
+            split_mode,
+            // It is refused.
+            tensor_split: _,
             // It is always on.
             flash_attn: _,
             prefill_budget,
@@ -394,6 +452,8 @@ impl EngineArgs {
             cache_types,
             rope,
             lora,
+            split_mode,
+            cpu_tensors,
             prefill_budget,
             max_queued,
             chat_template,

@@ -38,6 +38,11 @@ fn every_option_reaches_the_child() {
         yarn_beta_fast: Some(31.5),
         lora: Some("e f.gguf".into()),
         lora_scaled: None,
+        split_mode: Some(SplitMode::Row),
+        tensor_split: Some("3,1".into()),
+        cpu_moe: Some(false),
+        n_cpu_moe: Some(9),
+        override_tensor: Some(vec![r"blk\.1\.ffn=CPU".into(), "exps=CPU".into()]),
         flash_attn: Some(FlashAttention::Auto),
         prefill_budget: Some(7),
         max_queued: Some(8),
@@ -106,6 +111,11 @@ fn values_out_of_range_are_named() {
     check(&["--yarn-beta-fast", "1e9"], Some("yarn_beta_fast"));
     check(&["--lora-scaled", "a.gguf:0.5"], None);
     check(&["--lora-scaled", "a.gguf"], Some("lora_scaled"));
+    check(&["--split-mode", "none", "--n-cpu-moe", "3", "--override-tensor", "a=CPU,b=CPU"], None);
+    check(&["--n-cpu-moe", "513"], Some("n_cpu_moe"));
+    check(&["--override-tensor", "a=CPU,b=CUDA0"], Some("override_tensor"));
+    check(&["--override-tensor", &["a=CPU"; 65].join(",")], Some("override_tensor"));
+    check(&["--tensor-split", "3,1"], Some("tensor_split"));
     check(&["--flash-attn", "on"], None);
     check(&["--flash-attn", "off"], Some("flash_attn"));
 }
