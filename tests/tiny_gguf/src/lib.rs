@@ -1,13 +1,15 @@
 //! Tiny models with random weights, for architectures whose real models are too large for a test.
 //!
 //! What they say is noise, but llama.cpp runs them as it runs the real ones, so whatever must hold for any weights can
-//! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`.
+//! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`. What must hold for replies of a
+//! certain form is tried on [`scripted`] models.
 
 pub mod adapter;
 mod architectures;
 pub mod bert;
 pub mod file;
 pub mod projector;
+pub mod scripted;
 mod tokenizer;
 
 use std::path::Path;

@@ -6,33 +6,50 @@ use crate::file::Value;
 /// All bytes, one merged pair, and the two control tokens.
 pub(super) const N_VOCAB: usize = 256 + 1 + 2;
 
-/// llama.cpp's numbers of token types.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
+/// llama.cpp's number of a type of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenType {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Byte = 6,
+}
 
 pub(super) fn add(draft: &mut Draft) {
-    let mut tokens: Vec<String> = (0..=255).map(|byte| printable(byte).to_string()).collect();
-    // llama.cpp wants a list of merges.
-    tokens.push("th".into());
-    let mut types = vec![NORMAL; tokens.len()];
-    for control in ["<|start|>", "<|end|>"] {
-        tokens.push(control.into());
-        types.push(CONTROL);
-    }
+    let mut tokens = byte_pair_tokens();
+    tokens.extend(["<|start|>", "<|end|>"].map(|control| (control.to_owned(), TokenType::Control)));
     assert_eq!(tokens.len(), N_VOCAB);
     let end = N_VOCAB as u32 - 1;
-    draft.set("tokenizer.ggml.model", Value::String("gpt2".into()));
-    draft.set("tokenizer.ggml.pre", Value::String("gpt-2".into()));
-    draft.set("tokenizer.ggml.tokens", Value::Array(tokens.into_iter().map(Value::String).collect()));
-    draft.set("tokenizer.ggml.token_type", Value::Array(types.into_iter().map(Value::I32).collect()));
-    draft.set("tokenizer.ggml.merges", Value::Array(vec![Value::String("t h".into())]));
+    add_byte_pairs(draft, "gpt-2", &tokens);
     draft.set("tokenizer.ggml.bos_token_id", Value::U32(end - 1));
     draft.set("tokenizer.ggml.eos_token_id", Value::U32(end));
     draft.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
 }
 
+/// The tokens of all bytes in their order, and the only merged pair, because llama.cpp requires a list of merges.
+pub(super) fn byte_pair_tokens() -> Vec<(String, TokenType)> {
+    let bytes = (0..=255).map(|byte| printable(byte).to_string());
+    bytes.chain(["th".to_owned()]).map(|text| (text, TokenType::Normal)).collect()
+}
+
+/// Writes a byte-pair vocabulary whose first tokens are [`byte_pair_tokens`]. `pre` names its rules for words.
+pub(super) fn add_byte_pairs(draft: &mut Draft, pre: &str, tokens: &[(String, TokenType)]) {
+    draft.set("tokenizer.ggml.model", Value::String("gpt2".into()));
+    draft.set("tokenizer.ggml.pre", Value::String(pre.into()));
+    add_tokens(draft, tokens);
+    draft.set("tokenizer.ggml.merges", Value::Array(vec![Value::String("t h".into())]));
+}
+
+pub(super) fn add_tokens(draft: &mut Draft, tokens: &[(String, TokenType)]) {
+    let (texts, types): (Vec<Value>, Vec<Value>) =
+        tokens.iter().map(|(text, kind)| (Value::String(text.clone()), Value::I32(*kind as i32))).unzip();
+    draft.set("tokenizer.ggml.tokens", Value::Array(texts));
+    draft.set("tokenizer.ggml.token_type", Value::Array(types));
+}
+
 /// GPT-2's name for a byte: itself where that can be printed, else the next free character from U+0100 on.
-fn printable(byte: u8) -> char {
+pub(super) fn printable(byte: u8) -> char {
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if prints(byte) {
         return byte.into();
