@@ -170,6 +170,9 @@ pub struct Message {
     /// The model's earlier reasoning, for templates that show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The same under the name that gpt-oss's template reads. Only its format of calls sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<String>,
     /// Calls that the assistant made. Arguments are JSON objects, because templates iterate over them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<Value>,

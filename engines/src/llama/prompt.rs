@@ -134,8 +134,8 @@ fn char_start(text: &str, index: usize) -> usize {
 fn text_bytes(conversation: &Conversation) -> usize {
     let Conversation { messages, tools, template_args, images: _ } = conversation;
     let of_message = |message: &Message| {
-        let Message { role: _, content, reasoning_content, tool_calls, tool_call_id, name } = message;
-        let rest = [reasoning_content, tool_call_id, name].into_iter().flatten().map(String::len);
+        let Message { role: _, content, reasoning_content, thinking, tool_calls, tool_call_id, name } = message;
+        let rest = [reasoning_content, thinking, tool_call_id, name].into_iter().flatten().map(String::len);
         content.len() + rest.sum::<usize>() + tool_calls.iter().map(value_bytes).sum::<usize>()
     };
     let args = template_args.values().map(value_bytes).sum::<usize>();

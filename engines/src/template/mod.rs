@@ -8,7 +8,9 @@ mod guard;
 mod nesting;
 mod python;
 mod system;
+mod turns;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::OnceLock;
@@ -82,21 +84,17 @@ impl ChatTemplate {
 
     /// Renders a conversation and distinguishes the template's control tokens from those that are spelled in the
     /// conversation. The pieces are tokenized one by one; joined, they are the exact prompt. Where the template does not
-    /// render a system message in its place, its text is in a user message: see `system`. Errors: the template fails, or
-    /// the prompt has more than `max_bytes`.
+    /// render a system message in its place, its text is in a user message: see `system`. Where it requires that roles
+    /// alternate, neighbours are joined: see `turns`. Errors: the template fails, or the prompt has more than `max_bytes`.
     pub fn render_pieces(
         &self,
         conversation: &Conversation,
         now: SystemTime,
         max_bytes: usize,
     ) -> Result<Vec<TemplatePiece>, TemplateError> {
-        if !conversation.messages.iter().any(|message| message.role == MessageRole::System) {
-            return self.pieces(conversation, now, max_bytes);
-        }
-        let with_tools = !conversation.tools.is_empty();
-        let roles = self.system[usize::from(with_tools)]
-            .get_or_init(|| SystemRoles::try_out(with_tools, |chat| self.render(chat, now).ok()));
-        let mut forms = roles.forms(conversation);
+        let with_system = self.with_system(conversation, now);
+        let joined = with_system.iter().filter_map(|form| turns::joined(form)).map(Cow::Owned).collect();
+        let mut forms = [with_system, joined].concat();
         let last = forms.pop();
         for form in forms {
             match self.pieces(&form, now, max_bytes) {
@@ -105,6 +103,17 @@ impl ChatTemplate {
             }
         }
         self.pieces(last.as_deref().unwrap_or(conversation), now, max_bytes)
+    }
+
+    /// The forms of a conversation with its system messages where the template takes them, the best first.
+    fn with_system<'c>(&self, conversation: &'c Conversation, now: SystemTime) -> Vec<Cow<'c, Conversation>> {
+        if !conversation.messages.iter().any(|message| message.role == MessageRole::System) {
+            return vec![Cow::Borrowed(conversation)];
+        }
+        let with_tools = !conversation.tools.is_empty();
+        let roles = self.system[usize::from(with_tools)]
+            .get_or_init(|| SystemRoles::try_out(with_tools, |chat| self.render(chat, now).ok()));
+        roles.forms(conversation)
     }
 
     /// Renders a conversation as it is, in pieces.
@@ -141,6 +150,12 @@ impl ChatTemplate {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         variables.insert("add_generation_prompt".into(), true.into());
         variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), Value::from_serialize(v))));
+        // DeepSeek's and Granite's name for the switch that Qwen calls `enable_thinking`. Without the switch, an effort
+        // turns thinking on.
+        let effort = || variables.get("reasoning_effort").map(|effort| Value::from(effort.as_str() != Some("none")));
+        if let Some(thinks) = variables.get("enable_thinking").cloned().or_else(effort) {
+            variables.entry("thinking".into()).or_insert(thinks);
+        }
         // Inserted after the client's arguments, so that those cannot replace these variables.
         let tools = Some(&conversation.tools).filter(|tools| !tools.is_empty());
         variables.extend([

@@ -111,6 +111,22 @@ fn arguments_reach_the_template_but_replace_nothing() {
 }
 
 #[test]
+fn both_names_of_the_switch_for_thinking_are_set() {
+    for (args, expected) in [
+        (json!({}), ""),
+        (json!({ "enable_thinking": true }), "True"),
+        (json!({ "enable_thinking": false, "reasoning_effort": "high" }), "False"),
+        (json!({ "reasoning_effort": "low" }), "True"),
+        (json!({ "reasoning_effort": "none" }), "False"),
+        (json!({ "enable_thinking": true, "thinking": false }), "False"),
+    ] {
+        let mut chat = user("hi");
+        chat.template_args = args.as_object().unwrap().clone();
+        assert_eq!(render("{{ thinking }}", &chat).as_deref(), Ok(expected), "{args}");
+    }
+}
+
+#[test]
 fn a_template_cannot_run_for_ever_or_write_without_end() {
     let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}";
     assert!(matches!(render(endless, &user("x")), Err(TemplateError::Failed(_))));

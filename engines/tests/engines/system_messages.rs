@@ -114,15 +114,38 @@ fn a_template_without_a_system_role_gets_its_text_in_a_user_message() {
     let messages = json!([{ "role": "system", "content": "Be brief." }, { "role": "user", "content": "Hi" }]);
     let text = prompt(&gemma, messages, &json!([])).unwrap();
     assert_eq!(text, "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n");
-    // A conversation that the template refuses for another reason is still refused.
-    let twice = json!([
+}
+
+#[test]
+fn neighbours_of_one_role_are_joined_where_the_template_requires_that_roles_alternate() {
+    // What Codex sends first: context in a message of its own.
+    let messages = json!([
         { "role": "system", "content": "Be brief." },
-        { "role": "user", "content": "Hi" },
+        { "role": "user", "content": "In Oslo." },
         { "role": "user", "content": "Hi" },
     ]);
-    assert!(
-        matches!(prompt(&gemma, twice, &json!([])), Err(TemplateError::Rejected(why)) if why.contains("alternate"))
-    );
+    for (name, expected) in [
+        ("gemma", "<start_of_turn>user\nBe brief.\n\nIn Oslo.\n\nHi<end_of_turn>\n"),
+        ("mistral", "[INST] Be brief.\n\nIn Oslo.\n\nHi[/INST]"),
+        ("qwen2", "<|im_start|>user\nIn Oslo.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"),
+    ] {
+        let text = prompt(&compile(&fixture(name)), messages.clone(), &json!([])).unwrap();
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+    // After a tool's result, the user's text joins it.
+    let call = json!({ "id": "123456789", "type": "function", "function": { "name": "weather", "arguments": {} } });
+    let messages = json!([
+        { "role": "user", "content": "The weather?" },
+        { "role": "assistant", "content": "", "tool_calls": [call] },
+        { "role": "tool", "content": "4", "tool_call_id": "123456789" },
+        { "role": "user", "content": "Go on." },
+    ]);
+    let text = prompt(&compile(&fixture("mistral")), messages, &weather()).unwrap();
+    assert!(text.contains("4\n\nGo on."), "{text}");
+    // A conversation that the template refuses for another reason is still refused.
+    let answer_first = json!([{ "role": "assistant", "content": "Hi" }, { "role": "user", "content": "Hi" }]);
+    let refused = prompt(&compile(&fixture("gemma")), answer_first, &json!([]));
+    assert!(matches!(refused, Err(TemplateError::Rejected(why)) if why.contains("alternate")));
 }
 
 #[test]

@@ -99,6 +99,7 @@ impl OllamaMessage {
             tool_calls,
             tool_call_id: self.tool_call_id.get(at)?,
             name: self.tool_name.get(at)?,
+            ..Message::default()
         })
     }
 }

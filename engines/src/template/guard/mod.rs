@@ -62,6 +62,7 @@ impl ControlTokens {
             role: message.role,
             content: text(&message.content),
             reasoning_content: message.reasoning_content.as_ref().map(text),
+            thinking: message.thinking.as_ref().map(text),
             tool_calls: values(&message.tool_calls),
             tool_call_id: message.tool_call_id.as_ref().map(text),
             name: message.name.as_ref().map(text),

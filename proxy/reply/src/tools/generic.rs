@@ -65,7 +65,7 @@ fn instructions(tools: &ToolUse) -> String {
 }
 
 /// Appends the instructions to the system message. Where a template refuses one, the engine finds another place for it.
-fn instruct(messages: &mut Vec<Message>, instructions: &str) {
+pub(super) fn instruct(messages: &mut Vec<Message>, instructions: &str) {
     match messages.first_mut() {
         Some(first) if first.role == MessageRole::System => first.append(instructions),
         _ => messages.insert(0, Message::new(MessageRole::System, instructions.to_owned())),

@@ -8,9 +8,12 @@
 use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
+use baton_schemas::generate::Conversation;
 use baton_schemas::thinking::has_channels;
-use baton_schemas::tools::Tool;
+use baton_schemas::tools::{Tool, ToolUse};
+use serde_json::Value;
 
+use super::one_call::split_calls;
 use super::pending::Pending;
 use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
@@ -40,6 +43,17 @@ impl ToolFormat for Harmony {
         &["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|return|>", "<|constrain|>"]
     }
 
+    /// The template appends every description to a text. Of an assistant's message it renders the first call, and either
+    /// its text or its reasoning; the reasoning of a turn that is still going on belongs to the prompt.
+    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
+        conversation.tools = tools.listed().map(definition).collect();
+        split_calls(conversation);
+        for message in conversation.messages.iter_mut().filter(|message| !message.tool_calls.is_empty()) {
+            let reasoning = message.reasoning_content.take();
+            message.thinking = reasoning.filter(|_| message.content.is_empty());
+        }
+    }
+
     /// One call: it ends the reply.
     fn calls(&self, calls: &Calls<'_>) -> Rule {
         Rule::Sequence(vec![analyses(), call(calls)])
@@ -61,6 +75,23 @@ impl ToolFormat for Harmony {
         let state = HarmonyState::Header(String::new());
         Box::new(HarmonyParser { tools: Arc::clone(tools), pending: Pending::default(), state })
     }
+}
+
+/// A tool as the template takes it: with a description, and with default values that it can append to a text.
+fn definition(tool: &Tool) -> Value {
+    let mut definition = tool.definition();
+    let function = &mut definition["function"];
+    if let Some(fields) = function.as_object_mut() {
+        fields.entry("description").or_insert_with(|| "".into());
+    }
+    let properties = function.pointer_mut("/parameters/properties").and_then(Value::as_object_mut);
+    for field in properties.into_iter().flat_map(|all| all.values_mut()).filter_map(Value::as_object_mut) {
+        let is_joined = field.contains_key("enum") || field.contains_key("oneOf");
+        if is_joined && field.get("default").is_some_and(|value| !value.is_string()) {
+            field.remove("default");
+        }
+    }
+    definition
 }
 
 /// The rule of the reasoning at the start of a reply.

@@ -1,17 +1,23 @@
-//! Llama 3's format: a reply that is a JSON object, `{"name": …, "parameters": {…}}`, is a call. Any other reply is text.
+//! The format of Llama 3 and 4: a reply that is a JSON object, `{"name": …, "parameters": {…}}`, is a call. Any other reply
+//! is text, except that Llama 4 may write text between tags before its calls.
 
 use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
-use baton_schemas::tools::Tool;
+use baton_schemas::generate::Conversation;
+use baton_schemas::tools::{Tool, ToolUse};
 
 use super::json_call::CallProgress;
 use super::json_calls::JsonCalls;
+use super::one_call::split_calls;
 use super::pending::{Front, Pending};
 use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
-/// Some models write it before a call.
-const PYTHON_TAG: &str = "<|python_tag|>";
+/// Llama 3 may write the first before a call, Llama 4 the others around the text before its calls, or around a call.
+const TAGS: [&str; 3] = ["<|python_tag|>", "<|python_start|>", "<|python_end|>"];
+
+/// Begins each message of Llama 4. Its templates render several calls in one message, those of Llama 3 refuse it.
+const LLAMA4_HEADER: &str = "<|header_start|>";
 
 #[derive(Debug)]
 pub(super) struct Llama3;
@@ -22,14 +28,22 @@ impl ToolFormat for Llama3 {
     }
 
     fn is_of(&self, template: &str) -> bool {
-        template.contains("<|start_header_id|>") && template.contains("\"parameters\"")
+        let is_llama = template.contains("<|start_header_id|>") || template.contains(LLAMA4_HEADER);
+        is_llama && template.contains("\"parameters\"")
     }
 
     fn markers(&self) -> &'static [&'static str] {
-        &[PYTHON_TAG]
+        &TAGS
     }
 
-    /// One call: the templates refuse a history with more of them in one message.
+    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, template: &str) {
+        conversation.tools = tools.listed().map(Tool::definition).collect();
+        if !template.contains(LLAMA4_HEADER) {
+            split_calls(conversation);
+        }
+    }
+
+    /// One call: the models are not trained for more in one reply.
     fn calls(&self, calls: &Calls<'_>) -> Rule {
         calls.one_of(|name, arguments| {
             Rule::Sequence(vec![
@@ -58,7 +72,7 @@ enum Llama3State {
     Calls(Box<JsonCalls>),
     /// After a call, before another call or text.
     Between,
-    /// In text, to the end.
+    /// In text, to the end or the next tag.
     Text,
 }
 
@@ -75,10 +89,10 @@ impl CallParser for Llama3Parser {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
-                Llama3State::Start => match self.pending.take_front(&[PYTHON_TAG, "{"]) {
+                Llama3State::Start => match self.pending.take_front(&["{", TAGS[0], TAGS[1], TAGS[2]]) {
                     Front::Unknown => return,
-                    Front::Tag(0) => {}
-                    Front::Tag(_) => self.begin(out),
+                    Front::Tag(0) => self.begin(out),
+                    Front::Tag(_) => {}
                     Front::Other => match self.pending.next() {
                         Some(c) if c.is_whitespace() => self.held.push(c),
                         first => {
@@ -104,15 +118,26 @@ impl CallParser for Llama3Parser {
                         }
                     }
                 }
-                Llama3State::Between => match self.pending.next() {
-                    Some('{') => self.begin(out),
-                    Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
-                    other => {
-                        out.text(other.map(String::from).unwrap_or_default());
-                        self.state = Llama3State::Text;
-                    }
+                Llama3State::Between => match self.pending.take_front(&["{", TAGS[0], TAGS[1], TAGS[2]]) {
+                    Front::Unknown => return,
+                    Front::Tag(0) => self.begin(out),
+                    Front::Tag(_) => {}
+                    Front::Other => match self.pending.next() {
+                        Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
+                        other => {
+                            out.text(other.map(String::from).unwrap_or_default());
+                            self.state = Llama3State::Text;
+                        }
+                    },
                 },
-                Llama3State::Text => out.text(self.pending.take()),
+                Llama3State::Text => {
+                    let (text, tag) = self.pending.take_until(&TAGS);
+                    out.text(text);
+                    if tag.is_none() {
+                        return;
+                    }
+                    self.state = Llama3State::Start;
+                }
             }
         }
     }
@@ -127,7 +152,9 @@ impl CallParser for Llama3Parser {
                 }
                 out.text(rest);
             }
-            Llama3State::Between | Llama3State::Text => {}
+            // A part of a tag after a call is not text.
+            Llama3State::Between => {}
+            Llama3State::Text => out.text(self.pending.take()),
         }
     }
 }

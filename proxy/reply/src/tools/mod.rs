@@ -8,9 +8,11 @@ pub mod reader;
 
 mod json_call;
 mod json_calls;
+mod one_call;
 mod pending;
 mod thought;
 
+mod deepseek;
 mod generic;
 mod harmony;
 mod hermes;
@@ -168,8 +170,9 @@ impl ParsedPieces {
 }
 
 /// All formats except [`generic`], the most specific first.
-const FORMATS: [&dyn ToolFormat; 6] = [
+const FORMATS: [&dyn ToolFormat; 7] = [
     &harmony::Harmony,
+    &deepseek::DeepSeek,
     &qwen_xml::QwenXml,
     &mistral_args::MistralArgs,
     &mistral::Mistral,

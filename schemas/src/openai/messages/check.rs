@@ -67,6 +67,7 @@ impl ChatMessage {
             tool_calls,
             tool_call_id: self.tool_call_id.get(at)?,
             name: self.name.get(at)?,
+            ..Message::default()
         })
     }
 }

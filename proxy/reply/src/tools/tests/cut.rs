@@ -7,12 +7,17 @@ type Written = (&'static dyn ToolFormat, Option<(&'static str, &'static str)>, &
 
 /// What replies of calls alone are made of: what stands before the first of them and between two, if a reply can hold two,
 /// and a call.
-const FORCED: [Written; 7] = [
+const FORCED: [Written; 8] = [
     (&hermes::Hermes, Some(("", "\n")), "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>"),
     (&generic::Generic, Some(("", "\n")), "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>"),
     (&qwen_xml::QwenXml, Some(("", "\n")), "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>"),
     (&mistral::Mistral, Some(("[TOOL_CALLS][", ", ")), "{\"name\": \"NAME\", \"arguments\": ARGUMENTS}"),
     (&mistral_args::MistralArgs, Some(("", "")), "[TOOL_CALLS]NAME[ARGS]ARGUMENTS"),
+    (
+        &deepseek::DeepSeek,
+        Some(("<｜tool▁calls▁begin｜>", "")),
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>",
+    ),
     (&llama3::Llama3, None, "{\"name\": \"NAME\", \"parameters\": ARGUMENTS}"),
     (&harmony::Harmony, None, "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"),
 ];

@@ -1,6 +1,7 @@
 //! What each format's replies are read as, however they are cut.
 
 mod cut;
+mod families;
 
 use baton_schemas::FinishReason;
 use baton_schemas::constraint::Constraint;
@@ -199,6 +200,34 @@ fn llama3() {
 }
 
 #[test]
+fn llama4() {
+    let check = |reply: &str, expected: &str| check(&llama3::Llama3, reply, expected);
+    check("<|python_start|>{\"name\": \"stop\", \"parameters\": {}}<|python_end|>", "[stop({})]");
+    check("I look.<|python_start|>{\"name\": \"stop\"}<|python_end|>Done.", "I look.[stop({})]Done.");
+    check("<|python_start|>print(1)<|python_end|>", "print(1)");
+    check("a <|python_", "a <|python_");
+}
+
+#[test]
+fn deepseek() {
+    let check = |reply: &str, expected: &str| check(&deepseek::DeepSeek, reply, expected);
+    let calls = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{\"days\": 2}<｜tool▁call▁end｜>\
+        <｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(&format!("<think>hm</think>I look.\n{calls}"), "{hm}I look.[look({\"days\": 2})][stop({})]");
+    check(&format!("{calls}Done."), "[look({\"days\": 2})][stop({})]Done.");
+    check("<｜tool▁call▁begin｜>stop<｜tool▁sep｜><｜tool▁call▁end｜>", "[stop({})]");
+    check("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{\"place\": \"Ber", "[look({\"place\": \"Ber)]");
+    for text in [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>no",
+        "a <｜tool",
+        "<｜tool▁calls▁begin｜>",
+    ] {
+        check(text, text);
+    }
+}
+
+#[test]
 fn mistral() {
     let check = |reply: &str, expected: &str| check(&mistral::Mistral, reply, expected);
     check(
@@ -272,10 +301,12 @@ fn templates_tell_their_format() {
     assert_eq!(format_of("[TOOL_CALLS]{{ name }}[ARGS]").name(), "mistral-args");
     assert_eq!(format_of("<|start|>assistant<|channel|>final<|message|>").name(), "harmony");
     assert_eq!(format_of("<tool_call>{{ arguments }}<arg_key>").name(), "generic");
+    assert_eq!(format_of("<|header_start|>{{ '\"parameters\"' }}").name(), "llama3");
+    assert_eq!(format_of("<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>").name(), "deepseek");
 }
 
 /// Fragments of valid and invalid replies.
-const BITS: [&str; 34] = [
+const BITS: [&str; 40] = [
     "<tool_call>",
     "</tool_call>",
     "<function=look>",
@@ -290,6 +321,12 @@ const BITS: [&str; 34] = [
     "analysis",
     "<|message|>",
     "<|end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
     "<|start|>assistant",
     " to=functions.look",
     "{\"name\": \"look\", ",
