@@ -227,6 +227,13 @@ print(f"\nThe mock asked directly: delay p50 / p99 {1e3 * statistics.median(d[1]
       f"{1e3 * statistics.median(d[3] for d in direct):,.0f} µs. This client used "
       f"{max(f['client_cores'] for load in run for s in run[load]['servers'] for f in s['rounds']):.2f} cores at most.")
 PYTHON
-nginx_version=$([ ! -x "$built/nginx/usr/sbin/nginx" ] || "$built/nginx/usr/sbin/nginx" -v 2>&1)
 echo
-echo "$(machine); ${nginx_version#* version: }, vllm-router $vllm_version, sglang-router $sglang_version; $rounds rounds of $seconds s"
+line=$(machine)
+for name in "${peers[@]}"; do
+  case $name in
+    nginx) version=$("$built/nginx/usr/sbin/nginx" -v 2>&1) && line+="; ${version#* version: }" ;;
+    vllm-router) line+="; $name $vllm_version" ;;
+    sglang-router) line+="; $name $sglang_version" ;;
+  esac
+done
+echo "$line; $rounds rounds of $seconds s"

@@ -8,8 +8,8 @@ const MIN_LIKENESS: f64 = 0.75;
 /// The route whose path is most like the requested one, and among those with that path the one with its method. `None`
 /// if no path is like it. A route is `METHOD PATH`.
 ///
-/// Most wrong paths come from a wrong base URL, which repeats or omits the beginning of a path. So paths of which one
-/// ends with the other are the most alike.
+/// Most wrong paths come from a wrong base URL, which repeats or omits the beginning of a path. So two paths are also alike
+/// if one ends with the other.
 pub(super) fn nearest_route<'a>(method: &Method, path: &str, routes: &'a [String]) -> Option<&'a str> {
     let wanted = path.trim_matches('/').to_ascii_lowercase();
     let score = |route: &str| {
@@ -23,16 +23,19 @@ pub(super) fn nearest_route<'a>(method: &Method, path: &str, routes: &'a [String
     nearest.map(|(_, route)| route.as_str())
 }
 
-/// From [`MIN_LIKENESS`] to 2; `None` below.
+/// From [`MIN_LIKENESS`] to 1; `None` below.
 fn likeness(wanted: &str, path: &str) -> Option<f64> {
     if path.is_empty() || wanted.is_empty() {
         return None;
     }
-    let shared = if ends_with(wanted, path) { path } else { wanted };
+    let letters = strsim::normalized_levenshtein(wanted, path);
     let likeness = match ends_with(wanted, path) || ends_with(path, wanted) {
-        // Of two such paths, the one that shares more.
-        true => 1.0 + shared.len() as f64 / wanted.len().max(path.len()) as f64,
-        false => strsim::normalized_levenshtein(wanted, path),
+        // Of two such paths, the one that shares more. A typing error in a longer path is more alike than a short end.
+        true => {
+            let shared = wanted.len().min(path.len()) as f64 / wanted.len().max(path.len()) as f64;
+            letters.max(MIN_LIKENESS + (1.0 - MIN_LIKENESS) * shared)
+        }
+        false => letters,
     };
     (likeness >= MIN_LIKENESS).then_some(likeness)
 }
@@ -51,6 +54,7 @@ mod tests {
         let routes = [
             "POST /v1/chat/completions",
             "POST /v1/completions",
+            "POST /completion",
             "POST /v1/messages",
             "GET /v1/models",
             "GET /v1/models/{id}",

@@ -44,7 +44,7 @@ object! {
     /// A tool of `/v1/messages`. Tools that run on Anthropic's servers are skipped.
     pub(crate) struct MessagesTool {
         /// `custom`, or the type of a tool that is skipped, such as `web_search_20250305`.
-        r#type: Field<String>,
+        r#type: Field<MessagesToolType>,
         /// The name by which the model calls it.
         name: Field<ToolName>,
         /// What the tool does, for the model.
@@ -67,6 +67,28 @@ object! {
         },
     }
 }
+
+/// The type of a tool of `/v1/messages`.
+#[derive(Debug)]
+pub(crate) enum MessagesToolType {
+    /// A function that the client runs.
+    Custom,
+    /// One of Anthropic's own tools.
+    Anthropics(String),
+}
+
+impl Read for MessagesToolType {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(word: &str) -> Reading<Self> {
+        Ok(match word {
+            "custom" => MessagesToolType::Custom,
+            _ => MessagesToolType::Anthropics(word.to_owned()),
+        })
+    }
+}
+
+described!([] MessagesToolType: as String);
 
 /// A tool's name, unique in its request.
 #[derive(Debug, JsonSchema)]
@@ -162,7 +184,7 @@ impl Definition for MessagesTool {
     const FORM: Form = Form { schema: "input_schema", ..ChatTool::FORM };
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
-        if let Some(kind) = self.r#type.get(at)?.filter(|kind| kind != "custom") {
+        if let Some(MessagesToolType::Anthropics(kind)) = self.r#type.get(at)? {
             return tools.skip(&kind, HostedTool::of_anthropic(&kind), at);
         }
         let is_deferred = self.defer_loading.get(at)?.unwrap_or(false);
