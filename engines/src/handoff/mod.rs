@@ -86,7 +86,8 @@ pub type PullEvent = KvEvent<VerifiedKv, PullEnd>;
 /// How a pull ended.
 #[derive(Debug, Clone, Copy)]
 pub struct PullEnd {
-    /// The report about the prefill node and the link, or only the failure. The engine adds its own part.
+    /// The report about the prefill node and the link, or only the failure and the received bytes. The engine adds its
+    /// own part.
     pub report: HandoffReport,
     /// When the prefill node had computed the last token, on this machine's clock; `None` after a failure.
     pub prefilled_at: Option<Instant>,
@@ -94,11 +95,16 @@ pub struct PullEnd {
 
 impl From<HandoffFailure> for PullEnd {
     fn from(failure: HandoffFailure) -> PullEnd {
-        PullEnd { report: HandoffReport::failed(failure), prefilled_at: None }
+        PullEnd::failed(failure, 0)
     }
 }
 
 impl PullEnd {
+    /// The end of a pull that failed after `n_bytes` had come.
+    pub fn failed(failure: HandoffFailure, n_bytes: u64) -> PullEnd {
+        PullEnd { report: HandoffReport { n_bytes, ..HandoffReport::failed(failure) }, prefilled_at: None }
+    }
+
     /// The report for an engine that had imported all chunks at `imported_at`. The engine adds the numbers that only it
     /// knows.
     pub fn report(self, imported_at: Instant) -> HandoffReport {

@@ -112,6 +112,7 @@ impl Sink {
 }
 
 impl PullerState {
+    /// Errors: the pull was not begun.
     async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullEnd, HandoffFailure> {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
         let url = order.source.url.trim_end_matches('/').to_owned();
@@ -129,11 +130,11 @@ impl PullerState {
         };
         let codecs = self.client.links.choose(url, self.client.policy.allowed_codecs());
         let peer = PrefillPeer { url, fingerprint, codecs: &codecs };
-        let outcome = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
-        if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
+        let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
+        if end.report.failure == Some(HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
-        outcome
+        Ok(end)
     }
 
     /// Decides whether a peer's KV may be used. Returns the peer's fingerprint.
@@ -204,7 +205,10 @@ impl PullerState {
             std::future::ready(())
         };
         let peer = PrefillPeer { url, fingerprint: peer, codecs: &[Codec::None] };
-        self.client.receive(peer, local, order, keep).await?;
+        let end = self.client.receive(peer, local, order, keep).await;
+        if let Some(failure) = end.report.failure {
+            return Err(failure);
+        }
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_chunks(&local.identity.layout, std::slice::from_ref(&local.canary), &theirs))
     }

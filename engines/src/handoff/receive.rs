@@ -44,6 +44,12 @@ pub(super) struct PrefillPeer<'a> {
     pub(super) codecs: &'a [Codec],
 }
 
+/// Where chunks go as they arrive, and what counts them.
+struct Sink<'m, T> {
+    take: T,
+    meter: &'m mut PullMeter,
+}
+
 impl PullClient {
     /// Makes one pull. Verifies each chunk and passes it to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
@@ -52,8 +58,24 @@ impl PullClient {
         local: &LocalKv,
         order: PullOrder,
         take: impl Fn(VerifiedKv) -> F,
-    ) -> Result<PullEnd, HandoffFailure> {
+    ) -> PullEnd {
+        let mut meter = PullMeter::default();
+        match self.read(from, local, order, Sink { take, meter: &mut meter }).await {
+            Ok(end) => meter.ended(&end),
+            Err(failure) => PullEnd::failed(failure, meter.n_bytes),
+        }
+    }
+
+    /// Reads the records until the end.
+    async fn read<F: Future<Output = ()>>(
+        &self,
+        from: PrefillPeer<'_>,
+        local: &LocalKv,
+        order: PullOrder,
+        sink: Sink<'_, impl Fn(VerifiedKv) -> F>,
+    ) -> Result<HandoffEnd, HandoffFailure> {
         let PrefillPeer { url, fingerprint, codecs } = from;
+        let Sink { take, meter } = sink;
         let id = HandoffId(rand::random());
         let offer = Offer { codecs, macs: Mac::best_first() };
         let request = PrefillRequest {
@@ -76,7 +98,6 @@ impl PullClient {
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = ReadAhead::new(self.open(url, &request).await?, &self.read_ahead);
-        let mut meter = PullMeter::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
@@ -127,7 +148,7 @@ impl PullClient {
                     if let Some((codec, sample)) = meter.sample(&end) {
                         self.links.used(url, codec, sample);
                     }
-                    return Ok(meter.ended(&end));
+                    return Ok(end);
                 }
                 Some(HandoffRecord::Error(error)) => {
                     tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");

@@ -144,18 +144,27 @@ impl SimPeer {
         let mut n_bytes = 0.0;
         let mut first = None;
         let mut last = None;
-        while let Some(InFlight { first_byte_at, arrives_at, event }) = arriving.recv().await {
+        let failure = loop {
+            let Some(InFlight { first_byte_at, arrives_at, event }) = arriving.recv().await else {
+                break HandoffFailure::PrefillLost;
+            };
             sleep_until(arrives_at).await;
-            match event.map_err(|error| failure_of(&error))? {
-                KvEvent::Chunk(chunk) => {
+            match event {
+                Err(error) => break failure_of(&error),
+                Ok(KvEvent::Chunk(chunk)) => {
                     n_bytes += f64::from(chunk.n_positions()) * bytes_per_token;
                     first.get_or_insert(first_byte_at);
                     last = Some(arrives_at);
-                    if sender.send(PullEvent::Chunk(loopback.pass(&chunk)?)).await.is_ok() {
-                        notify();
+                    match loopback.pass(&chunk) {
+                        Err(failure) => break failure,
+                        Ok(chunk) => {
+                            if sender.send(PullEvent::Chunk(chunk)).await.is_ok() {
+                                notify();
+                            }
+                        }
                     }
                 }
-                KvEvent::End(timings) => {
+                Ok(KvEvent::End(timings)) => {
                     let since_head = Duration::from_secs_f64((timings.queue_ms + timings.prefill_ms) / 1e3);
                     let report = HandoffReport {
                         n_bytes: n_bytes as u64,
@@ -165,8 +174,8 @@ impl SimPeer {
                     return Ok(PullEnd { report, prefilled_at: Some((head_at + since_head).into_std()) });
                 }
             }
-        }
-        Err(HandoffFailure::PrefillLost)
+        };
+        Ok(PullEnd::failed(failure, n_bytes as u64))
     }
 
     /// Bytes of the model's whole KV for each token.

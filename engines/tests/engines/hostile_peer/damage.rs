@@ -73,6 +73,8 @@ async fn suffer(decoder: &AttackedNode, fake: &FakeNode, real: &str, damage: Dam
     if let Damage::Cut(_) = damage {
         let named = [None, Some(HandoffFailure::PrefillDown), Some(HandoffFailure::PrefillLost)];
         assert!(named.contains(&handoff.failure), "{damage:?}: {handoff:?}");
+        // The bytes that came are counted even so.
+        assert!(handoff.n_bytes >= u64::from(handoff.n_tokens), "{damage:?}: {handoff:?}");
     }
     handoff
 }
