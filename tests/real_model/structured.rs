@@ -1,5 +1,7 @@
 //! Structured output: the reply follows the schema, whatever the model would generate freely.
 
+use std::time::{Duration, Instant};
+
 use harness::{BatonServer, SseReply, chat};
 use serde_json::{Value, json};
 
@@ -206,4 +208,33 @@ async fn a_reply_follows_its_schema_after_its_engine_dies() {
     let text = reply.whole().await.content;
     check_person(&text);
     println!("{text}\n{}", undisturbed["choices"][0]["message"]["content"]);
+}
+
+/// Short patterns and grammars that stand for very many states are refused, or cost no more than they have to: the engine
+/// computes their states as the reply reaches them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pattern_that_is_a_bomb_costs_little() {
+    let server = BatonServer::start(&[]);
+    let doubled: String = (0..40).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1)).collect();
+    let doubled = format!("root ::= r0\n{doubled}r40 ::= \"a\"");
+    let nested = format!("{}a{}", "(".repeat(240), ")?".repeat(240));
+    for (field, bomb) in [
+        ("guided_regex", "a{1000}{1000}{1000}"),
+        ("guided_regex", "(a|b|ab)*c{50000}"),
+        ("guided_regex", "((a?){1000}){1000}a{1000}"),
+        ("guided_regex", "(a|b)*a(a|b){1000}"),
+        ("guided_regex", &nested),
+        ("grammar", &doubled),
+        ("grammar", "root ::= ((\"a\"{1000}){1000}){1000}"),
+        ("grammar", "root ::= root root root | \"a\" | \"\""),
+        ("grammar", "start: x~1000..2000\nx: \"(\" x \")\" | \"a\""),
+        ("guided_grammar", "start: A\nA: B~1000\nB: C~1000\nC: \"a\"~1000"),
+    ] {
+        let began = Instant::now();
+        let (status, reply) = post(&server, &chat("Say it.", json!({ field: bomb, "max_tokens": 8 }))).await;
+        let error = &reply["error"];
+        let is_short = error["message"].as_str().is_none_or(|message| message.len() < 1_000);
+        assert!(status == 200 || status == 400 && error["param"] == field && is_short, "{field} {bomb}: {reply}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{field} {bomb}: {:?}", began.elapsed());
+    }
 }

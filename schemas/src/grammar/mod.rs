@@ -22,6 +22,9 @@ const MAX_DEPTH: usize = 16;
 /// How many rules may lead from one to the next. Each takes stack.
 const MAX_CHAIN: usize = 64;
 
+/// The most references among rules that refer to themselves. With all of them between a few rules, the engine takes seconds.
+const MAX_REFERENCES: usize = 4096;
+
 /// The most bytes that all rules together may be written as.
 const MAX_WRITTEN: usize = 16 * MAX_GRAMMAR;
 
@@ -38,6 +41,8 @@ pub(crate) enum GrammarError {
     Recursive(String),
     #[error("has rules that lead from one to the next more than {MAX_CHAIN} times")]
     TooDeep,
+    #[error("has more than {MAX_REFERENCES} references among rules that refer to themselves")]
+    TooManyReferences,
     #[error("becomes too large when its rules are put together")]
     TooLarge,
 }

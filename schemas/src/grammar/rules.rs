@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::lark::{Grammar, GrammarExpr};
 use super::pattern::{PatternWriter, is_terminal};
-use super::{GrammarError, gbnf, lark};
+use super::{GrammarError, MAX_REFERENCES, gbnf, lark};
 use crate::constraint::Rule;
 
 /// Returns the rule of a grammar in Lark's notation or in GBNF.
@@ -29,6 +29,11 @@ fn recursive(grammar: &Grammar) -> Result<Rule, GrammarError> {
     names.sort_unstable_by_key(|name| (*name != grammar.start, *name));
     if let Some(terminal) = names.iter().find(|name| grammar.has_terminals && is_terminal(name)) {
         return Err(GrammarError::Recursive((*terminal).to_owned()));
+    }
+    let mut references = Vec::new();
+    names.iter().for_each(|name| grammar.rules[*name].references(&mut references));
+    if references.iter().filter(|name| !regular.contains(*name)).count() > MAX_REFERENCES {
+        return Err(GrammarError::TooManyReferences);
     }
     let places = names.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
     let mut writer = RuleWriter { patterns: PatternWriter::new(grammar)?, regular, places };
@@ -149,6 +154,13 @@ mod tests {
         assert!(
             refused(&format!("root ::= r0\n{}", &chain[..chain.rfind('\n').unwrap()])).contains("more than 64 times")
         );
+        let entangled = |n: usize| {
+            let rule = |i: usize| (0..n).map(|j| format!("r{} r{}", j, i * j % n)).collect::<Vec<_>>().join(" | ");
+            let rules = (0..n).map(|i| format!("r{i} ::= {} | \"a\" | \"\"\n", rule(i)));
+            format!("root ::= r0\n{}", rules.collect::<String>())
+        };
+        assert!(rule_of(&entangled(45)).is_ok());
+        assert!(refused(&entangled(46)).contains("more than 4096 references"));
         assert!(refused("start: A\nA: \"(\" A \")\" | \"x\"").contains("refers to itself"));
     }
 }
