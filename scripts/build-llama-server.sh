@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds llama.cpp's llama-server, which has no wheel, from llama-cpp-python's source under target/upstreams: about 10 minutes
-# on two cores the first time. `portable` also builds one for any x86-64-v3 processor, as Baton's engine is built, in as long.
+# on two cores the first time. `portable` also builds one for any x86-64-v3 processor, as Baton's engine is built, in as long;
+# `perplexity` also builds llama-perplexity.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=tests/clients/llama_cpp
@@ -32,4 +33,7 @@ build() {
   touch "$folder/done"
 }
 build build
-[ "${1:-}" != portable ] || build portable -DGGML_NATIVE=OFF
+case ${1:-} in
+  portable) build portable -DGGML_NATIVE=OFF ;;
+  perplexity) cmake --build "$built/build" --target llama-perplexity >&2 ;;
+esac
