@@ -1,10 +1,10 @@
-//! What all engines share for embeddings: the checks of a request, and the vectors' length of 1.
+//! What all engines share for embeddings: the checks of a request and of its results.
 
-use baton_schemas::embed::{EmbedSequences, EmbeddingFacts, MAX_INPUTS, MAX_TOTAL_TOKENS};
+use baton_schemas::embed::{EmbedSequences, MAX_INPUTS, MAX_TOTAL_TOKENS};
 use baton_schemas::{EngineError, Token};
 
 /// Refuses a request with no texts or too many, an empty text, one that exceeds the context, or an unknown token.
-pub fn check(request: &EmbedSequences, facts: EmbeddingFacts, n_vocab: u32) -> Result<(), EngineError> {
+pub fn check(request: &EmbedSequences, n_ctx: u32, n_vocab: u32) -> Result<(), EngineError> {
     let n_inputs = request.inputs.len();
     if !(1..=MAX_INPUTS).contains(&n_inputs) {
         return Err(EngineError::invalid(format!("there must be 1 to {MAX_INPUTS} texts, not {n_inputs}")));
@@ -17,8 +17,8 @@ pub fn check(request: &EmbedSequences, facts: EmbeddingFacts, n_vocab: u32) -> R
         if input.is_empty() {
             return Err(EngineError::invalid("a text without tokens has no vector"));
         }
-        if input.len() > facts.n_ctx as usize {
-            return Err(EngineError::ContextOverflow { n_prompt: input.len() as u32, n_ctx: facts.n_ctx });
+        if input.len() > n_ctx as usize {
+            return Err(EngineError::ContextOverflow { n_prompt: input.len() as u32, n_ctx });
         }
         if let Some(bad) = input.iter().find(|&&t: &&Token| t >= n_vocab) {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
@@ -39,10 +39,13 @@ pub fn normalised(vector: &[f32]) -> Result<Vec<f32>, EngineError> {
     Ok(vector.iter().map(|&value| (f64::from(value) * scale) as f32).collect())
 }
 
+/// A document's score: the first of the classifier's values, as in llama-server. Errors: it is not finite.
+pub fn score(values: &[f32]) -> Result<Vec<f32>, EngineError> {
+    values.first().filter(|score| score.is_finite()).map(|&score| vec![score]).ok_or(EngineError::NotFinite)
+}
+
 #[cfg(test)]
 mod tests {
-    use baton_schemas::embed::Pooling;
-
     use super::*;
 
     #[test]
@@ -51,13 +54,14 @@ mod tests {
         assert_eq!(normalised(&[0.0, 0.0]).unwrap(), [0.0, 0.0]);
         assert_eq!(normalised(&[f32::MAX, 0.0]).unwrap(), [1.0, 0.0]);
         assert!(normalised(&[f32::NAN, 1.0]).is_err() && normalised(&[f32::INFINITY]).is_err());
+        assert_eq!(score(&[-2.5, f32::NAN]).unwrap(), [-2.5]);
+        assert!(score(&[f32::NAN]).is_err() && score(&[]).is_err());
     }
 
     #[test]
     fn invalid_requests_are_refused() {
-        let facts = EmbeddingFacts { n_embd: 2, n_ctx: 4, pooling: Pooling::Last, is_trained: false };
-        let refused = |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs }, facts, 10).unwrap_err();
-        assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]] }, facts, 10), Ok(()));
+        let refused = |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs }, 4, 10).unwrap_err();
+        assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]] }, 4, 10), Ok(()));
         assert_eq!(refused(vec![vec![0; 5]]), EngineError::ContextOverflow { n_prompt: 5, n_ctx: 4 });
         for inputs in [vec![], vec![vec![]], vec![vec![10]], vec![vec![0]; MAX_INPUTS + 1]] {
             assert!(matches!(refused(inputs), EngineError::InvalidRequest { .. }));

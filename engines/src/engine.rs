@@ -5,7 +5,7 @@ use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, PrefillTimings};
-use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
 
@@ -63,6 +63,11 @@ pub trait Engine: Send + Sync + 'static {
     /// Tokenizes plain text.
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError>;
 
+    /// Tokenizes a query and a document, as the model was trained to judge them.
+    async fn pair(&self, _request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        Err(EngineError::Unsupported { feature: "reranking".into() })
+    }
+
     /// The text of tokens, control tokens included.
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError>;
 
@@ -73,7 +78,7 @@ pub trait Engine: Send + Sync + 'static {
     /// computation (a bad token, an overlong prompt, a full queue) are returned here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError>;
 
-    /// Computes one vector for each text. Returns and refuses like [`Engine::generate`].
+    /// Computes one vector for each text, or one score for each pair. Returns and refuses like [`Engine::generate`].
     async fn embed(&self, _request: EmbedSequences) -> Result<EmbedStream, EngineError> {
         Err(EngineError::Unsupported { feature: "embeddings".into() })
     }

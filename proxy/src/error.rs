@@ -58,6 +58,19 @@ pub enum RequestError {
         /// Tokens that the model accepts.
         n_ctx: u32,
     },
+    /// A document and its query exceed the model's context.
+    #[error(
+        "This model's maximum context length is {n_ctx} tokens, but 'documents[{idx}]' and the query have {n_tokens} \
+         tokens: they exceed the available context size."
+    )]
+    DocumentTooLong {
+        /// The index of the document.
+        idx: usize,
+        /// Tokens of both; an estimate if they are far too long.
+        n_tokens: u32,
+        /// Tokens that the model accepts.
+        n_ctx: u32,
+    },
     /// A text, not a conversation, exceeds the model's context.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but '{field}' has {n_tokens} tokens: it exceeds the \
@@ -190,6 +203,7 @@ impl RequestError {
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
             | RequestError::InputTooLong { .. }
+            | RequestError::DocumentTooLong { .. }
             | RequestError::TextTooLong { .. } => true,
             RequestError::Engine(error) => matches!(
                 error,
@@ -218,7 +232,9 @@ impl RequestError {
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
             RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
-            RequestError::InputTooLong { .. } | RequestError::TextTooLong { .. } => RequestErrorKind::ContextOverflow,
+            RequestError::InputTooLong { .. }
+            | RequestError::DocumentTooLong { .. }
+            | RequestError::TextTooLong { .. } => RequestErrorKind::ContextOverflow,
             RequestError::Overloaded { .. } => RequestErrorKind::Overloaded,
             RequestError::Unavailable { .. } => RequestErrorKind::Unavailable,
             RequestError::ReplyBrokeOff { .. } => RequestErrorKind::EngineLost,

@@ -1,4 +1,4 @@
-//! Embeddings: a client's request, the request to an engine, and the engine's events.
+//! Vectors of texts, and scores of documents: a client's request, the request to an engine, and the engine's events.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +11,14 @@ pub const MAX_INPUTS: usize = 2_048;
 /// The most tokens in all texts of one request: OpenAI's limit.
 pub const MAX_TOTAL_TOKENS: usize = 300_000;
 
-/// A client's request for embeddings, independent of the dialect.
+/// A client's request for embeddings or scores, independent of the dialect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbedRequest {
     /// The model's public name, as the client wrote it.
     pub model: String,
-    /// The inputs, at most [`MAX_INPUTS`].
+    /// What to compute for each input.
+    pub task: EmbedTask,
+    /// The inputs, at most [`MAX_INPUTS`]. Those of a reranking are texts.
     pub inputs: Vec<EmbedInput>,
     /// Cut inputs that are too long instead of refusing them.
     pub truncate: bool,
@@ -24,6 +26,29 @@ pub struct EmbedRequest {
     pub dimensions: Option<u32>,
     /// How long the model stays in memory after the request, if the client says so.
     pub keep_alive: Option<KeepAlive>,
+}
+
+/// What is computed for each input.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum EmbedTask {
+    /// Its vector.
+    #[default]
+    Embed,
+    /// Its score as a document for this query, which stands in place of a vector.
+    Rerank {
+        /// The query.
+        query: String,
+    },
+}
+
+impl EmbedTask {
+    /// Returns the field of the inputs, for errors.
+    pub fn inputs_field(&self) -> &'static str {
+        match self {
+            EmbedTask::Embed => "input",
+            EmbedTask::Rerank { .. } => "documents",
+        }
+    }
 }
 
 /// An input, which becomes one vector.
@@ -35,7 +60,8 @@ pub enum EmbedInput {
     Tokens(Vec<Token>),
 }
 
-/// A request to an engine: one vector for each input, in this order.
+/// A request to an engine: one vector for each input, in this order. A reranker's inputs are pairs, as
+/// [`PairRequest`](crate::node::PairRequest) makes them, and its vectors are scores.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbedSequences {
     /// The tokens of each input: at most [`MAX_INPUTS`] inputs, none of them empty.
@@ -47,8 +73,8 @@ pub struct EmbedSequences {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmbedEvent {
-    /// The vector of the next input, with norm 1 and finite values. Vectors travel in frames of their own
-    /// ([`streams`](crate::streams)), and have no JSON.
+    /// The vector of the next input, with norm 1 and finite values. A reranker's has one value, the score. Vectors travel
+    /// in frames of their own ([`streams`](crate::streams)), and have no JSON.
     #[serde(skip)]
     Vector(Vec<f32>),
     /// The end of the answer.
@@ -80,6 +106,13 @@ pub struct EmbeddingFacts {
     /// The model's file names the pooling, so the model was trained for embeddings. The quality of other models'
     /// vectors is unknown.
     pub is_trained: bool,
+}
+
+/// How a model scores documents for a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RerankFacts {
+    /// The most tokens of a query and a document together.
+    pub n_ctx: u32,
 }
 
 /// How one state per token becomes one vector per input.

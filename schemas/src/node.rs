@@ -10,6 +10,7 @@
 //! | `GET  /node/v1/streams` | – | an upgrade to [`streams`](crate::streams) |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
+//! | `POST /node/v1/pair` | [`PairRequest`] | [`TokenList`] |
 //! | `POST /node/v1/detokenize` | [`TokenList`] | [`DetokenizedText`] |
 //! | `POST /node/v1/pieces` | [`TokenList`] | [`TokenPieces`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
@@ -24,7 +25,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::embed::EmbeddingFacts;
+use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{Fingerprint, KvLayout};
@@ -68,6 +69,9 @@ pub struct NodeInfo {
     /// How the model computes vectors, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingFacts>,
+    /// How the model scores documents, if it is a reranker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reranking: Option<RerankFacts>,
     /// A hash of the projector's weights. `None`: the model cannot see images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub projector: Option<String>,
@@ -246,6 +250,15 @@ pub struct TokenizeRequest {
     pub add_special: bool,
     /// Read the spellings of control tokens, such as `<|im_end|>`, as control tokens.
     pub parse_special: bool,
+}
+
+/// A request to tokenize a query and a document together, in the form in which a reranker judges them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairRequest {
+    /// The query.
+    pub query: String,
+    /// The document.
+    pub document: String,
 }
 
 /// A list of tokens, in a request or a reply.

@@ -129,6 +129,8 @@ pub struct GeneratedToken {
 pub struct Logprobs {
     /// The log-probability of the chosen token.
     pub chosen: f32,
+    /// Its place among all tokens by likelihood, from 1. Only engines here say it, and only of a prompt's tokens.
+    pub rank: Option<u32>,
     /// The most likely tokens, best first.
     pub top: Vec<Alternative>,
 }

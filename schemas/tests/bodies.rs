@@ -207,5 +207,6 @@ fn the_other_dialects_bodies_are_as_documented() {
     probe::<ollama::OlderEmbedBody>(|body| ollama::embed::parse_older(body).map(drop));
     probe::<llama_server::TokenizeBody>(|body| llama_server::Tokenize::parse(body).map(drop));
     probe::<llama_server::DetokenizeBody>(|body| llama_server::Detokenize::parse(body).map(drop));
+    probe::<llama_server::rerank::RerankBody>(|body| llama_server::rerank::Rerank::parse(body).map(drop));
     probe::<llama_server::ApplyTemplateBody>(|body| llama_server::ApplyTemplate::parse(body).map(drop));
 }

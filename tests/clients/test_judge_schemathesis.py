@@ -17,8 +17,8 @@ OPTIONS = [
     "--phases", "examples,coverage,fuzzing",
     # Each valid example is a generation. The seed is fixed, so every run is the same.
     "--max-examples", "5", "--generation-deterministic", "--seed", "1",
-    # This model has no infilling tokens, so every valid body is a 400.
-    "--exclude-path", "/infill",
+    # This model has no infilling tokens and is no reranker, so every valid body is a 400.
+    "--exclude-path", "/infill", "--exclude-path", "/v1/rerank", "--exclude-path", "/v1/reranking",
     "--request-timeout", "600", "--suppress-health-check", "all", "--continue-on-failure", "--no-color",
 ]
 

@@ -16,6 +16,7 @@ mod images;
 mod llama_server_options;
 mod on_demand_models;
 mod prompt_logprobs;
+mod rerank;
 mod scripted;
 mod start_up;
 mod structured;

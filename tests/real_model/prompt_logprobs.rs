@@ -65,8 +65,10 @@ async fn a_prompts_log_probabilities_equal_those_of_one_token_at_a_time() {
     let max = noise.iter().copied().fold(0.0, f32::max);
     println!("{} tokens: the difference is {mean:.4} nats on average and {max:.4} at most", noise.len());
     assert!(mean < MEAN_NOISE && max < MAX_NOISE, "{noise:?}");
-    for (token, Logprobs { chosen, top }) in tokens[1..].iter().zip(&logprobs) {
+    for (token, Logprobs { chosen, rank, top }) in tokens[1..].iter().zip(&logprobs) {
         assert_eq!(top.len(), 5);
+        let listed = top.iter().position(|other| other.id == token.id).map(|at| at as u32 + 1);
+        assert!(if listed.is_some() { *rank == listed } else { *rank > Some(5) }, "{rank:?} {listed:?}");
         assert!(top.is_sorted_by(|a, b| a.logprob >= b.logprob), "{top:?}");
         assert!(
             top.iter().all(|other| (other.id == token.id) == (other.logprob == *chosen) || other.logprob == *chosen)

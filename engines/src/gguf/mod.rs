@@ -280,6 +280,14 @@ impl Gguf {
         self.u64(&self.arch_key("pooling_type")?)
     }
 
+    /// The number of scores that a reranker's classifier gives; `None` without a classifier. The file has its last layer, or
+    /// only one layer.
+    pub fn classes(&self) -> Option<u64> {
+        let tensor = |name| self.tensors.iter().find(|tensor| tensor.name == name);
+        let layer = tensor("cls.output.weight").or_else(|| tensor("cls.weight"))?;
+        Some(layer.dims.get(1).copied().unwrap_or(1))
+    }
+
     /// Hash of the `tokenizer.*` entries except chat templates: equal for two files that map every text to the same token
     /// ids. The entries' order in the file does not matter. Templates do not count because they are often corrected in one
     /// quantization of a model but not in another.

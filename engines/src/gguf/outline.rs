@@ -32,6 +32,7 @@ impl Gguf {
             has_chat_template: !template.is_empty(),
             generates: self.generates(),
             embedding: None,
+            reranking: None,
             projector: None,
             devices: Vec::new(),
             role: Role::Both,

@@ -13,7 +13,7 @@ use super::adapter::Adapter;
 use super::backend::backend;
 use super::config::LlamaConfig;
 use super::cpu_tensors;
-use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
+use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
 use crate::options::{CacheType, RopeOptions, RopeScaling};
@@ -99,7 +99,7 @@ pub(super) fn embedding_context<'m>(
     plan: &EmbedPlan,
     kv_bytes_per_token: u64,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    let n_cells = plan.facts.n_ctx.next_multiple_of(CELL_ALIGNMENT);
+    let n_cells = plan.n_ctx.next_multiple_of(CELL_ALIGNMENT);
     let needed = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
     let available = available_memory();
     if needed > available {
@@ -110,10 +110,11 @@ pub(super) fn embedding_context<'m>(
             available_mib: available >> 20,
         });
     }
-    let pooling = match plan.facts.pooling {
-        Pooling::Mean => LlamaPoolingType::Mean,
-        Pooling::Cls => LlamaPoolingType::Cls,
-        Pooling::Last => LlamaPoolingType::Last,
+    let pooling = match plan.output {
+        Output::Vector { pooling: Pooling::Mean, .. } => LlamaPoolingType::Mean,
+        Output::Vector { pooling: Pooling::Cls, .. } => LlamaPoolingType::Cls,
+        Output::Vector { pooling: Pooling::Last, .. } => LlamaPoolingType::Last,
+        Output::Score => LlamaPoolingType::Rank,
     };
     let params = params(config, n_cells)
         .with_n_batch(plan.n_ubatch)

@@ -25,6 +25,7 @@ mod load;
 mod load_error;
 mod locked_memory;
 mod matcher_cache;
+mod pair;
 mod pixels;
 pub mod placement;
 pub mod probe;
@@ -56,7 +57,7 @@ use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::kv::PrefillTimings;
-use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::node::{Memory, NodeInfo, NodeLoad, PairRequest, Role, TokenizeRequest};
 use baton_schemas::streams::MAX_ALTERNATIVES;
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
@@ -71,6 +72,7 @@ use self::constrain::{Compiler, Constrained};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported};
 pub use self::load_error::LoadError;
+use self::pair::PairForm;
 use self::projector::{ImageRun, Projector};
 use self::scheduler::{EVENT_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
@@ -82,7 +84,7 @@ use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
-use crate::template::{ChatTemplate, SpecialTokens};
+use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
 
 /// A running model. Cheap to clone through an `Arc`.
 pub struct LlamaEngine {
@@ -90,6 +92,8 @@ pub struct LlamaEngine {
     vocabulary: Arc<Vocabulary>,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// For a reranker.
+    pairs: Option<PairForm>,
     texts: TextWork,
     info: NodeInfo,
     max_queued: usize,
@@ -146,6 +150,10 @@ impl LlamaEngine {
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let embedding = embed::plan::plan(&gguf, &model, &config, sizes.n_ctx);
+        let is_reranker = embedding.is_some_and(|plan| plan.reranking().is_some());
+        let special = || special_tokens(&model, &vocabulary);
+        let pairs = is_reranker.then(|| PairForm::of(&gguf, &model, special())).transpose();
+        let pairs = pairs.map_err(|error| template_error(&config, &error))?;
         let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
         let of_adapter = adapter.iter().map(|adapter| adapter.changes());
@@ -177,14 +185,15 @@ impl LlamaEngine {
             model: name,
             engine: "llama".into(),
             architecture,
-            n_ctx: if generates { sizes.n_ctx } else { embedding.map_or(sizes.n_ctx, |plan| plan.facts.n_ctx) },
+            n_ctx: if generates { sizes.n_ctx } else { embedding.map_or(sizes.n_ctx, |plan| plan.n_ctx) },
             n_ctx_train: model.n_ctx_train(),
             n_vocab: vocabulary.n_tokens() as u32,
             n_slots: config.n_slots,
             memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
             has_chat_template: template.is_some(),
             generates,
-            embedding: embedding.map(|plan| plan.facts),
+            embedding: embedding.and_then(|plan| plan.embedding()),
+            reranking: embedding.and_then(|plan| plan.reranking()),
             projector: projector.as_ref().map(|projector| projector.id().to_owned()),
             devices,
             role: Role::Both,
@@ -202,6 +211,7 @@ impl LlamaEngine {
             constraints,
             projector,
             template,
+            pairs,
             texts,
             info,
             max_queued: config.max_queued as usize,
@@ -311,6 +321,10 @@ impl Engine for LlamaEngine {
         self.tokenize_text(request.clone()).await
     }
 
+    async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        self.tokenize_pair(request).await
+    }
+
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
         // Like llama-server, this writes mtmd's marker for an image.
         let piece = |&t: &Token| match image::begins(t) {
@@ -335,10 +349,12 @@ impl Engine for LlamaEngine {
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        let Some(facts) = self.info.embedding else {
+        let NodeInfo { embedding, reranking, n_vocab, .. } = &self.info;
+        let n_ctx = embedding.map(|facts| facts.n_ctx).or(reranking.map(|facts| facts.n_ctx));
+        let Some(n_ctx) = n_ctx else {
             return Err(EngineError::Unsupported { feature: "embeddings: its model gives no vectors".into() });
         };
-        crate::embed::check(&request, facts, self.info.n_vocab)?;
+        crate::embed::check(&request, n_ctx, *n_vocab)?;
         let (events, stream) = mpsc::channel(request.inputs.len() + 1);
         let job = EmbedJob { inputs: request.inputs.into(), events, accepted: Instant::now(), started: None };
         self.send(SchedulerMessage::Embed(Box::new(job)))?;
@@ -425,18 +441,20 @@ fn compile_template(
     vocabulary: &Vocabulary,
 ) -> Result<Option<ChatTemplate>, LoadError> {
     let Some(source) = facts::template_source(config, gguf) else { return Ok(None) };
+    let compiled = ChatTemplate::compile(source, special_tokens(model, vocabulary));
+    compiled.map(Some).map_err(|error| template_error(config, &error))
+}
+
+fn template_error(config: &LlamaConfig, error: &TemplateError) -> LoadError {
+    LoadError::Template { path: config.model.clone(), message: error.to_string() }
+}
+
+fn special_tokens(model: &LlamaModel, vocabulary: &Vocabulary) -> SpecialTokens {
     let vocab = model.vocab();
     let text = |t: i32| {
         u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
     };
-    let special = SpecialTokens {
-        bos: text(vocab.bos().0),
-        eos: text(vocab.eos().0),
-        control: vocabulary::control_spellings(model),
-    };
-    ChatTemplate::compile(source, special)
-        .map(Some)
-        .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })
+    SpecialTokens { bos: text(vocab.bos().0), eos: text(vocab.eos().0), control: vocabulary::control_spellings(model) }
 }
 
 /// The error for images without a projector. The proxy refuses such requests before, with a better message.

@@ -5,16 +5,17 @@ use std::time::SystemTime;
 
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
-use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{EngineError, Token};
+use baton_schemas::node::{PairRequest, TokenizeRequest};
+use baton_schemas::{EngineError, MessageRole, Token};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::pair::{Joints, PairForm};
 use super::projector::Projector;
 use super::tokenizer::Tokenizer;
 use super::vocabulary::Vocabulary;
 use super::{LlamaEngine, no_projector};
-use crate::template::{TemplateError, TemplatePiece};
+use crate::template::{ChatTemplate, TemplateError, TemplatePiece};
 
 impl LlamaEngine {
     /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one
@@ -24,6 +25,22 @@ impl LlamaEngine {
             let feature = "chat: the model has no chat template, and its operator has not given it one".into();
             return Err(EngineError::Unsupported { feature });
         };
+        let tokens = self.render_with(template, conversation).await?;
+        // Most templates write BOS themselves, if the model needs it.
+        let vocab = self.model.vocab();
+        let bos = u32::try_from(vocab.bos().0).ok();
+        match bos {
+            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
+            _ => Ok(tokens),
+        }
+    }
+
+    /// Renders a conversation with `template` and tokenizes it, without adding BOS.
+    pub(super) async fn render_with(
+        &self,
+        template: &Arc<ChatTemplate>,
+        conversation: &Conversation,
+    ) -> Result<Vec<Token>, EngineError> {
         let template = Arc::clone(template);
         let mut conversation = conversation.clone();
         let images = std::mem::take(&mut conversation.images);
@@ -64,14 +81,7 @@ impl LlamaEngine {
             };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
-        let tokens = tokenized.await??;
-        // Most templates write BOS themselves, if the model needs it.
-        let vocab = self.model.vocab();
-        let bos = u32::try_from(vocab.bos().0).ok();
-        match bos {
-            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
-            _ => Ok(tokens),
-        }
+        tokenized.await?
     }
 
     pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
@@ -85,6 +95,26 @@ impl LlamaEngine {
         let n_bytes = request.text.len();
         let work = move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_abandoned);
         self.texts.run(n_bytes, work).await?
+    }
+
+    /// Tokenizes a query and a document for a reranker.
+    pub(super) async fn tokenize_pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        let PairRequest { query, document } = request;
+        match &self.pairs {
+            None => Err(EngineError::Unsupported { feature: "reranking: its model is no reranker".into() }),
+            Some(PairForm::Template(template)) => {
+                let messages = [query, document].map(|text| Message::new(MessageRole::User, text.clone()));
+                let conversation = Conversation { messages: messages.into(), ..Conversation::default() };
+                self.render_with(template, &conversation).await
+            }
+            Some(PairForm::Joined(Joints { before, between, after })) => {
+                let text =
+                    |text: &str| TokenizeRequest { text: text.to_owned(), add_special: false, parse_special: false };
+                let query = self.tokenize_text(text(query)).await?;
+                let document = self.tokenize_text(text(document)).await?;
+                Ok([&before[..], &query, between, &document, after].concat())
+            }
+        }
     }
 
     /// The longest text that can fit the context, bytes. Longer text is refused before it is tokenized, since that
@@ -213,7 +243,6 @@ impl PromptTokens<'_> {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::MessageRole;
     use serde_json::json;
 
     use super::*;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use baton_schemas::Token;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 
-use super::sampler::{logprobs, peak};
+use super::sampler::{logprobs, peak, rank};
 use super::vocabulary::Vocabulary;
 
 /// The most tokens of a step: their results fit a reader's channel, and the logits of a vocabulary of 256k tokens take
@@ -48,6 +48,7 @@ impl PromptScores {
         }
         let peak = peak(logits).ok_or(NotFinite)?;
         let logprobs = logprobs(logits, peak.logit, id, self.n_top, |token| vocabulary.piece(token));
+        let logprobs = Logprobs { rank: Some(rank(logits, id)), ..logprobs };
         self.waiting.push_back(reported(id, Some(logprobs), vocabulary));
         self.n_scored = idx + 1;
         Ok(())

@@ -73,22 +73,15 @@ impl Reference {
         plain.run(prompts, n_new, options)
     }
 
+    /// A pair's scores, as llama.cpp pools them: all values of the classifier, from one batch.
+    pub fn scores(&self, pair: &[Token]) -> Result<Vec<f32>, LoadError> {
+        let context = self.states(pair, LlamaPoolingType::Rank)?;
+        context.embeddings_seq_ith(0).map(<[f32]>::to_vec).map_err(|_| failed())
+    }
+
     /// A text's vector, of length 1: the states of its tokens from one batch, pooled here and not by llama.cpp.
     pub fn embedding(&self, text: &[Token], pooling: Pooling) -> Result<Vec<f32>, LoadError> {
-        let n_tokens = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let params = LlamaContextParams::default()
-            .with_n_ctx(NonZeroU32::new(n_tokens.next_multiple_of(256)))
-            .with_n_batch(n_tokens)
-            .with_n_ubatch(n_tokens)
-            .with_embeddings(true)
-            .with_pooling_type(LlamaPoolingType::None);
-        let failed = || LoadError::Config("the plain loop failed".into());
-        let mut context = self.model.new_context(backend()?, params).map_err(|_| failed())?;
-        let mut batch = LlamaBatch::new(text.len(), 1);
-        for (position, &t) in text.iter().enumerate() {
-            batch.add(token(t), position as i32, &[0], true).map_err(|_| failed())?;
-        }
-        context.decode(&mut batch).map_err(|_| failed())?;
+        let context = self.states(text, LlamaPoolingType::None)?;
         let state = |i: usize| context.embeddings_ith(i as i32).map_err(|_| failed());
         let mut vector = vec![0f32; state(0)?.len()];
         let counted = match pooling {
@@ -103,6 +96,28 @@ impl Reference {
         vector.iter_mut().for_each(|value| *value /= length);
         Ok(vector)
     }
+
+    /// A context that has computed a text in one batch.
+    fn states(&self, text: &[Token], pooling: LlamaPoolingType) -> Result<LlamaContext<'_>, LoadError> {
+        let n_tokens = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let params = LlamaContextParams::default()
+            .with_n_ctx(NonZeroU32::new(n_tokens.next_multiple_of(256)))
+            .with_n_batch(n_tokens)
+            .with_n_ubatch(n_tokens)
+            .with_embeddings(true)
+            .with_pooling_type(pooling);
+        let mut context = self.model.new_context(backend()?, params).map_err(|_| failed())?;
+        let mut batch = LlamaBatch::new(text.len(), 1);
+        for (position, &t) in text.iter().enumerate() {
+            batch.add(token(t), position as i32, &[0], true).map_err(|_| failed())?;
+        }
+        context.decode(&mut batch).map_err(|_| failed())?;
+        Ok(context)
+    }
+}
+
+fn failed() -> LoadError {
+    LoadError::Config("the plain loop failed".into())
 }
 
 /// Options of a plain loop.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::node::{NodeInfo, NodeLoad, Phase, TokenizeRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
@@ -53,6 +53,10 @@ impl Engine for LateEngine {
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         self.get()?.tokenize(request).await
+    }
+
+    async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        self.get()?.pair(request).await
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {

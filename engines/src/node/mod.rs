@@ -26,8 +26,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{
-    BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, RenderRequest, Role, TokenList, TokenPieces,
-    TokenizeRequest,
+    BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, PairRequest, RenderRequest, Role, TokenList,
+    TokenPieces, TokenizeRequest,
 };
 use baton_schemas::streams::{MAX_BODY_BYTES, StreamVersions};
 use baton_schemas::{EngineError, Token, kv};
@@ -115,6 +115,7 @@ pub fn router_speaking(
         .route("/streams", get(open_streams))
         .route("/render", post(render))
         .route("/tokenize", post(tokenize))
+        .route("/pair", post(pair))
         .route("/detokenize", post(detokenize))
         .route("/pieces", post(pieces))
         .route("/prefill", post(prefill))
@@ -174,6 +175,10 @@ async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -
 
 async fn tokenize(State(node): Node, CallBody(request): CallBody<TokenizeRequest>) -> Response {
     token_list(&node, node.engine.tokenize(&request).await).await
+}
+
+async fn pair(State(node): Node, CallBody(request): CallBody<PairRequest>) -> Response {
+    token_list(&node, node.engine.pair(&request).await).await
 }
 
 async fn token_list(node: &NodeService, tokens: Result<Vec<Token>, EngineError>) -> Response {

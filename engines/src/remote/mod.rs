@@ -13,7 +13,8 @@ use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::node::{
-    DetokenizedText, NodeDescription, NodeInfo, NodeLoad, RenderRequest, TokenList, TokenPieces, TokenizeRequest,
+    DetokenizedText, NodeDescription, NodeInfo, NodeLoad, PairRequest, RenderRequest, TokenList, TokenPieces,
+    TokenizeRequest,
 };
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::streams::{StreamVersions, StreamWork, VersionMismatch};
@@ -121,6 +122,10 @@ impl Engine for RemoteEngine {
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         Ok(self.calls.post::<TokenList>("tokenize", request.clone(), ANSWER_TIMEOUT).await?.tokens)
+    }
+
+    async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        Ok(self.calls.post::<TokenList>("pair", request.clone(), ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {

@@ -171,6 +171,7 @@ impl Engine for SimEngine {
             has_chat_template: true,
             generates: true,
             embedding: Some(vectors::facts(config.n_ctx)),
+            reranking: None,
             projector: None,
             devices: vec!["simulated".into()],
             role: Role::Both,
@@ -306,7 +307,7 @@ impl Engine for SimEngine {
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
         let config = &self.state.config;
-        embed::check(&request, vectors::facts(config.n_ctx), N_VOCAB)?;
+        embed::check(&request, config.n_ctx, N_VOCAB)?;
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::stream! {

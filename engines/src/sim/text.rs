@@ -75,6 +75,6 @@ impl SimReply {
         let others = (0..256).filter(|&t| t != chosen);
         let ranked = std::iter::once(chosen).chain(others).take(k).enumerate();
         let top = ranked.map(|(rank, id)| Alternative { id, bytes: bytes(&[id]), logprob: logprob(rank) }).collect();
-        Logprobs { chosen: logprob(0), top }
+        Logprobs { chosen: logprob(0), rank: None, top }
     }
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
@@ -37,6 +37,11 @@ pub trait EngineWrapper: Send + Sync + 'static {
     /// See [`Engine::tokenize`].
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         self.inner().tokenize(request).await
+    }
+
+    /// See [`Engine::pair`].
+    async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        self.inner().pair(request).await
     }
 
     /// See [`Engine::detokenize`].
@@ -90,6 +95,10 @@ impl<W: EngineWrapper> Engine for W {
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         EngineWrapper::tokenize(self, request).await
+    }
+
+    async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        EngineWrapper::pair(self, request).await
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {

@@ -1,5 +1,6 @@
 //! Reads replies that have already arrived, with the code that reads them from the network. For the fuzz targets.
 
+use baton_schemas::embed::EmbedTask;
 use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::Value;
@@ -38,11 +39,13 @@ impl UpstreamKind {
         let protocol = self.protocol();
         let has_names = !protocol.model_names(&reply).is_empty();
         let has_info = protocol.read_model_info("m", &reply) != Default::default();
-        let vectors = protocol.read_embed_reply(&reply, n_vectors);
-        let has_vectors = vectors.is_ok_and(|read| {
-            assert_eq!(read.vectors.len(), n_vectors, "one vector for each text");
-            assert!(read.vectors.iter().flatten().all(|value| value.is_finite()), "a value is not finite");
-            true
+        let tasks = [EmbedTask::Embed, EmbedTask::Rerank { query: String::new() }];
+        let has_vectors = tasks.iter().any(|task| {
+            protocol.read_embed_reply(task, &reply, n_vectors).is_ok_and(|read| {
+                assert_eq!(read.vectors.len(), n_vectors, "one vector for each text");
+                assert!(read.vectors.iter().flatten().all(|value| value.is_finite()), "a value is not finite");
+                true
+            })
         });
         let has_tokens = tokens::read(TokenQuestion::Detokenize(&[]), &reply).is_ok()
             || tokens::read(TokenQuestion::TokenizeChat(&Default::default()), &reply).is_ok();

@@ -169,7 +169,7 @@ impl Upstream {
         Ok(UpstreamReply { deltas, prefill })
     }
 
-    /// Checks that the upstream takes this request for vectors. Sends nothing.
+    /// Checks that the upstream takes this request for vectors or scores. Sends nothing.
     pub fn check_embed(&self, request: &EmbedRequest, model: &str) -> Result<(), UpstreamError> {
         self.protocol.embed_call(&self.settings, model, request, &request.inputs).map(drop)
     }
@@ -191,7 +191,7 @@ impl Upstream {
         self.protocol.token_call(&self.settings, model, question).map(drop)
     }
 
-    /// Vectors of texts. They are requested in batches, one after another.
+    /// Vectors of texts, or scores of documents. They are requested in batches, one after another.
     pub async fn embed(
         &self,
         request: &EmbedRequest,
@@ -202,7 +202,7 @@ impl Upstream {
         for batch in request.inputs.chunks(vectors::BATCH) {
             let call = self.protocol.embed_call(&self.settings, model, request, batch)?;
             let reply = self.ask(call, request_id, MAX_VECTORS_BYTES).await?;
-            let read = self.protocol.read_embed_reply(&reply, batch.len())?;
+            let read = self.protocol.read_embed_reply(&request.task, &reply, batch.len())?;
             all.vectors.extend(read.vectors);
             all.n_tokens = all.n_tokens.zip(read.n_tokens).map(|(sum, n)| sum.saturating_add(n));
         }

@@ -44,7 +44,7 @@ impl From<TokenEntry<'_>> for TextToken {
             let TextToken { bytes, logprobs } = entry.into();
             Alternative { id: 0, bytes, logprob: logprobs.chosen }
         });
-        let logprobs = Logprobs { chosen: entry.logprob.0, top: top.collect() };
+        let logprobs = Logprobs { chosen: entry.logprob.0, rank: None, top: top.collect() };
         TextToken { bytes: entry.bytes.unwrap_or_else(|| entry.token.0.into_owned().into_bytes()), logprobs }
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn of_chunk(json: &str) -> Result<Vec<TextToken>, UpstreamError> {
     let tops = top_logprobs.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
     let token = |((text, chance), top): ((JsonText<'_>, Option<Logprob>), Option<PositionTop<'_>>)| {
         let top = top.map(|top| top.0).unwrap_or_default().into_iter().map(Alternative::from).collect();
-        let logprobs = Logprobs { chosen: chance?.0, top };
+        let logprobs = Logprobs { chosen: chance?.0, rank: None, top };
         Some(TextToken { bytes: text.0.into_owned().into_bytes(), logprobs })
     };
     Ok(tokens.into_iter().zip(chances).zip(tops).filter_map(token).collect())

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 
 use baton_schemas::EngineError;
-use baton_schemas::embed::{EmbedInput, EmbedRequest};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::Value;
@@ -108,7 +108,7 @@ pub(super) trait Protocol: Send + Sync + Debug {
         Box::new(ChunkReader::new(call.body.contains("logprobs")))
     }
 
-    /// The request for the vectors of one batch. Errors: the server does not take such inputs.
+    /// The request for the vectors, or the scores, of one batch. Errors: the server does not take such inputs.
     fn embed_call(
         &self,
         _settings: &UpstreamSettings,
@@ -119,9 +119,9 @@ pub(super) trait Protocol: Send + Sync + Debug {
         dialect::embed_call(model, request, batch)
     }
 
-    /// Reads the vectors of a batch of `n` inputs.
-    fn read_embed_reply(&self, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
-        dialect::read_embed_reply(reply, n)
+    /// Reads the vectors, or the scores, of a batch of `n` inputs.
+    fn read_embed_reply(&self, task: &EmbedTask, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+        dialect::read_embed_reply(task, reply, n)
     }
 
     /// The request for tokens, or their text. Errors: the server has no route for that.

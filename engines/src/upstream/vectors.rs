@@ -1,4 +1,4 @@
-//! Vectors of texts from an upstream: what all kinds share.
+//! Vectors of texts, and scores of documents, from an upstream: what all kinds share.
 
 use baton_schemas::embed::EmbedInput;
 use serde_json::Value;
@@ -35,18 +35,45 @@ pub(super) fn read_vectors(
     n_tokens: Option<&Value>,
     n: usize,
 ) -> Result<TextVectors, UpstreamError> {
+    in_places(list, n_tokens, n, |item| values(item.get("embedding").unwrap_or(item)))
+}
+
+/// Reads a reply's list of scores for `n` documents, as vectors of one value, and its count of tokens.
+pub(super) fn read_scores(
+    list: Option<&Value>,
+    n_tokens: Option<&Value>,
+    n: usize,
+) -> Result<TextVectors, UpstreamError> {
+    let score = |item: &Value| {
+        // They are sorted by their scores.
+        item.get("index")?.as_u64()?;
+        let score = item.get("relevance_score").and_then(Value::as_f64).map(|wide| wide as f32);
+        score.filter(|score| score.is_finite()).map(|score| vec![score])
+    };
+    in_places(list, n_tokens, n, |item| {
+        score(item).ok_or_else(|| UpstreamError::malformed("a document without a score"))
+    })
+}
+
+/// Puts the items of a list in the places of their inputs.
+fn in_places(
+    list: Option<&Value>,
+    n_tokens: Option<&Value>,
+    n: usize,
+    read: impl Fn(&Value) -> Result<Vec<f32>, UpstreamError>,
+) -> Result<TextVectors, UpstreamError> {
     let malformed = |detail: String| UpstreamError::malformed(detail);
-    let list = list.and_then(Value::as_array).ok_or_else(|| malformed("a reply without vectors".to_owned()))?;
+    let list = list.and_then(Value::as_array).ok_or_else(|| malformed("a reply without results".to_owned()))?;
     if list.len() != n {
-        return Err(malformed(format!("{} vectors for {n} texts", list.len())));
+        return Err(malformed(format!("{} results for {n} texts", list.len())));
     }
     let mut vectors = vec![Vec::new(); n];
     for (place, item) in list.iter().enumerate() {
         // OpenAI's dialect numbers them.
         let place = item.get("index").and_then(Value::as_u64).map_or(place, |index| index as usize);
         let vector = vectors.get_mut(place).filter(|vector| vector.is_empty());
-        let vector = vector.ok_or_else(|| malformed("a vector that was not requested".to_owned()))?;
-        *vector = values(item.get("embedding").unwrap_or(item))?;
+        let vector = vector.ok_or_else(|| malformed("a result that was not requested".to_owned()))?;
+        *vector = read(item)?;
     }
     let n_tokens = n_tokens.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
     Ok(TextVectors { vectors, n_tokens })
@@ -62,7 +89,7 @@ fn values(list: &Value) -> Result<Vec<f32>, UpstreamError> {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::embed::EmbedRequest;
+    use baton_schemas::embed::{EmbedRequest, EmbedTask};
     use serde_json::json;
 
     use super::*;
@@ -70,7 +97,14 @@ mod tests {
     use crate::upstream::{ApiPath, UpstreamKind};
 
     fn request(inputs: Vec<EmbedInput>) -> EmbedRequest {
-        EmbedRequest { model: "m".into(), inputs, truncate: true, dimensions: Some(2), keep_alive: None }
+        EmbedRequest {
+            model: "m".into(),
+            task: EmbedTask::Embed,
+            inputs,
+            truncate: true,
+            dimensions: Some(2),
+            keep_alive: None,
+        }
     }
 
     #[test]
@@ -95,15 +129,39 @@ mod tests {
     }
 
     #[test]
+    fn documents_are_sent_with_their_query_and_scores_are_taken_by_their_number() {
+        let inputs = ["a", "b"].map(|text| EmbedInput::Text(text.into()));
+        let task = EmbedTask::Rerank { query: "q".into() };
+        let request = EmbedRequest { task: task.clone(), dimensions: None, ..request(inputs.to_vec()) };
+        for kind in [UpstreamKind::OpenAi, UpstreamKind::LlamaServer, UpstreamKind::Vllm] {
+            let call = kind.protocol().embed_call(&settings(kind), "theirs", &request, &inputs).unwrap();
+            let asked = json!({"model": "theirs", "query": "q", "documents": ["a", "b"]});
+            assert_eq!((call.path, Value::from(call.body)), (ApiPath::Api("rerank"), asked));
+        }
+        let ollama = UpstreamKind::Ollama;
+        assert!(ollama.protocol().embed_call(&settings(ollama), "theirs", &request, &inputs).is_err());
+        let read = |reply: Value| UpstreamKind::OpenAi.protocol().read_embed_reply(&task, &reply, 2);
+        let ranked = |score: Value| {
+            json!({"results": [{"index": 1, "relevance_score": 3.5},
+            {"index": 0, "relevance_score": score, "document": {"text": "a"}}], "usage": {"total_tokens": 9}})
+        };
+        let expected = TextVectors { vectors: vec![vec![-1.0], vec![3.5]], n_tokens: Some(9) };
+        assert_eq!(read(ranked(json!(-1))).unwrap(), expected);
+        assert!(read(ranked(json!("x"))).is_err() && read(json!({"results": []})).is_err());
+        let vectors = json!({"data": [{"embedding": [1]}, {"embedding": [1]}]});
+        assert!(read(vectors).is_err());
+    }
+
+    #[test]
     fn vectors_are_taken_by_their_number_and_checked() {
         let both = json!({"data": [{"index": 1, "embedding": [3.0]}, {"index": 0, "embedding": [1, 2]}],
             "usage": {"prompt_tokens": 7}});
-        let read_both = UpstreamKind::OpenAi.protocol().read_embed_reply(&both, 2).unwrap();
+        let read = |kind: UpstreamKind, reply: &Value, n| kind.protocol().read_embed_reply(&EmbedTask::Embed, reply, n);
+        let read_both = read(UpstreamKind::OpenAi, &both, 2).unwrap();
         assert_eq!(read_both, TextVectors { vectors: vec![vec![1.0, 2.0], vec![3.0]], n_tokens: Some(7) });
         let ollama = json!({"embeddings": [[0.5]], "prompt_eval_count": 3});
-        assert_eq!(UpstreamKind::Ollama.protocol().read_embed_reply(&ollama, 1).unwrap().n_tokens, Some(3));
-        let wrong =
-            |reply: Value| assert!(UpstreamKind::OpenAi.protocol().read_embed_reply(&reply, 1).is_err(), "{reply}");
+        assert_eq!(read(UpstreamKind::Ollama, &ollama, 1).unwrap().n_tokens, Some(3));
+        let wrong = |reply: Value| assert!(read(UpstreamKind::OpenAi, &reply, 1).is_err(), "{reply}");
         wrong(json!({}));
         wrong(json!({"data": []}));
         wrong(json!({"data": [{"embedding": []}]}));

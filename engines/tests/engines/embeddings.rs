@@ -7,7 +7,7 @@ use baton_engines::llama::reference::Reference;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, Pooling};
 use baton_schemas::generate::Sampling;
-use baton_schemas::node::TokenizeRequest;
+use baton_schemas::node::{PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use tempfile::TempDir;
@@ -103,12 +103,75 @@ async fn an_encoder_refuses_to_generate() {
 }
 
 #[tokio::test]
-async fn a_reranker_gives_no_vectors() {
+async fn a_reranker_without_a_classifier_gives_nothing() {
     let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 4)]);
     let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
-    assert_eq!(engine.info().await.unwrap().embedding, None);
+    let info = engine.info().await.unwrap();
+    assert_eq!((info.embedding, info.reranking), (None, None));
     let refused = engine.embed(EmbedSequences { inputs: vec![vec![5]] }).await.err();
     assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
+    let refused = engine.pair(&pair("a", "b")).await.err();
+    assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
+}
+
+fn pair(query: &str, document: &str) -> PairRequest {
+    PairRequest { query: query.into(), document: document.into() }
+}
+
+/// Starts a tiny reranker. Checks that the scores of pairs, alone and together, equal those of a plain loop.
+async fn check_scores(architecture: Architecture, documents: &[&str]) -> (LlamaEngine, Vec<f32>) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("reranker.gguf");
+    tiny_gguf::write_reranker(&model, architecture, 1);
+    let reference = Reference::load(config(&model)).unwrap();
+    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let mut pairs = Vec::new();
+    for document in documents {
+        pairs.push(engine.pair(&pair("quick fox", document)).await.unwrap());
+    }
+    let together = vectors(&engine, &pairs).await;
+    let mut scores = Vec::new();
+    for (pair, packed) in pairs.iter().zip(&together) {
+        let plain = reference.scores(pair).unwrap();
+        let alone = vectors(&engine, std::slice::from_ref(pair)).await;
+        println!("{} tokens: plain {plain:?}, alone {alone:?}, with others {packed:?}", pair.len());
+        assert!((packed[0] - plain[0]).abs() < 2e-3 && (alone[0][0] - plain[0]).abs() < 2e-3);
+        assert_eq!((packed.len(), alone[0].len()), (1, 1), "only the score");
+        scores.push(packed[0]);
+    }
+    assert!(scores.iter().any(|score| (score - scores[0]).abs() > 2e-3), "the documents differ: {scores:?}");
+    (engine, scores)
+}
+
+#[tokio::test]
+async fn a_rerankers_scores_equal_a_plain_loops() {
+    let long = "river stone ".repeat(50);
+    let (engine, _) = check_scores(Architecture::Bert, &["lazy dog", "fox", "", &long, "brown light river"]).await;
+    let info = engine.info().await.unwrap();
+    let n_ctx = info.reranking.unwrap().n_ctx;
+    assert_eq!((info.embedding, info.generates, n_ctx as usize), (None, false, tiny_gguf::bert::N_CTX));
+    // [CLS] quick fox [SEP] lazy dog, as llama-server joins them for this tokenizer; the text has no control tokens.
+    assert_eq!(engine.pair(&pair("quick fox", "lazy dog")).await.unwrap(), [2, 6, 5, 3, 9, 8]);
+    let spelled = engine.pair(&pair("fox", "[SEP]")).await.unwrap();
+    assert!(spelled.starts_with(&[2, 5, 3]) && !spelled[3..].contains(&3), "{spelled:?}");
+    let too_long = EmbedSequences { inputs: vec![vec![5; tiny_gguf::bert::N_CTX + 1]] };
+    assert!(matches!(engine.embed(too_long).await.err(), Some(EngineError::ContextOverflow { .. })));
+}
+
+#[tokio::test]
+async fn a_reranker_with_a_form_in_its_file_reads_pairs_in_it() {
+    let long = "the fox ".repeat(250);
+    let (engine, scores) = check_scores(Architecture::Qwen3, &["the dog", "a", &long, "{query}", "<|end|>"]).await;
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "probabilities: {scores:?}");
+    let written = |query: &str, document: &str| format!("judge\n<Query>: {query}\n<Document>: {document}");
+    let (start, end) = (257, 258);
+    for (query, document) in [("q", "d"), ("{document}", "{query}"), ("<|start|>", "x<|end|>")] {
+        let tokens = engine.pair(&pair(query, document)).await.unwrap();
+        assert_eq!((tokens[0], &tokens[tokens.len() - 3..]), (start, &[end, 10, start][..]));
+        let inner = &tokens[1..tokens.len() - 3];
+        assert!(inner.iter().all(|&t| t < start), "only the form writes control tokens: {tokens:?}");
+        assert_eq!(engine.detokenize(inner).await.unwrap(), written(query, document));
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use baton_schemas::Token;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 
 use crate::stop::{Scan, StopScanner};
@@ -10,6 +11,8 @@ use crate::utf8::Utf8Pieces;
 /// A token with its log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
+    /// The token; `None` from an upstream.
+    pub id: Option<Token>,
     pub bytes: Vec<u8>,
     /// Its log-probability and the alternatives.
     pub logprobs: Logprobs,
@@ -89,14 +92,15 @@ impl ChoiceText {
     pub fn feed(&mut self, token: GeneratedToken) -> TextStep {
         if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
             if let Some(logprobs) = token.logprobs.filter(|_| self.lists_control) {
-                let token = TokenLogprobs { bytes: token.bytes, logprobs };
+                let token = TokenLogprobs { id: Some(token.id), bytes: token.bytes, logprobs };
                 self.waiting.push_back(WaitingToken { start: self.n_decoded, end: self.n_decoded, token });
                 return self.release(Scan::default());
             }
             return TextStep::default();
         }
         let start = self.start_of(&token.bytes);
-        let reported = token.logprobs.map(|logprobs| TokenLogprobs { bytes: token.bytes.clone(), logprobs });
+        let report = |logprobs| TokenLogprobs { id: Some(token.id), bytes: token.bytes.clone(), logprobs };
+        let reported = token.logprobs.map(report);
         let text = self.utf8.feed(token.bytes);
         self.n_decoded += text.len();
         if let Some(token) = reported {
@@ -161,7 +165,7 @@ mod tests {
     use super::*;
 
     fn token(bytes: &[u8]) -> GeneratedToken {
-        let logprobs = Some(Logprobs { chosen: -0.5, top: Vec::new() });
+        let logprobs = Some(Logprobs { chosen: -0.5, rank: None, top: Vec::new() });
         GeneratedToken { id: 0, bytes: bytes.to_vec(), special: false, logprobs }
     }
 

@@ -148,6 +148,9 @@ fn map(error: &RequestError) -> HttpFailure {
         RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
             overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, "input")
         }
+        RequestError::DocumentTooLong { idx, n_tokens, n_ctx } => {
+            overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, &format!("documents[{idx}]"))
+        }
         RequestError::TextTooLong { field, n_tokens, n_ctx } => {
             overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, field)
         }

@@ -57,6 +57,9 @@ pub trait HttpBackend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<Vec<Vec<u8>>, RequestError>;
 
+    /// Tokens that one sequence can hold, if a node has described the model.
+    fn n_ctx(&self, model: Option<&str>, caller: &Caller) -> Option<u32>;
+
     /// Counts the tokens of a chat's prompt.
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError>;
 

@@ -38,6 +38,8 @@ pub struct Stopping(pub CancellationToken);
 pub enum RequestStep {
     /// The request was accepted. Always first.
     Accepted {
+        /// The first choice of its prompt.
+        choice: u32,
         /// Tokens in the rendered prompt.
         n_prompt: u32,
         /// The value of `x-baton-route`.
@@ -48,6 +50,12 @@ pub enum RequestStep {
 }
 
 impl RequestStep {
+    /// Returns the choice that the step concerns; of a prompt with several, the first.
+    pub fn choice(&self) -> u32 {
+        let (RequestStep::Accepted { choice, .. } | RequestStep::Event(ReplyEvent { choice, .. })) = self;
+        *choice
+    }
+
     /// Returns the route that this step announces, if any. The last announced route counts.
     pub fn route(&self) -> Option<&str> {
         match self {
@@ -77,7 +85,7 @@ pub fn steps(
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
         texts.shrink_to(n_kept);
         let Generation { n_prompt, route, sampling, mut events } = generation;
-        yield RequestStep::Accepted { n_prompt, route, sampling };
+        yield RequestStep::Accepted { choice: 0, n_prompt, route, sampling };
         // Polled only after it was woken: all requests share the lock of the token.
         let mut drained = FuturesUnordered::from_iter([drain.0.cancelled_owned()]);
         while n_open > 0 {
@@ -145,9 +153,8 @@ pub fn side_by_side(mut requests: Vec<RequestSteps>, n_each: u32) -> RequestStep
 }
 
 fn renumber(mut step: RequestStep, first: u32) -> RequestStep {
-    if let RequestStep::Event(event) = &mut step {
-        event.choice = event.choice.saturating_add(first);
-    }
+    let (RequestStep::Accepted { choice, .. } | RequestStep::Event(ReplyEvent { choice, .. })) = &mut step;
+    *choice = choice.saturating_add(first);
     step
 }
 

@@ -28,7 +28,7 @@ use crate::request::models::{self, ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::request::tokens;
 use crate::targets::nodes::NodeState;
-use crate::targets::{Embedded, Targets};
+use crate::targets::{Embedded, Target, Targets};
 
 /// The parts that answer requests.
 pub struct RequestService {
@@ -101,6 +101,13 @@ impl HttpBackend for RequestService {
         match self.ask(model, TokenQuestion::Pieces(tokens), caller).await? {
             TokenAnswer::Pieces(pieces) => Ok(pieces),
             TokenAnswer::Tokens(_) | TokenAnswer::Text(_) => Err(wrong_answer()),
+        }
+    }
+
+    fn n_ctx(&self, model: Option<&str>, caller: &Caller) -> Option<u32> {
+        match self.targets.resolve(model, &caller.account).ok()? {
+            Target::Nodes { model, .. } => Some(model.described()?.n_ctx),
+            Target::Upstreams(_) => None,
         }
     }
 

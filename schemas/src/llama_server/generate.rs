@@ -7,10 +7,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::requests::model;
-use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS};
+use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::generate::{GenerateRequest, Input, Sampling};
 use crate::openai::usage::TimingsReport;
-use crate::openai::{MaxTokens, NotYetBody, StructuredBody};
+use crate::openai::{MAX_CHOICES, MaxTokens, NotYetBody, StructuredBody, TopLogprobs, nth_prompt};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::inputs::{Inputs, TextOrTokens};
@@ -18,7 +18,8 @@ use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
 use crate::request::values::Integer;
-use crate::sequence::FinishReason;
+use crate::sequence::{FinishReason, Logprobs};
+use crate::token::Token;
 use crate::tools::ToolUse;
 
 /// The separator between two pieces of extra context, as in llama-server, for a model without tokens for it.
@@ -28,8 +29,8 @@ object! {
     /// A text to continue.
     #[schemars(rename = "LlamaCompletionRequest", example = json!({ "prompt": "Once upon a time", "n_predict": 8 }))]
     pub struct LlamaCompletionBody {
-        /// The text, or its tokens.
-        prompt: Required<Inputs<1>>,
+        /// A text, its tokens, or several of either, each of which gets a reply.
+        prompt: Required<Inputs<MAX_CHOICES>>,
         /// How to generate.
         #[schemars(flatten)]
         how: LlamaGenerateBody,
@@ -81,9 +82,10 @@ object! {
         stream: Field<bool>,
         /// Continue after the model has ended its text.
         ignore_eos: Field<bool>,
-        /// Only 0: log-probabilities have another form in `/v1/completions`.
-        #[schemars(extend("maximum" = 0))]
-        n_probs: Field<Integer<0, 0>>,
+        /// Report the log-probability of each token, and of so many of the most likely tokens in its place. 0: none.
+        n_probs: Field<TopLogprobs>,
+        #[schemars(skip)]
+        post_sampling_probs: Field<bool>,
         #[schemars(skip)]
         return_tokens: Field<bool>,
         #[schemars(skip)]
@@ -102,20 +104,20 @@ object! {
     }
 }
 
-/// A checked body. The model's name is empty if the client named none: the first model answers.
+/// A checked body: a request for each prompt, at least one. The model's name is empty if the client named none: the first
+/// model answers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LlamaGenerate(pub GenerateRequest);
+pub struct LlamaGenerate(pub Vec<GenerateRequest>);
 
 impl LlamaGenerate {
     /// Parses and checks a body of `/completion`. `drawn_seed` is used if the client sent no seed.
     pub fn parse_completion(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: LlamaCompletionBody = read(body)?;
-        let input = body.prompt.get("")?.check("prompt", "prompts")?.into_iter().next();
-        let input = match input.ok_or_else(|| InvalidRequest::at("prompt", "must not be empty"))? {
+        let inputs = body.prompt.get("")?.check("prompt", "prompts")?.into_iter().map(|input| match input {
             TextOrTokens::Text(text) => Input::Text(text),
             TextOrTokens::Tokens(tokens) => Input::Tokens(tokens),
-        };
-        body.how.check(input, drawn_seed)
+        });
+        body.how.check(inputs.collect(), drawn_seed)
     }
 
     /// Parses and checks a body of `/infill`. `drawn_seed` is used if the client sent no seed.
@@ -130,28 +132,30 @@ impl LlamaGenerate {
         prefix.push_str(&body.input_prefix.get("")?.unwrap_or_default());
         prefix.push_str(&body.prompt.get("")?.unwrap_or_default());
         let suffix = body.input_suffix.get("")?.unwrap_or_default();
-        body.how.check(Input::Infill { prefix, suffix }, drawn_seed)
+        body.how.check(vec![Input::Infill { prefix, suffix }], drawn_seed)
     }
 }
 
 impl LlamaGenerateBody {
-    fn check(self, input: Input, drawn_seed: u64) -> Result<LlamaGenerate, InvalidRequest> {
+    fn check(self, inputs: Vec<Input>, drawn_seed: u64) -> Result<LlamaGenerate, InvalidRequest> {
         self.not_yet.check()?;
-        self.n_probs.get("")?;
+        if self.post_sampling_probs.get("")? == Some(true) {
+            return Err(InvalidRequest::unsupported("post_sampling_probs", "Probabilities after sampling"));
+        }
         if self.return_tokens.get("")? == Some(true) {
             return Err(InvalidRequest::unsupported("return_tokens", "Returning tokens"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        Ok(LlamaGenerate(GenerateRequest {
+        let first = GenerateRequest {
             is_streamed: self.stream.get("")?.unwrap_or(false),
             model: model(self.model)?.unwrap_or_default(),
-            input,
+            input: Input::Tokens(Vec::new()),
             n: 1,
             max_tokens: self.n_predict.get("")?.and_then(Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0,
             sampling,
             chosen,
-            top_logprobs: None,
+            top_logprobs: self.n_probs.get("")?.and_then(Integer::count).filter(|&n| n > 0),
             prompt_logprobs: None,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?,
@@ -160,7 +164,8 @@ impl LlamaGenerateBody {
             keep_alive: None,
             num_ctx: None,
             context: None,
-        }))
+        };
+        Ok(LlamaGenerate((0..).zip(inputs).map(|(idx, input)| nth_prompt(&first, idx, input)).collect()))
     }
 }
 
@@ -172,7 +177,14 @@ pub fn parse_embedding(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
         TextOrTokens::Tokens(tokens) => EmbedInput::Tokens(tokens),
     });
     let model = model(body.model)?.unwrap_or_default();
-    Ok(EmbedRequest { model, inputs: inputs.collect(), truncate: false, dimensions: None, keep_alive: None })
+    Ok(EmbedRequest {
+        model,
+        task: EmbedTask::Embed,
+        inputs: inputs.collect(),
+        truncate: false,
+        dimensions: None,
+        keep_alive: None,
+    })
 }
 
 /// The reply to `/completion` and `/infill`, and the last event of a stream.
@@ -189,6 +201,9 @@ pub struct LlamaCompletion {
     tokens_evaluated: u32,
     tokens_cached: u32,
     has_new_line: bool,
+    /// The tokens of the reply, if `n_probs` asks for them. In a stream they come with their texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<LlamaTokenProb>>,
     /// Always false: prompts are not cut.
     truncated: bool,
     #[schemars(extend("enum" = ["eos", "limit", "word"]))]
@@ -198,9 +213,61 @@ pub struct LlamaCompletion {
     timings: TimingsReport,
 }
 
+/// The reply to `/completion`: an object, or an array of them if there are several prompts.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum LlamaReply {
+    /// The reply to the only prompt.
+    One(Box<LlamaCompletion>),
+    /// The replies, in the order of their prompts.
+    Many(Vec<LlamaCompletion>),
+}
+
+/// A token of a reply.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct LlamaTokenProb {
+    #[serde(flatten)]
+    token: LlamaProb,
+    /// The most likely tokens in its place, the best first.
+    top_logprobs: Vec<LlamaProb>,
+}
+
+/// A token and its log-probability.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+struct LlamaProb {
+    /// The token; null if the model's upstream does not say it.
+    id: Option<Token>,
+    /// Its text, without the part of a character at its end.
+    token: String,
+    /// Its exact bytes.
+    bytes: Vec<u8>,
+    /// The natural logarithm.
+    logprob: f32,
+}
+
+impl LlamaTokenProb {
+    /// A token with these bytes.
+    pub fn new(id: Option<Token>, bytes: &[u8], logprobs: &Logprobs) -> Self {
+        // A server that does not say its tokens does not say the alternatives', either.
+        let top = logprobs.top.iter().map(|other| LlamaProb::new(id.map(|_| other.id), &other.bytes, other.logprob));
+        LlamaTokenProb { token: LlamaProb::new(id, bytes, logprobs.chosen), top_logprobs: top.collect() }
+    }
+}
+
+impl LlamaProb {
+    fn new(id: Option<Token>, bytes: &[u8], logprob: f32) -> Self {
+        let text = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        // JSON has no minus infinity; llama-server writes this.
+        let logprob = if logprob.is_finite() { logprob } else { f32::MIN };
+        LlamaProb { id, token: text.to_owned(), bytes: bytes.to_vec(), logprob }
+    }
+}
+
 /// How a reply ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LlamaEnd {
+    /// The prompt's index.
+    pub index: u32,
     /// The engine's reason.
     pub reason: FinishReason,
     /// The stop string that ended the reply, if one did.
@@ -213,17 +280,26 @@ pub struct LlamaEnd {
     pub timings: TimingsReport,
 }
 
+/// The text that a reply's last event has.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LlamaContent {
+    /// What the client has not got.
+    pub text: String,
+    /// Its tokens, if they were asked for.
+    pub probabilities: Option<Vec<LlamaTokenProb>>,
+}
+
 impl LlamaCompletion {
-    /// The reply of a model. `text` is all of it, `content` what the client has not got.
-    pub fn new(model: String, content: String, has_new_line: bool, end: LlamaEnd) -> Self {
+    /// The reply of a model. `has_new_line` concerns all of its text.
+    pub fn new(model: String, content: LlamaContent, has_new_line: bool, end: LlamaEnd) -> Self {
         let stop_type = match (end.reason, &end.stop) {
             (FinishReason::Length, _) => "limit",
             (_, Some(_)) => "word",
             (FinishReason::Stop | FinishReason::ToolCalls, None) => "eos",
         };
         LlamaCompletion {
-            index: 0,
-            content,
+            index: end.index,
+            content: content.text,
             tokens: [],
             stop: true,
             model,
@@ -231,6 +307,7 @@ impl LlamaCompletion {
             tokens_evaluated: end.n_prompt,
             tokens_cached: end.n_prompt.saturating_add(end.n_completion),
             has_new_line,
+            completion_probabilities: content.probabilities,
             truncated: false,
             stop_type,
             stopping_word: end.stop.unwrap_or_default(),
@@ -240,7 +317,7 @@ impl LlamaCompletion {
 }
 
 /// An event of a stream, except the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct LlamaCompletionChunk<'a> {
     index: u32,
     content: &'a str,
@@ -248,12 +325,15 @@ pub struct LlamaCompletionChunk<'a> {
     tokens: [u32; 0],
     #[schemars(extend("const" = false))]
     stop: bool,
+    /// The tokens of this text, if `n_probs` asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<LlamaTokenProb>>,
 }
 
 impl<'a> LlamaCompletionChunk<'a> {
-    /// An event with more text.
-    pub fn new(content: &'a str) -> Self {
-        LlamaCompletionChunk { index: 0, content, tokens: [], stop: false }
+    /// An event with more text of the reply to prompt `index`.
+    pub fn new(index: u32, content: &'a str, completion_probabilities: Option<Vec<LlamaTokenProb>>) -> Self {
+        LlamaCompletionChunk { index, content, tokens: [], stop: false, completion_probabilities }
     }
 }
 
@@ -278,13 +358,18 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::sequence::Alternative;
 
     fn infill(body: Value) -> Result<Input, InvalidRequest> {
-        LlamaGenerate::parse_infill(body.to_string().as_bytes(), 7).map(|request| request.0.input)
+        LlamaGenerate::parse_infill(body.to_string().as_bytes(), 7).map(|request| request.0[0].input.clone())
+    }
+
+    fn completions(body: Value) -> Result<Vec<GenerateRequest>, InvalidRequest> {
+        LlamaGenerate::parse_completion(body.to_string().as_bytes(), 7).map(|request| request.0)
     }
 
     fn completion(body: Value) -> Result<GenerateRequest, InvalidRequest> {
-        LlamaGenerate::parse_completion(body.to_string().as_bytes(), 7).map(|request| request.0)
+        completions(body).map(|mut requests| requests.remove(0))
     }
 
     #[test]
@@ -303,6 +388,11 @@ mod tests {
     fn a_completion_has_llama_servers_fields() {
         let plain = completion(json!({"prompt": "hi"})).unwrap();
         assert_eq!((plain.max_tokens, plain.model.as_str(), plain.is_streamed), (None, "", false));
+        let n_top = |n_probs: u32| completion(json!({"prompt": "a", "n_probs": n_probs})).unwrap().top_logprobs;
+        assert_eq!((n_top(0), n_top(3)), (None, Some(3)));
+        let several = completions(json!({"prompt": ["a", [1, 2]], "seed": 9})).unwrap();
+        let of = |at: usize| (&several[at].input, several[at].sampling.seed);
+        assert_eq!([of(0), of(1)], [(&Input::Text("a".into()), 9), (&Input::Tokens(vec![1, 2]), 10)]);
         let asked = completion(json!({"prompt": [1, 2], "n_predict": 5, "stream": true, "stop": ["x"], "model": "m",
             "temperature": 0, "cache_prompt": true, "id_slot": -1, "grammar": "root ::= \"a\""}))
         .unwrap();
@@ -313,10 +403,28 @@ mod tests {
         assert!(asked.constraint.is_some() && asked.is_streamed && asked.model == "m");
         let param = |body: Value| completion(body).unwrap_err().param.unwrap();
         assert_eq!(param(json!({})), "prompt");
-        assert_eq!(param(json!({"prompt": ["a", "b"]})), "prompt");
-        assert_eq!(param(json!({"prompt": "a", "n_probs": 3})), "n_probs");
+        assert_eq!(param(json!({"prompt": vec!["a"; MAX_CHOICES + 1]})), "prompt");
+        assert_eq!(param(json!({"prompt": ["a", ""]})), "prompt[1]");
+        assert_eq!(param(json!({"prompt": "a", "n_probs": 21})), "n_probs");
+        assert_eq!(param(json!({"prompt": "a", "post_sampling_probs": true})), "post_sampling_probs");
         assert_eq!(param(json!({"prompt": "a", "return_tokens": true})), "return_tokens");
         assert_eq!(param(json!({"prompt": "a", "mirostat": 2})), "mirostat");
         assert_eq!(param(json!({"prompt": "a", "n_predict": -2})), "n_predict");
+    }
+
+    #[test]
+    fn a_token_is_reported_as_by_llama_server() {
+        let top = vec![Alternative { id: 9, bytes: vec![0xC3, 0xA9], logprob: f32::NEG_INFINITY }];
+        let logprobs = Logprobs { chosen: -0.5, rank: None, top };
+        let written = |id| serde_json::to_value(LlamaTokenProb::new(id, &[b'a', 0xC3], &logprobs)).unwrap();
+        assert_eq!(
+            written(Some(7)),
+            json!({"id": 7, "token": "a", "bytes": [97, 195], "logprob": -0.5,
+                "top_logprobs": [{"id": 9, "token": "é", "bytes": [195, 169], "logprob": f32::MIN}]})
+        );
+        assert_eq!(
+            (written(None)["id"].clone(), written(None)["top_logprobs"][0]["id"].clone()),
+            (Value::Null, Value::Null)
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! The JSON of those llama-server routes that clients use in addition to OpenAI's: `/tokenize`, `/detokenize`,
-//! `/apply-template`, `/props`, `/slots`, `/completion`, `/infill` and `/embedding`. Shapes are those of llama.cpp's `tools/server/README.md`.
+//! `/apply-template`, `/props`, `/slots`, `/completion`, `/infill`, `/embedding` and `/v1/rerank`. Shapes are those of
+//! llama.cpp's `tools/server/README.md`.
 //!
 //! A llama-server has one model. Here a request may name one of several models in `model`.
 
 pub mod generate;
+pub mod rerank;
 
 mod props;
 mod requests;
@@ -25,6 +27,9 @@ pub struct TokenizeReply {
     /// Their number, if the body has vLLM's form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
+    /// Tokens that one sequence can hold, if the body has vLLM's form and a node has the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u32>,
 }
 
 /// The tokens of a text.

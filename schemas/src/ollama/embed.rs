@@ -6,7 +6,7 @@ use serde::de::SeqAccess;
 use serde_json::json;
 
 use super::common::KeepAliveBody;
-use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS};
+use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::read::{Read, Reading, ValueProblem, read};
@@ -102,6 +102,7 @@ impl EmbedTexts {
 pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OllamaEmbedBody = read(body)?;
     Ok(EmbedRequest {
+        task: EmbedTask::Embed,
         inputs: body.input.get("")?.map(EmbedTexts::check).transpose()?.unwrap_or_default(),
         model: body.model.get("")?.0,
         truncate: body.truncate.get("")?.unwrap_or(true),
@@ -116,6 +117,7 @@ pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OlderEmbedBody = read(body)?;
     let prompt = body.prompt.get("")?.filter(|prompt| !prompt.is_empty());
     Ok(EmbedRequest {
+        task: EmbedTask::Embed,
         inputs: prompt.map(EmbedInput::Text).into_iter().collect(),
         model: body.model.get("")?.0,
         truncate: true,

@@ -151,7 +151,7 @@ impl Show {
         }
         let is_embedding_model = info.embedding.is_some_and(|embedding| embedding.is_trained);
         // Never both, as in Ollama, though most models that complete also give vectors.
-        let completes = info.generates && !is_embedding_model;
+        let completes = info.generates && !is_embedding_model && info.reranking.is_none();
         let embedding = is_embedding_model.then_some("embedding");
         let completion = completes.then_some("completion");
         let insert = info.facts.infill.is_some().then_some("insert");
@@ -204,6 +204,7 @@ mod tests {
             has_chat_template: true,
             generates: true,
             embedding: None,
+            reranking: None,
             projector: None,
             devices: Vec::new(),
             role: Role::Both,

@@ -189,7 +189,7 @@ mod tests {
             OllamaFunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
         let tool_calls = &[OllamaToolCall { id: "call_1".into(), function }];
         let calling = Text::Message { role: "assistant", content: "", thinking: "hm", tool_calls };
-        let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
+        let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, rank: None, top: vec![] })];
         let lines = [
             chat("Hi"),
             OllamaReplyLine { logprobs, ..chat(" \u{1F600}\n") },

@@ -327,7 +327,7 @@ mod tests {
     }
 
     fn logprobs() -> Option<ChoiceLogprobs> {
-        let token = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
+        let token = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, rank: None, top: vec![] });
         Some(ChoiceLogprobs { content: vec![token], refusal: None })
     }
 

@@ -19,7 +19,7 @@ use crate::tools::ToolUse;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// The most choices over all prompts: each needs a slot or a place in the engine's queue. Libraries send 20 prompts at
 /// once.
-const MAX_CHOICES: usize = 64;
+pub(crate) const MAX_CHOICES: usize = 64;
 /// The most log-probabilities of prompts in one reply: each takes about 200 bytes until the reply is written. A prompt of
 /// 16,384 tokens may have 30 at each position.
 const MAX_PROMPT_LOGPROBS: u32 = 500_000;
@@ -145,7 +145,7 @@ impl CompletionBody {
             context: None,
         };
         Ok(CompletionRequest {
-            prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),
+            prompts: (0..).zip(inputs).map(|(idx, input)| nth_prompt(&first, idx, input)).collect(),
             echo,
             prompt_logprobs: of_prompt,
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
@@ -155,7 +155,7 @@ impl CompletionBody {
 
 /// Creates the request of prompt `idx`. Each choice has a seed of its own, so a prompt's seeds follow the previous
 /// prompt's.
-fn nth(first: &GenerateRequest, idx: u64, input: Input) -> GenerateRequest {
+pub(crate) fn nth_prompt(first: &GenerateRequest, idx: u64, input: Input) -> GenerateRequest {
     let mut request = GenerateRequest { input, ..first.clone() };
     request.sampling.seed = request.sampling.seed.wrapping_add(idx * u64::from(first.n));
     request

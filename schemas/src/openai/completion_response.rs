@@ -48,7 +48,7 @@ impl<'a> TextChoice<'a> {
 pub struct PromptLogprob {
     /// Its log-probability, as natural logarithm.
     pub logprob: f32,
-    /// Its place among the most likely tokens, from 1; null if it is not among those that were requested.
+    /// Its place among all tokens by likelihood, from 1; null if its engine does not say it.
     pub rank: Option<u32>,
     /// Its text, with U+FFFD where a character spans tokens.
     pub decoded_token: String,
@@ -56,13 +56,13 @@ pub struct PromptLogprob {
 
 /// The entry of a prompt's token, with at most `n_top` alternatives. `None` for the first token, which nothing predicts.
 pub fn prompt_entry(token: &GeneratedToken, n_top: usize) -> Option<BTreeMap<Token, PromptLogprob>> {
-    let Logprobs { chosen, top } = token.logprobs.as_ref()?;
+    let Logprobs { chosen, rank, top } = token.logprobs.as_ref()?;
     let entry = |bytes: &[u8], logprob: f32, rank: Option<u32>| PromptLogprob {
         logprob: finite(logprob),
         rank,
         decoded_token: String::from_utf8_lossy(bytes).into_owned(),
     };
-    let mut entries = BTreeMap::from([(token.id, entry(&token.bytes, *chosen, None))]);
+    let mut entries = BTreeMap::from([(token.id, entry(&token.bytes, *chosen, *rank))]);
     entries.extend(top.iter().zip(1..).take(n_top).map(|(a, rank)| (a.id, entry(&a.bytes, a.logprob, Some(rank)))));
     Some(entries)
 }
@@ -136,8 +136,8 @@ mod tests {
     fn a_whole_reply_has_openais_shape_and_order() {
         let top = vec![Alternative { id: 1, bytes: b"Yo".to_vec(), logprob: -0.25 }];
         let mut logprobs = TextLogprobs::default();
-        let offset = logprobs.push("é".as_bytes(), Some(&Logprobs { chosen: -0.5, top }), 1, 4);
-        logprobs.push(b"!", Some(&Logprobs { chosen: f32::NEG_INFINITY, top: vec![] }), 1, offset);
+        let offset = logprobs.push("é".as_bytes(), Some(&Logprobs { chosen: -0.5, rank: None, top }), 1, 4);
+        logprobs.push(b"!", Some(&Logprobs { chosen: f32::NEG_INFINITY, rank: None, top: vec![] }), 1, offset);
         let choice = TextChoice { finish_reason: Some("stop"), ..TextChoice::text(0, "é!", Some(logprobs)) };
         let usage = Usage::new(3, 1, 2);
         let reply = Completion { head: head(), choices: vec![choice], usage, timings: TimingsReport::default() };
@@ -162,7 +162,7 @@ mod tests {
         for logprob in [-0.1, -1.234_567_9, -13.370_001, -1e-7, f32::NEG_INFINITY] {
             let top = vec![Alternative { id: 1, bytes: b"a".to_vec(), logprob }];
             let mut logprobs = TextLogprobs::default();
-            logprobs.push(b"a", Some(&Logprobs { chosen: logprob, top }), 1, 0);
+            logprobs.push(b"a", Some(&Logprobs { chosen: logprob, rank: None, top }), 1, 0);
             let json: Value = serde_json::from_str(&serde_json::to_string(&logprobs).unwrap()).unwrap();
             assert_eq!(json["token_logprobs"][0], json["top_logprobs"][0]["a"]);
         }
@@ -173,7 +173,7 @@ mod tests {
         let mut logprobs = TextLogprobs::default();
         let mut offset = 0;
         for bytes in ["a".as_bytes(), &[0xF0, 0x9F], &[0x98, 0x80], b"b"] {
-            offset = logprobs.push(bytes, Some(&Logprobs { chosen: 0.0, top: vec![] }), 1, offset);
+            offset = logprobs.push(bytes, Some(&Logprobs { chosen: 0.0, rank: None, top: vec![] }), 1, offset);
         }
         assert_eq!((logprobs.text_offset, offset), (vec![0, 1, 2, 2], 3));
     }

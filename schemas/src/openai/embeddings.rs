@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS, le_bytes};
+use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS, le_bytes};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::inputs::{Inputs, TextOrTokens};
@@ -65,7 +65,14 @@ impl EmbeddingsRequest {
             TextOrTokens::Text(text) => EmbedInput::Text(text),
             TextOrTokens::Tokens(tokens) => EmbedInput::Tokens(tokens),
         });
-        let embed = EmbedRequest { model, inputs: inputs.collect(), truncate: false, dimensions, keep_alive: None };
+        let embed = EmbedRequest {
+            model,
+            task: EmbedTask::Embed,
+            inputs: inputs.collect(),
+            truncate: false,
+            dimensions,
+            keep_alive: None,
+        };
         Ok(EmbeddingsRequest { embed, encoding })
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     fn check(bytes: &[u8], chosen: f32, top: Vec<Alternative>, expected: &str) {
-        let token = TokenLogprob::new(bytes, &Logprobs { chosen, top });
+        let token = TokenLogprob::new(bytes, &Logprobs { chosen, rank: None, top });
         let logprobs = ChoiceLogprobs { content: vec![token], refusal: None };
         assert_eq!(serde_json::to_string(&logprobs).unwrap(), expected);
     }

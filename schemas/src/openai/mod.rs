@@ -26,6 +26,7 @@ pub(crate) mod messages;
 pub use chat_request::{ChatBody, ChatRequest};
 pub(crate) use chat_request::{MaxTokens, TopLogprobs, conversation};
 pub use completion_request::{CompletionBody, CompletionRequest};
+pub(crate) use completion_request::{MAX_CHOICES, nth_prompt};
 pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
 pub(crate) use not_yet::NotYetBody;

@@ -12,7 +12,12 @@ fn token(id: u32, bytes: &[u8]) -> GeneratedToken {
 fn token_with_everything() -> GeneratedToken {
     let alternative = |id, bytes: &[u8], logprob| Alternative { id, bytes: bytes.to_vec(), logprob };
     let top = vec![alternative(7, &[0xF0, 0x9F], -0.25), alternative(9, b"", -3.5)];
-    GeneratedToken { id: 7, bytes: vec![0xF0, 0x9F], special: true, logprobs: Some(Logprobs { chosen: -0.25, top }) }
+    GeneratedToken {
+        id: 7,
+        bytes: vec![0xF0, 0x9F],
+        special: true,
+        logprobs: Some(Logprobs { chosen: -0.25, rank: Some(3), top }),
+    }
 }
 
 /// Feeds the bytes in pieces of this size and returns what `see` makes of each frame.
@@ -181,13 +186,14 @@ fn what_breaks_a_limit_is_not_written() {
     assert_eq!(writer.token(1, &too_long), Err(UnwritableFrame::TooLong { bytes: MAX_TOKEN_TEXT + 1 }));
     let alternatives = |n: usize, bytes: usize| {
         let top = vec![Alternative { id: 1, bytes: vec![0; bytes], logprob: -1.0 }; n];
-        GeneratedToken { logprobs: Some(Logprobs { chosen: -1.0, top }), ..token(1, b"a") }
+        GeneratedToken { logprobs: Some(Logprobs { chosen: -1.0, rank: None, top }), ..token(1, b"a") }
     };
     for (n, bytes) in [(MAX_ALTERNATIVES + 1, 1), (1, MAX_TOKEN_TEXT + 1), (17, MAX_TOKEN_TEXT)] {
         assert!(matches!(writer.token(1, &alternatives(n, bytes)), Err(UnwritableFrame::TooLong { .. })));
     }
     for chosen in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let token = GeneratedToken { logprobs: Some(Logprobs { chosen, top: Vec::new() }), ..token(1, b"a") };
+        let token =
+            GeneratedToken { logprobs: Some(Logprobs { chosen, rank: None, top: Vec::new() }), ..token(1, b"a") };
         assert_eq!(writer.token(1, &token), Err(UnwritableFrame::NotFinite));
         assert_eq!(writer.vector(1, &[0.0, chosen]), Err(UnwritableFrame::NotFinite));
     }
@@ -245,7 +251,12 @@ fn hostile_bytes_are_refused_by_name() {
     assert!(said(&with(16, 0, &too_long)).contains("alternatives are too long"));
     is_malformed(node_error(&with(19, 1, &f32::INFINITY.to_le_bytes())));
     is_malformed(node_error(&with(19, 1, &[0; 3])));
-    assert_eq!(node_error(&with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0])), StreamFrameError::Reserved);
+    for flags in [4, 8] {
+        let step = with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, flags, 0, 0, 0]);
+        assert_eq!(node_error(&step), StreamFrameError::Reserved, "a rank without log-probabilities, an unknown flag");
+    }
+    let ranked = [&[1, 0, 0, 0, 1, 0, 0, 0, 6, 0, 0, 0][..], &(-1f32).to_le_bytes(), &[0, 0, 0, 0], &[1, 0]].concat();
+    is_malformed(node_error(&with(16, 0, &ranked)));
 }
 
 #[test]

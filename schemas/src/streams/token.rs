@@ -1,5 +1,6 @@
 //! A token in a step: `u32 stream, u32 token, u8 flags, 1 zero byte, u16 length, bytes`, then the log-probabilities if a
-//! flag says so: `f32 chosen, u16 count, 2 zero bytes`, and for each alternative `u32 token, f32, u16 length, bytes`.
+//! flag says so: `f32 chosen, u16 count, 2 zero bytes`, `u32 rank` if another flag says so, and for each alternative
+//! `u32 token, f32, u16 length, bytes`.
 
 use bytes::{Buf, BufMut, BytesMut};
 
@@ -14,11 +15,16 @@ const SPECIAL: u8 = 1;
 /// Log-probabilities follow the bytes.
 const LOGPROBS: u8 = 2;
 
+/// The log-probabilities have the token's rank.
+const RANK: u8 = 4;
+
 /// The part of a token before its bytes.
 const TOKEN_BYTES: usize = 12;
 
 /// The part of the log-probabilities before the alternatives.
 const LOGPROBS_BYTES: usize = 8;
+
+const RANK_BYTES: usize = 4;
 
 /// The part of an alternative before its bytes.
 const ALTERNATIVE_BYTES: usize = 10;
@@ -30,14 +36,14 @@ pub(super) fn length(token: &GeneratedToken) -> Result<usize, UnwritableFrame> {
         length => Ok(length),
     };
     let mut sum = TOKEN_BYTES + text(&token.bytes)?;
-    if let Some(Logprobs { chosen, top }) = &token.logprobs {
+    if let Some(Logprobs { chosen, rank, top }) = &token.logprobs {
         if top.len() > MAX_ALTERNATIVES {
             return Err(UnwritableFrame::TooLong { bytes: top.len() * ALTERNATIVE_BYTES });
         }
         if !chosen.is_finite() || top.iter().any(|alternative| !alternative.logprob.is_finite()) {
             return Err(UnwritableFrame::NotFinite);
         }
-        sum += LOGPROBS_BYTES;
+        sum += LOGPROBS_BYTES + rank.map_or(0, |_| RANK_BYTES);
         for alternative in top {
             sum += ALTERNATIVE_BYTES + text(&alternative.bytes)?;
         }
@@ -52,14 +58,18 @@ pub(super) fn put(out: &mut BytesMut, stream: u32, token: &GeneratedToken) {
     let mut head = [0; TOKEN_BYTES];
     head[..4].copy_from_slice(&stream.to_le_bytes());
     head[4..8].copy_from_slice(&token.id.to_le_bytes());
-    head[8] = special | logprobs;
+    let rank = if token.logprobs.as_ref().is_some_and(|logprobs| logprobs.rank.is_some()) { RANK } else { 0 };
+    head[8] = special | logprobs | rank;
     head[10..].copy_from_slice(&(token.bytes.len() as u16).to_le_bytes());
     out.put_slice(&head);
     out.put_slice(&token.bytes);
-    if let Some(Logprobs { chosen, top }) = &token.logprobs {
+    if let Some(Logprobs { chosen, rank, top }) = &token.logprobs {
         out.put_f32_le(*chosen);
         out.put_u16_le(top.len() as u16);
         out.put_u16_le(0);
+        if let Some(rank) = rank {
+            out.put_u32_le(*rank);
+        }
         for Alternative { id, bytes, logprob } in top {
             out.put_u32_le(*id);
             out.put_f32_le(*logprob);
@@ -77,18 +87,19 @@ pub(super) fn take(payload: &mut &[u8]) -> Result<(u32, GeneratedToken), StreamF
     let stream = head.get_u32_le();
     let id = head.get_u32_le();
     let flags = head.get_u8();
-    if flags & !(SPECIAL | LOGPROBS) != 0 || head.get_u8() != 0 {
+    let has_rank = flags & RANK != 0;
+    if flags & !(SPECIAL | LOGPROBS | RANK) != 0 || (has_rank && flags & LOGPROBS == 0) || head.get_u8() != 0 {
         return Err(StreamFrameError::Reserved);
     }
     let bytes = text(payload, head.get_u16_le())?;
-    let logprobs = if flags & LOGPROBS != 0 { Some(logprobs(payload)?) } else { None };
+    let logprobs = if flags & LOGPROBS != 0 { Some(logprobs(payload, has_rank)?) } else { None };
     if n_before - payload.len() > MAX_TOKEN_BYTES {
         return Err(FrameKind::Step.malformed("a token and its alternatives are too long"));
     }
     Ok((stream, GeneratedToken { id, bytes, special: flags & SPECIAL != 0, logprobs }))
 }
 
-fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, StreamFrameError> {
+fn logprobs(payload: &mut &[u8], has_rank: bool) -> Result<Logprobs, StreamFrameError> {
     let (mut head, rest) = payload.split_at_checked(LOGPROBS_BYTES).ok_or_else(cut)?;
     *payload = rest;
     let chosen = finite(head.get_f32_le())?;
@@ -96,6 +107,13 @@ fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, StreamFrameError> {
     if head.get_u16_le() != 0 {
         return Err(StreamFrameError::Reserved);
     }
+    let rank = if has_rank {
+        let (mut rank, rest) = payload.split_at_checked(RANK_BYTES).ok_or_else(cut)?;
+        *payload = rest;
+        Some(rank.get_u32_le())
+    } else {
+        None
+    };
     if count > MAX_ALTERNATIVES {
         return Err(FrameKind::Step.malformed("a token has too many alternatives"));
     }
@@ -107,7 +125,7 @@ fn logprobs(payload: &mut &[u8]) -> Result<Logprobs, StreamFrameError> {
         let logprob = finite(head.get_f32_le())?;
         top.push(Alternative { id, logprob, bytes: text(payload, head.get_u16_le())? });
     }
-    Ok(Logprobs { chosen, top })
+    Ok(Logprobs { chosen, rank, top })
 }
 
 fn text(payload: &mut &[u8], length: u16) -> Result<Vec<u8>, StreamFrameError> {

@@ -3,6 +3,8 @@
 
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::generate::{ChatPrompt, GenerateRequest, Input, Message};
+use baton_schemas::llama_server::generate::LlamaGenerate;
+use baton_schemas::llama_server::rerank::Rerank;
 use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, ResponsesRequest};
 use baton_schemas::{MessageRole, llama_server, ollama, openai, tools};
 
@@ -37,9 +39,12 @@ pub(crate) fn ollama(input: &[u8]) -> bool {
 
 pub(crate) fn llama_server(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
-    match route % 3 {
+    match route % 6 {
         0 => taken(llama_server::Tokenize::parse(body)).is_some(),
         1 => taken(llama_server::Detokenize::parse(body)).is_some(),
+        3 => taken(LlamaGenerate::parse_completion(body, 1)).is_some_and(|requests| requests.0.iter().all(generates)),
+        4 => taken(LlamaGenerate::parse_infill(body, 1)).is_some_and(|requests| requests.0.iter().all(generates)),
+        5 => taken(Rerank::parse(body)).is_some(),
         _ => taken(llama_server::ApplyTemplate::parse(body)).is_some_and(|request| is_prompt(&request.chat)),
     }
 }
@@ -136,5 +141,8 @@ pub(crate) fn llama_server_seeds() -> Vec<Vec<u8>> {
             2,
             r#"{"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f"}}],"chat_template_kwargs":{"enable_thinking":false}}"#,
         ),
+        (3, r#"{"prompt":["hi",[1,2]],"n_predict":4,"n_probs":3,"stop":["x"],"grammar":"root ::= \"a\""}"#),
+        (4, r#"{"input_prefix":"a","prompt":"b","input_suffix":"c","input_extra":[{"text":"d"}]}"#),
+        (5, r#"{"query":"q","documents":["a",{"text":"b"}],"top_n":1,"return_documents":true}"#),
     ])
 }

@@ -119,7 +119,7 @@ pub(crate) fn node_seeds() -> Vec<Vec<u8>> {
     writer.accepted(1);
     writer.event(1, &SequenceEvent::Started { n_cached: 7 }).expect("it is short");
     for id in 0..4 {
-        let logprobs = (id == 3).then(|| Logprobs { chosen: -0.5, top: top.clone() });
+        let logprobs = (id == 3).then(|| Logprobs { chosen: -0.5, rank: Some(2), top: top.clone() });
         writer.token(1 + id % 2, &token(id, logprobs)).expect("it is short");
     }
     let finished = SequenceEvent::Finished { reason: FinishReason::Length, timings: Timings::default() };

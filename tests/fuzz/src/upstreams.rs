@@ -162,6 +162,10 @@ pub(crate) fn replies_seeds() -> Vec<Vec<u8>> {
         ),
         (4, r#"{"embeddings":[[0.5,-1e3]],"prompt_eval_count":3}"#),
         (1, r#"{"object":"list","data":[{"id":"m"}]}"#),
+        (
+            9,
+            r#"{"results":[{"index":1,"relevance_score":3.0},{"index":0,"relevance_score":-1}],"usage":{"total_tokens":7}}"#,
+        ),
         (9, r#"{"data":[{"index":1,"embedding":[3.0]},{"index":0,"embedding":[1,2]}],"usage":{"prompt_tokens":7}}"#),
         (2, r#"{"default_generation_settings":{"n_ctx":8192}}"#),
         (2, r#"{"tokens":[1,2,3]}"#),

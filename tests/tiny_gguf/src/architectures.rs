@@ -5,7 +5,7 @@ use super::{Architecture, Draft, WINDOW};
 use crate::file::Value;
 
 const N_LAYER: usize = 4;
-const N_EMBD: usize = 64;
+pub(super) const N_EMBD: usize = 64;
 const N_HEAD: usize = 4;
 const N_HEAD_KV: usize = 2;
 const HEAD_DIM: usize = 32;

@@ -1,10 +1,10 @@
 //! An encoder: every token sees every other, and nothing is generated. Named and shaped as llama.cpp's `bert`.
 
 use super::Draft;
+use super::architectures::N_EMBD;
 use crate::file::Value;
 
 const N_LAYER: usize = 3;
-const N_EMBD: usize = 64;
 const N_HEAD: usize = 4;
 const N_FF: usize = 96;
 

@@ -9,6 +9,7 @@ mod architectures;
 pub mod bert;
 pub mod file;
 pub mod projector;
+mod reranker;
 pub mod scripted;
 mod tokenizer;
 
@@ -45,13 +46,16 @@ pub fn write(path: &Path, architecture: Architecture, seed: u64) {
 
 /// The same with further keys of the architecture's own.
 pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &[(&str, u32)]) {
-    let mut draft = Draft::new(seed);
-    if architecture == Architecture::Bert {
-        draft.add_bert()
-    } else {
-        draft.add_architecture(architecture)
-    }
+    let mut draft = Draft::of(architecture, seed);
     draft.numbers(numbers);
+    draft.file.write(path);
+}
+
+/// Writes a reranker: [`Architecture::Bert`], whose head has two layers and gives a score, or [`Architecture::Qwen3`],
+/// whose head has one layer and gives the probabilities of yes and no. Only the second has a form for its pairs in its file.
+pub fn write_reranker(path: &Path, architecture: Architecture, seed: u64) {
+    let mut draft = Draft::of(architecture, seed);
+    draft.add_reranker(architecture);
     draft.file.write(path);
 }
 
@@ -66,6 +70,16 @@ struct Draft {
 impl Draft {
     fn new(seed: u64) -> Self {
         Draft { architecture: "", file: Gguf::default(), random: SplitMix64(seed) }
+    }
+
+    fn of(architecture: Architecture, seed: u64) -> Self {
+        let mut draft = Draft::new(seed);
+        if architecture == Architecture::Bert {
+            draft.add_bert()
+        } else {
+            draft.add_architecture(architecture)
+        }
+        draft
     }
 
     fn set(&mut self, key: &str, value: Value) {

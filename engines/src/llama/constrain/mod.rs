@@ -32,6 +32,9 @@ const MAX_COMPILING: u32 = 4;
 /// Constraints that wait to be compiled.
 const MAX_WAITING: u32 = 64;
 
+/// The longest problem that an error tells.
+const MAX_PROBLEM_CHARS: usize = 500;
+
 /// How long a schema may take to compile.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -179,7 +182,7 @@ impl Compiler {
         }
         let mut matcher = Matcher::new(factory.create_parser(self.grammar(constraint)));
         if let Some(problem) = matcher.get_error() {
-            return Err(first_line(&problem).to_owned());
+            return Err(shortened(first_line(&problem)));
         }
         match matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
@@ -244,6 +247,14 @@ fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
 
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
+}
+
+/// The compiler's errors repeat patterns, which may be long.
+fn shortened(problem: &str) -> String {
+    match problem.char_indices().nth(MAX_PROBLEM_CHARS) {
+        Some((at, _)) => format!("{}…", &problem[..at]),
+        None => problem.to_owned(),
+    }
 }
 
 impl NoToken {

@@ -1,4 +1,4 @@
-//! Computes vectors of texts, in the thread that owns the model's contexts, between the steps of generation.
+//! Computes vectors of texts, and scores of documents, in the thread that owns the model's contexts, between the steps of generation.
 //!
 //! Vectors have their own context, created for the first text, so that they take no KV from slots. A step is one
 //! `llama_decode`: as many whole texts as fit, from any requests, or a piece of one long text. While streams are
@@ -25,7 +25,6 @@ use super::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
 use super::load;
 use super::load_error::LoadError;
 use super::vocabulary::token;
-use crate::embed::normalised;
 
 /// Owns the context for vectors and the queue of texts. See the module's documentation.
 pub(super) struct Embedder<'m> {
@@ -230,8 +229,10 @@ impl<'m> Embedder<'m> {
 
     /// Sends the vectors of the texts that a step completed.
     fn deliver(&mut self, context: &LlamaContext<'_>, parts: &[TextPart]) {
+        let Some(EmbedPlan { output, .. }) = self.plan else { return };
         for part in parts {
-            let vector = context.embeddings_seq_ith(part.sequence).map_err(EngineError::internal).and_then(normalised);
+            let values = context.embeddings_seq_ith(part.sequence).map_err(EngineError::internal);
+            let vector = values.and_then(|values| output.read(values));
             let Some(job) = self.jobs.get_mut(part.job).filter(|job| !job.inputs.is_empty()) else { continue };
             match vector {
                 Ok(vector) => {

@@ -1,9 +1,11 @@
-//! Chooses a model's pooling and the batches in which its vectors are computed.
+//! Chooses a model's pooling and the batches in which its vectors, or its scores, are computed.
 
-use baton_schemas::embed::{EmbeddingFacts, Pooling};
+use baton_schemas::EngineError;
+use baton_schemas::embed::{EmbeddingFacts, Pooling, RerankFacts};
 use llama_cpp_2::model::LlamaModel;
 
 use super::super::config::LlamaConfig;
+use crate::embed::{normalised, score};
 use crate::gguf::Gguf;
 
 /// The most texts in a step. More would only make the attention mask sparser.
@@ -23,40 +25,82 @@ const MAX_WHOLE: u32 = 2_048;
 /// 8B model.
 const MAX_DIVISIBLE: u32 = 8_192;
 
-/// How a model's vectors are computed.
+/// What a model computes of a text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Output {
+    Vector {
+        n_embd: u32,
+        pooling: Pooling,
+        is_trained: bool,
+    },
+    /// How well a document answers a query.
+    Score,
+}
+
+impl Output {
+    /// A text's result, from llama.cpp's values. Errors: they are not finite.
+    pub(super) fn read(self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        match self {
+            Output::Vector { .. } => normalised(values),
+            Output::Score => score(values),
+        }
+    }
+}
+
+/// How a model's vectors or scores are computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbedPlan {
-    /// The facts in the node's description.
-    pub(crate) facts: EmbeddingFacts,
+    pub(crate) output: Output,
+    /// The most tokens of a text.
+    pub(crate) n_ctx: u32,
     /// Tokens of one physical batch.
     pub(crate) n_ubatch: u32,
     /// A text may be computed piece by piece: no token attends to later ones, and only the last token's state counts.
     pub(crate) is_divisible: bool,
 }
 
-/// The plan for a model with `n_ctx` tokens of context. `None` for models that give no vectors: rerankers, which judge
-/// pairs of texts, and T5, whose encoder this engine does not run.
+impl EmbedPlan {
+    /// The facts about vectors in the node's description.
+    pub(crate) fn embedding(&self) -> Option<EmbeddingFacts> {
+        let Output::Vector { n_embd, pooling, is_trained } = self.output else { return None };
+        Some(EmbeddingFacts { n_embd, n_ctx: self.n_ctx, pooling, is_trained })
+    }
+
+    /// The facts about scores in the node's description.
+    pub(crate) fn reranking(&self) -> Option<RerankFacts> {
+        matches!(self.output, Output::Score).then_some(RerankFacts { n_ctx: self.n_ctx })
+    }
+}
+
+/// The plan for a model with `n_ctx` tokens of context. `None` for models that give neither vectors nor scores: rerankers
+/// without a classifier, and T5, whose encoder this engine does not run.
 ///
 /// A file that names no pooling holds a model that was not trained for embeddings. Like Ollama, this pools a causal
 /// model at its last token, the only one that attends to the whole text, and an encoder by its mean.
 pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
     let is_causal = gguf.generates();
-    let pooling = match gguf.pooling_type() {
-        Some(MEAN) => Pooling::Mean,
-        Some(CLS) => Pooling::Cls,
-        Some(LAST) => Pooling::Last,
+    let n_embd = u32::try_from(model.n_embd_out()).ok().filter(|&n| n > 0)?;
+    let vector = |pooling, is_trained| Output::Vector { n_embd, pooling, is_trained };
+    // With another number of values for each text, llama.cpp would read those of other texts.
+    let classifies = gguf.classes() == Some(model.n_cls_out().into());
+    let output = match gguf.pooling_type() {
+        Some(MEAN) => vector(Pooling::Mean, true),
+        Some(CLS) => vector(Pooling::Cls, true),
+        Some(LAST) => vector(Pooling::Last, true),
+        // Older files of rerankers name no pooling.
+        Some(RANK) | None if classifies => Output::Score,
         Some(RANK) => return None,
-        _ if is_causal => Pooling::Last,
-        _ => Pooling::Mean,
+        _ if is_causal => vector(Pooling::Last, false),
+        _ => vector(Pooling::Mean, false),
     };
     if gguf.architecture().is_some_and(|name| name.starts_with("t5")) {
         return None;
     }
-    let is_trained = matches!(gguf.pooling_type(), Some(MEAN | CLS | LAST));
-    let n_embd = u32::try_from(model.n_embd_out()).ok().filter(|&n| n > 0)?;
-    let is_divisible = is_causal && pooling == Pooling::Last;
+    // A causal reranker judges by the last token's state, too.
+    let is_last = matches!(output, Output::Vector { pooling: Pooling::Last, .. } | Output::Score);
+    let is_divisible = is_causal && is_last;
     // A table of learned positions ends where training ended; llama.cpp would read beyond it.
     let n_ctx = n_ctx.min(model.n_ctx_train().max(1)).min(if is_divisible { MAX_DIVISIBLE } else { MAX_WHOLE });
     let n_ubatch = if is_divisible { config.n_ubatch.min(n_ctx) } else { n_ctx };
-    Some(EmbedPlan { facts: EmbeddingFacts { n_embd, n_ctx, pooling, is_trained }, n_ubatch, is_divisible })
+    Some(EmbedPlan { output, n_ctx, n_ubatch, is_divisible })
 }

@@ -19,8 +19,18 @@ pub(in super::super) fn logprobs(
     let top = most_likely(logits, k);
     Logprobs {
         chosen: logprob(chosen),
+        rank: None,
         top: top.into_iter().map(|id| Alternative { id, bytes: bytes(id), logprob: logprob(id) }).collect(),
     }
+}
+
+/// The place of a token among all by likelihood, from 1; among equal ones, the first comes first.
+pub(in super::super) fn rank(logits: &[f32], chosen: Token) -> u32 {
+    let at = chosen as usize;
+    let logit = logits[at];
+    let likelier = |logits: &[f32]| logits.iter().filter(|&&other| other > logit).count();
+    let equal_before = logits[..at].iter().filter(|&&other| other == logit).count();
+    (likelier(logits) + equal_before + 1) as u32
 }
 
 /// The `k` tokens with the largest logits, the most likely first; among equal ones, the first.

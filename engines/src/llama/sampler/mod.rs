@@ -20,7 +20,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use toktrie::SimpleVob;
 
 use self::cut::{Truncation, keep_candidates};
-pub(super) use self::logprobs::logprobs;
+pub(super) use self::logprobs::{logprobs, rank};
 use self::peak::first_largest;
 pub(super) use self::peak::{Peak, argmax, peak};
 use self::shaping::Shaping;

@@ -245,4 +245,7 @@ fn logprobs_are_a_distribution() {
     assert!(l.top.windows(2).all(|w| w[0].logprob >= w[1].logprob));
     assert_eq!(l.chosen, l.top.iter().find(|a| a.id == 3).unwrap().logprob);
     assert!(logprobs(&logits, 5.0, 3, 0, |_| Vec::new()).top.is_empty());
+    for (place, other) in (1..).zip(&l.top) {
+        assert_eq!(rank(&logits, other.id), place, "the order of the list");
+    }
 }

@@ -2,13 +2,13 @@
 
 mod lines;
 
-use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
-use baton_schemas::embed::{EmbedInput, EmbedRequest};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
 use baton_schemas::generate::{Conversation, Input, Message};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::tools::Strictness;
+use baton_schemas::{EngineError, MessageRole};
 use serde_json::{Map, Value, json};
 
 use self::lines::LineReader;
@@ -148,6 +148,10 @@ impl Protocol for Ollama {
         request: &EmbedRequest,
         batch: &[EmbedInput],
     ) -> Result<ApiCall, UpstreamError> {
+        if let EmbedTask::Rerank { .. } = request.task {
+            let feature = "reranking by an upstream of kind ollama".to_owned();
+            return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
+        }
         if batch.iter().any(|input| matches!(input, EmbedInput::Tokens(_))) {
             return Err(UpstreamError::Unsupported { field: "input" });
         }
@@ -166,7 +170,7 @@ impl Protocol for Ollama {
         Ok(call)
     }
 
-    fn read_embed_reply(&self, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+    fn read_embed_reply(&self, _: &EmbedTask, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
         read_vectors(reply.get("embeddings"), reply.get("prompt_eval_count"), n)
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
-use baton_schemas::embed::{EmbedInput, EmbedRequest};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
 use baton_schemas::generate::{Conversation, Input};
 use baton_schemas::tools::{Strictness, ToolChoice};
 use serde_json::{Map, Value, json};
 
 use crate::upstream::body::{BodyWriter, calls_of, unsupported};
-use crate::upstream::vectors::{TextVectors, inputs, read_vectors};
+use crate::upstream::vectors::{TextVectors, inputs, read_scores, read_vectors};
 use crate::upstream::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
 
 /// Every field that some server of this dialect takes.
@@ -106,12 +106,16 @@ pub(in crate::upstream) fn generate_call(
     Ok(ApiCall { path, form, body: body.body })
 }
 
-/// The request for a batch of vectors. Errors: it mixes texts and tokens.
+/// The request for a batch of vectors or scores. Errors: it mixes texts and tokens.
 pub(in crate::upstream) fn embed_call(
     model: &str,
     request: &EmbedRequest,
     batch: &[EmbedInput],
 ) -> Result<ApiCall, UpstreamError> {
+    if let EmbedTask::Rerank { query } = &request.task {
+        let fields = [("model", model.into()), ("query", query.as_str().into()), ("documents", inputs(batch))];
+        return Ok(ApiCall::new(ApiPath::Api("rerank"), fields));
+    }
     let are_texts = batch.iter().all(|input| matches!(input, EmbedInput::Text(_)));
     let are_tokens = batch.iter().all(|input| matches!(input, EmbedInput::Tokens(_)));
     if !are_texts && !are_tokens {
@@ -125,9 +129,20 @@ pub(in crate::upstream) fn embed_call(
     Ok(call)
 }
 
-/// The vectors in the reply to a batch of `n` inputs.
-pub(in crate::upstream) fn read_embed_reply(reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
-    read_vectors(reply.get("data"), reply.pointer("/usage/prompt_tokens"), n)
+/// The vectors or scores in the reply to a batch of `n` inputs.
+pub(in crate::upstream) fn read_embed_reply(
+    task: &EmbedTask,
+    reply: &Value,
+    n: usize,
+) -> Result<TextVectors, UpstreamError> {
+    let usage = |name: &str| reply.get("usage").and_then(|usage| usage.get(name));
+    match task {
+        EmbedTask::Embed => read_vectors(reply.get("data"), usage("prompt_tokens"), n),
+        // vLLM counts only the sum.
+        EmbedTask::Rerank { .. } => {
+            read_scores(reply.get("results"), usage("prompt_tokens").or_else(|| usage("total_tokens")), n)
+        }
+    }
 }
 
 struct DialectWriter<'a> {

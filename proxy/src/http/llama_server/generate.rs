@@ -1,51 +1,53 @@
 //! `POST /completion`, `POST /infill` and `POST /embedding`.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use baton_reply::TokenLogprobs;
+use baton_schemas::FinishReason;
 use baton_schemas::json_output::write_event;
 use baton_schemas::llama_server::generate::{
-    LlamaCompletion, LlamaCompletionChunk, LlamaEmbedding, LlamaEnd, LlamaGenerate, parse_embedding,
+    LlamaCompletion, LlamaCompletionChunk, LlamaContent, LlamaEmbedding, LlamaEnd, LlamaGenerate, LlamaReply,
+    LlamaTokenProb, parse_embedding,
 };
-use baton_schemas::openai::ErrorEnvelope;
 use baton_schemas::openai::usage::TimingsReport;
-use baton_schemas::{FinishReason, GenerateRequest};
+use baton_schemas::openai::{ErrorEnvelope, InvalidRequest};
 use bytes::BytesMut;
 use futures::StreamExt;
 
+use super::{Drain, model_or_first};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, or_drained, steps};
+use crate::http::request_steps::{RequestStep, RequestSteps, or_drained, side_by_side, steps};
 use crate::http::route_header::insert_route;
 use crate::http::streamed::{self, StreamWriter};
 use crate::http::{HttpFailure, HttpState};
 use crate::reply_event::EventKind;
+use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
-
-type Drain = Option<Extension<DrainDeadline>>;
 
 /// `POST /completion`.
 pub(super) async fn complete(
-    State(state): State<HttpState>,
-    Extension(caller): Extension<Caller>,
+    state: State<HttpState>,
+    caller: Extension<Caller>,
     drain: Drain,
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    let request = body.parse(|body| LlamaGenerate::parse_completion(body, rand::random())).await?;
-    generate(state, request.0, caller, drain).await
+    generate(LlamaGenerate::parse_completion, state, caller, drain, body).await
 }
 
 /// `POST /infill`.
 pub(super) async fn infill(
-    State(state): State<HttpState>,
-    Extension(caller): Extension<Caller>,
+    state: State<HttpState>,
+    caller: Extension<Caller>,
     drain: Drain,
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    let request = body.parse(|body| LlamaGenerate::parse_infill(body, rand::random())).await?;
-    generate(state, request.0, caller, drain).await
+    generate(LlamaGenerate::parse_infill, state, caller, drain, body).await
 }
 
 /// `POST /embedding`. When the client disconnects, the server drops this future and cancels the rest.
@@ -63,104 +65,139 @@ pub(super) async fn embed(
     Ok(Json(LlamaEmbedding::list(embedded.vectors)))
 }
 
-/// Returns the first model that the caller may use if the client named none.
-fn model_or_first(model: String, state: &HttpState, caller: &Caller) -> String {
-    if !model.is_empty() {
-        return model;
-    }
-    let first = state.models_for(caller).first().and_then(|model| model.names.first().cloned());
-    first.unwrap_or_default()
-}
-
 async fn generate(
-    state: HttpState,
-    mut request: GenerateRequest,
-    caller: Caller,
+    parse: fn(&[u8], u64) -> Result<LlamaGenerate, InvalidRequest>,
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
     drain: Drain,
+    body: JsonBody,
 ) -> Result<Response, HttpFailure> {
-    request.model = model_or_first(request.model, &state, &caller);
-    let text = LlamaText { model: request.model.clone(), totals: ReplyTotals::new(1), has_new_line: false, end: None };
-    let is_streamed = request.is_streamed;
-    let steps = steps(state.backend, request, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
+    let LlamaGenerate(mut prompts) = body.parse(move |body| parse(body, rand::random())).await?;
+    let named = prompts.first_mut().map(|first| std::mem::take(&mut first.model)).unwrap_or_default();
+    let model = model_or_first(named, &state, &caller);
+    prompts.iter_mut().for_each(|prompt| prompt.model.clone_from(&model));
+    let (is_streamed, has_probs) =
+        prompts.first().map_or((false, false), |first| (first.is_streamed, first.top_logprobs.is_some()));
+    let replies = LlamaReplies { model, has_probs, each: prompts.iter().map(|_| LlamaText::new()).collect() };
+    let caller = Caller { admission: RequestAdmission::of_prompts(prompts.len()), ..caller };
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
+    let steps = side_by_side(prompts.into_iter().map(start).collect(), 1);
     let response = match is_streamed {
-        true => streamed::respond(steps, LlamaWriter(text), &state.config, &caller).await,
-        false => whole(steps, text).await,
+        true => streamed::respond(steps, LlamaWriter(replies), &state.config, &caller).await,
+        false => whole(steps, replies).await,
     };
     response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
-/// Collects a whole reply. Dropping the future cancels the request.
-async fn whole(mut steps: RequestSteps, mut text: LlamaText) -> Result<Response, RequestError> {
-    let mut content = String::new();
+/// Collects whole replies. Dropping the future cancels the requests.
+async fn whole(mut steps: RequestSteps, mut replies: LlamaReplies) -> Result<Response, RequestError> {
+    let mut contents = vec![LlamaContent::default(); replies.each.len()];
     while let Some(step) = steps.next().await {
-        content.push_str(text.record(&step?));
+        let step = step?;
+        let (text, probabilities) = replies.record(&step);
+        if let Some(content) = contents.get_mut(step.choice() as usize) {
+            content.text.push_str(text);
+            if let Some(new) = probabilities {
+                content.probabilities.get_or_insert_default().extend(new);
+            }
+        }
     }
-    let mut response = Json(text.end(content)).into_response();
-    insert_route(response.headers_mut(), &text.totals.route);
+    let route = replies.each.first().map_or_else(String::new, |first| first.totals.route.clone());
+    let mut ended = Vec::with_capacity(contents.len());
+    for (index, mut content) in (0..).zip(contents) {
+        if replies.has_probs {
+            content.probabilities.get_or_insert_default();
+        }
+        ended.extend(replies.end(index, content));
+    }
+    let reply = match ended.pop() {
+        Some(only) if ended.is_empty() => LlamaReply::One(Box::new(only)),
+        last => LlamaReply::Many(ended.into_iter().chain(last).collect()),
+    };
+    let mut response = Json(reply).into_response();
+    insert_route(response.headers_mut(), &route);
     Ok(response)
+}
+
+/// The replies to the prompts of a body.
+struct LlamaReplies {
+    model: String,
+    /// The client asks for tokens with their log-probabilities.
+    has_probs: bool,
+    each: Vec<LlamaText>,
 }
 
 /// What a reply's end shows.
 struct LlamaText {
-    model: String,
     totals: ReplyTotals,
     has_new_line: bool,
     end: Option<(FinishReason, Option<String>)>,
 }
 
 impl LlamaText {
-    /// Takes a step. Returns its text.
-    fn record<'s>(&mut self, step: &'s RequestStep) -> &'s str {
-        self.totals.record(step);
-        let RequestStep::Event(event) = step else { return "" };
+    fn new() -> Self {
+        LlamaText { totals: ReplyTotals::new(1), has_new_line: false, end: None }
+    }
+}
+
+impl LlamaReplies {
+    /// Takes a step. Returns its text, and its tokens if the client asks for them.
+    fn record<'s>(&mut self, step: &'s RequestStep) -> (&'s str, Option<Vec<LlamaTokenProb>>) {
+        let Some(reply) = self.each.get_mut(step.choice() as usize) else { return ("", None) };
+        reply.totals.record(step);
+        let RequestStep::Event(event) = step else { return ("", None) };
         match &event.kind {
-            EventKind::Text { text, .. } => {
-                self.has_new_line |= text.contains('\n');
-                text
+            EventKind::Text { text, tokens } => {
+                reply.has_new_line |= text.contains('\n');
+                let prob = |token: &TokenLogprobs| LlamaTokenProb::new(token.id, &token.bytes, &token.logprobs);
+                (text, (self.has_probs && !tokens.is_empty()).then(|| tokens.iter().map(prob).collect()))
             }
             EventKind::Finished { reason, stop, .. } => {
-                self.end = Some((*reason, stop.clone()));
-                ""
+                reply.end = Some((*reason, stop.clone()));
+                ("", None)
             }
-            _ => "",
+            _ => ("", None),
         }
     }
 
-    /// Writes the reply, with the text that the client has not got.
-    fn end(&mut self, content: String) -> LlamaCompletion {
-        // Every choice finishes before the steps end.
-        let (reason, stop) = self.end.take().unwrap_or((FinishReason::Stop, None));
-        let totals = &self.totals;
+    /// Writes the end of the reply to prompt `index`, with what the client has not got. `None`: it has not finished, or was
+    /// written before.
+    fn end(&mut self, index: u32, content: LlamaContent) -> Option<LlamaCompletion> {
+        let reply = self.each.get_mut(index as usize)?;
+        let (reason, stop) = reply.end.take()?;
+        let totals = &reply.totals;
         let end = LlamaEnd {
+            index,
             reason,
             stop,
             n_prompt: totals.n_prompt,
             n_completion: totals.n_completion,
             timings: TimingsReport::new(totals.n_cached, &totals.timings, totals.handoff),
         };
-        LlamaCompletion::new(std::mem::take(&mut self.model), content, self.has_new_line, end)
+        Some(LlamaCompletion::new(self.model.clone(), content, reply.has_new_line, end))
     }
 }
 
-/// Writes the stream of one reply.
-struct LlamaWriter(LlamaText);
+/// Writes the stream of the replies. Each event has the index of its prompt.
+struct LlamaWriter(LlamaReplies);
 
 impl StreamWriter for LlamaWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        let text = self.0.record(step);
-        if !text.is_empty() {
-            write_event(out, &LlamaCompletionChunk::new(text));
+        let index = step.choice();
+        let (text, probabilities) = self.0.record(step);
+        if !text.is_empty() || probabilities.is_some() {
+            write_event(out, &LlamaCompletionChunk::new(index, text, probabilities));
+        }
+        if let Some(end) = self.0.end(index, LlamaContent::default()) {
+            write_event(out, &end);
         }
     }
 
-    /// Writes the last event. Without a finish reason the reply has not ended, so nothing is written.
-    fn finish(&mut self, out: &mut BytesMut) {
-        if self.0.end.is_some() {
-            write_event(out, &self.0.end(String::new()));
-        }
-    }
+    /// Each reply's own end was written with its last step.
+    fn finish(&mut self, _: &mut BytesMut) {}
 
     fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {
         write_event(out, &ErrorEnvelope { error: failure.error });

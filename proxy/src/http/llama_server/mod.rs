@@ -4,18 +4,36 @@ mod apply_template;
 mod generate;
 mod health;
 mod props;
+mod rerank;
 mod tokenize;
 
 use baton_schemas::llama_server::generate::{
     InfillBody, LlamaCompletion, LlamaCompletionBody, LlamaCompletionChunk, LlamaEmbedding, LlamaEmbeddingBody,
+    LlamaReply,
 };
+use baton_schemas::llama_server::rerank::{RerankBody, RerankReply};
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply, TokenizerInfo};
 
+use axum::Extension;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 
+use super::HttpState;
 use super::openapi::{Operation, Routes};
+use super::request_steps::DrainDeadline;
+use crate::request::caller::Caller;
+
+type Drain = Option<Extension<DrainDeadline>>;
+
+/// Returns the first model that the caller may use if the client named none.
+fn model_or_first(model: String, state: &HttpState, caller: &Caller) -> String {
+    if !model.is_empty() {
+        return model;
+    }
+    let first = state.models_for(caller).first().and_then(|model| model.names.first().cloned());
+    first.unwrap_or_default()
+}
 
 /// An event of a stream.
 #[derive(Serialize, JsonSchema)]
@@ -38,13 +56,15 @@ pub(super) fn routes() -> Routes {
         .replies::<Vec<SlotInfo>>();
     let generates = |operation: Operation| {
         let events = |generator: &mut SchemaGenerator| generator.subschema_for::<LlamaEvent<'_>>();
-        operation.replies::<LlamaCompletion>().streams(events).planned()
+        operation.replies::<LlamaReply>().streams(events).planned()
     };
     let complete = Operation::new("Continue a text").takes::<LlamaCompletionBody>();
     let infill = Operation::new("Fill a gap in a text").takes::<InfillBody>();
     let embed =
         Operation::new("Compute the vectors of texts").takes::<LlamaEmbeddingBody>().replies::<Vec<LlamaEmbedding>>();
     let tokenizer = of_model(Operation::new("Describe a model's tokenizer, as vLLM does")).replies::<TokenizerInfo>();
+    let rerank = Operation::new("Score documents for a query, with a reranker").takes::<RerankBody>();
+    let rerank = rerank.replies::<RerankReply>().of_model();
     Routes::of("llama-server")
         .post("/completion", generate::complete, generates(complete))
         .post("/infill", generate::infill, generates(infill))
@@ -57,4 +77,7 @@ pub(super) fn routes() -> Routes {
         .get("/slots", props::list_slots, slots.of_model())
         .get("/health", health::health, health::operation())
         .get("/v1/health", health::health, health::operation().unlisted())
+        .also_without_v1()
+        .post("/v1/rerank", rerank::rerank, rerank.clone())
+        .post("/v1/reranking", rerank::rerank, rerank.unlisted())
 }

@@ -31,6 +31,10 @@ async fn tokenized(
     caller: &Caller,
 ) -> Result<TokenizeReply, RequestError> {
     let tokens = state.backend.tokenize(model, text, caller).await?;
+    let max_model_len = match form {
+        TokenizeForm::Vllms => state.backend.n_ctx(model, caller),
+        TokenizeForm::Tokens | TokenizeForm::Pieces => None,
+    };
     let count = (form == TokenizeForm::Vllms).then(|| u32::try_from(tokens.len()).unwrap_or(u32::MAX));
     let tokens = match form {
         TokenizeForm::Tokens | TokenizeForm::Vllms => ListedTokens::Ids(tokens),
@@ -40,7 +44,7 @@ async fn tokenized(
             ListedTokens::Pieces(listed.map(|(id, bytes)| TokenPiece { id, piece: Piece::new(bytes) }).collect())
         }
     };
-    Ok(TokenizeReply { tokens, count })
+    Ok(TokenizeReply { tokens, count, max_model_len })
 }
 
 /// `POST /detokenize`.

@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn roles_come_first_by_index_then_text_then_ends() {
-        let accepted = || RequestStep::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() };
+        let accepted =
+            || RequestStep::Accepted { choice: 0, n_prompt: 5, route: "direct".into(), sampling: Default::default() };
         let started = |choice| RequestStep::Event(EventKind::Started { n_cached: 1 }.of(choice));
         check(
             1,

@@ -87,7 +87,7 @@ fn prompt() -> ReplyEvent {
                 Alternative { id: 9, bytes: b"no".to_vec(), logprob: -0.25 },
                 Alternative { id: 8, bytes: b"so".to_vec(), logprob: -0.75 },
             ];
-            Logprobs { chosen, top }
+            Logprobs { chosen, rank: None, top }
         }),
     };
     let tokens = [token(1, "<s>", true, None), token(2, "h", false, Some(-2.0)), token(3, "i", false, Some(-3.0))];

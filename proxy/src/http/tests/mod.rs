@@ -26,7 +26,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use async_trait::async_trait;
 use baton_engines::connections::ConnectionDeadlines;
 use baton_reply::TokenLogprobs;
-use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::{ChatPrompt, Input, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sampling_fields::SamplingFields;
@@ -164,9 +164,10 @@ impl HttpBackend for Fake {
         }
         let timings = EmbedTimings { queue_ms: 0.5, compute_ms: 2.0 };
         // Enough to tell the inputs apart.
-        let vector = |input: &EmbedInput| match input {
-            EmbedInput::Text(text) => vec![text.len() as f32, 0.5],
-            EmbedInput::Tokens(tokens) => vec![tokens.len() as f32, -0.5],
+        let vector = |input: &EmbedInput| match (input, &request.task) {
+            (EmbedInput::Text(text), EmbedTask::Embed) => vec![text.len() as f32, 0.5],
+            (EmbedInput::Text(text), EmbedTask::Rerank { query }) => vec![text.len() as f32 - query.len() as f32],
+            (EmbedInput::Tokens(tokens), _) => vec![tokens.len() as f32, -0.5],
         };
         let vectors: Vec<_> = request.inputs.iter().map(vector).collect();
         *self.embed_request.lock().unwrap() = Some(request);
@@ -209,6 +210,10 @@ impl HttpBackend for Fake {
         self.describe(model, caller).await?;
         let special = [text.add_special, text.parse_special].map(Token::from);
         Ok(text.text.bytes().map(Token::from).chain(special).collect())
+    }
+
+    fn n_ctx(&self, _: Option<&str>, _: &Caller) -> Option<u32> {
+        Some(info().n_ctx)
     }
 
     async fn pieces(
@@ -279,6 +284,7 @@ fn info() -> Arc<NodeInfo> {
         has_chat_template: true,
         generates: true,
         embedding: Some(EmbeddingFacts { n_embd: 2, n_ctx: 64, pooling: Pooling::Mean, is_trained: false }),
+        reranking: None,
         projector: None,
         devices: Vec::new(),
         role: Role::Both,
@@ -318,7 +324,7 @@ fn text(choice: u32, text: &str) -> ReplyEvent {
 
 fn text_with_logprobs(choice: u32, text: &str) -> ReplyEvent {
     let top = vec![Alternative { id: 1, bytes: text.into(), logprob: -0.5 }];
-    let token = TokenLogprobs { bytes: text.into(), logprobs: Logprobs { chosen: -0.5, top } };
+    let token = TokenLogprobs { id: Some(1), bytes: text.into(), logprobs: Logprobs { chosen: -0.5, rank: None, top } };
     EventKind::Text { text: text.into(), tokens: vec![token] }.of(choice)
 }
 

@@ -71,6 +71,7 @@ fn the_list_of_routes_for_people_is_complete() {
         "GET /props",
         "GET /slots",
         "GET /health",
+        "POST /v1/rerank",
         "POST /baton/plan",
         "GET /baton/state",
         "GET /metrics",

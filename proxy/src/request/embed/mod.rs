@@ -1,13 +1,14 @@
-//! The life of an embedding request: target, admission, tokens, node, vectors, and another node if the first is lost.
+//! The life of a request for vectors or scores: target, admission, tokens, node, results, and another node if the first is
+//! lost.
 //!
 //! Unlike [`generate`](crate::request::generate), there is nothing to plan: no KV cache is kept or handed over, so the
 //! least busy node is the best.
 
 use std::sync::Arc;
 
-use baton_schemas::embed::{EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTimings, EmbeddingFacts};
-use baton_schemas::embed::{MAX_INPUTS, MAX_TOTAL_TOKENS};
-use baton_schemas::node::{NodeInfo, TokenizeRequest};
+use baton_schemas::embed::{EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTask, EmbedTimings};
+use baton_schemas::embed::{EmbeddingFacts, MAX_INPUTS, MAX_TOTAL_TOKENS};
+use baton_schemas::node::{NodeInfo, PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, Token};
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -30,7 +31,7 @@ const TOKENIZED_TOGETHER: usize = 8;
 const PIECE_TEXTS: usize = 64;
 const PIECE_TOKENS: usize = 4_096;
 
-/// Computes the vectors of a request's texts. Dropping the future cancels the rest within one step of the engine.
+/// Computes the vectors, or the scores, of a request's texts. Dropping the future cancels the rest within one step of the engine.
 pub async fn embed(
     admission: &Admission,
     targets: &Targets,
@@ -73,19 +74,55 @@ async fn admit_and_compute(
         }
     };
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
-        let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
-            feature: "embeddings: its model gives no vectors of texts".to_owned(),
-        })?;
-        check_dimensions(request, facts)?;
-        Ok((tokens(&node, request, facts).await?, facts))
+        let sizes = Sizes::of(&info, request)?;
+        Ok((tokens(&node, request, sizes.n_ctx).await?, sizes))
     };
     let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
-    let (inputs, facts) = retry.ask(model, Some(&request.model), tokenize).await?;
+    let (inputs, sizes) = retry.ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
-    let (vectors, timings) = compute(model, inputs, facts, retry).await?;
+    let (vectors, timings) = compute(model, inputs, sizes, retry).await?;
     Ok(Embedded { vectors, n_tokens, timings })
+}
+
+/// The sizes of a model's inputs and results.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// The most tokens of an input.
+    n_ctx: u32,
+    /// Values of a result.
+    n_values: u32,
+}
+
+impl Sizes {
+    /// The sizes for a request. Errors: the model cannot do what it asks for.
+    fn of(info: &NodeInfo, request: &EmbedRequest) -> Result<Sizes, RequestError> {
+        match (&request.task, info.embedding, info.reranking) {
+            (EmbedTask::Embed, Some(facts), _) => {
+                check_dimensions(request, facts)?;
+                Ok(Sizes { n_ctx: facts.n_ctx, n_values: facts.n_embd })
+            }
+            (EmbedTask::Embed, None, _) => {
+                let feature = "embeddings: its model gives no vectors of texts".to_owned();
+                Err(EngineError::Unsupported { feature }.into())
+            }
+            (EmbedTask::Rerank { .. }, _, Some(facts)) => Ok(Sizes { n_ctx: facts.n_ctx, n_values: 1 }),
+            (EmbedTask::Rerank { .. }, embedding, None) => {
+                let does = match (info.generates, embedding) {
+                    (true, _) => "generates text",
+                    (false, Some(_)) => "computes vectors of texts",
+                    (false, None) => "has no classifier",
+                };
+                let problem = format!(
+                    "this model ({}) is no reranker: it {does}. A reranker's file has a classifier and the pooling type \
+                     'rank', as those of BGE's and Qwen3's rerankers have",
+                    info.architecture
+                );
+                Err(RequestError::InvalidField { field: "model", problem })
+            }
+        }
+    }
 }
 
 /// Refuses dimensions other than the model's. Vectors can be shortened only if the model was trained for it (Matryoshka
@@ -101,26 +138,27 @@ fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(),
 }
 
 /// Tokenizes every input and checks its length.
-async fn tokens(
-    node: &Arc<Node>,
-    request: &EmbedRequest,
-    facts: EmbeddingFacts,
-) -> Result<Vec<Vec<Token>>, RequestError> {
+async fn tokens(node: &Arc<Node>, request: &EmbedRequest, n_ctx: u32) -> Result<Vec<Vec<Token>>, RequestError> {
+    let field = request.task.inputs_field();
     if request.inputs.len() > MAX_INPUTS {
         let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", request.inputs.len());
-        return Err(RequestError::InvalidField { field: "input", problem });
+        return Err(RequestError::InvalidField { field, problem });
     }
     let mut inputs = Vec::with_capacity(request.inputs.len());
+    let mut n_tokens = 0;
     for (chunk_idx, chunk) in request.inputs.chunks(TOKENIZED_TOGETHER).enumerate() {
         let first = chunk_idx * TOKENIZED_TOGETHER;
-        let tokens =
-            chunk.iter().zip(first..).map(|(input, idx)| one_input(node, idx, input, request.truncate, facts.n_ctx));
-        inputs.extend(try_join_all(tokens).await?);
-    }
-    let n_tokens: usize = inputs.iter().map(Vec::len).sum();
-    if n_tokens > MAX_TOTAL_TOKENS {
-        let problem = format!("must have at most {MAX_TOTAL_TOKENS} tokens in all, but has {n_tokens}");
-        return Err(RequestError::InvalidField { field: "input", problem });
+        let tokens = chunk.iter().zip(first..).map(|(input, idx)| one_input(node, idx, input, request, n_ctx));
+        let tokens = try_join_all(tokens).await?;
+        n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
+        // A long query counts with each document, so a small body can have many tokens.
+        if n_tokens > MAX_TOTAL_TOKENS {
+            let n_read = first + chunk.len();
+            let problem =
+                format!("must have at most {MAX_TOTAL_TOKENS} tokens in all, but the first {n_read} have {n_tokens}");
+            return Err(RequestError::InvalidField { field, problem });
+        }
+        inputs.extend(tokens);
     }
     Ok(inputs)
 }
@@ -129,26 +167,33 @@ async fn one_input(
     node: &Node,
     idx: usize,
     input: &EmbedInput,
-    truncate: bool,
+    request: &EmbedRequest,
     n_ctx: u32,
 ) -> Result<Vec<Token>, RequestError> {
-    let tokens = match input {
-        EmbedInput::Tokens(tokens) => tokens.clone(),
-        EmbedInput::Text(text) => match tokenize(node, text).await {
-            // The text cannot fit, whatever its tokens are. Even with `truncate` it is not worth tokenizing.
-            Err(EngineError::ContextOverflow { n_prompt, .. }) => {
-                return Err(RequestError::InputTooLong { idx, n_tokens: n_prompt, n_ctx });
-            }
-            tokens => tokens?,
-        },
+    let tokenized = match (input, &request.task) {
+        (EmbedInput::Tokens(tokens), _) => Ok(tokens.clone()),
+        (EmbedInput::Text(text), EmbedTask::Embed) => tokenize(node, text).await,
+        (EmbedInput::Text(text), EmbedTask::Rerank { query }) => {
+            node.engine.pair(&PairRequest { query: query.clone(), document: text.clone() }).await
+        }
+    };
+    let too_long = |n_tokens| match request.task {
+        EmbedTask::Embed => RequestError::InputTooLong { idx, n_tokens, n_ctx },
+        EmbedTask::Rerank { .. } => RequestError::DocumentTooLong { idx, n_tokens, n_ctx },
+    };
+    let tokens = match tokenized {
+        // The text cannot fit, whatever its tokens are. Even with `truncate` it is not worth tokenizing.
+        Err(EngineError::ContextOverflow { n_prompt, .. }) => return Err(too_long(n_prompt)),
+        tokens => tokens?,
     };
     if tokens.is_empty() {
-        return Err(RequestError::InvalidField { field: "input", problem: format!("text {idx} has no tokens") });
+        let problem = format!("text {idx} has no tokens");
+        return Err(RequestError::InvalidField { field: request.task.inputs_field(), problem });
     }
     match tokens.len() > n_ctx as usize {
         false => Ok(tokens),
-        true if truncate => cut(node, tokens, n_ctx as usize).await,
-        true => Err(RequestError::InputTooLong { idx, n_tokens: tokens.len() as u32, n_ctx }),
+        true if request.truncate => cut(node, tokens, n_ctx as usize).await,
+        true => Err(too_long(tokens.len() as u32)),
     }
 }
 
@@ -172,7 +217,7 @@ async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
 async fn compute(
     model: &ServedModel,
     mut inputs: Vec<Vec<Token>>,
-    facts: EmbeddingFacts,
+    sizes: Sizes,
     mut retry: StartRetry,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let mut vectors = Vec::with_capacity(inputs.len());
@@ -181,7 +226,7 @@ async fn compute(
         let error = match choose(model, &mut retry).await {
             Ok(node) => {
                 let visit = retry.visit(node);
-                let (attempt, outcome) = attempt(node, &inputs[..piece(&inputs)], facts).await;
+                let (attempt, outcome) = attempt(node, &inputs[..piece(&inputs)], sizes).await;
                 timings.queue_ms += attempt.timings.queue_ms;
                 timings.compute_ms += attempt.timings.compute_ms;
                 if !attempt.vectors.is_empty() {
@@ -220,23 +265,18 @@ struct Attempt {
     timings: EmbedTimings,
 }
 
-async fn attempt(node: &Node, inputs: &[Vec<Token>], facts: EmbeddingFacts) -> (Attempt, Result<(), EngineError>) {
+async fn attempt(node: &Node, inputs: &[Vec<Token>], sizes: Sizes) -> (Attempt, Result<(), EngineError>) {
     let mut attempt = Attempt::default();
-    let outcome = fill(&mut attempt, node, inputs, facts).await;
+    let outcome = fill(&mut attempt, node, inputs, sizes).await;
     (attempt, outcome)
 }
 
-async fn fill(
-    attempt: &mut Attempt,
-    node: &Node,
-    inputs: &[Vec<Token>],
-    facts: EmbeddingFacts,
-) -> Result<(), EngineError> {
+async fn fill(attempt: &mut Attempt, node: &Node, inputs: &[Vec<Token>], sizes: Sizes) -> Result<(), EngineError> {
     let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
     while let Some(delta) = deltas.next().await {
         match delta? {
             EmbedEvent::Vector(vector)
-                if vector.len() == facts.n_embd as usize && attempt.vectors.len() < inputs.len() =>
+                if vector.len() == sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
             {
                 attempt.vectors.push(vector);
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{EmbedStream, Engine};
+use baton_schemas::embed::RerankFacts;
 
 use super::*;
 use crate::http::HttpBackend;
@@ -67,7 +68,61 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 
 fn request(texts: &[&str]) -> EmbedRequest {
     let inputs = texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect();
-    EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None }
+    EmbedRequest {
+        model: "m".into(),
+        task: EmbedTask::Embed,
+        inputs,
+        truncate: false,
+        dimensions: None,
+        keep_alive: None,
+    }
+}
+
+/// A simulator that scores a document by the tokens of its pair.
+struct SimReranker(SimEngine);
+
+#[async_trait]
+impl EngineWrapper for SimReranker {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        let reranking = Some(RerankFacts { n_ctx: 32 });
+        Ok(NodeInfo { generates: false, embedding: None, reranking, ..self.0.info().await? })
+    }
+
+    async fn pair(&self, PairRequest { query, document }: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        Ok(format!("{query} {document}").bytes().map(Token::from).collect())
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        let scores = request.inputs.into_iter().map(|pair| EmbedEvent::Vector(vec![pair.len() as f32]));
+        let end = EmbedEvent::Finished { timings: EmbedTimings::default() };
+        Ok(futures::stream::iter(scores.chain([end]).map(Ok).collect::<Vec<_>>()).boxed())
+    }
+}
+
+fn rerank(query: &str, documents: &[&str]) -> EmbedRequest {
+    EmbedRequest { task: EmbedTask::Rerank { query: query.to_owned() }, ..request(documents) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reranker_scores_pairs_and_names_the_document_that_is_too_long() {
+    let decode = vec![node("reranker", SimReranker(sim())).await];
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
+    let reranker = RequestService::over(Arc::new(ModelPool::of(vec![Arc::new(model)])));
+    let scored = reranker.embed(rerank("query", &["a", "bcd"]), &caller()).await.unwrap();
+    assert_eq!((scored.vectors, scored.n_tokens), (vec![vec![7.0], vec![9.0]], 16));
+    let long = "x".repeat(27);
+    let refused = reranker.embed(rerank("query", &["a", "b", &long]), &caller()).await.unwrap_err();
+    assert!(matches!(refused, RequestError::DocumentTooLong { idx: 2, n_tokens: 33, n_ctx: 32 }), "{refused:?}");
+    let refused = reranker.embed(request(&["a"]), &caller()).await.unwrap_err();
+    assert!(matches!(refused, RequestError::Engine(EngineError::Unsupported { .. })), "{refused:?}");
+    let (generator, _) = app(0, 0).await;
+    let refused = generator.embed(rerank("q", &["a"]), &caller()).await.unwrap_err();
+    assert!(matches!(&refused, RequestError::InvalidField { field: "model", .. }), "{refused:?}");
+    assert!(refused.to_string().contains("is no reranker: it generates text"), "{refused}");
 }
 
 const TEXTS: [&str; 5] = ["one", "two", "three", "four", "five"];

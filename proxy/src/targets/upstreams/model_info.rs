@@ -31,6 +31,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         has_chat_template: false,
         generates: true,
         embedding: None,
+        reranking: None,
         projector: None,
         devices: Vec::new(),
         role: Role::default(),

@@ -281,7 +281,7 @@ impl ChoiceReader {
     /// they were asked for one.
     fn token(&self, mut token: TextToken) -> TokenLogprobs {
         token.logprobs.top.truncate(self.n_top);
-        TokenLogprobs { bytes: token.bytes, logprobs: token.logprobs }
+        TokenLogprobs { id: None, bytes: token.bytes, logprobs: token.logprobs }
     }
 }
 

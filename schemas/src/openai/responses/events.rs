@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_transcript_has_openais_order_and_shapes() {
         let mut writer = ResponseEventWriter::new(head());
-        let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
+        let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, rank: None, top: vec![] });
         let out = &mut BytesMut::new();
         writer.created(out);
         writer.text(out, "Hi", &[logprob]);

@@ -10,7 +10,7 @@ use baton_engines::node::{ClusterKey, Listener, router};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{EmbedStream, Engine, SequenceStream};
-use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences, EmbedTask};
 use baton_schemas::generate::{ChatPrompt, Conversation, Input};
 use baton_schemas::node::{NodeLoad, Role, TokenizeRequest};
 use baton_schemas::streams::{StreamVersions, VersionMismatch};
@@ -135,7 +135,14 @@ fn chat() -> ChatPrompt {
 #[tokio::test(start_paused = true)]
 async fn embeddings_survive_the_loss_of_their_node_at_any_call() {
     let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
-    let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None };
+    let request = EmbedRequest {
+        model: "m".into(),
+        task: EmbedTask::Embed,
+        inputs,
+        truncate: false,
+        dimensions: None,
+        keep_alive: None,
+    };
     check(async |app| Ok(app.embed(request.clone(), &caller()).await?.vectors)).await;
 }
 
