@@ -28,7 +28,7 @@ pub struct EmbedRequest {
     pub keep_alive: Option<KeepAlive>,
 }
 
-/// What is computed for each input.
+/// The kind of result for each input.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum EmbedTask {
     /// Its vector.

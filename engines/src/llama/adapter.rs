@@ -43,7 +43,7 @@ impl Adapter {
         applied.map_err(|error| LoadError::Adapter { path: self.file.path.clone(), why: error.to_string() })
     }
 
-    /// What distinguishes the KV from that of the same weights without the adapter, for the fingerprint.
+    /// A text for the fingerprint. It distinguishes the KV from that of the same weights without the adapter.
     pub(super) fn changes(&self) -> String {
         format!("lora={}, scale={}", self.content, self.file.scale)
     }

@@ -218,7 +218,10 @@ impl PromptTokens<'_> {
     }
 
     fn add_text(&mut self, text: &str, has_control: bool) -> Result<(), EngineError> {
-        let tokens = self.tokenizer.tokenize(text, false, has_control, &self.is_abandoned)?;
+        let tokens = match has_control {
+            true => self.tokenizer.tokenize(text, false, true, &self.is_abandoned)?,
+            false => self.tokenizer.tokenize_plain(text, &self.is_abandoned)?,
+        };
         // Some tokenizers merge characters into any token of the vocabulary, even a control token.
         if !has_control && tokens.iter().any(|&t| self.vocabulary.is_control(t)) {
             let message = "a message spells a control token of this model, which its tokenizer cannot read as text";

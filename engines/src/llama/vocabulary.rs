@@ -56,12 +56,19 @@ impl Vocabulary {
     }
 }
 
+/// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them, and then reads
+/// their spellings in any text as these tokens (`llama-vocab.cpp`, "hack for gpt-oss").
+pub(super) const SHOWN_CONTROL: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
 /// The spellings of control tokens. Like llama.cpp, this includes the token for unknown text.
 pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     let vocab = model.vocab();
-    let is_control = |t: LlamaToken| vocab.is_control(t) || vocab.attr(t).contains(LlamaTokenAttr::Unknown);
-    let tokens = (0..vocab.n_tokens()).map(LlamaToken).filter(|&t| is_control(t));
-    tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
+    let is_control = |t: LlamaToken, spelling: &str| {
+        vocab.is_control(t) || vocab.attr(t).contains(LlamaTokenAttr::Unknown) || SHOWN_CONTROL.contains(&spelling)
+    };
+    let tokens = (0..vocab.n_tokens()).map(LlamaToken);
+    let spelled = tokens.filter_map(|t| Some((t, String::from_utf8(vocab.token_to_piece(t, true, None)).ok()?)));
+    spelled.filter(|(t, spelling)| is_control(*t, spelling)).map(|(_, spelling)| spelling).collect()
 }
 
 /// Tokenizes a short text of Baton's own with llama.cpp, which may overflow the stack on others: those go through the

@@ -82,7 +82,7 @@ pub struct CacheTypes {
 }
 
 impl CacheTypes {
-    /// What distinguishes the KV from that of the same weights with default types, for the fingerprint.
+    /// A text for the fingerprint. It distinguishes the KV from that of the same weights with default types.
     pub fn changes(self) -> Vec<String> {
         let changed = [("cache_type_k", self.k), ("cache_type_v", self.v)].into_iter();
         let changed = changed.filter(|(_, cache_type)| *cache_type != CacheType::default());

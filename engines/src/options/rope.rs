@@ -41,7 +41,7 @@ pub struct RopeOptions {
 }
 
 impl RopeOptions {
-    /// What distinguishes the KV from that of the same weights with the model's own settings, for the fingerprint.
+    /// A text for the fingerprint. It distinguishes the KV from that of the same weights with the model's own settings.
     pub fn changes(self) -> Vec<String> {
         let number = |n: Option<f32>| n.map(|n| n.to_string());
         let changes = [

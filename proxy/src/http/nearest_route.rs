@@ -30,7 +30,7 @@ fn likeness(wanted: &str, path: &str) -> Option<f64> {
     }
     let letters = strsim::normalized_levenshtein(wanted, path);
     let likeness = match ends_with(wanted, path) || ends_with(path, wanted) {
-        // Of two such paths, the one that shares more. A typing error in a longer path is more alike than a short end.
+        // Two such paths: the more similar one wins, so a longer path with a typing error beats a short end.
         true => {
             let shared = wanted.len().min(path.len()) as f64 / wanted.len().max(path.len()) as f64;
             letters.max(MIN_LIKENESS + (1.0 - MIN_LIKENESS) * shared)

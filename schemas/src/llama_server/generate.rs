@@ -140,7 +140,7 @@ impl LlamaGenerateBody {
     fn check(self, inputs: Vec<Input>, drawn_seed: u64) -> Result<LlamaGenerate, InvalidRequest> {
         self.not_yet.check()?;
         if self.post_sampling_probs.get("")? == Some(true) {
-            return Err(InvalidRequest::unsupported("post_sampling_probs", "Probabilities after sampling"));
+            return Err(InvalidRequest::unsupported("post_sampling_probs", "Reporting probabilities after sampling"));
         }
         if self.return_tokens.get("")? == Some(true) {
             return Err(InvalidRequest::unsupported("return_tokens", "Returning tokens"));

@@ -21,7 +21,7 @@ object! {
     pub struct RerankBody {
         /// A reranker's name; by default the first model.
         model: Field<String>,
-        /// What the documents should answer.
+        /// The question or search that documents are compared with.
         query: Required<NonEmpty>,
         /// The documents; at most 300,000 tokens in all, where the query counts with each of them.
         #[schemars(length(min = 1, max = MAX_INPUTS))]
@@ -68,7 +68,7 @@ described!([] Document: |generator| json_schema!({
 /// A checked body. The model's name is empty if the client named none: the first model answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rerank {
-    /// What to score.
+    /// The documents to score.
     pub embed: EmbedRequest,
     /// The form of the reply.
     pub form: RerankForm,

@@ -14,6 +14,7 @@ mod tests;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use aho_corasick::AhoCorasick;
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +41,8 @@ const MAX_DEEP_BYTES: usize = 256 << 10;
 pub(super) struct Tokenizer {
     model: Arc<LlamaModel>,
     special: SpecialSpellings,
+    /// Finds control tokens that llama.cpp reads in any text.
+    shown_control: AhoCorasick,
     long_words: LongWords,
     /// The tokens that llama.cpp adds before a text, if it is asked to.
     before: Vec<Token>,
@@ -63,14 +66,15 @@ impl Tokenizer {
     /// special tokens cannot be searched for.
     pub(super) fn new(model: Arc<LlamaModel>, gguf: &Gguf, path: &Path) -> Result<Self, LoadError> {
         let spellings = spellings(&model);
-        let special = SpecialSpellings::of(&model, &spellings)
-            .map_err(|e| LoadError::Config(format!("the special tokens cannot be searched for: {e}")))?;
+        let failed = |e| LoadError::Config(format!("the special tokens cannot be searched for: {e}"));
+        let special = SpecialSpellings::of(&model, &spellings).map_err(failed)?;
+        let shown_control = AhoCorasick::new(vocabulary::SHOWN_CONTROL).map_err(failed)?;
         let long_words = LongWords::of(&model, &spellings, gguf, path);
         let [plain, whole] = [false, true].map(|add_special| vocabulary::tokenize(&model, SAMPLE, add_special, false));
         let at = whole.windows(plain.len().max(1)).position(|tokens| tokens == plain).unwrap_or(0);
         let before = whole[..at].to_vec();
         let after = whole.get(at + plain.len()..).unwrap_or_default().to_vec();
-        Ok(Tokenizer { model, special, long_words, before, after })
+        Ok(Tokenizer { model, special, shown_control, long_words, before, after })
     }
 
     /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
@@ -98,6 +102,27 @@ impl Tokenizer {
         if add_special {
             tokens.extend(&self.after);
         }
+        Ok(tokens)
+    }
+
+    /// Tokenizes a client's text, whose spellings of control tokens are only text. Errors: as for `tokenize`.
+    pub(super) fn tokenize_plain(
+        &self,
+        text: &str,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Vec<Token>, EngineError> {
+        let mut tokens = Vec::new();
+        let mut from = 0;
+        for found in self.shown_control.find_iter(text) {
+            if is_abandoned.is_cancelled() {
+                return Err(EngineError::internal("the caller of the tokenizer has gone"));
+            }
+            // In two parts, the spelling is not a token.
+            let first = found.start() + 1;
+            tokens.extend(self.tokenize(&text[from..first], false, false, is_abandoned)?);
+            from = first;
+        }
+        tokens.extend(self.tokenize(&text[from..], false, false, is_abandoned)?);
         Ok(tokens)
     }
 }

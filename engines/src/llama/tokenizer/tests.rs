@@ -62,8 +62,9 @@ fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
     let spellings = spellings(&model);
     let pairs = byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
     let special = SpecialSpellings::of(&model, &spellings).unwrap();
+    let shown_control = AhoCorasick::new(vocabulary::SHOWN_CONTROL).unwrap();
     let long_words = LongWords::BytePairs(Box::new(pairs));
-    Tokenizer { model: Arc::new(model), special, long_words, before: Vec::new(), after: Vec::new() }
+    Tokenizer { model: Arc::new(model), special, shown_control, long_words, before: Vec::new(), after: Vec::new() }
 }
 
 #[track_caller]

@@ -465,7 +465,7 @@ impl EngineArgs {
     }
 }
 
-/// What to tell an operator who names a model for an engine that runs none.
+/// The message for an operator who names a model for an engine that runs none.
 pub fn unused_model(is_named: bool, engine: &EngineArgs) -> Option<String> {
     let kind = engine.engine.filter(|kind| is_named && !kind.needs_file())?;
     Some(format!("the model that --model or source names is not used: the engine {} needs no file", kind.as_str()))

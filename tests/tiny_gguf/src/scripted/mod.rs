@@ -21,7 +21,7 @@ use crate::Draft;
 use crate::file::Value;
 use crate::tokenizer::{TokenType, add_byte_pairs, add_tokens};
 
-/// What a scripted model says, and to which chat template. As JSON, it is the input of the binary `scripted-gguf`.
+/// A scripted model: its chat template and its replies. As JSON, it is the input of the binary `scripted-gguf`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
