@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Coding agents and promptfoo do a task with Baton, which is in front of a scripted upstream. Not part of CI: their packages
-# take 4 GB under target/ and some minutes to download. Arguments go to pytest, such as `-k codex`.
+# Coding agents and promptfoo do a task with Baton, which runs a scripted model and is in front of a scripted upstream. Not
+# part of CI: their packages take 4 GB under target/ and some minutes to download. Arguments go to pytest, such as `-k codex`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=tests/agents
@@ -30,4 +30,5 @@ if ! cmp -s "$tests/package.json" "$node/installed.json"; then
 fi
 
 export AGENTS_NODE=$PWD/$node BATON=${BATON:-$PWD/target/release/baton}
+export SCRIPTED_GGUF=${SCRIPTED_GGUF:-$PWD/target/release/scripted-gguf}
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -c "$tests/pytest.ini" "$tests" "$@"

@@ -45,6 +45,7 @@ else
     cp tests/clients/node/package-lock.json "$node/installed.json"
   fi
   cp tests/clients/node/*.mjs examples/*.mjs "$node"
+  node "$node/templates.mjs"
   export BATON_NODE_CLIENTS=$PWD/$node
 fi
 

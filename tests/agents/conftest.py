@@ -1,11 +1,15 @@
-"""Says for each tool which version passed or failed."""
+"""Says for each tool which version passed or failed, with which model."""
+
+import re
 
 RESULTS = []
 
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.failed:
-        RESULTS.append((dict(report.user_properties).get("version", report.nodeid), report))
+        version = dict(report.user_properties).get("version", report.nodeid)
+        model = "".join(re.findall(r"\[.*\]$", report.nodeid))
+        RESULTS.append((f"{version} {model}", report))
 
 
 def pytest_terminal_summary(terminalreporter):

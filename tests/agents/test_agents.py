@@ -1,6 +1,6 @@
 """Agents do a task with Baton: they ask an MCP server for a code word and write it into a file.
 
-Baton is in front of an upstream that plays a script.
+Each does it twice: in front of a scripted upstream, and on Baton's own engine with a scripted model.
 """
 
 import contextlib
@@ -69,18 +69,23 @@ def project(request, tmp_path, record_property):
     return project
 
 
-@pytest.fixture
-def baton(tmp_path):
-    """Starts an endpoint in front of an upstream that plays a script, and gives its URL without /v1."""
+@pytest.fixture(params=["upstream", "engine"])
+def baton(request, tmp_path):
+    """Starts an endpoint that plays a script, and gives its URL without /v1."""
     stack = contextlib.ExitStack()
 
     def start(script):
-        url = stack.enter_context(playing(script))
-        config = tmp_path / "baton.toml"
-        config.write_text(f'[[upstream]]\nname = "scripted"\nkind = "openai"\nurl = "{url}"\n')
-        args = ("--listen", "127.0.0.1:0", "--config", str(config))
-        said = stack.enter_context(server.running("serve", *args, output="stdout", ready="Stop with"))
-        return server.base_url(said).removesuffix("/v1")
+        if request.param == "engine":
+            model = tmp_path / "scripted.gguf"
+            script.write_model(model)
+            args = ("--model", str(model), "--name", MODEL, "--ctx-size", "131072", "--slots", "2", "--threads", "1")
+        else:
+            url = stack.enter_context(playing(script))
+            config = tmp_path / "baton.toml"
+            config.write_text(f'[[upstream]]\nname = "scripted"\nkind = "openai"\nurl = "{url}"\n')
+            args = ("--config", str(config))
+        serve = server.running("serve", "--listen", "127.0.0.1:0", *args, output="stdout", ready="Stop with")
+        return server.base_url(stack.enter_context(serve)).removesuffix("/v1")
 
     with stack:
         yield start
@@ -179,7 +184,8 @@ def test_opencode(baton, project):
 def test_qwen_code(baton, project):
     notes = str(project.notes)
     script = Script([
-        call("mcp__demo__code_word", city="Paris"),
+        # Qwen Code offers the tools of MCP servers through one of its own.
+        call("tool_call", name="mcp__demo__code_word", arguments={"city": "Paris"}),
         call("read_file", file_path=notes),
         call("edit", file_path=notes, old_string="TODO", new_string="heron"),
         Turn(DONE),

@@ -10,6 +10,7 @@ mod dialects;
 mod doctor;
 mod engine_recovery;
 mod exact;
+mod families;
 mod generation;
 mod handoff;
 mod images;
