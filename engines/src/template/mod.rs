@@ -152,7 +152,8 @@ impl ChatTemplate {
         variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), Value::from_serialize(v))));
         // DeepSeek's and Granite's name for the switch that Qwen calls `enable_thinking`. Without the switch, an effort
         // turns thinking on.
-        let effort = || variables.get("reasoning_effort").map(|effort| Value::from(effort.as_str() != Some("none")));
+        let effort = variables.get("reasoning_effort").filter(|effort| !effort.is_none());
+        let effort = || effort.map(|effort| Value::from(effort.as_str() != Some("none")));
         if let Some(thinks) = variables.get("enable_thinking").cloned().or_else(effort) {
             variables.entry("thinking".into()).or_insert(thinks);
         }

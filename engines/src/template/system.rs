@@ -17,6 +17,9 @@ use serde_json::{Value, json};
 pub(super) struct SystemRoles {
     /// A system message that begins the conversation.
     first: RenderedAs,
+    /// The same in a conversation whose last turn has results of tools. Mistral Nemo's template has the system message in
+    /// the user's message at the end, so it is lost there.
+    before_results: RenderedAs,
     /// A system message anywhere else.
     later: RenderedAs,
 }
@@ -41,10 +44,13 @@ impl SystemRoles {
     pub(super) fn try_out(with_tools: bool, render: impl Fn(&Conversation) -> Option<String>) -> SystemRoles {
         use MessageRole::{Assistant, System, User};
         let tools: Vec<Value> = with_tools.then(any_tool).into_iter().collect();
-        let render = |messages: &[(MessageRole, &str)]| {
-            let message = |(role, text): &(MessageRole, &str)| Message::new(*role, (*text).to_owned());
-            let messages = messages.iter().map(message).collect();
-            render(&Conversation { messages, tools: tools.clone(), ..Conversation::default() })
+        let render_all = |messages| render(&Conversation { messages, tools: tools.clone(), ..Conversation::default() });
+        let message = |(role, text): &(MessageRole, &str)| Message::new(*role, (*text).to_owned());
+        let render = |messages: &[(MessageRole, &str)]| render_all(messages.iter().map(message).collect());
+        let is_lost = with_tools && {
+            let mut messages = [(System, FIRST_SYSTEM), (User, QUESTION)].iter().map(message).collect::<Vec<_>>();
+            messages.extend(call_and_result());
+            render_all(messages).is_some_and(|text| !text.contains(FIRST_SYSTEM))
         };
         let with_first = render(&[(System, FIRST_SYSTEM), (User, QUESTION)]);
         let first = match with_first {
@@ -53,13 +59,14 @@ impl SystemRoles {
             None if render(&[(User, QUESTION)]).is_none() => RenderedAs::System,
             _ => RenderedAs::User,
         };
+        let before_results = if is_lost { RenderedAs::User } else { first };
         let mut history = vec![(User, QUESTION), (Assistant, ANSWER)];
         if first == RenderedAs::System {
             history.insert(0, (System, FIRST_SYSTEM));
         }
         let with = |later: &[(MessageRole, &str)]| render(&[&history[..], later].concat());
         let Some(without_system) = with(&[(User, NEXT_QUESTION)]) else {
-            return SystemRoles { first, later: RenderedAs::User };
+            return SystemRoles { first, before_results, later: RenderedAs::User };
         };
         let stays = |later: &dyn Fn(MessageRole) -> [(MessageRole, &'static str); 2]| {
             let Some(text) = with(&later(System)) else { return false };
@@ -75,7 +82,7 @@ impl SystemRoles {
             true => RenderedAs::System,
             false => RenderedAs::User,
         };
-        SystemRoles { first, later }
+        SystemRoles { first, before_results, later }
     }
 
     /// The forms in which the template may get a conversation, the best first. A next one is for the case that the
@@ -84,12 +91,16 @@ impl SystemRoles {
         let is_system = |message: &Message| message.role == MessageRole::System;
         let begins_with_system = conversation.messages.first().is_some_and(is_system);
         let has_later = conversation.messages.iter().skip(1).any(is_system);
-        let first_is_user = begins_with_system && self.first == RenderedAs::User;
+        let of_last_turn =
+            conversation.messages.iter().rev().take_while(|message| message.role != MessageRole::Assistant);
+        let has_results = of_last_turn.into_iter().any(|message| message.role == MessageRole::Tool);
+        let first = if has_results { self.before_results } else { self.first };
+        let first_is_user = begins_with_system && first == RenderedAs::User;
         if !has_later && !first_is_user {
             return vec![Cow::Borrowed(conversation)];
         }
         let form = |messages: Vec<Message>| {
-            let messages = if self.first == RenderedAs::User { without_first_system(messages) } else { messages };
+            let messages = if first == RenderedAs::User { without_first_system(messages) } else { messages };
             Cow::Owned(Conversation { messages, ..conversation.clone() })
         };
         let mut forms = Vec::new();
@@ -107,6 +118,17 @@ impl SystemRoles {
 fn any_tool() -> Value {
     let parameters = json!({ "type": "object", "properties": {} });
     json!({ "type": "function", "function": { "name": "f", "description": "f", "parameters": parameters } })
+}
+
+/// A call of [`any_tool`], with an identifier as Mistral's templates require, and its result.
+fn call_and_result() -> [Message; 2] {
+    let id = "abcdefghi";
+    let function = json!({ "name": "f", "arguments": {} });
+    let call = json!({ "id": id, "type": "function", "function": function });
+    [
+        Message { tool_calls: vec![call], ..Message::new(MessageRole::Assistant, String::new()) },
+        Message { tool_call_id: Some(id.into()), ..Message::new(MessageRole::Tool, ANSWER.into()) },
+    ]
 }
 
 fn is_in_order(text: &str, words: &[&str]) -> bool {

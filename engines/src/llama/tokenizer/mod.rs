@@ -68,7 +68,9 @@ impl Tokenizer {
         let spellings = spellings(&model);
         let failed = |e| LoadError::Config(format!("the special tokens cannot be searched for: {e}"));
         let special = SpecialSpellings::of(&model, &spellings).map_err(failed)?;
-        let shown_control = AhoCorasick::new(vocabulary::SHOWN_CONTROL).map_err(failed)?;
+        let shown_control =
+            vocabulary::SHOWN_CONTROL.iter().filter(|shown| spellings.iter().any(|known| known == *shown));
+        let shown_control = AhoCorasick::new(shown_control).map_err(failed)?;
         let long_words = LongWords::of(&model, &spellings, gguf, path);
         let [plain, whole] = [false, true].map(|add_special| vocabulary::tokenize(&model, SAMPLE, add_special, false));
         let at = whole.windows(plain.len().max(1)).position(|tokens| tokens == plain).unwrap_or(0);

@@ -160,7 +160,10 @@ impl DeepSeekParser {
                     Front::Unknown => return false,
                     Front::Tag(0) => self.mark(CALL, DeepSeekState::Name(String::new())),
                     Front::Tag(1) => {}
-                    Front::Tag(_) => self.state = DeepSeekState::Outside,
+                    Front::Tag(_) => {
+                        self.held.clear();
+                        self.state = DeepSeekState::Outside;
+                    }
                     Front::Other => self.give_back("", out),
                 }
             }

@@ -5,7 +5,7 @@ use baton_schemas::node::NodeInfo;
 
 /// The properties of a model that determine a sequence's tokens. Names do not count: one file may have different names on
 /// two machines, and two quantizations the same name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ModelIdentity {
     /// Hashes of vocabulary and weights, and the shape of the KV; `None` for a model that cannot be handed over.
     kv: Option<(Fingerprint, KvLayout)>,
@@ -13,10 +13,15 @@ pub struct ModelIdentity {
     described: WeightsDescription,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct WeightsDescription {
-    /// `None` from nodes of older versions, which the other fields distinguish.
+    /// `None` from nodes of older versions.
     fingerprint: Option<Fingerprint>,
+    facts: WeightsFacts,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct WeightsFacts {
     architecture: String,
     n_vocab: u32,
     n_params: u64,
@@ -30,10 +35,12 @@ impl ModelIdentity {
             kv: info.kv.as_ref().map(|kv| (kv.fingerprint, kv.layout.clone())),
             described: WeightsDescription {
                 fingerprint: info.fingerprint,
-                architecture: info.architecture.clone(),
-                n_vocab: info.n_vocab,
-                n_params: info.facts.n_params,
-                file_bytes: info.facts.file_bytes,
+                facts: WeightsFacts {
+                    architecture: info.architecture.clone(),
+                    n_vocab: info.n_vocab,
+                    n_params: info.facts.n_params,
+                    file_bytes: info.facts.file_bytes,
+                },
             },
         }
     }
@@ -42,7 +49,7 @@ impl ModelIdentity {
     pub fn is_same(&self, other: &ModelIdentity) -> bool {
         match (&self.kv, &other.kv) {
             (Some((one, _)), Some((other, _))) => one == other,
-            (None, None) => self.described == other.described,
+            (None, None) => self.described.is_same(&other.described),
             _ => false,
         }
     }
@@ -54,6 +61,13 @@ impl ModelIdentity {
             (Some((one, shape)), Some((other, others))) => one.vocabulary == other.vocabulary && shape == others,
             _ => false,
         }
+    }
+}
+
+impl WeightsDescription {
+    fn is_same(&self, other: &WeightsDescription) -> bool {
+        let differ = matches!((self.fingerprint, other.fingerprint), (Some(one), Some(other)) if one != other);
+        !differ && self.facts == other.facts
     }
 }
 
@@ -88,8 +102,10 @@ mod tests {
         let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
         // The same file with an adapter, say.
         let changed = NodeInfo { fingerprint: info("b", 256).await.fingerprint, ..plain.clone() };
-        let [plain, larger, changed, handed] =
-            [&plain, &larger, &changed, &info("a", 256).await].map(ModelIdentity::of);
+        let older = NodeInfo { fingerprint: None, ..plain.clone() };
+        let [plain, larger, changed, older, handed] =
+            [&plain, &larger, &changed, &older, &info("a", 256).await].map(ModelIdentity::of);
+        assert!(plain.is_same(&older) && older.is_same(&plain) && !older.is_same(&larger), "a rolling upgrade");
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert!(!plain.is_same(&changed));
         assert!(!plain.takes_kv_of(&plain));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
-use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings};
 use baton_schemas::keep_alive::KeepAlive;
 
 use super::client_error::client_error;
@@ -23,18 +23,24 @@ pub async fn embed(
 ) -> Result<Embedded, RequestError> {
     let since = Instant::now();
     let TextVectors { vectors, n_tokens } = first_answer(serving, &EmbedQuestion { request, request_id }).await?.answer;
-    let estimated = request.inputs.iter().map(estimated_tokens).sum::<usize>();
-    let estimated = u32::try_from(estimated).unwrap_or(u32::MAX);
+    let estimated = u32::try_from(estimated_tokens(&request.task, &request.inputs)).unwrap_or(u32::MAX);
     let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
     let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
-fn estimated_tokens(input: &EmbedInput) -> usize {
-    match input {
-        EmbedInput::Text(text) => text.len().div_ceil(BYTES_PER_TOKEN),
+/// An estimate of all that is computed. A reranker reads the query with each document.
+fn estimated_tokens(task: &EmbedTask, inputs: &[EmbedInput]) -> usize {
+    let of_text = |text: &str| text.len().div_ceil(BYTES_PER_TOKEN);
+    let query = match task {
+        EmbedTask::Embed => 0,
+        EmbedTask::Rerank { query } => of_text(query),
+    };
+    let of_input = |input: &EmbedInput| match input {
+        EmbedInput::Text(text) => of_text(text),
         EmbedInput::Tokens(tokens) => tokens.len(),
-    }
+    };
+    inputs.iter().map(|input| query + of_input(input)).sum()
 }
 
 /// The answer to a question about tokens.
@@ -150,5 +156,17 @@ impl UpstreamQuestion for TokensQuestion<'_> {
         _permits: Vec<UpstreamPermit>,
     ) -> Result<TokenAnswer, UpstreamError> {
         server.client.tokens(self.question, model, self.request_id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_with_each_document() {
+        let inputs = [EmbedInput::Text("a document".into()), EmbedInput::Tokens(vec![1; 7])];
+        let ranked = EmbedTask::Rerank { query: "q".repeat(40 * BYTES_PER_TOKEN) };
+        assert_eq!(estimated_tokens(&ranked, &inputs), estimated_tokens(&EmbedTask::Embed, &inputs) + 80);
     }
 }
