@@ -23,6 +23,9 @@ const SEPARATOR: &str = "<｜tool▁sep｜>";
 const CALL_END: &str = "<｜tool▁call▁end｜>";
 const CALLS_END: &str = "<｜tool▁calls▁end｜>";
 
+/// Some replies have arguments in a block of code, as DeepSeek's earlier models learnt it.
+const FENCE: &str = "```";
+
 #[derive(Debug)]
 pub(super) struct DeepSeek;
 
@@ -104,8 +107,19 @@ enum DeepSeekState {
     /// In a name.
     Name(String),
     /// Between the name and its arguments.
-    BeforeArguments,
-    Arguments(Extent),
+    BeforeArguments(Fence),
+    Arguments(Extent, Fence),
+    /// After arguments in a block of code, before the block's end.
+    BeforeFenceEnd,
+}
+
+/// A block of code around arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fence {
+    None,
+    /// In the word that names the language.
+    Language,
+    Open,
 }
 
 struct DeepSeekParser {
@@ -132,7 +146,7 @@ impl CallParser for DeepSeekParser {
                 let name = std::mem::take(name) + &rest;
                 self.give_back(&name, out);
             }
-            DeepSeekState::BeforeArguments | DeepSeekState::Arguments(_) => {}
+            DeepSeekState::BeforeArguments(_) | DeepSeekState::Arguments(..) | DeepSeekState::BeforeFenceEnd => {}
         }
     }
 }
@@ -186,30 +200,51 @@ impl DeepSeekParser {
                     Some(tool) => {
                         out.begin(&tool.name);
                         self.held.clear();
-                        self.state = DeepSeekState::BeforeArguments;
+                        self.state = DeepSeekState::BeforeArguments(Fence::None);
                     }
                     None => self.give_back(&(name + SEPARATOR), out),
                 }
             }
-            DeepSeekState::BeforeArguments => {
+            DeepSeekState::BeforeArguments(fence @ Fence::Language) => match self.pending.0.chars().next() {
+                None => return false,
+                Some(c) if c.is_alphanumeric() => _ = self.pending.next(),
+                Some(_) => *fence = Fence::Open,
+            },
+            DeepSeekState::BeforeArguments(fence) => {
                 self.pending.skip_space();
-                match self.pending.0.chars().next() {
-                    None => return false,
-                    Some('{') => self.state = DeepSeekState::Arguments(Extent::default()),
-                    Some(_) => {
+                match self.pending.take_front(&["{", FENCE]) {
+                    Front::Unknown => return false,
+                    Front::Tag(0) => {
+                        let mut extent = Extent::default();
+                        extent.take('{');
+                        out.arguments("{");
+                        self.state = DeepSeekState::Arguments(extent, *fence);
+                    }
+                    Front::Tag(_) if *fence == Fence::None => *fence = Fence::Language,
+                    Front::Tag(_) | Front::Other => {
                         out.arguments("{}");
                         out.end();
                         self.state = DeepSeekState::Between;
                     }
                 }
             }
-            DeepSeekState::Arguments(extent) => {
+            DeepSeekState::Arguments(extent, fence) => {
                 let Some(c) = self.pending.next() else { return false };
                 let place = extent.take(c);
                 out.arguments(c.encode_utf8(&mut [0; 4]));
                 if place != JsonPlace::Inside {
                     out.end();
-                    self.state = DeepSeekState::Between;
+                    self.state = match fence {
+                        Fence::None => DeepSeekState::Between,
+                        Fence::Language | Fence::Open => DeepSeekState::BeforeFenceEnd,
+                    };
+                }
+            }
+            DeepSeekState::BeforeFenceEnd => {
+                self.pending.skip_space();
+                match self.pending.take_front(&[FENCE]) {
+                    Front::Unknown => return false,
+                    Front::Tag(_) | Front::Other => self.state = DeepSeekState::Between,
                 }
             }
         }

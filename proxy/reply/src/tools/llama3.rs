@@ -13,33 +13,64 @@ use super::one_call::split_calls;
 use super::pending::{Front, Pending};
 use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
-/// Llama 3 may write the first before a call, Llama 4 the others around the text before its calls, or around a call.
-const TAGS: [&str; 3] = ["<|python_tag|>", "<|python_start|>", "<|python_end|>"];
+/// What a call of Llama 3 may begin with.
+const LLAMA3_FRONT: [&str; 2] = ["{", "<|python_tag|>"];
+
+/// What a call of Llama 4 may begin with, or what follows it. The tags also stand around the text before its calls.
+const LLAMA4_FRONT: [&str; 3] = ["{", "<|python_start|>", "<|python_end|>"];
 
 /// Begins each message of Llama 4. Its templates render several calls in one message, those of Llama 3 refuse it.
 const LLAMA4_HEADER: &str = "<|header_start|>";
 
-#[derive(Debug)]
-pub(super) struct Llama3;
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Llama {
+    V3,
+    V4,
+}
 
-impl ToolFormat for Llama3 {
+impl Llama {
+    /// What a call may begin with: an object first, then tags.
+    fn front(self) -> &'static [&'static str] {
+        match self {
+            Llama::V3 => &LLAMA3_FRONT,
+            Llama::V4 => &LLAMA4_FRONT,
+        }
+    }
+
+    /// The tags that end a text. Llama 3 has none, so a tag that its text mentions is text.
+    fn text_ends(self) -> &'static [&'static str] {
+        match self {
+            Llama::V3 => &[],
+            Llama::V4 => &LLAMA4_FRONT[1..],
+        }
+    }
+}
+
+impl ToolFormat for Llama {
     fn name(&self) -> &'static str {
-        "llama3"
+        match self {
+            Llama::V3 => "llama3",
+            Llama::V4 => "llama4",
+        }
     }
 
     fn is_of(&self, template: &str) -> bool {
-        let is_llama = template.contains("<|start_header_id|>") || template.contains(LLAMA4_HEADER);
-        is_llama && template.contains("\"parameters\"")
+        let header = match self {
+            Llama::V3 => "<|start_header_id|>",
+            Llama::V4 => LLAMA4_HEADER,
+        };
+        template.contains(header) && template.contains("\"parameters\"")
     }
 
     fn markers(&self) -> &'static [&'static str] {
-        &TAGS
+        &self.front()[1..]
     }
 
-    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, template: &str) {
+    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _: &str) {
         conversation.tools = tools.listed().map(Tool::definition).collect();
-        if !template.contains(LLAMA4_HEADER) {
-            split_calls(conversation);
+        match self {
+            Llama::V3 => split_calls(conversation),
+            Llama::V4 => {}
         }
     }
 
@@ -60,12 +91,17 @@ impl ToolFormat for Llama3 {
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
-        let pending = Pending::default();
-        Box::new(Llama3Parser { tools: Arc::clone(tools), pending, held: String::new(), state: Llama3State::Start })
+        Box::new(LlamaParser {
+            tools: Arc::clone(tools),
+            version: *self,
+            pending: Pending::default(),
+            held: String::new(),
+            state: LlamaState::Start,
+        })
     }
 }
 
-enum Llama3State {
+enum LlamaState {
     /// Before the first character that is not white space.
     Start,
     /// In a possible call.
@@ -76,20 +112,21 @@ enum Llama3State {
     Text,
 }
 
-struct Llama3Parser {
+struct LlamaParser {
     tools: Arc<[Tool]>,
+    version: Llama,
     pending: Pending,
     /// White space before a possible call.
     held: String,
-    state: Llama3State,
+    state: LlamaState,
 }
 
-impl CallParser for Llama3Parser {
+impl CallParser for LlamaParser {
     fn feed(&mut self, text: String, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
-                Llama3State::Start => match self.pending.take_front(&["{", TAGS[0], TAGS[1], TAGS[2]]) {
+                LlamaState::Start => match self.pending.take_front(self.version.front()) {
                     Front::Unknown => return,
                     Front::Tag(0) => self.begin(out),
                     Front::Tag(_) => {}
@@ -98,27 +135,27 @@ impl CallParser for Llama3Parser {
                         first => {
                             self.held.extend(first);
                             out.text(std::mem::take(&mut self.held));
-                            self.state = Llama3State::Text;
+                            self.state = LlamaState::Text;
                         }
                     },
                 },
-                Llama3State::Calls(calls) => {
+                LlamaState::Calls(calls) => {
                     let Some(c) = self.pending.next() else { return };
                     match calls.feed(c, out) {
                         CallProgress::Reading => {}
                         CallProgress::Done => {
                             self.held.clear();
-                            self.state = Llama3State::Between;
+                            self.state = LlamaState::Between;
                         }
                         CallProgress::NotACall => {
                             let rest = calls.give_back();
                             out.text(std::mem::take(&mut self.held));
                             out.text(rest);
-                            self.state = Llama3State::Text;
+                            self.state = LlamaState::Text;
                         }
                     }
                 }
-                Llama3State::Between => match self.pending.take_front(&["{", TAGS[0], TAGS[1], TAGS[2]]) {
+                LlamaState::Between => match self.pending.take_front(self.version.front()) {
                     Front::Unknown => return,
                     Front::Tag(0) => self.begin(out),
                     Front::Tag(_) => {}
@@ -126,17 +163,17 @@ impl CallParser for Llama3Parser {
                         Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
                         other => {
                             out.text(other.map(String::from).unwrap_or_default());
-                            self.state = Llama3State::Text;
+                            self.state = LlamaState::Text;
                         }
                     },
                 },
-                Llama3State::Text => {
-                    let (text, tag) = self.pending.take_until(&TAGS);
+                LlamaState::Text => {
+                    let (text, tag) = self.pending.take_until(self.version.text_ends());
                     out.text(text);
                     if tag.is_none() {
                         return;
                     }
-                    self.state = Llama3State::Start;
+                    self.state = LlamaState::Start;
                 }
             }
         }
@@ -144,8 +181,8 @@ impl CallParser for Llama3Parser {
 
     fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            Llama3State::Start => out.text(&(std::mem::take(&mut self.held) + &self.pending.take())),
-            Llama3State::Calls(calls) => {
+            LlamaState::Start => out.text(&(std::mem::take(&mut self.held) + &self.pending.take())),
+            LlamaState::Calls(calls) => {
                 let rest = calls.finish(out);
                 if calls.is_untouched() {
                     out.text(std::mem::take(&mut self.held));
@@ -153,17 +190,17 @@ impl CallParser for Llama3Parser {
                 out.text(rest);
             }
             // A part of a tag after a call is not text.
-            Llama3State::Between => {}
-            Llama3State::Text => out.text(self.pending.take()),
+            LlamaState::Between => {}
+            LlamaState::Text => out.text(self.pending.take()),
         }
     }
 }
 
-impl Llama3Parser {
+impl LlamaParser {
     /// An object has opened.
     fn begin(&mut self, out: &mut ParsedPieces) {
         let mut calls = Box::new(JsonCalls::new(&self.tools));
         calls.feed('{', out);
-        self.state = Llama3State::Calls(calls);
+        self.state = LlamaState::Calls(calls);
     }
 }

@@ -170,13 +170,14 @@ impl ParsedPieces {
 }
 
 /// All formats except [`generic`], the most specific first.
-const FORMATS: [&dyn ToolFormat; 7] = [
+const FORMATS: [&dyn ToolFormat; 8] = [
     &harmony::Harmony,
     &deepseek::DeepSeek,
     &qwen_xml::QwenXml,
     &mistral_args::MistralArgs,
     &mistral::Mistral,
-    &llama3::Llama3,
+    &llama3::Llama::V4,
+    &llama3::Llama::V3,
     &hermes::Hermes,
 ];
 

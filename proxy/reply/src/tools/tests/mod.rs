@@ -183,7 +183,7 @@ fn qwen_xml() {
 
 #[test]
 fn llama3() {
-    let check = |reply: &str, expected: &str| check(&llama3::Llama3, reply, expected);
+    let check = |reply: &str, expected: &str| check(&llama3::Llama::V3, reply, expected);
     check("{\"name\": \"look\", \"parameters\": {\"place\": \"x\"}}", "[look({\"place\": \"x\"})]");
     check("<|python_tag|>{\"type\": \"function\", \"name\": \"stop\", \"parameters\": {}}", "[stop({})]");
     check("{\"name\": \"stop\"}; {\"name\": \"look\", \"parameters\": {}}", "[stop({})][look({})]");
@@ -194,6 +194,7 @@ fn llama3() {
         "{",
         " {}",
         "{\"name\": 3}",
+        "Write <|python_tag|>{\"name\": \"stop\"} or <|python_start|>{\"name\": \"stop\"}.",
     ] {
         check(text, text);
     }
@@ -201,7 +202,7 @@ fn llama3() {
 
 #[test]
 fn llama4() {
-    let check = |reply: &str, expected: &str| check(&llama3::Llama3, reply, expected);
+    let check = |reply: &str, expected: &str| check(&llama3::Llama::V4, reply, expected);
     check("<|python_start|>{\"name\": \"stop\", \"parameters\": {}}<|python_end|>", "[stop({})]");
     check("I look.<|python_start|>{\"name\": \"stop\"}<|python_end|>Done.", "I look.[stop({})]Done.");
     check("<|python_start|>print(1)<|python_end|>", "print(1)");
@@ -216,6 +217,10 @@ fn deepseek() {
     check(&format!("<think>hm</think>I look.\n{calls}"), "{hm}I look.[look({\"days\": 2})][stop({})]");
     check(&format!("{calls}Done."), "[look({\"days\": 2})][stop({})]Done.");
     check("<｜tool▁call▁begin｜>stop<｜tool▁sep｜><｜tool▁call▁end｜>", "[stop({})]");
+    for fenced in ["```json\n{\"days\": 2}\n```", "\n```\n{\"days\": 2}```\n"] {
+        let call = format!("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{fenced}<｜tool▁call▁end｜>");
+        check(&format!("{call}{call}<｜tool▁calls▁end｜>Done."), "[look({\"days\": 2})][look({\"days\": 2})]Done.");
+    }
     check("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{\"place\": \"Ber", "[look({\"place\": \"Ber)]");
     for text in [
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
@@ -301,7 +306,7 @@ fn templates_tell_their_format() {
     assert_eq!(format_of("[TOOL_CALLS]{{ name }}[ARGS]").name(), "mistral-args");
     assert_eq!(format_of("<|start|>assistant<|channel|>final<|message|>").name(), "harmony");
     assert_eq!(format_of("<tool_call>{{ arguments }}<arg_key>").name(), "generic");
-    assert_eq!(format_of("<|header_start|>{{ '\"parameters\"' }}").name(), "llama3");
+    assert_eq!(format_of("<|header_start|>{{ '\"parameters\"' }}").name(), "llama4");
     assert_eq!(format_of("<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>").name(), "deepseek");
 }
 
@@ -381,7 +386,7 @@ proptest! {
         let call = |before: &str, between: &str, after: &str| format!("{before}look{between}{arguments}{after}");
         let replies: [(&dyn ToolFormat, String); 5] = [
             (&hermes::Hermes, call("<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>")),
-            (&llama3::Llama3, call("{\"name\": \"", "\", \"parameters\": ", "}")),
+            (&llama3::Llama::V3, call("{\"name\": \"", "\", \"parameters\": ", "}")),
             (&mistral::Mistral, call("[TOOL_CALLS][{\"name\": \"", "\", \"arguments\": ", "}]")),
             (&mistral_args::MistralArgs, call("[TOOL_CALLS]", "[ARGS]", "")),
             (&harmony::Harmony, call("<|channel|>commentary to=functions.", "<|constrain|>json<|message|>", "<|call|>")),
