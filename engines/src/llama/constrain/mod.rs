@@ -251,9 +251,11 @@ fn first_line(text: &str) -> &str {
 
 /// The compiler's errors repeat patterns, which may be long.
 fn shortened(problem: &str) -> String {
+    // This advice names an option that no client has.
+    let problem = problem.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf");
     match problem.char_indices().nth(MAX_PROBLEM_CHARS) {
         Some((at, _)) => format!("{}…", &problem[..at]),
-        None => problem.to_owned(),
+        None => problem,
     }
 }
 
@@ -266,9 +268,11 @@ impl NoToken {
                 EngineError::invalid_field(constraint.field(), problem)
             }
             (NoToken::TooComplex, Some(constraint)) => {
-                EngineError::invalid_field(constraint.field(), "is too complex for the text that it has come to")
+                let problem = "is too complex for the text that it has come to: it needs fewer properties, alternatives or \
+                               repetitions";
+                EngineError::invalid_field(constraint.field(), problem)
             }
-            _ => EngineError::internal("a token did not keep the constraint"),
+            (_, None) => EngineError::internal("a token was refused without a constraint"),
         }
     }
 }
@@ -276,30 +280,25 @@ impl NoToken {
 /// One sequence's progress through its constraint.
 pub(super) struct Constrained {
     matcher: Matcher,
-    /// All tokens so far satisfy the constraint.
-    is_kept: bool,
 }
 
-/// Why there is no next token.
+/// Why there is no next token. All tokens so far were allowed, so the fault is the constraint's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoToken {
-    /// All tokens so far satisfy the constraint, but none can follow. The fault is the constraint's.
+    /// None can follow.
     DeadEnd,
-    /// All tokens so far satisfy the constraint, but computing the next ones exceeds the compiler's limits.
+    /// Taking the last token, or computing the next ones, exceeds the compiler's limits.
     TooComplex,
-    /// An earlier token does not satisfy the constraint. The fault is Baton's.
-    NotKept,
 }
 
 impl Constrained {
     /// The state after `generated`, which was drawn under the same constraint. Blocking: some microseconds for each
     /// token. Errors: a token does not satisfy the constraint, or the caller has gone.
     fn after(matcher: Matcher, generated: &[Token], is_abandoned: &CancellationToken) -> Result<Self, EngineError> {
-        let mut constrained = Constrained { matcher, is_kept: true };
+        let mut constrained = Constrained { matcher };
         for &t in generated {
-            constrained.accept(t);
-            if !constrained.is_kept || is_abandoned.is_cancelled() {
-                return Err(NoToken::NotKept.error(None));
+            if !constrained.accept(t) || is_abandoned.is_cancelled() {
+                return Err(EngineError::internal("a token of the reply so far does not keep the constraint"));
             }
         }
         Ok(constrained)
@@ -310,24 +309,25 @@ impl Constrained {
         match self.matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(mask),
             outcome => {
-                tracing::debug!(error = ?outcome.err(), is_kept = self.is_kept, "no token satisfies the constraint");
-                Err(match self.is_kept {
-                    false => NoToken::NotKept,
-                    true if is_dead_end(&self.matcher) => NoToken::DeadEnd,
-                    true => NoToken::TooComplex,
-                })
+                tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint");
+                Err(if is_dead_end(&self.matcher) { NoToken::DeadEnd } else { NoToken::TooComplex })
             }
         }
     }
 
-    /// Advances by the token that was drawn.
-    pub(super) fn accept(&mut self, t: Token) {
-        self.is_kept &= follow(&mut self.matcher, t);
+    /// Advances by the token that was drawn. Returns false if the matcher cannot take it; the next mask then reports why.
+    pub(super) fn accept(&mut self, t: Token) -> bool {
+        let is_taken = self.matcher.is_stopped() || self.matcher.consume_token(t).is_ok();
+        if !is_taken {
+            tracing::debug!(token = t, error = ?self.matcher.get_error(), "a token cannot follow under its constraint");
+        }
+        is_taken
     }
 
-    /// Returns true if the text is complete and no token can follow.
+    /// Returns true if the text is complete and no token can follow. A matcher that failed has stopped, too, but its text
+    /// is not complete.
     pub(super) fn is_complete(&self) -> bool {
-        self.matcher.is_stopped()
+        self.matcher.is_stopped() && !self.matcher.is_error()
     }
 }
 
@@ -337,15 +337,6 @@ fn is_dead_end(matcher: &Matcher) -> bool {
     let Some(problem) = matcher.get_error() else { return true };
     let stop = serde_json::from_value(first_line(&problem).into());
     matches!(stop, Ok(StopReason::NoExtension | StopReason::NoExtensionBias))
-}
-
-/// Advances the matcher. Returns false if the token does not fit; the next mask then reports the error.
-fn follow(matcher: &mut Matcher, t: Token) -> bool {
-    let fits = matcher.is_stopped() || matcher.consume_token(t).is_ok();
-    if !fits {
-        tracing::debug!(token = t, "a token does not satisfy its constraint");
-    }
-    fits
 }
 
 #[cfg(test)]
