@@ -45,12 +45,27 @@ pub enum RequestError {
         /// The capability, in one word.
         capability: &'static str,
     },
+    /// A prompt exceeds the context that the client chose.
+    #[error(
+        "The request has {n_prompt} tokens, but its 'num_ctx' is {num_ctx}: it exceeds the available context size. \
+         Shorten the prompt, or raise num_ctx; this model's context has {n_ctx} tokens."
+    )]
+    ChosenContextExceeded {
+        /// Tokens in the rendered prompt.
+        n_prompt: u32,
+        /// The client's limit.
+        num_ctx: u32,
+        /// Tokens that one sequence can hold.
+        n_ctx: u32,
+    },
     /// A text to embed exceeds the model's context.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but input {idx} has {n_tokens} tokens: it exceeds the \
          available context size."
     )]
     InputTooLong {
+        /// The field of the texts.
+        field: &'static str,
         /// The index of the text.
         idx: usize,
         /// Tokens of the text; an estimate if it is far too long.
@@ -193,6 +208,14 @@ impl RequestError {
         }
     }
 
+    /// Names another field as the wrong one, for a route whose field has another name.
+    pub fn in_field(self, field: &'static str) -> RequestError {
+        match self {
+            RequestError::InvalidField { problem, .. } => RequestError::InvalidField { field, problem },
+            other => other,
+        }
+    }
+
     /// Returns true if the request itself is wrong, so that no other engine would accept it either.
     pub fn is_the_clients(&self) -> bool {
         match self {
@@ -202,6 +225,7 @@ impl RequestError {
             | RequestError::ImagesUnsupported { .. }
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
+            | RequestError::ChosenContextExceeded { .. }
             | RequestError::InputTooLong { .. }
             | RequestError::DocumentTooLong { .. }
             | RequestError::TextTooLong { .. } => true,
@@ -232,7 +256,8 @@ impl RequestError {
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
             RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
-            RequestError::InputTooLong { .. }
+            RequestError::ChosenContextExceeded { .. }
+            | RequestError::InputTooLong { .. }
             | RequestError::DocumentTooLong { .. }
             | RequestError::TextTooLong { .. } => RequestErrorKind::ContextOverflow,
             RequestError::Overloaded { .. } => RequestErrorKind::Overloaded,

@@ -20,6 +20,8 @@ pub struct EmbedRequest {
     pub task: EmbedTask,
     /// The inputs, at most [`MAX_INPUTS`]. Those of a reranking are texts.
     pub inputs: Vec<EmbedInput>,
+    /// The field of the body that has the inputs, for errors.
+    pub field: &'static str,
     /// Cut inputs that are too long instead of refusing them.
     pub truncate: bool,
     /// The length of the vectors that the client expects, if it says so.
@@ -39,16 +41,6 @@ pub enum EmbedTask {
         /// The query.
         query: String,
     },
-}
-
-impl EmbedTask {
-    /// Returns the field of the inputs, for errors.
-    pub fn inputs_field(&self) -> &'static str {
-        match self {
-            EmbedTask::Embed => "input",
-            EmbedTask::Rerank { .. } => "documents",
-        }
-    }
 }
 
 /// An input, which becomes one vector.

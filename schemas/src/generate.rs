@@ -101,6 +101,20 @@ pub struct PromptLogprobs {
     pub field: &'static str,
 }
 
+/// The fields of a gap's texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InfillNames {
+    /// The field of the text before the gap.
+    pub prefix: &'static str,
+    /// The field of the text after the gap.
+    pub suffix: &'static str,
+}
+
+impl InfillNames {
+    /// OpenAI's and Ollama's names.
+    pub const COMMON: InfillNames = InfillNames { prefix: "prompt", suffix: "suffix" };
+}
+
 /// The input that a model continues.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
@@ -114,6 +128,8 @@ pub enum Input {
         prefix: String,
         /// The text after the gap.
         suffix: String,
+        /// The fields of the body that have them, for errors.
+        names: InfillNames,
     },
     /// Exact tokens.
     Tokens(Vec<Token>),

@@ -124,10 +124,13 @@ def schemas(body):
     if isinstance(outputs, dict):
         first = [field for field in OUTPUTS if outputs.get(field) is not None][:1]
         body["structured_outputs"] = {field: OUTPUTS[field] for field in first}
+    # The dialects' own fields for the form of a reply come first.
+    own = [(body.get(field) or {}).get("format") for field in ("text", "output_config")]
+    has_own = any([*own, body.get("format"), body.get("output_format")])
     forms = [field for field in FORMS if body.get(field) is not None]
-    for field in forms[1:]:
+    for field in forms if has_own else forms[1:]:
         body.pop(field)
-    if forms and FORMS[forms[0]] is not None:
+    if not has_own and forms and FORMS[forms[0]] is not None:
         body[forms[0]] = FORMS[forms[0]]
     places = (("response_format",), ("response_format", "json_schema"), ("text", "format"), ("output_config", "format"),
               ("output_format",))

@@ -160,6 +160,8 @@ async fn vllms_prompt_logprobs_are_answered_and_bounded() {
     let server = BatonServer::start(&[]);
     let (_, reply) = complete(&server, json!({ "max_tokens": 2, "prompt_logprobs": 3 })).await;
     let entries = reply["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    let (cached, computed) = (&reply["usage"]["prompt_tokens_details"]["cached_tokens"], &reply["timings"]["prompt_n"]);
+    assert_eq!((cached, computed), (&json!(0), &reply["usage"]["prompt_tokens"]), "they were computed: {reply}");
     assert_eq!(entries.len() as u64, reply["usage"]["prompt_tokens"].as_u64().unwrap(), "{reply}");
     assert_eq!((&entries[0], &reply["choices"][0]["logprobs"]), (&Value::Null, &Value::Null));
     for entry in &entries[1..] {

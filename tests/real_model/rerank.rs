@@ -1,6 +1,6 @@
 //! Rerankers behind the endpoint, with tiny models of both forms.
 
-use harness::BatonServer;
+use harness::{BatonServer, ReloadableServer, upstream};
 use serde_json::{Value, json};
 use tiny_gguf::Architecture;
 
@@ -57,6 +57,18 @@ async fn documents_are_ordered_by_the_scores_that_they_have_alone() {
         assert_eq!(error["code"], "context_length_exceeded");
         let (status, refused) = ask(&server, "/v1/embeddings", json!({"model": "tiny", "input": "fox"})).await;
         assert_eq!(status, 501, "{refused}");
+        // Another Baton in front of it reports the same.
+        let more = "models = { theirs = \"tiny\" }";
+        let front = ReloadableServer::start(&upstream("second", "llama-server", &server.base, more));
+        let body = json!({"model": "theirs", "query": "brown fox", "documents": DOCUMENTS, "top_n": 2});
+        let (status, through) = ask(&front.server, "/v1/rerank", body).await;
+        assert_eq!(status, 200, "{through}");
+        let order = |results: &[Value]| results.iter().map(|result| result["index"].clone()).collect::<Vec<_>>();
+        let best = through["results"].as_array().unwrap();
+        assert_eq!((order(best), best.len()), (order(&results[..2]), 2), "{through}");
+        assert_eq!((&through["usage"], &through["model"]), (&reply["usage"], &json!("theirs")));
+        let best = best[0]["relevance_score"].as_f64().unwrap();
+        assert!((best - scores[0]).abs() < NOISE, "{through}");
     }
 }
 
@@ -68,6 +80,9 @@ async fn a_model_that_is_no_reranker_says_what_it_is() {
         let (status, refused) = ask(&server, "/v1/rerank", json!({"query": "q", "documents": DOCUMENTS})).await;
         assert_eq!((status, &refused["error"]["param"]), (400, &json!("model")), "{refused}");
         let message = refused["error"]["message"].as_str().unwrap();
-        assert!(message.contains("no reranker") && message.contains(does), "{message}");
+        assert!(
+            message.contains("no reranker") && message.contains(does) && message.contains("bge-reranker"),
+            "{message}"
+        );
     }
 }

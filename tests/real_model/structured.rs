@@ -128,6 +128,67 @@ async fn a_reply_follows_other_servers_fields() {
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("guided_regex")), "{reply}");
 }
 
+/// Clients use vLLM's fields with every dialect, since their libraries add them to any body.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_holds_other_servers_fields() {
+    let server = BatonServer::start(&[]);
+    let said = json!([{ "role": "user", "content": "Pick one." }]);
+    for (path, body, text, own) in [
+        ("/v1/responses", json!({ "input": "Pick one." }), "/output/0/content/0/text", "text"),
+        ("/v1/messages", json!({ "messages": said, "max_tokens": 9 }), "/content/0/text", "output_config"),
+        ("/api/chat", json!({ "messages": said, "stream": false }), "/message/content", "format"),
+        ("/api/generate", json!({ "prompt": "Pick one.", "stream": false }), "/response", "format"),
+        ("/completion", json!({ "prompt": "Pick one.", "n_predict": 9 }), "/content", "json_schema"),
+    ] {
+        let ask = async |more: Value| {
+            let mut body = body.clone();
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body["model"] = json!("smollm2");
+            let reply = reqwest::Client::new().post(format!("{}{path}", server.base)).json(&body).send().await.unwrap();
+            (reply.status().as_u16(), reply.json::<Value>().await.unwrap())
+        };
+        let (status, reply) = ask(json!({ "guided_regex": "[0-9]{3}" })).await;
+        let digits = reply.pointer(text).and_then(Value::as_str).unwrap_or_default();
+        assert!(status == 200 && digits.len() == 3 && digits.parse::<u16>().is_ok(), "{path}: {reply}");
+        let schema = json!({ "type": "json_schema", "schema": { "type": "object" } });
+        let own = match own {
+            "format" | "json_schema" => json!({ own: { "type": "object" } }),
+            _ => json!({ own: { "format": schema } }),
+        };
+        let both = [json!({ "guided_regex": "a" }), own].map(|fields| fields.as_object().unwrap().clone());
+        let (status, reply) = ask(both.into_iter().flatten().collect::<serde_json::Map<_, _>>().into()).await;
+        assert!(status == 400 && reply.to_string().contains("already"), "{path}: {reply}");
+        let (status, reply) = ask(json!({ "guided_regex": "" })).await;
+        assert!(status == 400 && reply.to_string().contains("guided_regex"), "{path}: {reply}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_is_too_large_to_follow_is_an_error_and_no_part_of_an_object() {
+    let server = BatonServer::start(&[]);
+    let object = |n: usize| {
+        let properties: serde_json::Map<_, _> =
+            (0..n).map(|i| (format!("p{i}"), json!({ "type": "integer" }))).collect();
+        json!({ "type": "object", "properties": properties, "additionalProperties": false })
+    };
+    let ask = async |schema: Value| {
+        post(&server, &chat("Write JSON.", json!({ "guided_json": schema, "max_tokens": 200, "temperature": 0 }))).await
+    };
+    for n in [1_000, 3_000] {
+        let (status, reply) = ask(object(n)).await;
+        let (error, choice) = (&reply["error"], &reply["choices"][0]);
+        let is_named = error["param"] == "guided_json" && error["message"].to_string().contains("too complex");
+        let text = choice["message"]["content"].as_str().unwrap_or_default();
+        let is_whole = choice["finish_reason"] == "length" || serde_json::from_str::<Value>(text).is_ok();
+        assert!(status == 400 && is_named || status == 200 && is_whole, "{n} properties: {reply}");
+    }
+    let one_of = json!({ "type": "object", "properties": { "a": { "oneOf": [
+        { "type": "object", "properties": { "b": { "type": "integer" } } }, { "type": "object" } ] } } });
+    let (status, reply) = ask(one_of).await;
+    let message = reply["error"]["message"].to_string();
+    assert!(status == 400 && message.contains("Use anyOf") && !message.contains("coerce"), "{reply}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
     let server = BatonServer::start(&[]);

@@ -34,11 +34,6 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Estimated memory of the adapter in this file, bytes. Blocking. Errors: those of [`Gguf::open_adapter`].
-    pub fn adapter_bytes(path: &Path) -> Result<u64, GgufError> {
-        Ok(Gguf::open_adapter(path)?.file_bytes)
-    }
-
     /// Checks that an adapter fits this model. Errors: why not.
     pub fn check_adapter(&self, adapter: &Gguf) -> Result<(), String> {
         let [ours, theirs] = [self, adapter].map(|gguf| gguf.architecture().unwrap_or("unknown"));

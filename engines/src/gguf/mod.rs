@@ -207,10 +207,13 @@ impl Gguf {
         }
     }
 
-    /// Estimated memory of the projector in this file, weights and compute buffers, bytes. Blocking. Errors: those of
-    /// [`Gguf::open_projector`].
-    pub fn projector_bytes(path: &Path) -> Result<u64, GgufError> {
-        Ok(Gguf::open_projector(path)?.file_bytes.saturating_add(COMPUTE_RESERVE))
+    /// Estimated memory of the files beside a model, bytes: of its projector, weights and compute buffers, and of its
+    /// adapter. Blocking. Errors: those of [`Gguf::open_projector`] and [`Gguf::open_adapter`].
+    pub fn companion_bytes(projector: Option<&Path>, adapter: Option<&Path>) -> Result<u64, GgufError> {
+        let projector = projector.map(Gguf::open_projector).transpose()?;
+        let adapter = adapter.map(Gguf::open_adapter).transpose()?;
+        let projector_bytes = projector.map_or(0, |projector| projector.file_bytes.saturating_add(COMPUTE_RESERVE));
+        Ok(projector_bytes.saturating_add(adapter.map_or(0, |adapter| adapter.file_bytes)))
     }
 
     /// A metadata value by its full key.

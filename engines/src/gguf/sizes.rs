@@ -15,8 +15,7 @@ pub struct SizeOptions {
     pub n_slots: u32,
     /// The types of K and V in the cache.
     pub cache_types: CacheTypes,
-    /// Memory of the files beside the model: its projector ([`Gguf::projector_bytes`]) and its adapter
-    /// ([`Gguf::adapter_bytes`]).
+    /// Memory of the files beside the model: see [`Gguf::companion_bytes`].
     pub companion_bytes: u64,
 }
 

@@ -21,14 +21,13 @@ use crate::options::{CacheType, RopeOptions, RopeScaling};
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
-    let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let adapter_bytes = config.lora.as_ref().map(|lora| Gguf::adapter_bytes(&lora.path)).transpose()?.unwrap_or(0);
+    let adapter = config.lora.as_ref().map(|lora| &*lora.path);
     let options = SizeOptions {
         n_ctx: config.n_ctx,
         n_cells: config.n_cells,
         n_slots: config.n_slots,
         cache_types: config.cache_types,
-        companion_bytes: projector_bytes.saturating_add(adapter_bytes),
+        companion_bytes: Gguf::companion_bytes(config.projector.as_deref(), adapter)?,
     };
     ModelSizes::choose(gguf, options, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),

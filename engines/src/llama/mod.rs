@@ -225,7 +225,11 @@ impl LlamaEngine {
 
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
         if !self.info.generates {
-            return Err(EngineError::Unsupported { feature: "generating text: its model only gives vectors".into() });
+            let does = match self.info.reranking {
+                Some(_) => "only scores documents for a query",
+                None => "only computes vectors of texts",
+            };
+            return Err(EngineError::Unsupported { feature: format!("generating text: its model {does}") });
         }
         let n_vocab = self.info.n_vocab;
         if request.prompt.is_empty() {

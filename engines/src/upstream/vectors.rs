@@ -99,6 +99,7 @@ mod tests {
     fn request(inputs: Vec<EmbedInput>) -> EmbedRequest {
         EmbedRequest {
             model: "m".into(),
+            field: "input",
             task: EmbedTask::Embed,
             inputs,
             truncate: true,

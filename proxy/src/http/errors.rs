@@ -145,8 +145,11 @@ fn map(error: &RequestError) -> HttpFailure {
         RequestError::TooManyAtOnce { retry_after, .. } => {
             limited(error, ErrorCode::ConcurrencyLimitExceeded, *retry_after)
         }
-        RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
-            overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, "input")
+        RequestError::ChosenContextExceeded { n_prompt, num_ctx, .. } => {
+            overflow(HttpFailure::invalid(error), *n_prompt, *num_ctx, "options.num_ctx")
+        }
+        RequestError::InputTooLong { field, n_tokens, n_ctx, .. } => {
+            overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, field)
         }
         RequestError::DocumentTooLong { idx, n_tokens, n_ctx } => {
             overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, &format!("documents[{idx}]"))

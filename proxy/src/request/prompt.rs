@@ -1,7 +1,7 @@
 //! Renders and tokenizes a request's input on a node that holds the model, and checks that it fits.
 
 use baton_reply::tools::{self, NoThinking, ReplyForm};
-use baton_schemas::generate::{ChatPrompt, Input};
+use baton_schemas::generate::{ChatPrompt, InfillNames, Input};
 use baton_schemas::image::Image;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
@@ -34,10 +34,11 @@ pub async fn prepare(
     check_vocabulary("logit_bias", request.sampling.logit_bias.iter().map(|(token, _)| *token), info)?;
     let form = ReplyForm::of(request, &info.facts.chat_template)
         .map_err(|NoThinking| RequestError::Incapable { model: request.model.clone(), capability: "thinking" })?;
-    let tokens = tokens(node, info, request.context_within(n_ctx), request, &form).await;
+    let tokens = tokens(node, info, n_ctx, request, &form).await;
     let tokens = tokens.map_err(|error| match request.input {
         Input::Chat(_) => error,
-        Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => error.about_text("prompt"),
+        Input::Text(_) | Input::Tokens(_) => error.about_text("prompt"),
+        Input::Infill { names, .. } => error.about_text(names.prefix),
     })?;
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
@@ -55,7 +56,7 @@ impl PreparedPrompt {
 }
 
 /// Refuses tokens that are not in the model's vocabulary.
-fn check_vocabulary(
+pub fn check_vocabulary(
     field: &'static str,
     mut tokens: impl Iterator<Item = Token>,
     info: &NodeInfo,
@@ -66,7 +67,7 @@ fn check_vocabulary(
     })
 }
 
-/// Returns the prompt's tokens, at most `n_ctx`.
+/// Returns the prompt's tokens. Errors: there are more than `n_ctx`, or than the client chose.
 async fn tokens(
     node: &Node,
     info: &NodeInfo,
@@ -83,13 +84,21 @@ async fn tokens(
         }
         // A raw prompt may contain control tokens as text. A message may not: see the engine's `guard`.
         Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
-        Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
-        Input::Tokens(tokens) => tokens.clone(),
+        Input::Infill { prefix, suffix, names } => infill(node, info, [prefix, suffix], *names).await?,
+        Input::Tokens(tokens) => {
+            check_vocabulary("prompt", tokens.iter().copied(), info)?;
+            tokens.clone()
+        }
     };
     // Reserve room for one new token, unless the client wants none.
     let room_needed = usize::from(request.max_tokens != Some(0));
-    if tokens.len() + room_needed > n_ctx as usize {
-        return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx }.into());
+    let wanted = request.context_within(n_ctx);
+    if tokens.len() + room_needed > wanted as usize {
+        let n_prompt = tokens.len() as u32;
+        return Err(match wanted < n_ctx {
+            true => RequestError::ChosenContextExceeded { n_prompt, num_ctx: wanted, n_ctx },
+            false => EngineError::ContextOverflow { n_prompt, n_ctx }.into(),
+        });
     }
     Ok(tokens)
 }
@@ -144,10 +153,15 @@ fn begins(text: &str, info: &NodeInfo) -> bool {
 
 /// Builds the prompt for infilling between two texts, in the order of llama.cpp's server and of these models' authors:
 /// prefix, suffix, middle.
-async fn infill(node: &Node, info: &NodeInfo, prefix: &str, suffix: &str) -> Result<Vec<Token>, RequestError> {
+async fn infill(
+    node: &Node,
+    info: &NodeInfo,
+    [prefix, suffix]: [&str; 2],
+    names: InfillNames,
+) -> Result<Vec<Token>, RequestError> {
     let Some(control) = info.facts.infill else {
         return Err(RequestError::InvalidField {
-            field: "suffix",
+            field: names.suffix,
             problem: "this model does not support insert: it has no tokens for it".to_owned(),
         });
     };

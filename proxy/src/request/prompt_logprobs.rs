@@ -3,21 +3,29 @@
 use std::sync::Arc;
 
 use baton_schemas::generate::PromptLogprobs;
-use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
+use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;
 
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
 
-/// Returns the prompt's tokens, each after the first with its log-probabilities. Dropping the future cancels the work.
+/// A prompt with the log-probabilities of its tokens.
+pub struct ScoredPrompt {
+    /// The tokens, each after the first with its log-probabilities.
+    pub tokens: Arc<[GeneratedToken]>,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Computes the log-probabilities of a prompt's tokens. Dropping the future cancels the work.
 ///
 /// Errors: there would be more than the request may ask for; the node cannot; or it is lost.
 pub async fn prompt_logprobs(
     node: &Node,
     sequence: &SequenceRequest,
     wanted: PromptLogprobs,
-) -> Result<Arc<[GeneratedToken]>, RequestError> {
+) -> Result<ScoredPrompt, RequestError> {
     let PromptLogprobs { n_top, most, field } = wanted;
     let n_prompt = sequence.prompt.len();
     let n_reported = n_prompt as u64 * (u64::from(n_top) + 1);
@@ -38,16 +46,16 @@ pub async fn prompt_logprobs(
     };
     let mut events = node.engine.generate(request).await?;
     let mut tokens = Vec::with_capacity(n_prompt);
-    loop {
+    let timings = loop {
         match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
             SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token),
-            SequenceEvent::Finished { .. } => break,
+            SequenceEvent::Finished { timings, .. } => break timings,
         }
-    }
+    };
     if tokens.len() != n_prompt {
         let feature = "log-probabilities of prompts: its version of baton is older than the endpoint's".to_owned();
         return Err(EngineError::Unsupported { feature }.into());
     }
-    Ok(tokens.into())
+    Ok(ScoredPrompt { tokens: tokens.into(), timings })
 }

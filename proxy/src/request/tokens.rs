@@ -99,9 +99,5 @@ fn images(question: TokenQuestion<'_>) -> &[Image] {
 }
 
 fn check_vocabulary(tokens: &[Token], info: &NodeInfo) -> Result<(), RequestError> {
-    let unknown = tokens.iter().find(|&&token| token >= info.n_vocab);
-    unknown.map_or(Ok(()), |unknown| {
-        let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
-        Err(RequestError::InvalidField { field: "tokens", problem })
-    })
+    prompt::check_vocabulary("tokens", tokens.iter().copied(), info)
 }

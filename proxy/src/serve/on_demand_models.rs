@@ -97,15 +97,13 @@ pub(super) fn size_model(
     let LocalModelRef { source, engine } = model;
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
-    let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let adapter = engine.lora_file();
-    let adapter_bytes = adapter.map(|lora| Gguf::adapter_bytes(&lora.path)).transpose()?.unwrap_or(0);
+    let adapter = engine.lora_file().map(|lora| lora.path);
     let options = SizeOptions {
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
         cache_types: engine.cache_types(),
-        companion_bytes: projector_bytes.saturating_add(adapter_bytes),
+        companion_bytes: Gguf::companion_bytes(engine.mmproj.as_deref(), adapter.as_deref())?,
     };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = ModelSizes::choose(&gguf, options, available).map_err(|error| {

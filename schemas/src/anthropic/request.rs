@@ -12,6 +12,7 @@ use super::messages::{MessagesMessage, SystemText, ToolReferences, check_history
 use super::tools::MessagesToolsBody;
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
+use crate::openai::StructuredBody;
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
@@ -74,6 +75,9 @@ object! {
         output_config: Field<OutputConfig>,
         /// The older name of `output_config.format`, which takes precedence.
         output_format: Field<OutputFormat>,
+        /// The same by the names of OpenAI's chats and of other servers.
+        #[schemars(flatten)]
+        structured: StructuredBody,
     }
 }
 
@@ -232,10 +236,12 @@ impl PromptBody {
             Some(config) => (config.effort.get("output_config")?, config.format.get("output_config")?),
             None => (None, None),
         };
-        let constraint = match format {
-            Some(newer) => Some(newer.check("output_config.format")?),
-            None => self.output_format.get("")?.map(|older| older.check("output_format")).transpose()?,
+        let format = match format {
+            Some(newer) => Some(("output_config.format", newer)),
+            None => self.output_format.get("")?.map(|older| ("output_format", older)),
         };
+        let own = format.map(|(at, format)| format.check(at).map(|constraint| (at, constraint))).transpose()?;
+        let constraint = self.structured.check_beside(own)?;
         let mut template_args = Map::new();
         if let Some(thinking @ (ThinkingKind::Enabled | ThinkingKind::Disabled)) = thinking {
             template_args.insert("enable_thinking".to_owned(), (thinking == ThinkingKind::Enabled).into());

@@ -4,8 +4,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::request::InvalidRequest;
-use crate::request::field::{Field, Items, Required, join, object};
-use crate::request::tools::{CHOICE, MessagesTool, check_tools};
+use crate::request::field::{Field, Items, Required, missing, object};
+use crate::request::tool_choice::CHOICE;
+use crate::request::tools::{MessagesTool, check_tools};
 use crate::request::values::{Word, Words};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
@@ -58,9 +59,7 @@ impl MessagesToolsBody {
             ChoiceKind::Auto => ToolChoice::Auto,
             ChoiceKind::None => ToolChoice::None,
             ChoiceKind::Any => ToolChoice::Required,
-            ChoiceKind::Tool => {
-                ToolChoice::Named(name.ok_or_else(|| InvalidRequest::at(join(CHOICE, "name"), "is missing"))?)
-            }
+            ChoiceKind::Tool => ToolChoice::Named(name.ok_or_else(|| missing(CHOICE, "name"))?),
         };
         check_tools(self.tools, choice, parallel)
     }

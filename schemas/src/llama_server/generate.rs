@@ -1,6 +1,6 @@
 //! `POST /completion`, `/infill` and `/embedding`: llama-server's own routes for text and vectors.
 //!
-//! Accepted and ignored: `cache_prompt`, `id_slot`, `samplers`, `t_max_predict_ms`, and any unknown field.
+//! Accepted and ignored: `cache_prompt`, `id_slot`, `samplers`, and any unknown field.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::requests::model;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
-use crate::generate::{GenerateRequest, Input, Sampling};
+use crate::generate::{GenerateRequest, InfillNames, Input, Sampling};
 use crate::openai::usage::TimingsReport;
 use crate::openai::{MAX_CHOICES, MaxTokens, NotYetBody, StructuredBody, TopLogprobs, nth_prompt};
 use crate::request::InvalidRequest;
@@ -17,6 +17,7 @@ use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
+use crate::request::unsupported::{Demand, RefusedField, RefusedFields, Unsupported};
 use crate::request::values::Integer;
 use crate::sequence::{FinishReason, Logprobs};
 use crate::token::Token;
@@ -85,9 +86,9 @@ object! {
         /// Report the log-probability of each token, and of so many of the most likely tokens in its place. 0: none.
         n_probs: Field<TopLogprobs>,
         #[schemars(skip)]
-        post_sampling_probs: Field<bool>,
+        refused: Unsupported<LlamaOnly>,
         #[schemars(skip)]
-        return_tokens: Field<bool>,
+        t_max_predict_ms: Field<Demand>,
         #[schemars(skip)]
         not_yet: NotYetBody,
     }
@@ -102,6 +103,24 @@ object! {
         /// One text, or several.
         content: Required<Inputs<MAX_INPUTS>>,
     }
+}
+
+/// Fields of llama-server alone that would change the reply.
+#[derive(Debug)]
+pub(crate) struct LlamaOnly;
+
+impl RefusedFields for LlamaOnly {
+    const FIELDS: &'static [RefusedField] = &[
+        refused("post_sampling_probs", "Reporting probabilities after sampling"),
+        refused("return_tokens", "Returning tokens"),
+        refused("lora", "Choosing adapters in a request"),
+        refused("image_data", "An image next to a plain prompt"),
+        refused("n_indent", "A least indentation"),
+    ];
+}
+
+const fn refused(field: &'static str, feature: &'static str) -> RefusedField {
+    RefusedField { field, feature, off: Some(0.0) }
 }
 
 /// A checked body: a request for each prompt, at least one. The model's name is empty if the client named none: the first
@@ -132,18 +151,18 @@ impl LlamaGenerate {
         prefix.push_str(&body.input_prefix.get("")?.unwrap_or_default());
         prefix.push_str(&body.prompt.get("")?.unwrap_or_default());
         let suffix = body.input_suffix.get("")?.unwrap_or_default();
-        body.how.check(vec![Input::Infill { prefix, suffix }], drawn_seed)
+        let names = InfillNames { prefix: "input_prefix", suffix: "input_suffix" };
+        body.how.check(vec![Input::Infill { prefix, suffix, names }], drawn_seed)
     }
 }
 
 impl LlamaGenerateBody {
     fn check(self, inputs: Vec<Input>, drawn_seed: u64) -> Result<LlamaGenerate, InvalidRequest> {
         self.not_yet.check()?;
-        if self.post_sampling_probs.get("")? == Some(true) {
-            return Err(InvalidRequest::unsupported("post_sampling_probs", "Reporting probabilities after sampling"));
-        }
-        if self.return_tokens.get("")? == Some(true) {
-            return Err(InvalidRequest::unsupported("return_tokens", "Returning tokens"));
+        self.refused.check("")?;
+        // llama-server's default is -1; it was 0.
+        if self.t_max_predict_ms.peek().is_some_and(|time| time.is_one(Some(0.0)) && time.is_one(Some(-1.0))) {
+            return Err(InvalidRequest::unsupported("t_max_predict_ms", "A limit on the time of a reply"));
         }
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {
@@ -181,6 +200,7 @@ pub fn parse_embedding(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
         model,
         task: EmbedTask::Embed,
         inputs: inputs.collect(),
+        field: "content",
         truncate: false,
         dimensions: None,
         keep_alive: None,
@@ -374,7 +394,8 @@ mod tests {
 
     #[test]
     fn the_parts_around_a_gap_are_joined() {
-        let gap = |prefix: &str, suffix: &str| Input::Infill { prefix: prefix.into(), suffix: suffix.into() };
+        let names = InfillNames { prefix: "input_prefix", suffix: "input_suffix" };
+        let gap = |prefix: &str, suffix: &str| Input::Infill { prefix: prefix.into(), suffix: suffix.into(), names };
         assert_eq!(infill(json!({"input_prefix": "a", "prompt": "b", "input_suffix": "c"})), Ok(gap("ab", "c")));
         let extra = json!([{"filename": "f", "text": "x"}, {"text": "y"}]);
         let joined = format!("x{SNIPPET}y{SNIPPET}a");
@@ -408,6 +429,10 @@ mod tests {
         assert_eq!(param(json!({"prompt": "a", "n_probs": 21})), "n_probs");
         assert_eq!(param(json!({"prompt": "a", "post_sampling_probs": true})), "post_sampling_probs");
         assert_eq!(param(json!({"prompt": "a", "return_tokens": true})), "return_tokens");
+        assert_eq!(param(json!({"prompt": "a", "lora": [{"id": 0, "scale": 0.5}]})), "lora");
+        assert_eq!(param(json!({"prompt": "a", "image_data": [{"data": "", "id": 1}]})), "image_data");
+        assert_eq!(param(json!({"prompt": "a", "t_max_predict_ms": 500})), "t_max_predict_ms");
+        assert_eq!(param(json!({"prompt": "a", "n_indent": 4})), "n_indent");
         assert_eq!(param(json!({"prompt": "a", "mirostat": 2})), "mirostat");
         assert_eq!(param(json!({"prompt": "a", "n_predict": -2})), "n_predict");
     }

@@ -13,7 +13,7 @@ use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, missing, object};
 use crate::request::history::MessageList;
 use crate::request::read::{Read, Reading, ValueProblem, read};
-use crate::request::tools::ChatToolsBody;
+use crate::request::tool_choice::ChatToolsBody;
 use crate::request::values::{ModelName, Tokens};
 use crate::token::Token;
 

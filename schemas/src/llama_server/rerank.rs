@@ -92,7 +92,7 @@ impl Rerank {
         let inputs = documents.map(|document| Ok(EmbedInput::Text(document?.1.0)));
         let inputs = inputs.collect::<Result<Vec<_>, InvalidRequest>>()?;
         if inputs.is_empty() || inputs.len() > MAX_INPUTS {
-            let problem = format!("must be 1 to {MAX_INPUTS} documents, but is {}", inputs.len());
+            let problem = format!("must have 1 to {MAX_INPUTS} documents, but has {}", inputs.len());
             return Err(InvalidRequest::at("documents", problem));
         }
         let top_n = body.top_n.get("")?.and_then(Integer::count).map_or(inputs.len(), |n| n as usize);
@@ -101,6 +101,7 @@ impl Rerank {
             model: model(body.model)?.unwrap_or_default(),
             task: EmbedTask::Rerank { query },
             inputs,
+            field: "documents",
             truncate: false,
             dimensions: None,
             keep_alive: None,

@@ -7,7 +7,7 @@ use super::format::Format;
 use super::options::{Options, OptionsBody};
 use crate::generate::{GenerateRequest, Input};
 use crate::keep_alive::{KeepAlive, MAX_CHARS};
-use crate::openai::TopLogprobs;
+use crate::openai::{StructuredBody, TopLogprobs};
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, ObjectMember as _, Required, object};
@@ -26,6 +26,9 @@ object! {
         stream: Field<bool>,
         /// The form that the reply must have.
         format: Field<Format>,
+        /// The same by the names of OpenAI's chats and of other servers.
+        #[schemars(flatten)]
+        structured: StructuredBody,
         /// Turns thinking on or off, or sets its effort. A 400 if the model cannot think.
         think: Field<Think>,
         /// How long a model that is loaded on demand stays in memory after the reply: 0 unloads it, a negative number
@@ -59,6 +62,7 @@ impl CommonBody {
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let think = self.think.get("")?;
+        let format = self.format.get("")?.and_then(|format| format.0).map(|format| ("format", format));
         let generate = GenerateRequest {
             // Ollama streams by default.
             is_streamed: self.stream.get("")?.unwrap_or(true),
@@ -71,7 +75,7 @@ impl CommonBody {
             chosen,
             top_logprobs: wants_logprobs.then_some(top_logprobs),
             ignore_eos: false,
-            constraint: self.format.get("")?.and_then(|format| format.0),
+            constraint: self.structured.check_beside(format)?,
             tools: check_tools(self.tools, ToolChoice::Auto, true)?,
             wants_thinking: think.is_some_and(|think| think != Think::Off),
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),

@@ -88,7 +88,7 @@ impl EmbedTexts {
             EmbedTexts::One(text) if text.is_empty() => Ok(Vec::new()),
             EmbedTexts::One(text) => Ok(vec![EmbedInput::Text(text)]),
             EmbedTexts::Many(texts) if texts.len() > MAX_INPUTS => {
-                let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", texts.len());
+                let problem = format!("must have at most {MAX_INPUTS} texts, but has {}", texts.len());
                 Err(InvalidRequest::at("input", problem))
             }
             EmbedTexts::Many(texts) => texts.each("input").map(|text| Ok(EmbedInput::Text(text?.1.0))).collect(),
@@ -104,6 +104,7 @@ pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     Ok(EmbedRequest {
         task: EmbedTask::Embed,
         inputs: body.input.get("")?.map(EmbedTexts::check).transpose()?.unwrap_or_default(),
+        field: "input",
         model: body.model.get("")?.0,
         truncate: body.truncate.get("")?.unwrap_or(true),
         // In Ollama, 0 means the model's own number.
@@ -119,6 +120,7 @@ pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     Ok(EmbedRequest {
         task: EmbedTask::Embed,
         inputs: prompt.map(EmbedInput::Text).into_iter().collect(),
+        field: "prompt",
         model: body.model.get("")?.0,
         truncate: true,
         dimensions: None,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::common::{Common, CommonBody, LoadOnly};
-use crate::generate::{Conversation, GenerateRequest, Input, Message};
+use crate::generate::{Conversation, GenerateRequest, InfillNames, Input, Message};
 use crate::image::MAX_IMAGES;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
@@ -78,7 +78,7 @@ impl OllamaGenerateRequest {
         }
         let Common { generate, template_args } = body.common.check(drawn_seed)?;
         let input = match (suffix, raw) {
-            (Some(suffix), _) => Input::Infill { prefix: prompt, suffix },
+            (Some(suffix), _) => Input::Infill { prefix: prompt, suffix, names: InfillNames::COMMON },
             (None, true) => Input::Text(prompt),
             (None, false) => {
                 let system = body.system.get("")?.filter(|text| !text.is_empty());
@@ -129,7 +129,7 @@ mod tests {
         let got = match input {
             Input::Chat(conversation) => serde_json::to_value(conversation.messages).unwrap(),
             Input::Text(text) => json!(text),
-            Input::Infill { prefix, suffix } => json!([prefix, suffix]),
+            Input::Infill { prefix, suffix, .. } => json!([prefix, suffix]),
             Input::Tokens(_) => panic!("tokens"),
         };
         assert_eq!(got, expected, "{extra}");

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
 use super::not_yet::NotYetBody;
 use super::structured::StructuredBody;
-use crate::generate::{GenerateRequest, Input, PromptLogprobs, Sampling};
+use crate::generate::{GenerateRequest, InfillNames, Input, PromptLogprobs, Sampling};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::inputs::{Inputs, TextOrTokens};
@@ -166,7 +166,9 @@ fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<String>) -> Result<Vec<
     let input = |input| match (input, &suffix) {
         (TextOrTokens::Text(text), None) => Ok(Input::Text(text)),
         (TextOrTokens::Tokens(tokens), None) => Ok(Input::Tokens(tokens)),
-        (TextOrTokens::Text(prefix), Some(suffix)) => Ok(Input::Infill { prefix, suffix: suffix.clone() }),
+        (TextOrTokens::Text(prefix), Some(suffix)) => {
+            Ok(Input::Infill { prefix, suffix: suffix.clone(), names: InfillNames::COMMON })
+        }
         (TextOrTokens::Tokens(_), Some(_)) => Err(InvalidRequest::at("suffix", "needs the prompt as text")),
     };
     inputs.into_iter().map(input).collect()
@@ -204,7 +206,8 @@ mod tests {
         check(json!({"prompt": [1, 2]}), &[Input::Tokens(vec![1, 2])]);
         check(json!({"prompt": [[1], [2, 3]]}), &[Input::Tokens(vec![1]), Input::Tokens(vec![2, 3])]);
         check(json!({"prompt": ["a", [1]]}), &[text("a"), Input::Tokens(vec![1])]);
-        check(json!({"suffix": "x"}), &[Input::Infill { prefix: "hi".into(), suffix: "x".into() }]);
+        let names = InfillNames::COMMON;
+        check(json!({"suffix": "x"}), &[Input::Infill { prefix: "hi".into(), suffix: "x".into(), names }]);
         check(json!({"suffix": ""}), &[text("hi")]);
     }
 

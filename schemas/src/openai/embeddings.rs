@@ -69,6 +69,7 @@ impl EmbeddingsRequest {
             model,
             task: EmbedTask::Embed,
             inputs: inputs.collect(),
+            field: "input",
             truncate: false,
             dimensions,
             keep_alive: None,

@@ -7,7 +7,8 @@ use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
-use crate::request::tools::{ChatToolsBody, Function, ToolNamed, check_tools};
+use crate::request::tool_choice::{ChatToolsBody, ToolNamed};
+use crate::request::tools::{Function, check_tools};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
 object! {

@@ -11,13 +11,13 @@ use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
-use crate::request::values::SchemaObject;
+use crate::request::values::{NonEmpty, SchemaObject};
 
 /// The most texts among which a reply may have to choose.
 const MAX_CHOICES: usize = 4096;
 
 object! {
-    /// The form that the reply must have. At most one of these fields is given.
+    /// The form that the reply must have. At most one of these fields is given. All dialects have them, next to their own.
     pub(crate) struct StructuredBody {
         /// The form that the reply must have.
         response_format: Field<ResponseFormat>,
@@ -26,20 +26,20 @@ object! {
         /// vLLM's older name of `structured_outputs.json`.
         guided_json: Field<WrittenSchema>,
         /// vLLM's older name of `structured_outputs.regex`.
-        guided_regex: Field<String>,
+        guided_regex: Field<NonEmpty>,
         /// vLLM's older name of `structured_outputs.choice`.
         #[schemars(length(min = 1, max = MAX_CHOICES))]
         guided_choice: Field<Items<String>>,
         /// vLLM's older name of `structured_outputs.grammar`.
-        guided_grammar: Field<String>,
+        guided_grammar: Field<NonEmpty>,
         /// llama-server's name of a schema that the reply follows.
         json_schema: Field<WrittenSchema>,
-        /// llama-server's name of a grammar in GBNF. Lark's notation is understood, too.
+        /// llama-server's name of a grammar in GBNF. Lark's notation is understood, too. Empty: none.
         grammar: Field<String>,
         /// SGLang's name of a regular expression for the whole reply.
-        regex: Field<String>,
+        regex: Field<NonEmpty>,
         /// SGLang's name of a grammar.
-        ebnf: Field<String>,
+        ebnf: Field<NonEmpty>,
     }
 }
 
@@ -49,12 +49,12 @@ object! {
         /// A schema that the reply follows.
         json: Field<WrittenSchema>,
         /// A regular expression for the whole reply, in the syntax of Rust's crate `regex`.
-        regex: Field<String>,
+        regex: Field<NonEmpty>,
         /// The texts of which the reply is one.
         #[schemars(length(min = 1, max = MAX_CHOICES))]
         choice: Field<Items<String>>,
         /// A grammar for the reply, in Lark's notation or in GBNF.
-        grammar: Field<String>,
+        grammar: Field<NonEmpty>,
         /// The reply is any JSON object.
         json_object: Field<bool>,
         #[schemars(skip)]
@@ -88,7 +88,15 @@ struct Constraints(Vec<(String, Constraint)>);
 impl StructuredBody {
     /// Returns the constraint on the reply. Errors: several fields set one.
     pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
+        self.check_beside(None)
+    }
+
+    /// The same for a body whose dialect has a field of its own for the form of a reply: `own` is its path and what it sets.
+    pub(crate) fn check_beside(self, own: Option<(&str, Constraint)>) -> Result<Option<Constraint>, InvalidRequest> {
         let mut all = Constraints::default();
+        if let Some((field, constraint)) = own {
+            all.push(field, constraint);
+        }
         if let Some(constraint) = self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)? {
             all.push("response_format", constraint);
         }
@@ -111,7 +119,8 @@ impl StructuredBody {
         all.choice("guided_choice", self.guided_choice.get("")?)?;
         all.grammar("guided_grammar", self.guided_grammar.get("")?)?;
         all.schema("json_schema", self.json_schema.get("")?)?;
-        all.grammar("grammar", self.grammar.get("")?)?;
+        let grammar = self.grammar.get("")?.filter(|grammar| !grammar.is_empty());
+        all.grammar("grammar", grammar.map(NonEmpty))?;
         all.regex("regex", self.regex.get("")?)?;
         all.grammar("ebnf", self.ebnf.get("")?)?;
         if let [(first, _), (second, _), ..] = &*all.0 {
@@ -133,8 +142,8 @@ impl Constraints {
         Ok(())
     }
 
-    fn regex(&mut self, field: &str, regex: Option<String>) -> Result<(), InvalidRequest> {
-        let Some(regex) = regex.filter(|regex| !regex.is_empty()) else { return Ok(()) };
+    fn regex(&mut self, field: &str, regex: Option<NonEmpty>) -> Result<(), InvalidRequest> {
+        let Some(NonEmpty(regex)) = regex else { return Ok(()) };
         if regex.len() > MAX_GRAMMAR {
             return Err(InvalidRequest::at(field, GrammarError::TooLong));
         }
@@ -155,8 +164,8 @@ impl Constraints {
         Ok(())
     }
 
-    fn grammar(&mut self, field: &str, grammar: Option<String>) -> Result<(), InvalidRequest> {
-        let Some(grammar) = grammar.filter(|grammar| !grammar.is_empty()) else { return Ok(()) };
+    fn grammar(&mut self, field: &str, grammar: Option<NonEmpty>) -> Result<(), InvalidRequest> {
+        let Some(NonEmpty(grammar)) = grammar else { return Ok(()) };
         let rule = rule_of(&grammar).map_err(|error| InvalidRequest::at(field, error))?;
         self.rule(field, rule);
         Ok(())
@@ -228,6 +237,10 @@ mod tests {
             refused(json!({ "structured_outputs": { "structural_tag": "x" } })).0,
             "structured_outputs.structural_tag"
         );
+        for field in ["guided_regex", "guided_grammar", "regex", "ebnf"] {
+            assert_eq!(refused(json!({ field: "" })).0, field);
+        }
+        assert_eq!(refused(json!({ "structured_outputs": { "regex": "" } })).0, "structured_outputs.regex");
         assert_eq!(refused(json!({ "guided_json": "no JSON" })).0, "guided_json");
         assert_eq!(refused(json!({ "json_schema": [] })).0, "json_schema");
         assert_eq!(refused(json!({ "guided_choice": [] })).0, "guided_choice");

@@ -50,7 +50,7 @@ pub(crate) fn join(at: &str, name: &str) -> String {
 
 /// Creates the error for a missing field of the object at `at`.
 pub(crate) fn missing(at: &str, name: &str) -> InvalidRequest {
-    InvalidRequest::at(join(at, name), "is missing")
+    InvalidRequest::missing(join(at, name), "")
 }
 
 /// An optional field. Null counts as missing: many SDKs send every optional field that they know as null.
@@ -146,7 +146,7 @@ impl<T: Read> Required<T> {
     /// Returns the value. `at` is the path of the object. Errors: it is missing or wrong.
     pub(crate) fn get(self, at: &str) -> Result<T, InvalidRequest> {
         let name = self.name;
-        self.field.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, name), T::MISSING))
+        self.field.get(at)?.ok_or_else(|| T::missing(join(at, name)))
     }
 
     /// Returns true if there is a value other than null, even one of the wrong type.

@@ -6,10 +6,13 @@ use serde::de::SeqAccess;
 use serde_json::{Map, Value, json};
 
 use super::field::Items;
+use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem};
 use super::schema::described;
 use crate::generate::Message;
 use crate::message_role::MessageRole;
+
+const NO_MESSAGES: &str = "must be an array of at least one message";
 
 /// The messages of a body: an array of at least one.
 #[derive(Debug)]
@@ -17,12 +20,15 @@ pub(crate) struct MessageList<M>(pub(crate) Items<M>);
 
 impl<M: Read> Read for MessageList<M> {
     const EXPECTED: &'static str = "an array";
-    const MISSING: &'static str = "must be an array of at least one message";
+
+    fn missing(field: String) -> InvalidRequest {
+        InvalidRequest::at(field, NO_MESSAGES)
+    }
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let messages = Items::array(items)?;
         Ok(messages.and_then(|messages: Items<M>| match messages.is_empty() {
-            true => Err(ValueProblem::value(Self::MISSING)),
+            true => Err(ValueProblem::value(NO_MESSAGES)),
             false => Ok(MessageList(messages)),
         }))
     }

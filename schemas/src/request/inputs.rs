@@ -8,7 +8,7 @@ use super::field::Items;
 use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
-use super::values::{NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
+use super::values::{EMPTY, NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
 use crate::token::Token;
 
 /// A text or its tokens; not empty.
@@ -17,8 +17,6 @@ pub(crate) enum TextOrTokens {
     Text(String),
     Tokens(Vec<Token>),
 }
-
-const EMPTY: &str = "must not be empty";
 
 impl Read for TextOrTokens {
     const EXPECTED: &'static str = "a string or an array of tokens";
@@ -52,7 +50,7 @@ impl<const MAX: usize> Inputs<MAX> {
         match self {
             Inputs::One(input) => Ok(vec![input]),
             Inputs::Many { n, .. } if n > MAX => {
-                let problem = format!("must be at most {MAX} {nouns}, but is {n}");
+                let problem = format!("must have at most {MAX} {nouns}, but has {n}");
                 Err(InvalidRequest::at(name, problem))
             }
             Inputs::Many { first, .. } => first.each(name).map(|input| Ok(input?.1)).collect(),

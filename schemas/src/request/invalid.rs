@@ -21,6 +21,13 @@ impl InvalidRequest {
         InvalidRequest { message: format!("Invalid '{param}': {problem}."), param: Some(param), code: None }
     }
 
+    /// Refuses a body without a required field. `advice` is empty, or a sentence.
+    pub fn missing(param: impl Into<String>, advice: &str) -> Self {
+        let param = param.into();
+        let message = format!("'{param}' is missing. {advice}").trim_end().to_owned();
+        InvalidRequest { message, param: Some(param), code: None }
+    }
+
     /// Refuses a field that asks for something this server does not do.
     pub fn unsupported(param: impl Into<String>, what: impl std::fmt::Display) -> Self {
         InvalidRequest {

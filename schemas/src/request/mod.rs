@@ -15,6 +15,7 @@ pub(crate) mod room;
 pub(crate) mod sampling;
 pub(crate) mod schema;
 pub(crate) mod stop;
+pub(crate) mod tool_choice;
 pub(crate) mod tools;
 pub(crate) mod unsupported;
 pub(crate) mod values;

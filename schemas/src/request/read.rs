@@ -52,11 +52,13 @@ pub(crate) trait Read: Sized {
     /// The expected type with its article, for error messages.
     const EXPECTED: &'static str;
 
-    /// The problem with a required value that is missing.
-    const MISSING: &'static str = "is missing";
-
     /// The bytes that a value takes in memory, apart from its text. A type whose values are not kept takes none.
     const ROOM: usize = size_of::<Reading<Self>>() + room::ALLOCATION;
+
+    /// Refuses a body without the required field with this path.
+    fn missing(field: String) -> InvalidRequest {
+        InvalidRequest::missing(field, "")
+    }
 
     /// Creates the problem with a value of another type. `is` is that type with its article.
     fn wrong(is: &'static str) -> ValueProblem {

@@ -8,6 +8,7 @@ use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, SeqAccess};
 use serde_json::{Number as JsonNumber, Value};
 
+use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
 use crate::token::Token;
@@ -99,7 +100,10 @@ described!([R: Range] Real<R>: |_generator| {
     json_schema!({ "type": "number", "format": "double", "minimum": R::RANGE.start(), "maximum": R::RANGE.end() })
 });
 
-/// A text of at least one character. An empty text counts as missing.
+/// The problem with a value that must have something in it.
+pub(crate) const EMPTY: &str = "must not be empty";
+
+/// A text of at least one character.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline, extend("minLength" = 1))]
 pub(crate) struct NonEmpty(pub(crate) String);
@@ -108,7 +112,7 @@ impl Read for NonEmpty {
     const EXPECTED: &'static str = String::EXPECTED;
 
     fn string(text: &str) -> Reading<Self> {
-        if text.is_empty() { Err(ValueProblem::value(Self::MISSING)) } else { Ok(NonEmpty(text.to_owned())) }
+        if text.is_empty() { Err(ValueProblem::value(EMPTY)) } else { Ok(NonEmpty(text.to_owned())) }
     }
 }
 
@@ -122,11 +126,14 @@ pub(crate) struct ModelName(pub(crate) String);
 
 impl Read for ModelName {
     const EXPECTED: &'static str = String::EXPECTED;
-    const MISSING: &'static str = "is missing; /v1/models lists the models";
+
+    fn missing(field: String) -> InvalidRequest {
+        InvalidRequest::missing(field, "GET /v1/models lists the models.")
+    }
 
     fn string(name: &str) -> Reading<Self> {
         if name.is_empty() {
-            return Err(ValueProblem::value(Self::MISSING));
+            return Err(ValueProblem::value("must not be empty; GET /v1/models lists the models"));
         }
         if name.chars().nth(MAX_MODEL_NAME).is_some() {
             return Err(ValueProblem::value(format!("must not be longer than {MAX_MODEL_NAME} characters")));
@@ -147,7 +154,10 @@ pub(crate) trait Words: DeserializeOwned {
 
 impl<W: Words> Read for Word<W> {
     const EXPECTED: &'static str = String::EXPECTED;
-    const MISSING: &'static str = W::WRONG;
+
+    fn missing(field: String) -> InvalidRequest {
+        InvalidRequest::at(field, W::WRONG)
+    }
 
     fn string(word: &str) -> Reading<Self> {
         let deserializer: StrDeserializer<'_, serde::de::value::Error> = word.into_deserializer();

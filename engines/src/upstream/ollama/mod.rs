@@ -123,7 +123,7 @@ impl Protocol for Ollama {
                 fields.set("raw", true);
                 "api/generate"
             }
-            Input::Infill { prefix, suffix } => {
+            Input::Infill { prefix, suffix, .. } => {
                 fields.set("prompt", prefix.as_str());
                 fields.set("suffix", suffix.as_str());
                 "api/generate"

@@ -80,8 +80,10 @@ pub(in crate::upstream) fn generate_call(
         Input::Chat(conversation) => request.chat(conversation)?,
         Input::Text(text) => request.prompt(text.as_str().into())?,
         Input::Tokens(tokens) => request.prompt(tokens.clone().into())?,
-        Input::Infill { .. } if !quirks.takes_suffix => return Err(UpstreamError::Unsupported { field: "suffix" }),
-        Input::Infill { prefix, suffix } => {
+        Input::Infill { names, .. } if !quirks.takes_suffix => {
+            return Err(UpstreamError::Unsupported { field: names.suffix });
+        }
+        Input::Infill { prefix, suffix, .. } => {
             request.body.set("suffix", suffix.as_str());
             request.prompt(prefix.as_str().into())?;
         }

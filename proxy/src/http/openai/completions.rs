@@ -84,7 +84,10 @@ async fn answer(
 async fn echoed(backend: &dyn HttpBackend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
     match &request.input {
         Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
-        Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone(), caller).await,
+        Input::Tokens(tokens) => {
+            let text = backend.detokenize(Some(&request.model), tokens.clone(), caller).await;
+            text.map_err(|error| error.in_field("prompt"))
+        }
         // This route has no chat prompts.
         Input::Chat(_) => Ok(String::new()),
     }

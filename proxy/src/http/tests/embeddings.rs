@@ -40,7 +40,7 @@ async fn ollamas_routes_answer_with_their_own_shapes() {
 
 #[tokio::test]
 async fn failures_have_each_dialects_envelope() {
-    let too_long = RequestError::InputTooLong { idx: 1, n_tokens: 9, n_ctx: 8 };
+    let too_long = RequestError::InputTooLong { field: "input", idx: 1, n_tokens: 9, n_ctx: 8 };
     let server = start(before([Act::Fail(too_long)])).await;
     let failed = server.post_to("/v1/embeddings", json!({"model": "m", "input": "x"})).await;
     let error = failed.failed(400, "invalid_request_error", Some("context_length_exceeded"));

@@ -122,7 +122,8 @@ async fn infill_and_embedding_have_llama_servers_form() {
     let gap = json!({"input_prefix": "a", "prompt": "b", "input_suffix": "c", "n_predict": 4});
     assert_eq!(server.post_to("/infill", gap).await.json()["content"], "Hello");
     let input = server.fake.requests.lock().unwrap()[0].0.input.clone();
-    assert_eq!(input, baton_schemas::generate::Input::Infill { prefix: "ab".into(), suffix: "c".into() });
+    let is_gap = matches!(&input, Input::Infill { prefix, suffix, .. } if prefix == "ab" && suffix == "c");
+    assert!(is_gap, "{input:?}");
     let vectors = server.post_to("/embedding", json!({"content": ["a", "b"], "model": "m"})).await.json();
     let of = |at: usize| vectors[at]["embedding"][0].as_array().map(Vec::len);
     assert_eq!((vectors[1]["index"].as_u64(), of(0).is_some(), of(0)), (Some(1), true, of(1)), "{vectors}");

@@ -19,6 +19,7 @@ use crate::observe::{EmbedWatch, Observer};
 use crate::request::admission::{Admission, PlaceNeed};
 use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, StartRetry};
+use crate::request::prompt;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
@@ -75,7 +76,7 @@ async fn admit_and_compute(
     };
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let sizes = Sizes::of(&info, request)?;
-        Ok((tokens(&node, request, sizes.n_ctx).await?, sizes))
+        Ok((tokens(&node, &info, request, sizes.n_ctx).await?, sizes))
     };
     let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
     let (inputs, sizes) = retry.ask(model, Some(&request.model), tokenize).await?;
@@ -115,9 +116,8 @@ impl Sizes {
                     (false, None) => "has no classifier",
                 };
                 let problem = format!(
-                    "this model ({}) is no reranker: it {does}. A reranker's file has a classifier and the pooling type \
-                     'rank', as those of BGE's and Qwen3's rerankers have",
-                    info.architecture
+                    "this model is no reranker: it {does}. Name a model that scores documents, such as a GGUF of \
+                     bge-reranker-v2-m3 or Qwen3-Reranker"
                 );
                 Err(RequestError::InvalidField { field: "model", problem })
             }
@@ -138,10 +138,20 @@ fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(),
 }
 
 /// Tokenizes every input and checks its length.
-async fn tokens(node: &Arc<Node>, request: &EmbedRequest, n_ctx: u32) -> Result<Vec<Vec<Token>>, RequestError> {
-    let field = request.task.inputs_field();
+async fn tokens(
+    node: &Arc<Node>,
+    info: &NodeInfo,
+    request: &EmbedRequest,
+    n_ctx: u32,
+) -> Result<Vec<Vec<Token>>, RequestError> {
+    let field = request.field;
+    let by_tokens = request.inputs.iter().filter_map(|input| match input {
+        EmbedInput::Tokens(tokens) => Some(tokens),
+        EmbedInput::Text(_) => None,
+    });
+    prompt::check_vocabulary(field, by_tokens.flatten().copied(), info)?;
     if request.inputs.len() > MAX_INPUTS {
-        let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", request.inputs.len());
+        let problem = format!("must have at most {MAX_INPUTS} texts, but has {}", request.inputs.len());
         return Err(RequestError::InvalidField { field, problem });
     }
     let mut inputs = Vec::with_capacity(request.inputs.len());
@@ -178,7 +188,7 @@ async fn one_input(
         }
     };
     let too_long = |n_tokens| match request.task {
-        EmbedTask::Embed => RequestError::InputTooLong { idx, n_tokens, n_ctx },
+        EmbedTask::Embed => RequestError::InputTooLong { field: request.field, idx, n_tokens, n_ctx },
         EmbedTask::Rerank { .. } => RequestError::DocumentTooLong { idx, n_tokens, n_ctx },
     };
     let tokens = match tokenized {
@@ -188,7 +198,7 @@ async fn one_input(
     };
     if tokens.is_empty() {
         let problem = format!("text {idx} has no tokens");
-        return Err(RequestError::InvalidField { field: request.task.inputs_field(), problem });
+        return Err(RequestError::InvalidField { field: request.field, problem });
     }
     match tokens.len() > n_ctx as usize {
         false => Ok(tokens),

@@ -70,6 +70,7 @@ fn request(texts: &[&str]) -> EmbedRequest {
     let inputs = texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect();
     EmbedRequest {
         model: "m".into(),
+        field: "input",
         task: EmbedTask::Embed,
         inputs,
         truncate: false,
@@ -147,7 +148,10 @@ async fn texts_that_are_too_long_are_refused_or_cut() {
     let (app, _) = app(0, 0).await;
     let long = "x".repeat(40);
     let refused = app.embed(request(&["short", &long]), &caller()).await.unwrap_err();
-    assert!(matches!(refused, RequestError::InputTooLong { idx: 1, n_tokens: 41, n_ctx: 32 }), "{refused:?}");
+    assert!(
+        matches!(refused, RequestError::InputTooLong { field: "input", idx: 1, n_tokens: 41, n_ctx: 32 }),
+        "{refused:?}"
+    );
     let cut = EmbedRequest { truncate: true, ..request(&[&long]) };
     let whole = app.embed(request(&["x".repeat(31).as_str()]), &caller()).await.unwrap();
     assert_eq!(app.embed(cut.clone(), &caller()).await.unwrap().vectors, whole.vectors);
@@ -165,8 +169,7 @@ async fn what_the_model_shows_to_be_wrong_is_refused() {
     let vectors = app.embed(EmbedRequest { dimensions: Some(64), ..request(&["a"]) }, &caller()).await.unwrap();
     assert_eq!(vectors.vectors[0].len(), 64);
     let unknown = EmbedRequest { inputs: vec![EmbedInput::Tokens(vec![9_999])], ..request(&[]) };
-    let refused = app.embed(unknown.clone(), &caller()).await.unwrap_err();
-    assert!(matches!(refused, RequestError::Engine(EngineError::InvalidRequest { .. })), "{refused:?}");
+    check(unknown, "input").await;
 }
 
 #[tokio::test(start_paused = true)]

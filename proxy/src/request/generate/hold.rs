@@ -19,6 +19,7 @@ use crate::observe::RequestWatch;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::admission::Permit;
 use crate::request::plan::{Plan, route_words};
+use crate::request::prompt_logprobs::ScoredPrompt;
 use crate::targets::upstreams::{ReplyMeter, text_events};
 
 /// See [`Generation::events`](super::Generation::events).
@@ -39,14 +40,26 @@ pub(super) fn hold(
     let mut events = merged(choices, request, n_prompt, clock);
     Box::pin(async_stream::stream! {
         let Loaded { lease: _lease, waited } = loaded;
-        if let Some(tokens) = prompt {
+        // What it took to score the prompt. The first choice finds the prompt in the cache.
+        let mut scored = None;
+        if let Some(ScoredPrompt { tokens, timings }) = prompt {
+            scored = Some(timings);
             yield Ok(EventKind::Prompt { tokens }.of(0));
         }
         while let Some(mut event) = events.next().await {
             match &mut event {
                 Ok(event) => {
+                    let scored = scored.as_ref().filter(|_| event.choice == 0);
                     match &mut event.kind {
-                        EventKind::Finished { timings, .. } => timings.queue_ms += waited.as_secs_f64() * 1e3,
+                        EventKind::Started { n_cached } if scored.is_some() => *n_cached = 0,
+                        EventKind::Finished { timings, .. } => {
+                            timings.queue_ms += waited.as_secs_f64() * 1e3;
+                            if let Some(scored) = scored {
+                                timings.queue_ms += scored.queue_ms;
+                                timings.prompt_n += scored.prompt_n;
+                                timings.prompt_ms += scored.prompt_ms;
+                            }
+                        }
                         EventKind::Usage { n_estimated, n_prompt, .. } => {
                             permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
                         }

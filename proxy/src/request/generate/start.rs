@@ -7,7 +7,7 @@ use baton_engines::SequenceStream;
 use baton_engines::trace::TARGET;
 use baton_reply::tools::ReplyForm;
 use baton_schemas::image::PromptImages;
-use baton_schemas::sequence::{GeneratedToken, Group};
+use baton_schemas::sequence::Group;
 use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
-use crate::request::prompt_logprobs::prompt_logprobs;
+use crate::request::prompt_logprobs::{ScoredPrompt, prompt_logprobs};
 use crate::targets::model_loading::ModelLease;
 use crate::targets::models::ServedModel;
 use crate::targets::upstreams::StartedChoice;
@@ -59,7 +59,7 @@ pub(super) struct StartedRequest {
     pub(super) route: String,
     pub(super) choices: StartedChoices,
     /// The prompt's tokens with their log-probabilities, if the client asks for them.
-    pub(super) prompt: Option<Arc<[GeneratedToken]>>,
+    pub(super) prompt: Option<ScoredPrompt>,
     /// The plan of the first choice, which may change until the first result.
     pub(super) plan: Option<watch::Receiver<Plan>>,
     /// Keeps the model in memory.

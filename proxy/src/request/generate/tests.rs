@@ -79,12 +79,11 @@ async fn prompt_and_reply_stay_within_the_clients_context() {
     }
     for num_ctx in [n_prompt, n_prompt - 1] {
         let refused = ask(&app, within(Some(num_ctx), None)).await.unwrap_err();
-        let RequestError::TextTooLong { field: "prompt", n_tokens, n_ctx } = refused else { panic!("{refused:?}") };
-        assert_eq!((n_tokens, n_ctx), (n_prompt, num_ctx));
+        let RequestError::ChosenContextExceeded { n_prompt: n_tokens, num_ctx: chosen, .. } = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((n_tokens, chosen), (n_prompt, num_ctx));
     }
-    // Only a chat has messages.
-    let refused = ask(&app, GenerateRequest { num_ctx: Some(1), ..chat("hi", &[]) }).await.unwrap_err();
-    assert!(matches!(refused, RequestError::Engine(EngineError::ContextOverflow { .. })), "{refused:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ pub(crate) fn estimated_tokens(request: &GenerateRequest) -> u32 {
     let n_bytes = match &request.input {
         Input::Tokens(tokens) => return u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         Input::Text(text) => text.len(),
-        Input::Infill { prefix, suffix } => prefix.len() + suffix.len(),
+        Input::Infill { prefix, suffix, .. } => prefix.len() + suffix.len(),
         Input::Chat(conversation) => {
             let tools: usize = request.tools.offered().iter().map(|tool| json_bytes(&tool.definition())).sum();
             tools + conversation.messages.iter().map(message_bytes).sum::<usize>()

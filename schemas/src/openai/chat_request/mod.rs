@@ -18,7 +18,7 @@ use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
-use crate::request::tools::ChatToolsBody;
+use crate::request::tool_choice::ChatToolsBody;
 use crate::request::values::{Integer, MAX_U32, ModelName};
 
 /// `n`. Each choice needs a slot, so more than 16 from one request would block all other requests. OpenAI allows 128,

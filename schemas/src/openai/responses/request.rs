@@ -13,6 +13,7 @@ use super::tools::{ResponseTools, ResponseToolsBody};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::chat_request::TopLogprobs;
+use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::TemplateBody;
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
@@ -31,6 +32,9 @@ const MAX_METADATA: usize = 16;
 /// The most bytes of `metadata` as JSON, and of each text that is only echoed. Several events of a stream repeat them, so
 /// a long one would take several times the memory of its body. OpenAI's limits are lower.
 const MAX_ECHOED: usize = 16 << 10;
+
+/// The path of this dialect's own form of a reply.
+const FORMAT: &str = "text.format";
 
 /// The word in `include` for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -60,6 +64,9 @@ object! {
         include: Field<Items<Value>>,
         /// The form that the text must have.
         text: Field<TextConfig>,
+        /// The same by the names of chats and of other servers.
+        #[schemars(flatten)]
+        structured: StructuredBody,
         /// How the model should think.
         reasoning: Field<ReasoningBody>,
         /// Variables for the chat template. `reasoning_effort` is the name in chats of `reasoning.effort`.
@@ -156,6 +163,7 @@ impl ResponsesBody {
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let max_tokens = self.max_output_tokens.get("")?.and_then(Integer::count);
         let (constraint, format) = TextConfig::check(self.text.get("")?)?;
+        let constraint = self.structured.check_beside(constraint.map(|constraint| (FORMAT, constraint)))?;
         let effort = match self.reasoning.get("")? {
             Some(reasoning) => reasoning.effort.get("reasoning")?,
             None => None,
@@ -252,20 +260,22 @@ impl ResponsesBody {
 impl TextConfig {
     /// Returns the constraint of `text.format`, and its echo.
     fn check(config: Option<Self>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
-        const FIELD: &str = "text.format";
         let plain = || json!({"type": "text"});
         let Some(config) = config else { return Ok((None, plain())) };
         let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };
-        match read.r#type.get(FIELD)?.as_deref() {
+        match read.r#type.get(FORMAT)?.as_deref() {
             None | Some("text") => Ok((None, plain())),
             Some("json_object") => Ok((Some(Constraint::JsonObject), json!({"type": "json_object"}))),
             Some("json_schema") => {
-                let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?.0;
+                let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FORMAT, "needs a schema"))?.0;
                 // The reply repeats all fields next to the schema, too.
-                [&schema, &written].into_iter().try_for_each(check_schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-                Ok((Some(Constraint::JsonSchema { schema, field: FIELD.to_owned() }), written))
+                [&schema, &written]
+                    .into_iter()
+                    .try_for_each(check_schema)
+                    .map_err(|e| InvalidRequest::at(FORMAT, e))?;
+                Ok((Some(Constraint::JsonSchema { schema, field: FORMAT.to_owned() }), written))
             }
-            Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
+            Some(_) => Err(InvalidRequest::at(FORMAT, "type must be text, json_object or json_schema")),
         }
     }
 }

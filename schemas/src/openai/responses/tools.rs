@@ -9,9 +9,9 @@ use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::invalid::quoted;
 use crate::request::read::Echoed;
 use crate::request::schema::Variant;
+use crate::request::tool_choice::{ALLOWED, AllowedMode, CHOICE, ToolChoiceBody, wrong_choice};
 use crate::request::tools::{
-    ALLOWED, Allowed, AllowedMode, CHOICE, ChatTool, DefinedTools, Definition, Form, Function, ToolChoiceBody,
-    ToolName, check_defined, keep_allowed, wrong_choice,
+    Allowed, ChatTool, DefinedTools, Definition, Form, Function, ToolName, check_defined, keep_allowed,
 };
 use crate::request::values::Word;
 use crate::tools::{HostedTool, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, is_name};

@@ -137,6 +137,7 @@ async fn embeddings_survive_the_loss_of_their_node_at_any_call() {
     let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
     let request = EmbedRequest {
         model: "m".into(),
+        field: "input",
         task: EmbedTask::Embed,
         inputs,
         truncate: false,
