@@ -55,6 +55,9 @@ fi
 cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 
+export BATON_RERANKER=$PWD/target/reranker.gguf
+cargo run --quiet --release --locked -p baton-tiny-gguf --bin reranker-gguf -- "$BATON_RERANKER"
+
 [ "${1:-}" != build ] || exit 0
 
 run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
