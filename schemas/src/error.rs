@@ -4,7 +4,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::counted::counted;
 use crate::streams::VersionMismatch;
 
 /// A failure of an engine, or of the connection to it.
@@ -32,7 +31,7 @@ pub enum EngineError {
         message: String,
     },
     /// The engine's bounded queue is full. A later retry may succeed. Client-safe.
-    #[error("the engine's queue is full ({} waiting)", counted(*limit, "request"))]
+    #[error("The engine is full: {limit} waiting. Try again shortly.")]
     QueueFull {
         /// The length of the queue.
         limit: u32,

@@ -5,6 +5,9 @@ use http::Method;
 /// Paths that are less alike than this are not suggested. `/v1/message` and `/v1/models` have 0.73.
 const MIN_LIKENESS: f64 = 0.75;
 
+/// The most for a path without its first segments. A typing error in the whole path is more probable.
+const MAX_LIKENESS_OF_END: f64 = 0.9;
+
 /// The route whose path is most like the requested one, and among those with that path the one with its method. `None`
 /// if no path is like it. A route is `METHOD PATH`.
 ///
@@ -29,14 +32,14 @@ fn likeness(wanted: &str, path: &str) -> Option<f64> {
         return None;
     }
     let letters = strsim::normalized_levenshtein(wanted, path);
-    let likeness = match ends_with(wanted, path) || ends_with(path, wanted) {
-        // Two such paths: the more similar one wins, so a longer path with a typing error beats a short end.
-        true => {
-            let shared = wanted.len().min(path.len()) as f64 / wanted.len().max(path.len()) as f64;
-            letters.max(MIN_LIKENESS + (1.0 - MIN_LIKENESS) * shared)
-        }
-        false => letters,
+    let most = match (ends_with(path, wanted), ends_with(wanted, path)) {
+        (true, _) => Some(1.0),
+        (false, true) => Some(MAX_LIKENESS_OF_END),
+        (false, false) => None,
     };
+    // Among such paths, the one that shares more wins.
+    let shared = wanted.len().min(path.len()) as f64 / wanted.len().max(path.len()) as f64;
+    let likeness = most.map_or(letters, |most| letters.max(MIN_LIKENESS + (most - MIN_LIKENESS) * shared));
     (likeness >= MIN_LIKENESS).then_some(likeness)
 }
 
@@ -74,6 +77,7 @@ mod tests {
         check(Method::POST, "/v1/chat/completion", Some("POST /v1/chat/completions"));
         check(Method::POST, "/v1/CHAT/completions", Some("POST /v1/chat/completions"));
         check(Method::POST, "/completions", Some("POST /v1/completions"));
+        check(Method::POST, "/v1/completion", Some("POST /v1/completions"));
         check(Method::POST, "/v1/message", Some("POST /v1/messages"));
         check(Method::GET, "/v1/model", Some("GET /v1/models"));
         check(Method::POST, "/v1/api/chat", Some("POST /api/chat"));

@@ -48,8 +48,10 @@ impl RefusedFields for NotYet {
 pub(crate) struct NotYetInChats;
 
 impl RefusedFields for NotYetInChats {
-    const FIELDS: &'static [RefusedField] =
-        &[unless(0.0, "echo", "Echoing the prompt"), never("prompt_logprobs", "Log-probabilities of a chat's prompt")];
+    const FIELDS: &'static [RefusedField] = &[
+        unless(0.0, "echo", "Echoing the prompt"),
+        never("prompt_logprobs", "Computing log-probabilities of a chat's prompt"),
+    ];
 }
 
 /// Output other than text. Checked after `modalities`, which clients that want audio also send.

@@ -182,7 +182,7 @@ impl Compiler {
         }
         let mut matcher = Matcher::new(factory.create_parser(self.grammar(constraint)));
         if let Some(problem) = matcher.get_error() {
-            return Err(shortened(first_line(&problem)));
+            return Err(shortened(&reason(&problem)));
         }
         match matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
@@ -247,6 +247,14 @@ fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
 
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
+}
+
+/// The first line of a compiler's error. That of a regular expression has its reason further down, below the pattern.
+fn reason(problem: &str) -> String {
+    match problem.lines().find_map(|line| line.strip_prefix("error: ")) {
+        Some(reason) => format!("its regular expression is wrong: {reason}"),
+        None => first_line(problem).to_owned(),
+    }
 }
 
 /// The compiler's errors repeat patterns, which may be long.

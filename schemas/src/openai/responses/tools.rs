@@ -164,8 +164,14 @@ impl ResponseToolsBody {
                         allowed = Some(Allowed { choice, names, field: join(CHOICE, "tools") });
                         (ToolChoice::Auto, written)
                     }
-                    Some(_) => {
-                        return Err(InvalidRequest::unsupported(CHOICE, "A tool that runs on OpenAI's servers"));
+                    Some("namespace") => {
+                        let problem = "a choice names a tool of a namespace: {\"type\": \"function\", \"name\": …, \"namespace\": …}";
+                        return Err(InvalidRequest::at(CHOICE, problem));
+                    }
+                    Some(other) => {
+                        let what =
+                            format!("Choosing a tool of type {}, which runs on OpenAI's servers,", quoted(other));
+                        return Err(InvalidRequest::unsupported(CHOICE, what));
                     }
                     None => return Err(wrong_choice()),
                 }
