@@ -18,7 +18,7 @@ OPTIONS = [
     # Each valid example is a generation. The seed is fixed, so every run is the same.
     "--max-examples", "5", "--generation-deterministic", "--seed", "1",
     # This model has no infilling tokens and is no reranker, so every valid body is a 400.
-    "--exclude-path", "/infill", "--exclude-path", "/v1/rerank", "--exclude-path", "/v1/reranking",
+    "--exclude-path", "/infill", "--exclude-path-regex", "^/v[12]/rerank",
     "--request-timeout", "600", "--suppress-health-check", "all", "--continue-on-failure", "--no-color",
 ]
 

@@ -79,5 +79,6 @@ pub(super) fn routes() -> Routes {
         .get("/v1/health", health::health, health::operation().unlisted())
         .also_without_v1()
         .post("/v1/rerank", rerank::rerank, rerank.clone())
-        .post("/v1/reranking", rerank::rerank, rerank.unlisted())
+        .post("/v1/reranking", rerank::rerank, rerank.clone().unlisted())
+        .post("/v2/rerank", rerank::rerank, rerank.unlisted())
 }

@@ -134,7 +134,7 @@ async fn documents_are_scored_under_each_name_of_the_route() {
     let server = start(hello()).await;
     let body =
         json!({"query": "abc", "documents": ["a", {"text": "abcde"}, "abcd"], "top_n": 2, "return_documents": true});
-    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"] {
+    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank"] {
         let reply = server.post_to(path, body.clone()).await.json();
         let results = json!([{"index": 1, "relevance_score": 2.0, "document": {"text": "abcde"}},
             {"index": 2, "relevance_score": 1.0, "document": {"text": "abcd"}}]);
