@@ -39,7 +39,7 @@ pub struct MockLog {
     pub requests: Mutex<Vec<MockRequest>>,
     /// Clients that left before their answer was complete.
     pub n_left: AtomicUsize,
-    /// Requests that are being answered.
+    /// Requests whose last step is still to come. A client that has read the whole answer is no longer counted.
     pub n_running: AtomicUsize,
     /// The largest value of `n_running`.
     pub most_running: AtomicUsize,
@@ -109,11 +109,13 @@ async fn serve(mut stream: TcpStream, list: Vec<Step>, script: Arc<Script>, log:
         };
         script(n_before, &asked)
     };
-    if !is_list {
-        let now = log.n_running.fetch_add(1, Ordering::SeqCst) + 1;
-        log.most_running.fetch_max(now, Ordering::SeqCst);
-    }
-    for step in steps {
+    // It ends before the last step, since the client may send its next request as soon as it has read that.
+    let mut running = (!is_list).then(|| Running::begin(&log));
+    let n_steps = steps.len();
+    for (i, step) in steps.into_iter().enumerate() {
+        if i + 1 == n_steps && matches!(step, Step::Send(_)) {
+            running = None;
+        }
         let is_there = match step {
             Step::Send(text) => stream.write_all(text.as_bytes()).await.is_ok(),
             Step::Wait(time) => {
@@ -131,10 +133,25 @@ async fn serve(mut stream: TcpStream, list: Vec<Step>, script: Arc<Script>, log:
             break;
         }
     }
-    if !is_list {
-        log.n_running.fetch_sub(1, Ordering::SeqCst);
-    }
+    drop(running);
     stream.shutdown().await.ok()
+}
+
+/// A request that counts as running until this is dropped.
+struct Running<'a>(&'a MockLog);
+
+impl<'a> Running<'a> {
+    fn begin(log: &'a MockLog) -> Self {
+        let now = log.n_running.fetch_add(1, Ordering::SeqCst) + 1;
+        log.most_running.fetch_max(now, Ordering::SeqCst);
+        Running(log)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.n_running.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 async fn read(stream: &mut TcpStream) -> Option<MockRequest> {
