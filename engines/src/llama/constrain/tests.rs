@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 
 use futures::FutureExt;
@@ -131,28 +132,70 @@ async fn the_cache_is_bounded_in_bytes() {
     assert!(sources.iter().map(|source| &source[..1]).eq(["1", "2"]), "the oldest ones left");
 }
 
+fn schema(schema: serde_json::Value) -> Constraint {
+    Constraint::JsonSchema { schema, field: "f".to_owned() }
+}
+
+impl Compiler {
+    /// Writes a text one character at a time. Errors: how many were written, and why no more.
+    async fn write(self: &Arc<Self>, constraint: &Constraint, text: &str) -> Result<Constrained, (usize, String)> {
+        let vocabulary = &self.vocabulary;
+        let pieces = (0..vocabulary.n_tokens() as Token).map(|t| (vocabulary.piece(t), t));
+        let tokens: HashMap<Vec<u8>, Token> = pieces.filter(|(piece, _)| piece.len() == 1).collect();
+        let mut constrained = self.constrained(constraint, &[]).await.map_err(|error| (0, error.to_string()))?;
+        for (i, byte) in text.bytes().enumerate() {
+            constrained.allowed().map_err(|none| (i, none.error(Some(constraint)).to_string()))?;
+            constrained.accept(tokens[&vec![byte]]);
+        }
+        Ok(constrained)
+    }
+}
+
 #[tokio::test]
 async fn a_constraint_that_is_too_complex_is_no_dead_end() {
     let compiler = compiler();
-    let schema = |pattern: &str| Constraint::JsonSchema {
-        schema: json!({ "type": "string", "pattern": pattern }),
-        field: "f".to_owned(),
-    };
+    let pattern = |pattern: &str| schema(json!({ "type": "string", "pattern": pattern }));
     // Where each of the last 30 letters was one of a to m is a state of its own.
-    let complex = schema("^.*[a-m].{30}$");
-    let vocabulary = &compiler.vocabulary;
-    let find = |piece: &str| (0..vocabulary.n_tokens() as Token).find(|&t| vocabulary.piece(t) == piece.as_bytes());
-    let [quote, low, high] = ["\"", "a", "z"].map(|piece| find(piece).unwrap());
-    let letters = (0..2000_u32).map(|i| if i.wrapping_mul(2_654_435_769) >> 31 == 0 { low } else { high });
-    let outcome = compiler.constrained(&complex, &[]).await.and_then(|mut constrained| {
-        std::iter::once(quote).chain(letters).try_for_each(|t| {
-            constrained.allowed().map_err(|none| none.error(Some(&complex)))?;
-            constrained.accept(t);
-            Ok(())
-        })
-    });
-    let problem = outcome.unwrap_err().to_string();
+    let letters = (0..2000_u32).map(|i| if i.wrapping_mul(2_654_435_769) >> 31 == 0 { 'a' } else { 'z' });
+    let text = std::iter::once('"').chain(letters).collect::<String>();
+    let (_, problem) = compiler.write(&pattern("^.*[a-m].{30}$"), &text).await.err().unwrap();
     assert!(problem.contains("too complex"), "{problem}");
-    let Err(error) = compiler.constrained(&schema("[^\\s\\S]"), &[]).await else { panic!("it was accepted") };
+    let Err(error) = compiler.constrained(&pattern("[^\\s\\S]"), &[]).await else { panic!("it was accepted") };
     assert!(!error.to_string().contains("too complex"), "{error}");
+}
+
+#[tokio::test]
+async fn only_an_ambiguous_grammar_uses_its_budget_up() {
+    let compiler = compiler();
+    let plain = |text: &str| Rule::Plain(text.to_owned());
+    let two = Rule::Sequence(vec![Rule::Ref(0), Rule::Ref(0)]);
+    let ambiguous = Rule::Rules(vec![Rule::OneOf(vec![two, plain("a"), plain("b")])]);
+    let ambiguous = Constraint::Grammar { rule: ambiguous, field: "f".to_owned() };
+    let began = thread_time();
+    let (n_written, problem) = compiler.write(&ambiguous, &"a".repeat(800)).await.err().unwrap();
+    assert!(n_written > 30 && problem.contains("too complex"), "{n_written}: {problem}");
+    // Taking the tokens is not charged.
+    let (took, most) = (thread_time() - began, 2 * (Budget::MOST + n_written as u32 * Budget::PER_TOKEN));
+    assert!(took < most, "{n_written} characters took {took:?}");
+
+    let properties = (0..480).map(|i| (format!("property_{i}"), json!({ "type": "integer" })));
+    let properties = properties.collect::<serde_json::Map<_, _>>();
+    let wide = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    // Each object has all its properties before it, which an object with many of them has not.
+    let sparse = schema(json!({ "type": "array", "items": wide }));
+    let objects = vec!["{\"property_0\": 1}"; 100].join(", ");
+    let wide = schema(wide);
+    let some = (0..480).step_by(3).map(|i| format!("\"property_{i}\": {i}")).collect::<Vec<_>>().join(", ");
+    let list = schema(json!({ "type": "array", "items": {
+        "type": "object",
+        "properties": { "name": { "type": "string" }, "size": { "anyOf": [{ "type": "integer" }, { "type": "null" }] } },
+        "required": ["name"],
+    } }));
+    let items = vec!["{\"name\": \"abc def\", \"size\": 12}"; 200].join(", ");
+    for (constraint, text) in
+        [(wide, format!("{{{some}")), (sparse, format!("[{objects}")), (list, format!("[{items}"))]
+    {
+        let rest = compiler.write(&constraint, &text).await.map(|constrained| constrained.budget.left);
+        assert!(rest.as_ref().is_ok_and(|&rest| rest > Budget::MOST / 2), "{rest:?} after {} bytes", text.len());
+    }
 }
