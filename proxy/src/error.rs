@@ -47,8 +47,8 @@ pub enum RequestError {
     },
     /// A prompt exceeds the context that the client chose.
     #[error(
-        "The request has {n_prompt} tokens, but its 'num_ctx' is {num_ctx}: it exceeds the available context size. \
-         Shorten the prompt, or raise num_ctx; this model's context has {n_ctx} tokens."
+        "This request's maximum context length is {num_ctx} tokens ('num_ctx'), but it has {n_prompt} tokens: it exceeds \
+         the available context size. Shorten the prompt, or raise num_ctx; this model's context has {n_ctx} tokens."
     )]
     ChosenContextExceeded {
         /// Tokens in the rendered prompt.

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::counted::counted;
 use crate::streams::VersionMismatch;
 
 /// A failure of an engine, or of the connection to it.
@@ -31,7 +32,7 @@ pub enum EngineError {
         message: String,
     },
     /// The engine's bounded queue is full. A later retry may succeed. Client-safe.
-    #[error("The engine is full: {limit} waiting. Try again shortly.")]
+    #[error("The engine is full: {} waiting. Try again shortly.", counted(*limit, "request"))]
     QueueFull {
         /// The length of the queue.
         limit: u32,

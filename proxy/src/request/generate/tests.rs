@@ -84,6 +84,11 @@ async fn prompt_and_reply_stay_within_the_clients_context() {
         };
         assert_eq!((n_tokens, chosen), (n_prompt, num_ctx));
     }
+    // Agents match these words to shorten their history.
+    let refused = ask(&app, GenerateRequest { num_ctx: Some(1), ..chat("hi", &[]) }).await.unwrap_err().to_string();
+    for words in ["maximum context length is 1 tokens", "exceeds the available context size"] {
+        assert!(refused.contains(words), "{refused}");
+    }
 }
 
 #[test]
