@@ -29,6 +29,6 @@ if ! cmp -s "$tests/package.json" "$node/installed.json"; then
   cp "$tests/package.json" "$node/installed.json"
 fi
 
-export AGENTS_NODE=$PWD/$node BATON=${BATON:-$PWD/target/release/baton}
+export PATH=$modules/.bin:$PATH BATON=${BATON:-$PWD/target/release/baton}
 export SCRIPTED_GGUF=${SCRIPTED_GGUF:-$PWD/target/release/scripted-gguf}
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -c "$tests/pytest.ini" "$tests" "$@"

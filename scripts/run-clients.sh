@@ -31,6 +31,18 @@ if ! environment target/clients-mlx tests/clients/mlx/requirements.txt; then
   skip "mlx-lm does not install here, so the tests in front of its server do not run"
 fi
 
+# Fetches the agent that CI runs, the smallest of tests/agents: one program of 60 MB to download, for this platform.
+opencode=
+fetch_opencode() {
+  opencode=opencode-$(node -p 'process.platform + "-" + process.arch')
+  local wanted
+  wanted=$opencode@$(node -p "require('./tests/agents/package.json').dependencies['opencode-ai']")
+  [ "$(cat target/opencode/installed.txt 2>/dev/null)" != "$wanted" ] || return 0
+  mkdir -p target/opencode
+  npm install --prefix target/opencode --silent --no-audit --no-fund --ignore-scripts --no-package-lock "$wanted"
+  echo "$wanted" > target/opencode/installed.txt
+}
+
 # Node's packages are in the same folder as the tests, because Node searches imports from a module's own folder.
 node=target/clients-node
 if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 17) ? 0 : 1)' 2>/dev/null; then
@@ -47,6 +59,7 @@ else
   cp tests/clients/node/*.mjs examples/*.mjs "$node"
   node "$node/templates.mjs"
   export BATON_NODE_CLIENTS=$PWD/$node
+  fetch_opencode
 fi
 
 [ "${1:-}" != prepare ] || exit 0
@@ -57,10 +70,13 @@ cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/C
 
 export BATON_RERANKER=$PWD/target/reranker.gguf
 cargo run --quiet --release --locked -p baton-tiny-gguf --bin reranker-gguf -- "$BATON_RERANKER"
+cargo build --quiet --release --locked -p baton-tiny-gguf --bin scripted-gguf
+export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
 [ "${1:-}" != build ] || exit 0
 
-run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
+pytest_with() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c "$2" "${@:3}"; } # ENVIRONMENT SETTINGS ARGUMENTS...
+run_tests() { pytest_with "$1" tests/clients/pytest.ini "${@:2}"; }
 status=0
 # One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own.
 run_tests target/clients -n 3 --dist loadgroup tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx || status=1
@@ -71,6 +87,10 @@ if [ -n "$has_mlx" ]; then
   mlx=$!
 fi
 run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
+if [ -n "$opencode" ]; then
+  PATH=$PWD/target/opencode/node_modules/$opencode/bin:$PATH \
+    pytest_with target/clients tests/agents/pytest.ini tests/agents -k opencode || status=1
+fi
 if [ -n "$mlx" ]; then
   wait "$mlx" || status=1
   cat target/clients-mlx.log

@@ -1,6 +1,6 @@
 """Agents do a task with Baton: they ask an MCP server for a code word and write it into a file.
 
-Each does it twice: in front of a scripted upstream, and on Baton's own engine with a scripted model.
+Each does it twice: in front of a scripted upstream, and on Baton's own engine with a scripted model. The agents are on PATH.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from script import MODEL, Script, Turn, call
 from upstream import playing
 
 HERE = Path(__file__).parent
-NODE_MODULES = Path(os.environ["AGENTS_NODE"]) / "node_modules"
 TASK = "Ask the tool code_word for the code word of Paris and put it into notes.txt instead of TODO."
 DONE = "The code word is in notes.txt."
 # Seconds for a task on a busy machine.
@@ -42,7 +41,7 @@ class Project:
 
     def run(self, *command, **env):
         """What the agent printed. Only PATH comes from this environment, so no key or setting of the user does."""
-        path = f"{NODE_MODULES / '.bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = {"PATH": path, "HOME": str(self.home), "NO_COLOR": "1", "CI": "true", **env}
         ran = subprocess.run(
             command, cwd=self.folder, env=env, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, capture_output=True
