@@ -111,8 +111,8 @@ impl LoadableModel {
         model
     }
 
-    /// Notes that a load succeeded or failed.
-    fn note(&self, status: &HealthStatus) {
+    /// Notes that a load succeeded or failed. Noting a failure twice changes nothing.
+    pub(super) fn note(&self, status: &HealthStatus) {
         let name = self.settings().name;
         let mut usage = self.usage();
         match status.state() {
@@ -132,8 +132,12 @@ impl LoadableModel {
             }
             NodeState::Down => {
                 let reason = &status.words;
+                let was_loading = usage.load_began.take().is_some();
+                if !was_loading && usage.last_failure.as_ref() == Some(reason) {
+                    return;
+                }
                 usage.last_failure = Some(reason.clone());
-                if usage.load_began.take().is_some() {
+                if was_loading {
                     let pause = FIRST_PAUSE.saturating_mul(1 << usage.n_failures.min(16)).min(MAX_PAUSE);
                     usage.n_failures = usage.n_failures.saturating_add(1);
                     usage.failing_until = Some(Instant::now() + pause);

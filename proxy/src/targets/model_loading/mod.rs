@@ -162,11 +162,17 @@ impl ModelLoader {
         };
         let mut state = model.health.subscribe();
         let settled = state.wait_for(|status| status.usable().is_some() || status.state() == NodeState::Down);
-        let outcome = match tokio::time::timeout_at(deadline, settled).await {
+        // A copy, because the model's own lock must not be taken while the state is borrowed.
+        let settled = tokio::time::timeout_at(deadline, settled).await.map(|state| state.map(|status| status.clone()));
+        let outcome = match settled {
             Err(_) => Err(RequestError::unavailable("it is still being loaded", RETRY_AFTER)),
             Ok(Err(_)) => Err(RequestError::unavailable("it was removed", RETRY_AFTER)),
             Ok(Ok(status)) if status.usable().is_some() => Ok(()),
-            Ok(Ok(status)) => Err(RequestError::unavailable(&status.words, status.retry_in)),
+            Ok(Ok(status)) => {
+                // Before the client hears of it, so that whoever looks then sees it.
+                model.note(&status);
+                Err(RequestError::unavailable(&status.words, status.retry_in))
+            }
         };
         drop(waiting);
         outcome.map(|()| lease)
