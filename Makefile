@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist thin vulkan upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist portable cuda thin vulkan upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -27,8 +27,14 @@ demo: build ## Hand a long prompt from one node to another on this machine, and 
 build: setup ## Build the binary
 	cargo build $(PROFILE) --locked
 
-dist: setup ## Build the binary that people install: optimised as a whole, a third less CPU a request (10 to 20 minutes)
+dist: setup ## Build the binary to install on this machine: optimised as a whole, a third less CPU a request (10 to 20 minutes)
 	cargo build --profile dist --locked
+
+portable: setup ## The same for other machines, with kernels for every x86-64 or Arm processor: target/portable/dist/baton and lib
+	scripts/bundle.sh dist dynamic-backends target/portable
+
+cuda: ## Build with CUDA, whose toolkit is fetched if it is missing: target/cuda/release/baton and lib (an hour; ARCHS="121 90")
+	scripts/cuda/build.sh
 
 thin: ## Build and try the binary without llama.cpp, with no C++ compiler
 	scripts/check-thin-build.sh

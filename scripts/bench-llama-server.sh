@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Measures Baton's engine beside llama.cpp's llama-server in one run: same GGUF, one compute thread, one core; the client on
-# another core. llama-server is built twice: with the processor's own instructions, as by default, and portable, as the
-# engine in Baton is. Prints a table. Linux, at least two cores.
+# another core. Both are built for this processor. Prints a table. Linux, at least two cores.
 #
 #   BATON    the binary to measure (default: target/dist/baton)
 #   CLIENT   the binary that runs `bench serve` (default: the same)
@@ -15,7 +14,7 @@ rounds=${ROUNDS:-3}
 requests=${REQUESTS:-2}
 . scripts/bench-servers.sh
 needs_binary "$baton"
-scripts/build-llama-server.sh portable
+scripts/build-llama-server.sh
 model=$("$baton" pull smollm2)
 
 urls=() names=()
@@ -30,12 +29,8 @@ serve() {
 }
 # Room for eight conversations of 4,400 tokens in all of them.
 serve baton "$baton" serve --model "$model" --listen 127.0.0.1:PORT --slots 8 --threads 1 --kv-cells 36864
-for build in portable native; do
-  folder=$build
-  [ "$build" = portable ] || folder=build
-  serve "llama-server-$build" "$PWD/target/upstreams/$folder/bin/llama-server" --model "$model" --host 127.0.0.1 \
-    --port PORT --parallel 8 --kv-unified --ctx-size 36864 --threads 1 --threads-batch 1
-done
+serve llama-server "$PWD/target/upstreams/build/bin/llama-server" --model "$model" --host 127.0.0.1 \
+  --port PORT --parallel 8 --kv-unified --ctx-size 36864 --threads 1 --threads-batch 1
 
 alike=("${urls[@]}" --rounds "$rounds" --warm-up 0 --ignore-eos --timeout 600)
 load short "${alike[@]}" --concurrency 1 --requests "$requests" --input-words 10 --output-tokens 128
@@ -86,13 +81,13 @@ for load, words in [("short", "short prompts"), ("deep", "about 1,160 tokens"), 
         rows.append((f"prefill of {words}, tok/s", load, lambda r: r["mean_prompt_tokens"] / p50(r, "ttft") * 1e3))
     rows.append((f"decode behind {words}, tok/s", load, lambda r: 1e3 / p50(r, "tpot")))
 rows.append(("eight streams, tok/s", "eight", lambda r: r["n_tokens"] / r["seconds"]))
-print("\n| | " + " | ".join(names) + " | Baton ÷ portable, native |\n|---" + "|---" * (len(names) + 1) + "|")
+print("\n| | " + " | ".join(names) + " | Baton ÷ llama-server |\n|---" + "|---" * (len(names) + 1) + "|")
 for name, load, of in rows:
     values = [figures(load, server, of) for server in names]
     # A ratio for each round, in which the servers were measured side by side.
-    ratios = [statistics.median(a / b for a, b in zip(values[0], other)) for other in values[1:]]
+    ratio = statistics.median(a / b for a, b in zip(*values))
     cells = [f"{statistics.median(v):,.1f}" for v in values]
-    print(f"| {name} | " + " | ".join(cells) + " | " + ", ".join(f"{r:.2f}" for r in ratios) + " |")
+    print(f"| {name} | " + " | ".join(cells) + f" | {ratio:.2f} |")
 left = [sorted(float(x) for x in open(f"{work}/left-{name}")) for name in names]
 cells = [f"{statistics.median(x):.2f} ({x[-1]:.2f})" for x in left]
 print("| next reply after four clients left, s (worst) | " + " | ".join(cells) + " | |")

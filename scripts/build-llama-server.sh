@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds llama.cpp's llama-server, which has no wheel, from llama-cpp-python's source under target/upstreams: about 10 minutes
-# on two cores the first time. `portable` also builds one for any x86-64-v3 processor, as Baton's engine is built, in as long;
-# `perplexity` also builds llama-perplexity.
+# on two cores the first time. `perplexity` also builds llama-perplexity.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=tests/clients/llama_cpp
@@ -24,16 +23,9 @@ fi
 options=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TESTS=OFF
   -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
   -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown)
-# Builds into a folder, unless that is done: build FOLDER OPTIONS…
-build() {
-  local folder=$built/$1; shift
-  [ ! -f "$folder/done" ] || return 0
-  CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja} cmake -S "$built/source/vendor/llama.cpp" -B "$folder" "${options[@]}" "$@" >&2
-  cmake --build "$folder" --target llama-server llama mtmd >&2
-  touch "$folder/done"
-}
-build build
-case ${1:-} in
-  portable) build portable -DGGML_NATIVE=OFF ;;
-  perplexity) cmake --build "$built/build" --target llama-perplexity >&2 ;;
-esac
+if [ ! -f "$built/build/done" ]; then
+  CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja} cmake -S "$built/source/vendor/llama.cpp" -B "$built/build" "${options[@]}" >&2
+  cmake --build "$built/build" --target llama-server llama mtmd >&2
+  touch "$built/build/done"
+fi
+if [ "${1:-}" = perplexity ]; then cmake --build "$built/build" --target llama-perplexity >&2; fi

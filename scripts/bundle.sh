@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Builds a program that runs on other processors, too: llama.cpp is made of shared libraries, one for each kind of processor,
+# in the folder `lib` beside the program.
+#   scripts/bundle.sh PROFILE FEATURES TARGET-DIR
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=$1 features=$2 target=$3
+# Not for the processor of this machine alone, as .cargo/config.toml has it.
+export RUSTFLAGS=
+# The libraries find each other in their own folder.
+export CMAKE_INSTALL_RPATH='$ORIGIN'
+messages=$target/build-messages.json
+mkdir -p "$target"
+cargo build --profile "$profile" --locked --features "$features" --target-dir "$target" \
+  --message-format json-render-diagnostics > "$messages"
+python3 - "$messages" "$target/$profile/lib" <<'PYTHON'
+import json, pathlib, shutil, sys
+
+messages, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+built = [json.loads(line) for line in open(messages)]
+out = [m["out_dir"] for m in built if m["reason"] == "build-script-executed" and "llama-cpp-sys-2" in m["package_id"]]
+assert len(out) == 1, f"llama.cpp was built {len(out)} times"
+out = pathlib.Path(out[0])
+shutil.rmtree(folder, ignore_errors=True)
+folder.mkdir(parents=True)
+# By the names that the loader asks for: libllama.so.0, not libllama.so.
+libraries = [path for path in (out / "lib").glob("lib*.so.*") if path.name.split(".so.")[1].isdigit()]
+backends = list((out / "backends").glob("libggml-*.so"))
+assert libraries and backends, f"no shared libraries in {out}"
+for path in libraries + backends:
+    shutil.copy2(path, folder / path.name)
+PYTHON
