@@ -25,7 +25,7 @@ use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
-pub use self::buffers::ChunkBuffers;
+pub use self::buffers::{BufferPool, ChunkBuffers};
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
 pub use self::puller::HttpPuller;

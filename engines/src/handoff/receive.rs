@@ -98,7 +98,7 @@ impl PullClient {
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = ReadAhead::new(self.open(url, &request).await?, &self.read_ahead);
-        reader.recycle(buffers.take());
+        reader.recycle(buffers.take().unwrap_or_default());
         loop {
             let asked = Instant::now();
             let deadline = pull_deadline.at().min(asked + self.policy.timeouts.stall);
@@ -142,7 +142,7 @@ impl PullClient {
                     let handed_on = Instant::now();
                     bytes.read_during(take(kv)).await;
                     pull_deadline.extend(handed_on.elapsed());
-                    reader.recycle(buffers.take());
+                    reader.recycle(buffers.take().unwrap_or_default());
                 }
                 Some(HandoffRecord::End(end)) => {
                     if let Some((codec, sample)) = meter.sample(&end) {

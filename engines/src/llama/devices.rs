@@ -8,6 +8,16 @@ use super::load_error::LoadError;
 /// The name of the processor, for computing without a GPU.
 pub const CPU: &str = "cpu";
 
+/// The kinds of GPU that this program was built for.
+pub const BUILT_FOR: &[&str] = &[
+    #[cfg(feature = "cuda")]
+    "CUDA",
+    #[cfg(any(feature = "metal", all(target_os = "macos", target_arch = "aarch64")))]
+    "Metal",
+    #[cfg(feature = "vulkan")]
+    "Vulkan",
+];
+
 /// A device that models can be computed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
@@ -36,6 +46,19 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
     Ok(std::iter::once(processor).chain(gpus).collect())
 }
 
+/// Errors: the program was built for a GPU, and computing a model with these options would be left to the processor because
+/// no GPU is found. llama.cpp would do so silently, tens of times slower.
+pub(super) fn check(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<(), LoadError> {
+    let is_left_to_processor = || Ok::<_, LoadError>(name.is_none() && gpus(None, n_gpu_layers)?.is_empty());
+    if BUILT_FOR.is_empty() || n_gpu_layers == Some(0) || !is_left_to_processor()? {
+        return Ok(());
+    }
+    let kinds = BUILT_FOR.join(" or ");
+    Err(LoadError::Config(format!(
+        "built for {kinds}, but no such device was found: is its driver installed? --device cpu computes on the processor."
+    )))
+}
+
 /// Descriptions of the devices that compute a model with these options.
 pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
     let words = |device: LlamaBackendDevice| format!("{} ({})", device.name, device.description);
@@ -43,9 +66,10 @@ pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Ve
     Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
 }
 
-/// Returns true if a GPU computes a model with these options, or a part of it.
-pub(super) fn use_gpu(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<bool, LoadError> {
-    Ok(!gpus(name, n_gpu_layers)?.is_empty())
+/// llama.cpp's index of the first GPU that computes a model with these options, or a part of it; `None`: the processor
+/// computes it alone.
+pub(super) fn first_gpu(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Option<usize>, LoadError> {
+    Ok(gpus(name, n_gpu_layers)?.first().map(|device| device.index))
 }
 
 fn gpus(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<LlamaBackendDevice>, LoadError> {
@@ -96,11 +120,13 @@ mod tests {
         assert!(error.contains("\"Warp9\"") && error.contains("cpu"), "{error}");
         assert_eq!(in_use(Some(CPU), None).unwrap(), ["CPU"]);
         assert_eq!(in_use(None, Some(0)).unwrap(), ["CPU"]);
-        assert!(!use_gpu(Some(CPU), None).unwrap() && !use_gpu(None, Some(0)).unwrap());
+        assert!(first_gpu(Some(CPU), None).unwrap().is_none() && first_gpu(None, Some(0)).unwrap().is_none());
+        assert!(check(Some(CPU), None).is_ok() && check(None, Some(0)).is_ok());
+        assert_eq!(check(None, None).is_ok(), BUILT_FOR.is_empty() || devices.len() > 1);
         for gpu in &devices[1..] {
             assert_eq!(indices(&gpu.name).unwrap().len(), 1);
             assert!(in_use(Some(&gpu.name), None).unwrap()[0].starts_with(&gpu.name));
-            assert!(use_gpu(Some(&gpu.name), None).unwrap());
+            assert_eq!(first_gpu(Some(&gpu.name), None).unwrap(), indices(&gpu.name).unwrap().first().copied());
         }
     }
 }

@@ -16,6 +16,7 @@ mod deep_stack;
 mod derivable;
 pub mod devices;
 mod embed;
+mod export_buffer;
 mod facts;
 mod jobs;
 mod kv_flow;
@@ -124,6 +125,7 @@ impl LlamaEngine {
     /// itself.
     pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
+        devices::check(config.device.as_deref(), config.n_gpu_layers)?;
         let gguf = Gguf::open(&config.model)?;
         let sizes = load::sizes(&gguf, &config, load::available_memory())?;
         let mut model = load::model(&config, &gguf)?;
@@ -133,15 +135,15 @@ impl LlamaEngine {
         let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
         let projector = Projector::load(&config, &model)?;
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
-        let on_gpu = devices::use_gpu(config.device.as_deref(), config.n_gpu_layers)?;
-        if config.mlock && !on_gpu {
+        let gpu = devices::first_gpu(config.device.as_deref(), config.n_gpu_layers)?;
+        if config.mlock && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
         }
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
-            budget: PrefillBudget::new(&config, on_gpu),
+            budget: PrefillBudget::new(&config, gpu.is_some()),
             sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
             indivisible: model.is_recurrent() || model.is_hybrid(),
         };
@@ -178,7 +180,7 @@ impl LlamaEngine {
             generates,
             embedding,
             kv_bytes: sizes.kv_bytes_per_token,
-            on_gpu,
+            gpu,
         }
         .run(messages_rx)?;
         let info = NodeInfo {

@@ -12,6 +12,7 @@ use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
 
 use super::blob::{self, BlobError, ParsedBlob, ParsedTensor};
+use super::export_buffer::ExportBuffer;
 use super::state::{self, StateError};
 use super::transfer::{self, KvTransfer};
 use crate::gguf::Gguf;
@@ -52,12 +53,14 @@ pub enum NoHandoff {
 }
 
 /// Finds the layout of the context's KV and returns what transfers it. The context must be empty, with sequences for
-/// `n_slots` slots and one for scratch; it is empty again afterwards.
+/// `n_slots` slots and one for scratch; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
+/// cache.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
     model: &LlamaModel,
     gguf: &Gguf,
     n_slots: u32,
+    gpu: Option<usize>,
 ) -> Result<KvTransfer, NoHandoff> {
     // First, because llama.cpp writes the states of these models in other formats.
     if model.is_hybrid() {
@@ -74,11 +77,11 @@ pub fn probe(
     };
     let scratch = n_slots;
     let decoded = decode_one(ctx, model, scratch);
-    let exported = state::export(ctx, scratch, Vec::new());
+    let exported = state::export(ctx, scratch, ExportBuffer::new(None));
     transfer::clear(ctx, scratch);
     decoded?;
-    let layout = layout(&exported?.into(), rope, gguf.sliding_window())?;
-    Ok(KvTransfer::new(layout, n_slots))
+    let layout = layout(&Bytes::from_owner(exported?), rope, gguf.sliding_window())?;
+    Ok(KvTransfer::new(layout, n_slots, gpu))
 }
 
 fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Result<(), NoHandoff> {

@@ -63,8 +63,8 @@ pub(super) struct Start {
     pub(super) embedding: Option<EmbedPlan>,
     /// Bytes of KV for each token.
     pub(super) kv_bytes: u64,
-    /// A GPU computes, at least a part of the layers.
-    pub(super) on_gpu: bool,
+    /// ggml's index of the first GPU that computes, at least a part of the layers.
+    pub(super) gpu: Option<usize>,
 }
 
 pub(super) struct StartedScheduler {
@@ -144,12 +144,12 @@ impl Start {
     fn parking(&self, layout: &KvLayout) -> Option<Parking> {
         let of_cache = self.kv_bytes.saturating_mul(self.limits.n_cells as u64);
         let max_bytes = of_cache.min(load::available_memory() / 4);
-        (!self.on_gpu).then(|| Parking::new(layout, self.config.n_slots, max_bytes))
+        self.gpu.is_none().then(|| Parking::new(layout, self.config.n_slots, max_bytes))
     }
 
     /// Probes the KV's layout and computes the canary, which also warms up the context.
     fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
-        let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
+        let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots, self.gpu)?;
         let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
         let canary = canary::compute(context, &transfer, &tokens)?;
         let layout = KvLayout::clone(transfer.layout());

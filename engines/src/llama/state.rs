@@ -1,11 +1,15 @@
-//! Exports and imports a sequence's state. The only file with `unsafe` code.
+//! Exports and imports a sequence's state, and allocates the memory for exports. The only file with `unsafe` code.
 //!
-//! Only [`super::transfer`] and [`super::probe`] call it; they know which sequences a context has.
+//! Only [`super::transfer`] and [`super::probe`] transfer states; they know which sequences a context has.
 #![allow(unsafe_code)]
+
+use std::ptr::NonNull;
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
+use llama_cpp_sys_2 as sys;
 
+use super::export_buffer::ExportBuffer;
 use super::placement::ImportBlob;
 
 /// The most sequences of a llama.cpp context (its `LLAMA_MAX_SEQ`). It aborts the process on a larger id.
@@ -30,17 +34,16 @@ pub enum StateError {
     Import,
 }
 
-/// Writes the state of `seq` into `buffer`, which is cleared, grown as needed, and returned.
-pub(super) fn export(ctx: &LlamaContext<'_>, seq: u32, mut buffer: Vec<u8>) -> Result<Vec<u8>, StateError> {
+/// Writes the state of `seq` into `buffer`, which is grown as needed, and returned.
+pub(super) fn export(ctx: &LlamaContext<'_>, seq: u32, mut buffer: ExportBuffer) -> Result<ExportBuffer, StateError> {
     let seq_id = checked(seq)?;
     // Not the on-device flag: with it llama.cpp may abort the process.
     let flags = LlamaStateSeqFlags::empty();
     let expected = ctx.state_seq_get_size_ext(seq_id, flags);
-    // Fills only the part that the buffer did not have before.
-    buffer.resize(expected, 0);
-    // SAFETY: `buffer` has `expected` bytes, the size that llama.cpp has just returned for this sequence. The context
+    let bytes = buffer.resize(expected);
+    // SAFETY: `bytes` has `expected` bytes, the size that llama.cpp has just returned for this sequence. The context
     // cannot change in between: it is borrowed and not `Sync`, so no other thread can decode with it.
-    let found = unsafe { ctx.state_seq_get_data_ext(buffer.as_mut_ptr(), seq_id, flags) };
+    let found = unsafe { ctx.state_seq_get_data_ext(bytes.as_mut_ptr(), seq_id, flags) };
     if found == 0 || found != expected {
         return Err(StateError::Export { expected, found });
     }
@@ -78,5 +81,63 @@ fn checked(seq: u32) -> Result<i32, StateError> {
     match seq {
         seq if seq < MAX_SEQUENCES => Ok(seq.cast_signed()),
         seq => Err(StateError::NoSuchSequence(seq)),
+    }
+}
+
+/// Memory of this process that a GPU reads and writes by itself ("pinned"). It is freed when this is dropped.
+pub(super) struct PinnedMemory {
+    buffer: NonNull<sys::ggml_backend_buffer>,
+    bytes: NonNull<[u8]>,
+}
+
+// SAFETY: the memory belongs to this value alone, is read and written only through its methods, and ggml's buffers of it
+// can be freed on any thread.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above; a shared reference only reads.
+unsafe impl Sync for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Allocates `n_bytes` for ggml's device with this index. `None`: it has no such memory, or not so much.
+    pub(super) fn allocate(device: usize, n_bytes: usize) -> Option<PinnedMemory> {
+        // SAFETY: the count is asked first, and devices are never removed. A null pointer is checked after each call; the
+        // other arguments are what ggml has just returned.
+        let (buffer, base) = unsafe {
+            if device >= sys::ggml_backend_dev_count() {
+                return None;
+            }
+            let kind = NonNull::new(sys::ggml_backend_dev_host_buffer_type(sys::ggml_backend_dev_get(device)))?;
+            let buffer = NonNull::new(sys::ggml_backend_buft_alloc_buffer(kind.as_ptr(), n_bytes))?;
+            (buffer, sys::ggml_backend_buffer_get_base(buffer.as_ptr()))
+        };
+        // From here on, dropping it frees the buffer.
+        let base = NonNull::new(base.cast::<u8>()).unwrap_or(NonNull::dangling());
+        let mut memory = PinnedMemory { buffer, bytes: NonNull::slice_from_raw_parts(base, 0) };
+        // SAFETY: the buffer was returned by ggml above.
+        let size = unsafe { sys::ggml_backend_buffer_get_size(buffer.as_ptr()) };
+        if base == NonNull::dangling() || size < n_bytes {
+            return None;
+        }
+        // SAFETY: ggml allocated at least `n_bytes` at `base`, which nothing else refers to. Uninitialised memory must not
+        // be read, so it is zeroed.
+        unsafe { base.as_ptr().write_bytes(0, n_bytes) };
+        memory.bytes = NonNull::slice_from_raw_parts(base, n_bytes);
+        Some(memory)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: `allocate` made a valid slice of it, which lives as long as this value.
+        unsafe { self.bytes.as_ref() }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; this value is borrowed mutably.
+        unsafe { self.bytes.as_mut() }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the buffer was returned by ggml, and this is the only place that frees it.
+        unsafe { sys::ggml_backend_buffer_free(self.buffer.as_ptr()) };
     }
 }

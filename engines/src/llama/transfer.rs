@@ -15,9 +15,10 @@ use baton_schemas::kv::{Chunk, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 
 use super::blob::{self, BlobError};
+use super::export_buffer::ExportBuffer;
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
-use crate::handoff::ChunkBuffers;
+use crate::handoff::{BufferPool, ChunkBuffers};
 
 /// Why a chunk was not exported or imported. The slot is unchanged, unless the import of its window failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -56,23 +57,27 @@ pub enum TransferError {
 }
 
 /// Exports and imports the chunks of a context's slots.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct KvTransfer {
     layout: Arc<KvLayout>,
     n_slots: u32,
-    buffers: ChunkBuffers,
+    /// The GPU that exports are copied from.
+    gpu: Option<usize>,
+    exports: BufferPool<ExportBuffer>,
+    imports: ChunkBuffers,
 }
 
 impl KvTransfer {
     /// The transfer for a context with this layout, whose slots are the sequences `0..n_slots` and whose scratch
-    /// sequence is the next one.
-    pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
-        KvTransfer { layout: Arc::new(layout), n_slots, buffers: ChunkBuffers::default() }
+    /// sequence is the next one. `gpu` is ggml's index of the device that holds the cache; `None`: the processor.
+    pub(super) fn new(layout: KvLayout, n_slots: u32, gpu: Option<usize>) -> Self {
+        let layout = Arc::new(layout);
+        KvTransfer { layout, n_slots, gpu, exports: BufferPool::default(), imports: ChunkBuffers::default() }
     }
 
-    /// The pool of buffers for chunks.
-    pub(super) fn buffers(&self) -> &ChunkBuffers {
-        &self.buffers
+    /// The pool of buffers for chunks that arrive.
+    pub(super) fn imports(&self) -> &ChunkBuffers {
+        &self.imports
     }
 
     /// The context's layout.
@@ -97,9 +102,10 @@ impl KvTransfer {
             return Err(BlobError::Positions(format!("{positions:?}")).into());
         }
         self.lend(ctx, slot, self.scratch(), &positions);
-        let exported = state::export(ctx, self.scratch(), self.buffers.take());
+        let buffer = self.exports.take().unwrap_or_else(|| ExportBuffer::new(self.gpu));
+        let exported = state::export(ctx, self.scratch(), buffer);
         self.clear_scratch(ctx);
-        let chunk = blob::chunk(&self.buffers.lend(exported?), &self.layout, positions)?;
+        let chunk = blob::chunk(&self.exports.lend(exported?), &self.layout, positions)?;
         for (rows, section) in chunk.sections.iter().zip(&self.layout.sections) {
             let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
             if section.window.is_some_and(|window| rows.start > latest(window)) {

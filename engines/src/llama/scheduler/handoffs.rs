@@ -62,7 +62,7 @@ impl Scheduler<'_> {
         let url = source.url.clone();
         let order = PullOrder {
             source,
-            buffers: handoffs.transfer.buffers().clone(),
+            buffers: handoffs.transfer.imports().clone(),
             tokens: wanted.to_vec(),
             start: n_kept as u32,
             cache_scope: sequence.request.cache_scope,
@@ -114,7 +114,7 @@ impl Scheduler<'_> {
         let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
         let imported = transfer.import(&mut self.context, slot as u32, n_kv as u32, &blob);
         imported.map_err(|e| e.to_string())?;
-        transfer.buffers().put(blob.into_buffer());
+        transfer.imports().put(blob.into_buffer());
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
         if let Some(import) = &mut sequence.import {

@@ -30,7 +30,7 @@ const SHARE_OF_PREFILL: f64 = 0.05;
 
 /// The conversations that are not in the cache.
 pub(crate) struct Parking {
-    /// With buffers of its own, since copies keep theirs.
+    /// With buffers of its own, since copies keep theirs, and not in pinned memory, which is scarce.
     transfer: KvTransfer,
     /// For each slot.
     copies: Vec<KvCopy>,
@@ -55,7 +55,7 @@ impl Parking {
     /// Keeps at most `max_bytes` of KV.
     pub(crate) fn new(layout: &KvLayout, n_slots: u32, max_bytes: u64) -> Self {
         Parking {
-            transfer: KvTransfer::new(layout.clone(), n_slots),
+            transfer: KvTransfer::new(layout.clone(), n_slots, None),
             copies: (0..n_slots).map(|_| KvCopy::default()).collect(),
             max_bytes: usize::try_from(max_bytes).unwrap_or(usize::MAX),
         }

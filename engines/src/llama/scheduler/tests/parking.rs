@@ -16,7 +16,7 @@ fn parking<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u32, ma
     let gguf = Gguf::open(&config.model).unwrap();
     let n_slots = config.n_slots;
     let mut scheduler = scheduler_of(model, config, n_cells);
-    let transfer = probe::probe(&mut scheduler.context, model, &gguf, n_slots).unwrap();
+    let transfer = probe::probe(&mut scheduler.context, model, &gguf, n_slots, None).unwrap();
     let parking = Parking::new(transfer.layout(), n_slots, max_bytes);
     scheduler.with_parking(Some(parking))
 }

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Builds Baton with CUDA: target/cuda/release has the program and its folder `lib`, to be copied together.
+#   ARCHS     the cards, such as "121 90" (default: the cards of this machine, else a DGX Spark, 121, and a Hopper, 90)
+#   PROFILE   cargo's profile (default: release)
+# An hour on two cores for both. A second run goes on where the first one was stopped.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+profile=${PROFILE:-release}
+scripts/setup.sh build
+toolkit=$(scripts/cuda/toolkit.sh)
+
+cards() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | xargs || true; }
+archs=${ARCHS:-$(cards)}
+archs=${archs:-121 90}
+for arch in $archs; do
+  [[ $arch =~ ^[0-9]{2,3}[af]?$ ]] || { echo "cuda: ARCHS=\"$archs\": $arch is no architecture; 121 is one" >&2; exit 2; }
+done
+echo "cuda: building for architectures $archs with $("$toolkit/bin/nvcc" --version | grep -o 'release [0-9.]*')"
+
+export CUDA_PATH=$toolkit CUDACXX=$toolkit/bin/nvcc
+export CMAKE_CUDA_ARCHITECTURES=${archs// /;}
+if command -v ccache >/dev/null; then export CMAKE_CUDA_COMPILER_LAUNCHER=ccache; fi
+# Cargo does not see these settings change.
+settings="$toolkit $archs"
+if [ "$(cat target/cuda/settings 2>/dev/null || true)" != "$settings" ]; then
+  rm -rf target/cuda/*/build/llama-cpp-sys-2-*
+  mkdir -p target/cuda && echo "$settings" > target/cuda/settings
+fi
+scripts/bundle.sh "$profile" cuda target/cuda
+for name in cudart cublas cublasLt; do
+  library=$(ls "$toolkit"/lib64/lib$name.so.[0-9]* | grep -E 'so\.[0-9]+$' | head -n 1)
+  # A link costs no space. The other file system of an installed toolkit needs a copy.
+  cp -Llf "$library" target/cuda/$profile/lib/ 2>/dev/null || cp -Lf "$library" target/cuda/$profile/lib/
+done
+echo "cuda: target/cuda/$profile/baton and target/cuda/$profile/lib are ready ($(du -shL target/cuda/$profile/lib | cut -f1))"
