@@ -40,7 +40,13 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
 pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
     let words = |device: LlamaBackendDevice| format!("{} ({})", device.name, device.description);
     let gpus: Vec<String> = gpus(name, n_gpu_layers)?.into_iter().map(words).collect();
-    Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
+    Ok(if gpus.is_empty() { vec![processor()] } else { gpus })
+}
+
+/// The processor. Its kind is part of the name: an Arm processor and an x86 one are different devices, whose kernels round
+/// differently.
+fn processor() -> String {
+    format!("CPU ({} {})", std::env::consts::OS, std::env::consts::ARCH)
 }
 
 /// Returns true if a GPU computes a model with these options, or a part of it.
@@ -94,8 +100,8 @@ mod tests {
         assert_eq!(indices("CPU").unwrap(), Vec::<usize>::new());
         let error = indices("Warp9").unwrap_err().to_string();
         assert!(error.contains("\"Warp9\"") && error.contains("cpu"), "{error}");
-        assert_eq!(in_use(Some(CPU), None).unwrap(), ["CPU"]);
-        assert_eq!(in_use(None, Some(0)).unwrap(), ["CPU"]);
+        assert_eq!(in_use(Some(CPU), None).unwrap(), [processor()]);
+        assert_eq!(in_use(None, Some(0)).unwrap(), [processor()]);
         assert!(!use_gpu(Some(CPU), None).unwrap() && !use_gpu(None, Some(0)).unwrap());
         for gpu in &devices[1..] {
             assert_eq!(indices(&gpu.name).unwrap().len(), 1);
