@@ -48,7 +48,7 @@ prefill_node() { # LOG MODEL BATON...
   done
   return 1
 }
-sizes=(--devices cpu --tokens 32 --new-tokens 8 --threads 1)
+sizes=(--devices cpu --tokens 16 --new-tokens 8 --threads 1)
 prefill_node target/arm/x86-node.log "$model" target/release/baton
 echo "x86-64 prefills, aarch64 decodes:"
 $timed "handoff to aarch64" $inside "$arm" doctor --model "$BATON_TEST_MODEL" "${sizes[@]}" --prefill "$url"
