@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist portable cuda thin vulkan upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist portable cuda thin vulkan arm upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -41,6 +41,10 @@ thin: ## Build and try the binary without llama.cpp, with no C++ compiler
 
 vulkan: ## Hand KV between the processor and Vulkan, on Mesa's software driver if there is no GPU
 	scripts/check-vulkan.sh
+
+arm: build ## Cross-compile for aarch64 Linux, test under qemu-user, hand KV to and from this machine (about an hour)
+	target/release/baton pull smollm2
+	scripts/check-arm.sh
 
 upstreams: build ## Run in front of llama-server and llama-cpp-python's server, which are built first (10 minutes)
 	@scripts/setup.sh test

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The thin build compiles and starts without a C++ compiler: c++ and cmake are hidden behind commands that fail.
+# scripts/check-arm.sh runs this with Cargo's variables for another target.
 set -euo pipefail
 hide=$(mktemp -d)
 trap 'rm -rf "$hide"; [ -z "${server:-}" ] || kill "$server" 2>/dev/null || true' EXIT
-for tool in c++ g++ clang++ cmake ninja; do
+for tool in c++ g++ aarch64-linux-gnu-g++ clang++ cmake ninja; do
   printf '#!/bin/sh\necho "the thin build must not call %s" >&2\nexit 1\n' "$tool" > "$hide/$tool"
   chmod +x "$hide/$tool"
 done
@@ -15,7 +16,7 @@ for crate in baton baton-bench baton-cli baton-engines baton-fetch baton-proxy; 
 done
 PATH="$hide:$PATH" CXX="$hide/c++" cargo build --release --locked --no-default-features "${unoptimised[@]}"
 # Move it away, so that nothing mistakes it for the full binary.
-mv target/release/baton "$hide/thin"
+mv "${CARGO_TARGET_DIR:-target}/${CARGO_BUILD_TARGET:-}/release/baton" "$hide/thin"
 "$hide/thin" serve --engine sim --listen 127.0.0.1:0 > "$hide/out" 2>&1 &
 server=$!
 for _ in $(seq 100); do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs missing tools for building (`build`, `vulkan`) or testing (`test`), and says what it installs before it does.
+# Installs missing tools for building (`build`, `vulkan`, `arm`) or testing (`test`), and says what it installs before it does.
 set -euo pipefail
 what=${1:-build}
 
@@ -59,6 +59,9 @@ if [ "$what" = vulkan ]; then
   [ -e /usr/include/spirv/unified1/spirv.hpp ] || packages+="spirv-headers "
   command -v glslc >/dev/null || packages+="glslc "
   compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || packages+="mesa-vulkan-drivers "
+fi
+if [ "$what" = arm ]; then
+  [ -e /usr/sbin/debootstrap ] || packages+="debootstrap "
 fi
 [ -n "$packages" ] || { newer_pip; exit 0; }
 if ! command -v apt-get >/dev/null; then

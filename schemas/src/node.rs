@@ -75,7 +75,7 @@ pub struct NodeInfo {
     /// A hash of the projector's weights. `None`: the model cannot see images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub projector: Option<String>,
-    /// The devices that compute, as the engine names them: `CUDA0 (NVIDIA GB10)`, `Metal (Apple M3 Ultra)`, `CPU`.
+    /// The devices that compute, as the engine names them: `CUDA0 (NVIDIA GB10)`, `CPU (AMD EPYC, x86_64)`.
     #[serde(default)]
     pub devices: Vec<String>,
     /// The node's role.

@@ -32,7 +32,7 @@ pub struct Device {
 /// The processor and every GPU that this build can use. The processor is first.
 pub fn all() -> Result<Vec<Device>, LoadError> {
     let listed = listed()?;
-    let processor = listed.iter().find(|device| device.device_type == LlamaBackendDeviceType::Cpu);
+    let processor = listed.iter().find(|device| is_processor(device));
     let processor = Device {
         name: CPU.to_owned(),
         description: processor.map_or_else(|| "processor".to_owned(), |device| device.description.clone()),
@@ -63,7 +63,13 @@ pub(super) fn check(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<(),
 pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
     let words = |device: LlamaBackendDevice| format!("{} ({})", device.name, device.description);
     let gpus: Vec<String> = gpus(name, n_gpu_layers)?.into_iter().map(words).collect();
-    Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
+    Ok(if gpus.is_empty() { vec![processor()?] } else { gpus })
+}
+
+/// The processor. Its kind is part of the name: different processors are different devices, whose kernels round differently.
+fn processor() -> Result<String, LoadError> {
+    let description = listed()?.into_iter().find(is_processor).map_or_else(String::new, |device| device.description);
+    Ok(format!("CPU ({description}, {})", std::env::consts::ARCH))
 }
 
 /// llama.cpp's index of the first GPU that computes a model with these options, or a part of it; `None`: the processor
@@ -99,6 +105,10 @@ fn listed() -> Result<Vec<LlamaBackendDevice>, LoadError> {
     Ok(list_llama_ggml_backend_devices())
 }
 
+fn is_processor(device: &LlamaBackendDevice) -> bool {
+    device.device_type == LlamaBackendDeviceType::Cpu
+}
+
 fn is_gpu(device: &LlamaBackendDevice) -> bool {
     matches!(device.device_type, LlamaBackendDeviceType::Gpu | LlamaBackendDeviceType::IntegratedGpu)
 }
@@ -118,8 +128,8 @@ mod tests {
         assert_eq!(indices("CPU").unwrap(), Vec::<usize>::new());
         let error = indices("Warp9").unwrap_err().to_string();
         assert!(error.contains("\"Warp9\"") && error.contains("cpu"), "{error}");
-        assert_eq!(in_use(Some(CPU), None).unwrap(), ["CPU"]);
-        assert_eq!(in_use(None, Some(0)).unwrap(), ["CPU"]);
+        assert_eq!(in_use(Some(CPU), None).unwrap(), [processor().unwrap()]);
+        assert_eq!(in_use(None, Some(0)).unwrap(), [processor().unwrap()]);
         assert!(first_gpu(Some(CPU), None).unwrap().is_none() && first_gpu(None, Some(0)).unwrap().is_none());
         assert!(check(Some(CPU), None).is_ok() && check(None, Some(0)).is_ok());
         assert_eq!(check(None, None).is_ok(), BUILT_FOR.is_empty() || devices.len() > 1);
