@@ -8,7 +8,7 @@ test('a chat is handed over, and the page shows where its time went', async ({ p
   await page.goto(url);
   // Without measured rates nothing is predicted.
   await expect(page.locator('.link')).toContainText(/[MG]B\/s/, { timeout: 30_000 });
-  await page.getByRole('link', { name: 'Try it' }).click();
+  await page.getByRole('navigation').getByRole('link', { name: 'Try it' }).click();
   await page.getByLabel('Message', { exact: true }).fill(`Summarise: ${longText(200, 'b')}`);
   await page.getByText('Settings').click();
   await page.getByLabel('Most tokens').fill('24');
@@ -28,7 +28,7 @@ test('a chat is handed over, and the page shows where its time went', async ({ p
   for (const lane of ['Prompt and plan', 'Prefill on prefill-1', 'Transfer', 'Import', 'First token on local', 'Decode', 'Predicted']) {
     await expect(lanes).toContainText(lane);
   }
-  await expect(newest.locator('.details')).toContainText(/handed over \(\d+ MB\)/);
+  await expect(newest.locator('.details')).toContainText(/handed over \([\d.]+ [KM]iB\)/);
   await expect(newest.locator('.details')).toContainText('predicted');
   await expect(page.locator('.link')).toContainText('KV: same weights');
   expect(problems).toEqual([]);
@@ -57,7 +57,8 @@ test('a node that dies during a handoff is a fallback with its reason, and comes
 
   // The simulator's tokens are bytes, so this prefill takes some seconds.
   const reply = chat(url, longText(400, 'c'), { model: 'sim' });
-  const running = row(page, 'Prefill');
+  const running = page.locator('.request.running');
+  await expect(running.locator('.outcome')).toContainText('Prefill');
   await expect(running).toContainText('prefill-1 → local');
   await first.kill();
   await reply;

@@ -10,7 +10,7 @@ const OWNER = "the owner's key";
 
 /** An endpoint with an owner's key and a guest's. */
 async function locked(cluster) {
-  const [guest, ...lines] = execFileSync(BATON, ['key', 'new', '--name', 'guest'], { encoding: 'utf8' }).split('\n');
+  const [guest, ...lines] = execFileSync(BATON, ['key', 'new', '--name', 'guest'], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).split('\n');
   const file = join(await mkdtemp(join(tmpdir(), 'page-')), 'baton.toml');
   const config = `api_keys = ["${OWNER}"]\n[model]\nname = "sim"\n[model.engine]\nengine = "sim"\n`;
   await writeFile(file, config + lines.join('\n'));

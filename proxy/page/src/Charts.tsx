@@ -29,7 +29,7 @@ interface ChartSpec {
 const HEIGHT = 132;
 
 /** A chart begins with a window of this length, so that the first minutes are not stretched over its width. */
-const SHORTEST_SECONDS = 600;
+const SHORTEST_SECONDS = 240;
 
 /** The steps of the axis of time, seconds. */
 const MINUTES = [60, 120, 300, 600, 900];

@@ -1,7 +1,7 @@
 /** Running requests and the last ones, each as a waterfall. */
 
 import { useState } from 'preact/hooks';
-import { clock, count, duration, plural } from './format';
+import { bytes, clock, count, duration, plural } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
 import type { Request } from './state';
@@ -145,7 +145,7 @@ function Details({ request }: { request: Request }) {
           <dt>Prompt</dt>
           <dd>
             {count(request.n_prompt)} tokens: {count(request.n_cached)} cached in a slot
-            {handoff ? `, ${count(handoff.n_tokens)} handed over (${count(handoff.n_bytes / 1e6)} MB)` : ''}
+            {handoff ? `, ${count(handoff.n_tokens)} handed over (${bytes(handoff.n_bytes)})` : ''}
           </dd>
         </div>
         <div>

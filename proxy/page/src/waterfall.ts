@@ -47,7 +47,7 @@ export function course(request: Request): Course {
       } else {
         const computed = imported - handoff.unhidden_ms;
         const began = Math.max(slot, computed - handoff.prefill_ms);
-        if (handoff.queue_ms > 0.5) add('remote-queue', `Queue of ${request.prefill}`, Math.max(slot, began - handoff.queue_ms), began);
+        add('remote-queue', `Wait for ${request.prefill}`, slot, began);
         add('prefill', `Prefill on ${request.prefill}`, began, computed);
         add('hidden', 'Transfer, hidden by the prefill', Math.max(slot, computed - handoff.hidden_ms), computed);
         add('transfer', 'Transfer, not hidden', computed, imported);
