@@ -17,7 +17,7 @@ CRATES = ["schemas", "engines", "proxy", "proxy/fetch", "proxy/planner", "proxy/
 # Rooms (folders and files) of proxy/src, from the top down: a room may import those below it, never one above.
 FLOORS = [
     "serve", "config", "http", "request", "observe", "targets",
-    "account", "reply_event", "choice_clock", "model_name", "log_target", "error",
+    "account", "reply_event", "choice_clock", "token_gaps", "latency_buckets", "model_name", "log_target", "error",
 ]
 
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"

@@ -13,6 +13,7 @@ prepare=$!
 trap 'kill "$prepare" 2>/dev/null || true' EXIT
 
 make --no-print-directory check
+$timed "live page's build" scripts/check-page.sh
 $timed "thin build" scripts/check-thin-build.sh
 $timed "build" cargo build --release --locked
 $timed "build of the tests" cargo test --release --locked --workspace --no-run --quiet

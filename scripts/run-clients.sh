@@ -43,6 +43,28 @@ fetch_opencode() {
   echo "$wanted" > target/opencode/installed.txt
 }
 
+# The live page's tests: Playwright drives Debian's Chromium, so its own browsers are not downloaded.
+page=
+prepare_page() {
+  if ! node -e 'process.exit(process.versions.node.split(".")[0] >= 20 ? 0 : 1)'; then
+    skip "Node is older than 20, so the live page is not tested"
+    return
+  fi
+  if ! command -v "${CHROMIUM:-chromium}" >/dev/null; then
+    skip "there is no chromium, so the live page is not tested"
+    return
+  fi
+  page=$PWD/target/page-tests
+  mkdir -p "$page"
+  if ! cmp -s tests/page/package-lock.json "$page/installed.json"; then
+    cp tests/page/package.json tests/page/package-lock.json "$page"
+    PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 npm ci --prefix "$page" --silent --no-audit --no-fund --ignore-scripts
+    cp tests/page/package-lock.json "$page/installed.json"
+  fi
+  rm -f "$page"/*.mjs
+  cp tests/page/*.mjs "$page"
+}
+
 # Node's packages are in the same folder as the tests, because Node searches imports from a module's own folder.
 node=target/clients-node
 if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 17) ? 0 : 1)' 2>/dev/null; then
@@ -60,6 +82,7 @@ else
   node "$node/templates.mjs"
   export BATON_NODE_CLIENTS=$PWD/$node
   fetch_opencode
+  prepare_page
 fi
 
 [ "${1:-}" != prepare ] || exit 0
@@ -90,6 +113,10 @@ run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
 if [ -n "$opencode" ]; then
   PATH=$PWD/target/opencode/node_modules/$opencode/bin:$PATH \
     pytest_with target/clients tests/agents/pytest.ini tests/agents -k opencode || status=1
+fi
+if [ -n "$page" ]; then
+  # Alone: it measures how long the browser's main thread is busy.
+  (cd "$page" && ../../scripts/timed.sh "live page" node_modules/.bin/playwright test) || status=1
 fi
 if [ -n "$mlx" ]; then
   wait "$mlx" || status=1

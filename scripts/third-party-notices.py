@@ -24,6 +24,9 @@ BUNDLED = {
 # Files of those crates that name their licence, MIT, only in their first lines.
 HEADERS = {"llama-cpp-sys-2": ["llama.cpp/vendor/nlohmann/json.hpp"]}
 
+# Who owns what the live page's script contains (proxy/page/package.json), all under MIT's licence.
+PAGE = {"preact": "2015-present Jason Miller", "uplot": "2022 Leon Sorokin"}
+
 LICENCE_FILE = re.compile(r"^(licen[cs]e|copying|notice|unlicense|copyright)([-_. ].*)?$", re.I)
 
 MIT = """Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
@@ -101,6 +104,16 @@ def by_expression(package):
     sys.exit(f"third-party-notices: {package['name']} {package['version']} ({licence!r}) has no licence text")
 
 
+def of_page():
+    """Name with version, and licence text, of each package in the live page."""
+    locked = json.loads((ROOT / "proxy/page/package-lock.json").read_text())["packages"]
+    for name in locked[""]["dependencies"]:
+        package = locked[f"node_modules/{name}"]
+        if package["license"] != "MIT" or name not in PAGE:
+            sys.exit(f"third-party-notices: {name} of the live page is not listed in PAGE, or not under MIT's licence")
+        yield f"{name} {package['version']}", f"Copyright (c) {PAGE[name]}\n\n{MIT}"
+
+
 def main():
     packages = linked(sys.argv[1:])
     by_text = {}
@@ -113,6 +126,9 @@ def main():
     for package in packages:
         where = package.get("repository") or package.get("homepage") or ""
         out.append(f"{package['name']} {package['version']}  {package.get('license') or 'see below'}  {where}".rstrip())
+    for package, text in of_page():
+        out.append(f"{package}  MIT  https://www.npmjs.com/package/{package.split()[0]}")
+        by_text[package] = (text, [package])
     for text, users in by_text.values():
         out += ["", "=" * 80, ", ".join(dict.fromkeys(users)), "-" * 80, text]
     print("\n".join(out))

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use baton_schemas::sequence::Timings;
-use prometheus_client::metrics::histogram::Histogram;
+
+use crate::token_gaps::TokenGaps;
 
 /// Times a choice for the metrics, and for `timings` where the target reports none.
 pub(crate) struct ChoiceClock {
@@ -17,14 +18,14 @@ pub(crate) struct ChoiceClock {
     pub(crate) n_computed: u32,
     /// Tokens generated so far.
     pub(crate) n_tokens: u32,
-    gaps: Histogram,
+    gaps: TokenGaps,
     /// Counts the tokens of all choices of the request.
     meter: Arc<AtomicU32>,
 }
 
 impl ChoiceClock {
     /// Starts the clock when a choice is accepted. `n_prompt` is the length of its prompt in tokens.
-    pub(crate) fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
+    pub(crate) fn start(n_prompt: u32, gaps: TokenGaps, meter: Arc<AtomicU32>) -> Self {
         ChoiceClock {
             accepted: Instant::now(),
             slot: None,
@@ -54,9 +55,8 @@ impl ChoiceClock {
     pub(crate) fn token(&mut self) {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
-        if let Some(last) = self.last_token.replace(now) {
-            self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
-        }
+        let last = self.last_token.replace(now);
+        self.gaps.token(last.map(|last| now.saturating_duration_since(last)));
         self.n_tokens += 1;
         self.meter.fetch_add(1, Ordering::Relaxed);
     }

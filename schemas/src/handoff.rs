@@ -182,6 +182,9 @@ pub struct HandoffReport {
     /// Why the decode node computed the rest; missing if everything arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<HandoffFailure>,
+    /// The distance of the two nodes' KV of a fixed text (relative L2), if they run other weights of the same base model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_distance: Option<f64>,
     /// The part of `transfer_ms` that overlapped with the prefill, so that the client did not notice it.
     pub hidden_ms: f64,
 }

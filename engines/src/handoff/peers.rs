@@ -18,25 +18,33 @@ const REFUSED_FOR: Duration = Duration::from_secs(4);
 /// The most peers that are remembered; more than a cluster has.
 const MAX_PEERS: usize = 256;
 
+/// A peer whose KV may be used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct AdmittedPeer {
+    pub(super) fingerprint: Fingerprint,
+    /// The distance of its KV from this engine's, if it runs other weights; see [`canary`](super::canary).
+    pub(super) kv_distance: Option<f64>,
+}
+
 /// The outcomes of examining peers, by their addresses.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<HashMap<String, Finding>>);
 
 struct Finding {
-    outcome: Result<Fingerprint, HandoffFailure>,
+    outcome: Result<AdmittedPeer, HandoffFailure>,
     at: Instant,
 }
 
 impl Peers {
     /// The remembered outcome for a peer, if it is recent.
-    pub(super) fn known(&self, url: &str) -> Option<Result<Fingerprint, HandoffFailure>> {
+    pub(super) fn known(&self, url: &str) -> Option<Result<AdmittedPeer, HandoffFailure>> {
         let peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let finding = peers.get(url)?;
         let lasts = if finding.outcome.is_ok() { ADMITTED_FOR } else { REFUSED_FOR };
         (finding.at.elapsed() < lasts).then_some(finding.outcome)
     }
 
-    pub(super) fn remember(&self, url: &str, outcome: Result<Fingerprint, HandoffFailure>) {
+    pub(super) fn remember(&self, url: &str, outcome: Result<AdmittedPeer, HandoffFailure>) {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.len() >= MAX_PEERS && !peers.contains_key(url) {
             peers.clear();
@@ -123,10 +131,11 @@ mod tests {
     fn outcomes_are_remembered_and_forgotten() {
         let peers = Peers::default();
         let fingerprint = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
+        let peer = AdmittedPeer { fingerprint, kv_distance: Some(0.01) };
         assert_eq!(peers.known("a"), None);
-        peers.remember("a", Ok(fingerprint));
+        peers.remember("a", Ok(peer));
         peers.remember("b", Err(HandoffFailure::CanaryFailed));
-        assert_eq!(peers.known("a"), Some(Ok(fingerprint)));
+        assert_eq!(peers.known("a"), Some(Ok(peer)));
         assert_eq!(peers.known("b"), Some(Err(HandoffFailure::CanaryFailed)));
         peers.forget("a");
         assert_eq!(peers.known("a"), None);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use baton_schemas::CacheScope;
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
 use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
-use super::peers::{Match, Peers, compare};
+use super::peers::{AdmittedPeer, Match, Peers, compare};
 use super::policy::PullPolicy;
 use super::receive::{PrefillPeer, PullClient, failure_of};
 use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary, link};
@@ -117,7 +117,7 @@ impl PullerState {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
         let url = order.source.url.trim_end_matches('/').to_owned();
         let url = url.as_str();
-        let fingerprint = match self.peers.known(url) {
+        let AdmittedPeer { fingerprint, kv_distance } = match self.peers.known(url) {
             Some(known) => known?,
             None => {
                 let outcome = self.examine(url, local).await;
@@ -134,11 +134,11 @@ impl PullerState {
         if end.report.failure == Some(HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
-        Ok(end)
+        Ok(PullEnd { report: HandoffReport { kv_distance, ..end.report }, ..end })
     }
 
-    /// Decides whether a peer's KV may be used. Returns the peer's fingerprint.
-    async fn examine(&self, url: &str, local: &LocalKv) -> Result<Fingerprint, HandoffFailure> {
+    /// Decides whether a peer's KV may be used.
+    async fn examine(&self, url: &str, local: &LocalKv) -> Result<AdmittedPeer, HandoffFailure> {
         let policy = &self.client.policy;
         let address = NodeAddress::Url(url.to_owned());
         let node = RemoteEngine::with_transport(&address, &self.client.cluster_key, &policy.transport);
@@ -160,7 +160,7 @@ impl PullerState {
             return Err(HandoffFailure::FingerprintMismatch);
         };
         match (compare(&local.identity, &peer), policy.max_canary_distance) {
-            (Match::Exact, _) => Ok(peer.fingerprint),
+            (Match::Exact, _) => Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None }),
             (Match::Impossible(why), _) => {
                 tracing::warn!(url, why, "no KV is pulled: the prefill node's KV does not fit this model");
                 Err(HandoffFailure::FingerprintMismatch)
@@ -182,7 +182,8 @@ impl PullerState {
                     admitted,
                     "the prefill node has other weights; the canary was compared"
                 );
-                if admitted { Ok(peer.fingerprint) } else { Err(HandoffFailure::CanaryFailed) }
+                let peer = AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: Some(distance) };
+                if admitted { Ok(peer) } else { Err(HandoffFailure::CanaryFailed) }
             }
         }
     }

@@ -71,6 +71,7 @@ None has listed a model yet. When one answers, this lists its models:
 
   curl {base}/v1/models{header}
 
+Watch it in a browser: {base}/
 Stop with Ctrl-C."#
             );
         };
@@ -100,6 +101,7 @@ Baton serves {model} at {base}/v1{elsewhere}{with}
 
   # Ollama's clients, with: export OLLAMA_HOST={ollama}
 {agents}
+Watch it in a browser: {base}/
 Stop with Ctrl-C."#
         )
     }
@@ -134,6 +136,7 @@ mod tests {
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
         let agents = "ANTHROPIC_BASE_URL=http://127.0.0.1:8080 ANTHROPIC_AUTH_TOKEN=YOUR_KEY claude --model M\n";
         assert!(text.contains(agents) && text.contains("docs/clients.md"), "{text}");
+        assert!(text.contains("\nWatch it in a browser: http://127.0.0.1:8080/\n"), "{text}");
         let ollama = "127.0.0.1:11434".parse().ok();
         let text = Banner { ollama, ..banner("127.0.0.1:1", Some("M")) }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");

@@ -11,6 +11,7 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
+use crate::observe::history::HistorySample;
 use crate::observe::readiness::Readiness;
 use crate::observe::snapshot::EndpointState;
 use crate::request::caller::Caller;
@@ -89,6 +90,11 @@ pub trait HttpBackend: Send + Sync + 'static {
 
     /// Returns the endpoint's state. `with_addresses` includes the addresses of its nodes.
     fn state(&self, with_addresses: bool) -> EndpointState;
+
+    /// Returns the samples of the last hour that ended after this time, milliseconds since the Unix epoch.
+    fn history(&self, _after_ms: u64) -> Vec<HistorySample> {
+        Vec::new()
+    }
 
     /// Writes the text of `/metrics`, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
     fn metrics(&self) -> String;

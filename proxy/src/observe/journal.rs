@@ -1,8 +1,9 @@
-//! The last routes, each with predicted and measured times.
+//! The course of a request, with predicted and measured times, and the last requests that ended.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
+use baton_planner::cost::Prediction;
 use baton_schemas::handoff::HandoffReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,8 @@ impl RequestOutcome {
     }
 }
 
-/// One request's route. Times in milliseconds.
+/// One request's course: what has happened to it so far, or until its end. Times in milliseconds, from its arrival unless
+/// stated otherwise. What has not happened yet is missing, or empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteRecord {
     /// When the request arrived, milliseconds since the Unix epoch.
@@ -46,7 +48,7 @@ pub struct RouteRecord {
     pub request_id: String,
     /// The model's public name.
     pub model: String,
-    /// The node that generates.
+    /// The node that generates. Empty until the request has a route.
     pub decode: String,
     /// The node that computes the prompt, if it is not the decode node.
     pub prefill: Option<String>,
@@ -60,20 +62,32 @@ pub struct RouteRecord {
     pub n_cached: u32,
     /// Tokens generated, over all choices.
     pub n_completion: u32,
+    /// From arrival to admission.
+    #[serde(default)]
+    pub admitted_ms: Option<f64>,
     /// From arrival to the plan: admission, rendering, tokenizing.
     pub before_plan_ms: f64,
+    /// From arrival to the slot in the engine that generates.
+    #[serde(default)]
+    pub slot_ms: Option<f64>,
+    /// The predicted times of this route, from the plan on.
+    #[serde(default)]
+    pub predicted: Option<Prediction>,
     /// From the plan to the first token, predicted.
     pub predicted_ttft_ms: Option<f64>,
     /// From the plan to the first token, predicted for the direct route.
     pub predicted_direct_ttft_ms: Option<f64>,
     /// From the plan to the first token, measured.
     pub ttft_ms: Option<f64>,
-    /// From arrival to the end.
+    /// From arrival to the end, or until now.
     pub e2e_ms: f64,
     /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
-    /// How it ended.
-    pub outcome: RequestOutcome,
+    /// How it ended; missing while it runs.
+    pub outcome: Option<RequestOutcome>,
+    /// Why it failed or was refused, in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// The last [`MAX_RECORDS`] routes.
@@ -114,13 +128,17 @@ mod tests {
             n_prompt: 1,
             n_cached: 0,
             n_completion: 1,
+            admitted_ms: None,
             before_plan_ms: 0.0,
+            slot_ms: None,
+            predicted: None,
             predicted_ttft_ms: None,
             predicted_direct_ttft_ms: None,
             ttft_ms: None,
             e2e_ms: 1.0,
             handoff: None,
-            outcome: RequestOutcome::Done,
+            outcome: Some(RequestOutcome::Done),
+            error: None,
         };
         for at_ms in 0..100 {
             journal.push(record(at_ms));

@@ -4,16 +4,22 @@
 //! the [`Observer`] when it is dropped. [`EmbedWatch`] is the same for requests for vectors.
 
 mod embed_watch;
+pub mod history;
 mod journal;
 pub mod metrics;
 pub mod readiness;
+mod running;
 pub mod snapshot;
 pub mod telemetry;
 mod watch;
 
+use std::sync::Arc;
+
 pub use self::embed_watch::EmbedWatch;
+use self::history::History;
 pub use self::journal::{Journal, MAX_RECORDS, RequestOutcome, RouteRecord};
 use self::metrics::requests::RequestMetrics;
+use self::running::RunningRequests;
 pub use self::watch::{PlannedRoute, RequestWatch};
 
 /// The label of requests for models that are not served: what clients write must not become labels.
@@ -22,8 +28,12 @@ const UNKNOWN_MODEL: &str = "unknown";
 /// The records of all requests.
 #[derive(Debug, Default)]
 pub struct Observer {
+    /// The requests that are in the endpoint.
+    pub running: Arc<RunningRequests>,
     /// The last routes.
     pub journal: Journal,
+    /// The last hour.
+    pub history: Arc<History>,
     /// Counts and histograms.
     pub metrics: RequestMetrics,
 }

@@ -79,7 +79,11 @@ pub(crate) fn caller() -> Caller {
 async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
     let app = app().await;
     let mut done = app.generate(request("alias"), caller()).await.unwrap();
-    assert_eq!(app.state(false).requests.admitted, 1);
+    let state = app.state(false);
+    assert_eq!((state.requests.admitted, state.running.len(), state.routes.len()), (1, 1, 0));
+    let running = &state.running[0];
+    assert_eq!((running.outcome, running.decode.as_str(), running.reason.as_str()), (None, "local", "only_route"));
+    assert!(running.admitted_ms.unwrap() <= running.before_plan_ms && running.before_plan_ms <= running.e2e_ms);
     while let Some(event) = done.events.next().await {
         event.unwrap();
     }
@@ -90,17 +94,19 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert!(app.generate(request("nothing"), caller()).await.is_err());
 
     let state = app.state(false);
-    assert_eq!(state.requests.admitted, 0);
+    assert_eq!((state.requests.admitted, state.running.len()), (0, 0));
     let [cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
-    assert_eq!((cancelled.outcome, done.outcome), (RequestOutcome::Cancelled, RequestOutcome::Done));
+    assert_eq!((cancelled.outcome, done.outcome), (Some(RequestOutcome::Cancelled), Some(RequestOutcome::Done)));
     assert_eq!((done.model.as_str(), done.decode.as_str(), done.reason.as_str()), ("m", "local", "only_route"));
     assert_eq!((done.n_completion, done.request_id.as_str()), (8, "req_1"));
+    let first_token_ms = done.before_plan_ms + done.ttft_ms.unwrap();
+    assert!(done.slot_ms.unwrap() >= done.before_plan_ms && done.slot_ms.unwrap() <= first_token_ms);
     assert!(done.n_prompt > 0 && done.ttft_ms.unwrap() > 0.0 && done.e2e_ms >= done.ttft_ms.unwrap());
 
     // What the engine takes nothing of has not failed.
     let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
     assert!(app.generate(refused, caller()).await.is_err());
-    assert_eq!(app.state(false).routes[0].outcome, RequestOutcome::Refused);
+    assert_eq!(app.state(false).routes[0].outcome, Some(RequestOutcome::Refused));
 
     let node = &state.models[0].nodes[0];
     assert_eq!((node.state, node.slots, node.engine.as_str()), (NodeState::Ready, 4, "sim"));

@@ -5,18 +5,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_engines::trace::{self, TARGET};
+use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
 use opentelemetry::Context;
-use prometheus_client::metrics::histogram::Histogram;
 use tracing::Span;
 use tracing::field::Empty;
 
+use super::running::{RunningEntry, RunningRequest};
 use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
+use crate::token_gaps::TokenGaps;
 
 /// Travels with a request. Dropping it ends the request. If choices are still open and [`RequestWatch::failed`] was not
 /// called, the client has disconnected.
@@ -42,6 +44,8 @@ pub struct RequestWatch {
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
+    /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
+    running: Option<RunningEntry>,
 }
 
 /// A route as it was planned.
@@ -55,10 +59,8 @@ pub struct PlannedRoute {
     pub decode: String,
     /// The node that computes the prompt, if it is not the decode node.
     pub prefill: Option<String>,
-    /// From the plan to the first token, ms.
-    pub predicted_ttft_ms: Option<f64>,
-    /// From one token to the next, ms.
-    pub predicted_step_ms: Option<f64>,
+    /// The predicted times, if rates were known.
+    pub prediction: Option<Prediction>,
     /// From the plan to the first token, predicted for the direct route, ms.
     pub direct_ttft_ms: Option<f64>,
 }
@@ -96,7 +98,7 @@ impl RequestWatch {
             error = Empty,
         );
         trace::continue_from(&span, trace);
-        RequestWatch {
+        let mut watch = RequestWatch {
             observer: Arc::clone(observer),
             span,
             request_id: request_id.to_owned(),
@@ -115,6 +117,21 @@ impl RequestWatch {
             slot: None,
             first_token: None,
             handoff: None,
+            running: None,
+        };
+        watch.running = Some(observer.running.enter(watch.now()));
+        watch
+    }
+
+    fn now(&self) -> RunningRequest {
+        let n_generated = Arc::clone(&self.n_generated);
+        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated }
+    }
+
+    /// Shows a change of the request's phase.
+    fn publish(&self) {
+        if let Some(running) = &self.running {
+            running.update(self.now());
         }
     }
 
@@ -126,12 +143,14 @@ impl RequestWatch {
     /// The model's public name is known.
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
+        self.publish();
     }
 
     /// The request is admitted. `n_generated` will count its tokens.
     pub fn admitted(&mut self, n_generated: Arc<AtomicU32>) {
         self.n_generated = n_generated;
         self.admitted = Some(Instant::now());
+        self.publish();
     }
 
     fn admission(&self) -> AdmissionWait {
@@ -147,22 +166,25 @@ impl RequestWatch {
         self.n_generated.load(Ordering::Relaxed)
     }
 
-    /// The histogram of the gaps between its tokens.
-    pub fn inter_token_latency(&self) -> Histogram {
-        self.observer.metrics.inter_token_latency(&self.model)
+    /// Notes the gaps between its tokens.
+    pub fn inter_token_latency(&self) -> TokenGaps {
+        let histogram = self.observer.metrics.inter_token_latency(&self.model);
+        TokenGaps { histogram, recent: Arc::clone(&self.observer.history.tokens) }
     }
 
     /// A route was chosen. It replaces an earlier one that could not be taken.
     pub fn planned(&mut self, route: PlannedRoute) {
         self.taken = Some(TakenRoute { route, at: Instant::now() });
+        self.publish();
     }
 
     /// The first choice is on another route than planned. The prediction was for the planned one, so it is dropped.
     pub fn rerouted(&mut self, now: PlannedRoute) {
         if let Some(TakenRoute { route, .. }) = &mut self.taken {
             let PlannedRoute { n_prompt, direct_ttft_ms, .. } = *route;
-            *route = PlannedRoute { n_prompt, direct_ttft_ms, predicted_ttft_ms: None, ..now };
+            *route = PlannedRoute { n_prompt, direct_ttft_ms, prediction: None, ..now };
         }
+        self.publish();
     }
 
     /// An upstream answers a call that began at `asked`. The prompt's length is an estimate until the upstream reports it.
@@ -175,11 +197,11 @@ impl RequestWatch {
             policy: None,
             decode: name.to_owned(),
             prefill: None,
-            predicted_ttft_ms: None,
-            predicted_step_ms: None,
+            prediction: None,
             direct_ttft_ms: None,
         };
         self.taken = Some(TakenRoute { route, at: asked });
+        self.publish();
     }
 
     /// An event of its reply is about to be sent.
@@ -191,8 +213,12 @@ impl RequestWatch {
                 if event.choice == 0 {
                     self.n_cached = *n_cached;
                 }
+                self.publish();
             }
-            EventKind::Handoff { report } => self.handoff = Some(*report),
+            EventKind::Handoff { report } => {
+                self.handoff = Some(*report);
+                self.publish();
+            }
             EventKind::Prompt { .. } | EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
             EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
@@ -201,14 +227,23 @@ impl RequestWatch {
                 }
             }
             EventKind::Text { .. } | EventKind::Reasoning { .. } | EventKind::ToolCall { .. } => {
-                self.first_token.get_or_insert_with(Instant::now);
+                self.note_first_token();
             }
             EventKind::Finished { .. } => {
                 if self.n_completion() > 0 {
-                    self.first_token.get_or_insert_with(Instant::now);
+                    self.note_first_token();
                 }
                 self.n_open_choices = self.n_open_choices.saturating_sub(1);
             }
+        }
+    }
+
+    fn note_first_token(&mut self) {
+        if self.first_token.is_none() {
+            let now = Instant::now();
+            self.first_token = Some(now);
+            self.observer.history.first_token(millis(self.arrived, now));
+            self.publish();
         }
     }
 
@@ -231,7 +266,8 @@ impl RequestWatch {
     fn route_summary(&self) -> Option<RouteSummary> {
         let taken = self.taken.as_ref()?;
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
-        let predicted = taken.route.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
+        let predicted =
+            taken.route.prediction.map(|prediction| prediction.ttft_ms / 1e3).filter(|seconds| *seconds > 0.0);
         Some(RouteSummary {
             kind: taken.route.kind,
             reason: taken.route.reason,
@@ -252,32 +288,40 @@ impl RequestWatch {
         if self.outcome() != RequestOutcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
             return None;
         }
-        let (ttft_ms, step_ms) = taken.route.predicted_ttft_ms.zip(taken.route.predicted_step_ms)?;
+        let Prediction { ttft_ms, step_ms, .. } = taken.route.prediction?;
         let predicted_ms = ttft_ms + f64::from(self.n_completion() - 1) * step_ms;
         (predicted_ms > 0.0).then(|| taken.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
     }
 
-    fn record(&mut self, outcome: RequestOutcome) -> Option<RouteRecord> {
-        let TakenRoute { route, at } = self.taken.take()?;
-        Some(RouteRecord {
+    /// The request's course until now. `outcome` is known at its end.
+    fn record(&self, outcome: Option<RequestOutcome>) -> RouteRecord {
+        let taken = self.taken.as_ref();
+        let route = taken.map(|taken| &taken.route);
+        let since_arrival = |at: Option<Instant>| at.map(|at| millis(self.arrived, at));
+        let policy = route.map_or("", |route| route.policy.map_or(route.kind.as_str(), PolicyName::as_str));
+        RouteRecord {
             at_ms: self.arrived_at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
-            request_id: std::mem::take(&mut self.request_id),
+            request_id: self.request_id.clone(),
             model: self.model.clone(),
-            decode: route.decode,
-            prefill: route.prefill,
-            policy: route.policy.map_or(route.kind.as_str(), PolicyName::as_str).to_owned(),
-            reason: route.reason.as_str().to_owned(),
-            n_prompt: route.n_prompt,
+            decode: route.map(|route| route.decode.clone()).unwrap_or_default(),
+            prefill: route.and_then(|route| route.prefill.clone()),
+            policy: policy.to_owned(),
+            reason: route.map_or("", |route| route.reason.as_str()).to_owned(),
+            n_prompt: route.map_or(0, |route| route.n_prompt),
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
-            before_plan_ms: millis(self.arrived, at),
-            predicted_ttft_ms: route.predicted_ttft_ms,
-            predicted_direct_ttft_ms: route.direct_ttft_ms,
-            ttft_ms: self.first_token.map(|first| millis(at, first)),
+            admitted_ms: since_arrival(self.admitted),
+            before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
+            slot_ms: since_arrival(self.slot),
+            predicted: route.and_then(|route| route.prediction),
+            predicted_ttft_ms: route.and_then(|route| Some(route.prediction?.ttft_ms)),
+            predicted_direct_ttft_ms: route.and_then(|route| route.direct_ttft_ms),
+            ttft_ms: taken.zip(self.first_token).map(|(taken, first)| millis(taken.at, first)),
             e2e_ms: millis(self.arrived, Instant::now()),
             handoff: self.handoff,
             outcome,
-        })
+            error: self.error.map(|error| error.as_str().to_owned()),
+        }
     }
 }
 
@@ -294,7 +338,8 @@ impl Drop for RequestWatch {
         });
         let error = self.error.map(RequestErrorKind::as_str);
         self.span.record("outcome", outcome.as_str()).record("error", error);
-        if let Some(record) = self.record(outcome) {
+        if self.taken.is_some() {
+            let record = self.record(Some(outcome));
             let span = &self.span;
             span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
             span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
@@ -316,6 +361,7 @@ impl Drop for RequestWatch {
                 error = error.unwrap_or_default(),
                 "request ended"
             );
+            self.observer.history.ended(&record);
             self.observer.journal.push(record);
         }
     }

@@ -88,6 +88,7 @@ impl Endpoint {
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models)?);
+        service.keep_history();
         let shutdown = Shutdown::default();
         let http_config = http::HttpConfig { access: config.access.clone(), ..http::HttpConfig::default() };
         let access = http::access::shared(&http_config.access);

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use baton_engines::upstream::{TokenAnswer, TokenQuestion};
@@ -13,9 +14,11 @@ use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
+use tokio::time::MissedTickBehavior;
 
 use crate::error::RequestError;
 use crate::http::HttpBackend;
+use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
 use crate::observe::{Observer, metrics};
@@ -47,6 +50,34 @@ impl RequestService {
         caller: &Caller,
     ) -> Result<TokenAnswer, RequestError> {
         tokens::ask(&self.admission, &self.targets, model, question, caller).await
+    }
+
+    /// Keeps the history of the last hour until the service is dropped.
+    pub fn keep_history(self: &Arc<Self>) {
+        let service = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(history::TICK);
+            // After a pause of the process, one sample of it is enough.
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let Some(service) = service.upgrade() else { break };
+                service.observer.history.tick(SystemTime::now(), service.tick_report());
+            }
+        });
+    }
+
+    fn tick_report(&self) -> TickReport {
+        let mut fallbacks: BTreeMap<String, u64> = BTreeMap::new();
+        let mut count = |reason: &str, n: u64| *fallbacks.entry(reason.to_owned()).or_default() += n;
+        for model in self.targets.pool.models() {
+            model.fallbacks.view().into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
+        }
+        for server in &self.targets.upstreams.load().servers {
+            server.fallbacks.view().into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
+        }
+        let running = self.admission.n_admitted() as u64;
+        TickReport { running, waiting: self.admission.n_waiting() as u64, fallbacks }
     }
 
     /// An endpoint that serves the models of this pool.
@@ -152,10 +183,14 @@ impl HttpBackend for RequestService {
                 limit: self.admission.limit() as u64,
                 waiting: self.admission.n_waiting() as u64,
             },
-            journal: &self.observer.journal,
+            observer: &self.observer,
             memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
         };
         snapshot(&observed, with_addresses)
+    }
+
+    fn history(&self, after_ms: u64) -> Vec<HistorySample> {
+        self.observer.history.since(after_ms)
     }
 
     fn metrics(&self) -> String {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use baton_proxy::observe::RequestOutcome;
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
@@ -172,10 +173,11 @@ fn routes(state: &EndpointState) -> String {
             Some(prefill) => format!("{prefill} > {}", route.decode),
             None => route.decode.clone(),
         };
+        let outcome = route.outcome.map_or("running", RequestOutcome::as_str);
         let failure = route.handoff.and_then(|handoff| handoff.failure).map(|failure| failure.as_str());
         let ended = match failure {
-            Some(failure) => format!("{}, fell back: {failure}", route.outcome.as_str()),
-            None => route.outcome.as_str().to_owned(),
+            Some(failure) => format!("{outcome}, fell back: {failure}"),
+            None => outcome.to_owned(),
         };
         vec![
             ago(state.at_ms, route.at_ms),
@@ -230,8 +232,8 @@ fn clean(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_proxy::observe::RouteRecord;
     use baton_proxy::observe::snapshot::{FallbackState, LoadState, RequestsState};
-    use baton_proxy::observe::{RequestOutcome, RouteRecord};
     use baton_proxy::targets::nodes::Task;
 
     use super::*;
@@ -284,13 +286,17 @@ mod tests {
             n_prompt: 8_192,
             n_cached: 0,
             n_completion: 32,
+            admitted_ms: Some(0.5),
             before_plan_ms: 1.0,
+            slot_ms: Some(2.0),
+            predicted: None,
             predicted_ttft_ms: Some(1_500.0),
             predicted_direct_ttft_ms: Some(5_600.0),
             ttft_ms: Some(1_600.0),
             e2e_ms: 2_000.0,
             handoff: None,
-            outcome: RequestOutcome::Done,
+            outcome: Some(RequestOutcome::Done),
+            error: None,
         };
         let state = EndpointState {
             is_stopping: false,
@@ -318,6 +324,7 @@ mod tests {
                 },
             ],
             memory_budget_bytes: 0,
+            running: Vec::new(),
             routes: vec![route],
             warnings: vec!["decode-2 runs other weights".into()],
         };

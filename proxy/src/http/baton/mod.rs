@@ -1,17 +1,22 @@
-//! Baton's own routes: the state of the endpoint, its metrics, and the plan of a request.
+//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, and the live page.
 
 pub(super) mod metrics;
+mod page;
 mod plan;
 mod state;
+mod state_changes;
 mod welcome;
 
 use super::openapi::{Operation, Routes};
 
 /// The routes, except `/openapi.json`.
 pub(super) fn routes() -> Routes {
-    Routes::of("Baton")
+    let welcome = Operation::new("The live page for browsers; for others, a liveness check");
+    let welcome = welcome.public().replies_text("text/plain").replies_text("text/html");
+    let routes = Routes::of("Baton")
         .post("/baton/plan", plan::explain, plan::operation())
         .get("/baton/state", state::show, state::operation())
         .get("/metrics", metrics::scrape, metrics::operation())
-        .get("/", welcome::welcome, Operation::new("Liveness check").public().replies_text("text/plain"))
+        .get("/", welcome::welcome, welcome);
+    page::routes(routes)
 }

@@ -1,4 +1,5 @@
-//! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream with one state a second.
+//! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream: with one state a second, or with
+//! the changes of each second.
 //!
 //! If keys are required, this route requires an operator's key: timings and cache hits of other callers' requests
 //! reveal something about their prompts. Addresses of nodes are shown only with such a key. A loopback connection is
@@ -16,7 +17,10 @@ use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use schemars::json_schema;
+use serde::Serialize;
 
+use super::state_changes::StateChanges;
 use crate::http::errors::{HttpFailure, Retry};
 use crate::http::event_stream::sse_headers;
 use crate::http::http_state::MAX_WATCHERS;
@@ -31,14 +35,29 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn operation() -> Operation {
     Operation::new("The current state of the endpoint")
-        .asks("stream", "1: stream one event per second")
+        .asks("stream", "1: stream the state every second. changes: the state, then every second what changed")
         .replies::<EndpointState>()
-        .streams(|generator| generator.subschema_for::<EndpointState>())
+        .streams(|generator| {
+            let items = [generator.subschema_for::<EndpointState>(), generator.subschema_for::<StateChanges>()];
+            json_schema!({ "anyOf": items })
+        })
         .fails(&[503])
         .answered_while_stopping()
 }
 
-/// Answers with one state, or with a stream of states if the query has `stream=1` or `Accept` names event streams.
+/// What a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// One state.
+    State,
+    /// A state every second.
+    States,
+    /// A state, and then every second what changed.
+    Changes,
+}
+
+/// Answers with one state, or with a stream if the query has `stream=1` or `stream=changes`, or if `Accept` names event
+/// streams.
 pub(super) async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -48,7 +67,8 @@ pub(super) async fn show(
 ) -> Result<Response, HttpFailure> {
     let with_addresses = may_observe(&caller)?;
     let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
-    if !wants_stream(&uri, &headers) {
+    let wanted = wanted(&uri, &headers);
+    if wanted == Wanted::State {
         return Ok(Json(now(&*state.backend, &stopping, with_addresses)).into_response());
     }
     let Ok(place) = Arc::clone(&state.watchers.0).try_acquire_owned() else {
@@ -59,8 +79,20 @@ pub(super) async fn show(
     };
     let events = async_stream::stream! {
         let _place = place;
+        let mut sent = None;
+        let mut sampled_ms = 0;
         loop {
-            yield Ok::<Bytes, Infallible>(event(&*state.backend, &stopping, with_addresses));
+            let now = now(&*state.backend, &stopping, with_addresses);
+            let event = if wanted == Wanted::Changes {
+                let history = state.backend.history(sampled_ms);
+                sampled_ms = history.last().map_or(sampled_ms, |sample| sample.at_ms);
+                let event = event(&StateChanges::between(sent.as_ref(), &now, history));
+                sent = Some(now);
+                event
+            } else {
+                event(&now)
+            };
+            yield Ok::<Bytes, Infallible>(event);
             // Otherwise the stream would delay the shutdown until the drain deadline.
             if stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
                 break;
@@ -85,17 +117,21 @@ pub(super) fn may_observe(caller: &Caller) -> Result<bool, HttpFailure> {
     }
 }
 
-fn wants_stream(uri: &Uri, headers: &HeaderMap) -> bool {
-    let by_query = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=1"));
+fn wanted(uri: &Uri, headers: &HeaderMap) -> Wanted {
+    let asks = |wanted: &str| uri.query().is_some_and(|query| query.split('&').any(|pair| pair == wanted));
     let is_events = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/event-stream"));
-    by_query || headers.get_all(header::ACCEPT).iter().any(is_events)
+    match () {
+        () if asks("stream=changes") => Wanted::Changes,
+        () if asks("stream=1") || headers.get_all(header::ACCEPT).iter().any(is_events) => Wanted::States,
+        () => Wanted::State,
+    }
 }
 
 fn now(backend: &dyn HttpBackend, stopping: &Stopping, with_addresses: bool) -> EndpointState {
     EndpointState { is_stopping: stopping.0.is_cancelled(), ..backend.state(with_addresses) }
 }
 
-fn event(backend: &dyn HttpBackend, stopping: &Stopping, with_addresses: bool) -> Bytes {
-    let json = serde_json::to_string(&now(backend, stopping, with_addresses)).unwrap_or_default();
+fn event(data: &impl Serialize) -> Bytes {
+    let json = serde_json::to_string(data).unwrap_or_default();
     format!("data: {json}\n\n").into()
 }

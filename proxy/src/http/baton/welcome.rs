@@ -1,23 +1,17 @@
-//! `GET /`: for people who open the address in a browser, and for tools that check whether a server runs.
+//! `GET /`: the live page for people, and a sign of life for tools that check whether a server runs.
 
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, header};
 
-use crate::http::HttpState;
+use super::page;
 
-/// Answers with Ollama's own text, which its clients compare. A browser gets a list of routes, and where to
-/// read how to connect tools.
-pub(super) async fn welcome(State(state): State<HttpState>, headers: HeaderMap) -> Response {
+/// Answers with Ollama's own text, which its clients compare. A browser gets the live page.
+pub(super) async fn welcome(headers: HeaderMap) -> Response {
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/html") {
-        let routes = state.routes.join("\n  ");
-        format!(
-            "Baton is running. It speaks OpenAI's, Anthropic's and Ollama's APIs.\n\n\
-             What to paste into Claude Code, Codex, Open WebUI and others: docs/clients.md in Baton's sources.\n\n  {routes}\n"
-        )
-        .into_response()
+        page::document(&headers)
     } else {
-        "Ollama is running".into_response()
+        // A cache must not give one of the two to a client that asks for the other.
+        ([(header::VARY, "accept")], "Ollama is running").into_response()
     }
 }

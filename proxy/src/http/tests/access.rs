@@ -150,6 +150,27 @@ async fn only_known_origins_may_read() {
     }
 }
 
+/// The live page, opened from another machine.
+#[tokio::test]
+async fn this_servers_own_page_may_call_it() {
+    let server = start_with(hello(), HttpConfig { check_host: false, ..HttpConfig::default() }).await;
+    let status = async |host: &str, origin: &str| {
+        server.ask(Method::POST, "/v1/chat/completions", &[("host", host), ("origin", origin)]).await.status
+    };
+    for host in ["192.168.1.7:8080", "[fd00::7]:8080", "mac.local:8080"] {
+        assert_eq!(status(host, &format!("http://{host}")).await, 200, "{host}");
+        assert_eq!(status(host, &format!("https://{host}")).await, 200, "{host}, behind a proxy that speaks TLS");
+    }
+    for (host, origin) in [
+        ("192.168.1.7:8080", "http://192.168.1.7:9090"),
+        ("192.168.1.7:8080", "http://192.168.1.8:8080"),
+        ("mac.local:8080", "http://spark.local:8080"),
+        ("chat.example.com", "http://chat.example.com"),
+    ] {
+        assert_eq!(status(host, origin).await, 403, "{origin} asks {host}");
+    }
+}
+
 #[tokio::test]
 async fn a_foreign_page_cannot_make_the_server_compute() {
     let server = start_with(hello(), with_keys()).await;
@@ -161,6 +182,11 @@ async fn a_foreign_page_cannot_make_the_server_compute() {
             assert!(error["message"].as_str().unwrap().contains("allowed_origins"), "{error}");
         }
     }
+    // A rebound name, which a listener for other machines does not check: the page's origin is the host that it asks.
+    let rebound = [("host", "evil.example.com"), ("origin", "http://evil.example.com"), ("x-api-key", "one")];
+    let unchecked = start_with(hello(), HttpConfig { check_host: false, ..with_keys() }).await;
+    assert_eq!(unchecked.ask(Method::POST, "/v1/chat/completions", &rebound).await.status, 403);
+    assert!(unchecked.fake.requests.lock().unwrap().is_empty());
     // Two of them, one of which is fine.
     let both = [("origin", "http://localhost"), ("origin", "https://evil.example.com"), ("x-api-key", "one")];
     assert_eq!(server.ask(Method::POST, "/v1/chat/completions", &both).await.status, 403);

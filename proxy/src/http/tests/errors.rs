@@ -120,7 +120,7 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
     assert_eq!(closed.get("/").await.text, "Ollama is running");
     let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");
     let page = Reply::of(browser.send().await.unwrap()).await.text;
-    assert!(page.starts_with("Baton is running") && page.contains("docs/clients.md"), "{page}");
+    assert!(page.starts_with("<!doctype html>") && page.contains("./baton/page/app.js"), "{page}");
     let reply = server.get("/v1/chat/completions").await;
     let error = reply.failed(405, "invalid_request_error", None);
     assert_eq!(error["message"], "GET is not allowed on /v1/chat/completions. Use POST.");

@@ -14,6 +14,7 @@ mod keys;
 mod llama_server;
 mod ollama;
 mod openapi;
+mod page;
 mod responses;
 mod state;
 mod unread_body;
@@ -41,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use super::server::{DEADLINES, Shutdown, serve_with};
 use super::{AccessConfig, HttpBackend, HttpConfig};
 use crate::error::RequestError;
+use crate::observe::history::HistorySample;
 use crate::observe::readiness::Readiness;
 use crate::observe::snapshot::EndpointState;
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -249,6 +251,11 @@ impl HttpBackend for Fake {
 
     fn state(&self, with_addresses: bool) -> EndpointState {
         EndpointState { version: format!("addresses: {with_addresses}"), ..EndpointState::default() }
+    }
+
+    fn history(&self, after_ms: u64) -> Vec<HistorySample> {
+        let sample = |at_ms| HistorySample { at_ms, ..HistorySample::default() };
+        [1_000, 2_000].into_iter().filter(|at_ms| *at_ms > after_ms).map(sample).collect()
     }
 
     fn metrics(&self) -> String {

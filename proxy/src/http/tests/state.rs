@@ -40,6 +40,24 @@ async fn the_state_is_streamed_until_the_server_stops() {
 }
 
 #[tokio::test]
+async fn a_stream_of_changes_repeats_nothing() {
+    let server = start(hello()).await;
+    let mut response = ask(&server, "?stream=changes", &[]).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut next = async || {
+        let event = response.chunk().await.unwrap().unwrap();
+        serde_json::from_slice::<Value>(event.strip_prefix(b"data: ").unwrap()).unwrap()
+    };
+    let first = next().await;
+    assert_eq!(
+        (first["version"].as_str(), first["requests"]["admitted"].as_u64()),
+        (Some("addresses: false"), Some(0))
+    );
+    assert_eq!(first["history"].as_array().unwrap().len(), 2);
+    assert_eq!(next().await, json!({ "at_ms": 0 }));
+}
+
+#[tokio::test]
 async fn streams_of_states_are_bounded() {
     let server = start(hello()).await;
     let mut open = Vec::new();

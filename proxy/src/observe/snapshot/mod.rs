@@ -18,7 +18,7 @@ pub use self::models::{LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::UpstreamReport;
 use crate::observe::readiness::failed_loads;
-use crate::observe::{Journal, RouteRecord};
+use crate::observe::{Observer, RouteRecord};
 pub use crate::targets::model_loading::LoadState;
 use crate::targets::models::ModelPool;
 use crate::targets::upstreams::UpstreamPool;
@@ -43,6 +43,9 @@ pub struct EndpointState {
     /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(default)]
     pub memory_budget_bytes: u64,
+    /// Requests that have not ended, the newest first, at most 128.
+    #[serde(default)]
+    pub running: Vec<RouteRecord>,
     /// The last routes, the newest first.
     pub routes: Vec<RouteRecord>,
     /// Differences from the configuration, a sentence each.
@@ -72,8 +75,8 @@ pub struct Observed<'a> {
     pub upstreams: &'a UpstreamPool,
     /// Admitted and waiting requests.
     pub requests: RequestsState,
-    /// The last routes.
-    pub journal: &'a Journal,
+    /// Running requests and the last routes.
+    pub observer: &'a Observer,
     /// Bytes that the models loaded on demand may take; `None`: no limit.
     pub memory_budget: Option<u64>,
 }
@@ -91,7 +94,8 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         models: models.iter().map(|model| models::report(model, &models, with_addresses)).collect(),
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
-        routes: observed.journal.latest(),
+        running: observed.observer.running.latest(),
+        routes: observed.observer.journal.latest(),
         warnings: pool.unused_nodes().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
     }
 }

@@ -83,6 +83,13 @@ pub struct LinkState {
     pub rtt_ms: f64,
     /// Time of a handoff's end in addition to its last chunk's wire time, milliseconds.
     pub tail_ms: f64,
+    /// True if both nodes run the same weights, so that their KV differs only by how their devices round. Missing until
+    /// both have answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same_weights: Option<bool>,
+    /// The distance of their KV of a fixed text (relative L2), measured before the first handoff between other weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_distance: Option<f64>,
     /// Prevents handoffs between the two while they fail. Each node may be fine.
     #[serde(default)]
     pub breaker: BreakerReport,
@@ -104,6 +111,8 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
         ..nodes::report(n, Task::Prefill, with_addresses)
     });
     let known = model.routes.view();
+    let kv_distance = |p: usize, d: usize| *known.kv_distances.get(p)?.get(d)?;
+    let kv_distance = &kv_distance;
     let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| prefills(from));
     let links = from.flat_map(|(p, (from, row))| {
         let to = (0..).zip(model.decode.iter().zip(row)).filter(|(_, (to, _))| decodes(to));
@@ -113,6 +122,8 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
             bytes_per_second: link.bytes_per_second,
             rtt_ms: link.rtt_ms,
             tail_ms: link.tail_ms,
+            same_weights: same_weights(from, to),
+            kv_distance: kv_distance(p, d),
             breaker: model.pairs.view(p, d).map(|view| breaker(view, HandoffFailure::as_str)).unwrap_or_default(),
         })
     });
@@ -127,6 +138,11 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
         mean_output_tokens: expected_output(&known.n_output, None),
         load_state: model.loadable.as_ref().map(|loadable| load_state(loadable.report())),
     }
+}
+
+fn same_weights(from: &Node, to: &Node) -> Option<bool> {
+    let weights = |node: &Node| Some(node.last_info()?.fingerprint?.weights);
+    Some(weights(from)? == weights(to)?)
 }
 
 fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<String> {

@@ -36,6 +36,9 @@ pub struct NodeReport {
     pub address: Option<String>,
     /// `llama` or `sim`.
     pub engine: String,
+    /// The devices that compute, as the engine names them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// The model by the node's own name for it.
     pub model: String,
     /// Tokens that one sequence may hold.
@@ -92,6 +95,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     };
     let of_info = status.running().map(|info| NodeReport {
         engine: info.engine.clone(),
+        devices: info.devices.clone(),
         model: info.model.clone(),
         n_ctx: info.n_ctx,
         slots: info.n_slots,

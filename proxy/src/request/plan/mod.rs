@@ -241,8 +241,7 @@ impl Plan {
             prefill: self.prefill().map(|node| node.name.clone()),
             policy: Some(self.policy),
             reason: self.reason,
-            predicted_ttft_ms: self.prediction.map(|prediction| prediction.ttft_ms),
-            predicted_step_ms: self.prediction.map(|prediction| prediction.step_ms),
+            prediction: self.prediction,
             direct_ttft_ms: self.direct_ttft_ms,
         }
     }

@@ -23,6 +23,7 @@ pub struct LearnedRoutes {
 #[derive(Debug, Clone)]
 struct RouteMeasurements {
     links: Vec<Vec<TransferRates>>,
+    kv_distances: Vec<Vec<Option<f64>>>,
     corrections: Vec<Vec<RouteCorrection>>,
     /// Tokens of a reply, by its client's limit.
     n_output: Curve,
@@ -53,6 +54,8 @@ impl RouteCorrection {
 pub struct LearnedRoutesView {
     /// `[prefill][decode]`.
     pub links: Vec<Vec<TransferRates>>,
+    /// The last measured KV distance between two nodes with other weights, `[prefill][decode]`.
+    pub kv_distances: Vec<Vec<Option<f64>>>,
     /// See [`Snapshot`](baton_planner::snapshot::Snapshot).
     pub corrections: Vec<Vec<f64>>,
     /// Tokens of a reply, by its client's limit; see [`expected_output`].
@@ -66,6 +69,7 @@ impl LearnedRoutes {
     pub fn new(n_prefill: usize, n_decode: usize) -> LearnedRoutes {
         let learned = RouteMeasurements {
             links: vec![vec![TransferRates::default(); n_decode]; n_prefill],
+            kv_distances: vec![vec![None; n_decode]; n_prefill],
             corrections: vec![vec![RouteCorrection::none(); n_decode]; n_prefill + 1],
             n_output: Curve::default(),
             error: 0.0,
@@ -75,10 +79,10 @@ impl LearnedRoutes {
 
     /// A copy of the current measurements.
     pub fn view(&self) -> LearnedRoutesView {
-        let RouteMeasurements { links, corrections, n_output, error } = self.lock().clone();
+        let RouteMeasurements { links, kv_distances, corrections, n_output, error } = self.lock().clone();
         let factors = |row: &Vec<RouteCorrection>| row.iter().map(|correction| correction.ln_now().exp()).collect();
         let corrections = corrections.iter().map(factors).collect();
-        LearnedRoutesView { links, corrections, n_output, error }
+        LearnedRoutesView { links, kv_distances, corrections, n_output, error }
     }
 
     /// The number that the next request will get.
@@ -95,6 +99,13 @@ impl LearnedRoutes {
     pub fn learn_link(&self, prefill: usize, decode: usize, update: impl FnOnce(&mut TransferRates)) {
         if let Some(link) = self.lock().links.get_mut(prefill).and_then(|row| row.get_mut(decode)) {
             update(link);
+        }
+    }
+
+    /// The KV of two nodes with other weights was compared.
+    pub fn learn_kv_distance(&self, prefill: usize, decode: usize, distance: f64) {
+        if let Some(known) = self.lock().kv_distances.get_mut(prefill).and_then(|row| row.get_mut(decode)) {
+            *known = Some(distance);
         }
     }
 

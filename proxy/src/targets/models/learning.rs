@@ -35,6 +35,9 @@ impl ServedModel {
             prefill.learn(|rates| rates.prefill.learn(computed, computed / (alone_ms / 1e3)));
         }
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
+        if let Some(distance) = timings.kv_distance {
+            self.routes.learn_kv_distance(p, route.decode, distance);
+        }
     }
 
     /// Learns from a complete stream on this route.

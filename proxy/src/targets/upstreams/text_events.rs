@@ -291,11 +291,11 @@ mod tests {
 
     use baton_schemas::generate::{Conversation, Input};
     use baton_schemas::tools::ToolUse;
-    use prometheus_client::metrics::histogram::Histogram;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::observe::tests::request;
+    use crate::token_gaps::TokenGaps;
 
     fn chat(messages: Value) -> GenerateRequest {
         let conversation: Conversation = serde_json::from_value(json!({ "messages": messages })).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     fn a_reply_to_no_token_reports_only_its_prompt() {
         let nothing = GenerateRequest { max_tokens: Some(0), ..chat(json!([{ "role": "user", "content": "x" }])) };
         let mut reader = ChoiceReader::new(&nothing);
-        let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
         for delta in [
             TextDelta::Reasoning("hm".into()),
             TextDelta::Text { text: "Hi".into(), tokens: Vec::new() },
@@ -329,7 +329,7 @@ mod tests {
         for (max_tokens, is_reasoning, most) in [(5, false, 6), (0, false, 6), (5, true, 1_100)] {
             let few = GenerateRequest { max_tokens: Some(max_tokens), ..chat(json!([])) };
             let mut reader = ChoiceReader::new(&few);
-            let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+            let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
             let text = "x".repeat(1 << 10);
             let piece = || match is_reasoning {
                 true => TextDelta::Reasoning(text.clone()),
@@ -345,7 +345,7 @@ mod tests {
     fn a_count_is_believed_as_far_as_it_can_be_true() {
         let believed = |max_tokens, text: &str, reported| {
             let mut reader = ChoiceReader::new(&GenerateRequest { max_tokens, ..chat(json!([])) });
-            let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+            let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
             reader.read(TextDelta::Text { text: text.to_owned(), tokens: Vec::new() }, &mut clock);
             reader.believable(reported)
         };
@@ -363,7 +363,7 @@ mod tests {
             ..chat(json!([{ "role": "user", "content": "x" }]))
         };
         let mut reader = ChoiceReader::new(&one_call);
-        let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
         let fragment = "x".repeat(400);
         for delta in [
             TextDelta::Reasoning("y".repeat(80)),

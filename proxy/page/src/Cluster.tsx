@@ -1,0 +1,282 @@
+/** Machines, their engines, and the links between them. */
+
+import { age, byteRate, bytes, count, percent, plural, tokenRate } from './format';
+import { memo } from './memo';
+import type { Life, Link, Model, NodeReport, Request, State, Upstream } from './state';
+import { LIFE, barred, fallback } from './words';
+
+export function Status({ life, label = LIFE[life] }: { life: Life; label?: string }) {
+  return (
+    <span class={`status ${life}`}>
+      <span class="dot" aria-hidden="true" />
+      {label}
+    </span>
+  );
+}
+
+/** A machine: all tasks of the nodes of one name. */
+interface Machine {
+  name: string;
+  tasks: { model: string; node: NodeReport }[];
+}
+
+const RANK: Life[] = ['down', 'suspect', 'draining', 'starting', 'ready', 'unloaded'];
+
+/** The state that needs attention most. */
+function worst(machine: Machine): NodeReport {
+  const nodes = machine.tasks.map((task) => task.node);
+  return nodes.reduce((a, b) => (RANK.indexOf(b.life) < RANK.indexOf(a.life) ? b : a));
+}
+
+function machines(models: Model[]): Machine[] {
+  const byName = new Map<string, Machine>();
+  for (const model of models) {
+    for (const node of model.nodes) {
+      const machine = byName.get(node.name) ?? { name: node.name, tasks: [] };
+      machine.tasks.push({ model: model.name, node });
+      byName.set(node.name, machine);
+    }
+  }
+  return [...byName.values()];
+}
+
+function Meter({ label, value, max, text }: { label: string; value: number; max: number; text: string }) {
+  const share = max > 0 ? Math.min(1, value / max) : 0;
+  return (
+    <div class="meter">
+      <span>{label}</span>
+      <span class="track" aria-hidden="true">
+        <span class={share >= 0.9 ? 'fill full' : 'fill'} style={{ width: `${share * 100}%` }} />
+      </span>
+      <span class="num">{text}</span>
+    </div>
+  );
+}
+
+function Fact({ name, children }: { name: string; children: preact.ComponentChildren }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
+
+function MachineCard({ machine, now }: { machine: Machine; now: number }) {
+  const node = worst(machine);
+  const prefill = machine.tasks.find((task) => task.node.task === 'prefill')?.node;
+  const decode = machine.tasks.find((task) => task.node.task === 'decode')?.node;
+  const shown = decode ?? prefill ?? node;
+  const isGone = node.life === 'down';
+  const cells = shown.n_ctx * shown.slots;
+  const tasks = [...new Set(machine.tasks.map((task) => task.node.task))];
+  const bars = [...new Set(machine.tasks.flatMap((task) => (task.node.barred ? [task.node.barred] : [])))];
+  const breaker = machine.tasks.find((task) => task.node.breaker.is_open)?.node.breaker;
+  const models = [...new Set(machine.tasks.map((task) => task.model).filter(Boolean))];
+  return (
+    <li class={`card machine ${node.life}`}>
+      <header>
+        <h3>{machine.name}</h3>
+        <Status life={node.life} />
+      </header>
+      <p class="since">
+        {isGone ? 'Gone' : LIFE[node.life]} for <span class="num">{age(now - node.life_since_ms)}</span>
+        {node.address && <span class="address"> · {node.address.replace(/^https?:\/\//, '')}</span>}
+        {node.name === 'local' && ' · the endpoint\u2019s own machine'}
+      </p>
+      {node.reason && <p class={isGone ? 'why lost' : 'why'}>{isGone ? `Lost: ${node.reason}` : node.reason}</p>}
+      {breaker && <p class="why">Requests are kept away: {barred(breaker.last_reason ?? '')}</p>}
+      {bars.map((word) => (
+        <p class="why" key={word}>Not used: {barred(word)}</p>
+      ))}
+      <p class="tags">
+        {tasks.map((task) => (
+          <span class={`tag ${task}`} key={task}>{task}</span>
+        ))}
+        {shown.engine && <span class="tag">{shown.engine === 'sim' ? 'simulated' : shown.engine}</span>}
+        {shown.engine !== 'sim' && shown.devices?.map((device) => <span class="tag" key={device}>{device}</span>)}
+      </p>
+      {shown.slots > 0 && (
+        <>
+          <Meter label="Slots" value={shown.active_slots} max={shown.slots} text={`${shown.active_slots} of ${shown.slots}`} />
+          {cells > 0 && (
+            <Meter label="KV" value={cells - shown.free_kv_cells} max={cells} text={`${percent(1 - Math.min(1, shown.free_kv_cells / cells))} of ${count(cells)} tok`} />
+          )}
+        </>
+      )}
+      <dl class="facts">
+        <Fact name="Model">{models.join(', ') || shown.model || 'not known yet'}</Fact>
+        {shown.memory_bytes > 0 && <Fact name="Memory">{bytes(shown.memory_bytes)}</Fact>}
+        <Rates prefill={(prefill ?? decode)?.prefill_rates} decode={decode?.decode_rates} />
+        {shown.queued > 0 && <Fact name="Queue">{plural(shown.queued, 'request')}</Fact>}
+        {shown.prefill_backlog_tokens > 0 && <Fact name="To prefill">{count(shown.prefill_backlog_tokens)} tok</Fact>}
+      </dl>
+    </li>
+  );
+}
+
+function Rates({ prefill, decode }: { prefill?: NodeReport['prefill_rates']; decode?: NodeReport['decode_rates'] }) {
+  const fast = prefill?.at(-1);
+  const alone = decode?.[0];
+  return (
+    <>
+      {fast && <Fact name="Prefill">{tokenRate(fast.tokens_per_second)}</Fact>}
+      {alone && <Fact name="Decode">{tokenRate(alone.tokens_per_second)}</Fact>}
+    </>
+  );
+}
+
+function UpstreamCard({ upstream }: { upstream: Upstream }) {
+  return (
+    <li class={`card machine ${upstream.life}`}>
+      <header>
+        <h3>{upstream.name}</h3>
+        <Status life={upstream.life} />
+      </header>
+      {upstream.address && <p class="since address">{upstream.address.replace(/^https?:\/\//, '')}</p>}
+      {upstream.reason && <p class="why lost">Lost: {fallback(upstream.reason)}</p>}
+      {upstream.busy_ms > 0 && <p class="why">Busy: no requests for {age(upstream.busy_ms)}</p>}
+      <p class="tags">
+        <span class="tag">upstream</span>
+        <span class="tag">{upstream.kind}</span>
+      </p>
+      <Meter label="Replies" value={upstream.running} max={upstream.limit} text={`${upstream.running} of ${upstream.limit}`} />
+      <dl class="facts">
+        <Fact name="Models">{upstream.models.join(', ') || 'none listed yet'}</Fact>
+      </dl>
+    </li>
+  );
+}
+
+function LinkRow({ link, isBusy }: { link: Link; isBusy: boolean }) {
+  const kv =
+    link.kv_distance !== undefined
+      ? `KV distance ${link.kv_distance.toPrecision(2)}`
+      : link.same_weights === undefined
+        ? 'KV not compared yet'
+        : link.same_weights
+          ? 'KV: same weights'
+          : 'KV: other weights, not measured yet';
+  return (
+    <li class={link.breaker.is_open ? 'link broken' : isBusy ? 'link busy' : 'link'}>
+      <span class="ends">
+        <strong>{link.prefill}</strong>
+        <span class="wire" aria-label="hands KV to" role="img" />
+        <strong>{link.decode}</strong>
+      </span>
+      <span class="num">{link.bytes_per_second > 0 ? byteRate(link.bytes_per_second) : 'rate not measured yet'}</span>
+      <span class="num">{link.rtt_ms > 0 ? `${link.rtt_ms.toFixed(2)} ms round trip` : ''}</span>
+      <span>{kv}</span>
+      {link.breaker.is_open && <span class="why">No handoffs: {barred(link.breaker.last_reason ?? '')}</span>}
+    </li>
+  );
+}
+
+function ModelRow({ model, now }: { model: Model; now: number }) {
+  const fallbacks = Object.entries(model.fallbacks).sort((a, b) => b[1].last_ms - a[1].last_ms);
+  return (
+    <li class="modelrow">
+      <strong>{model.name || 'name not known yet'}</strong>
+      <span>policy {model.policy}</span>
+      {model.prediction_error > 0 && <span>predictions off by {percent(Math.expm1(model.prediction_error))}</span>}
+      {model.residency && (
+        <span>
+          {model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}
+          {model.residency.last_failure ? `; ${model.residency.last_failure}` : ''}
+        </span>
+      )}
+      {fallbacks.length === 0 ? (
+        <span>no fallbacks</span>
+      ) : (
+        fallbacks.map(([word, { count: n, last_ms }]) => (
+          <span class="fallback" key={word} title={barred(word)}>
+            {fallback(word)} × {count(n)}, last {age(now - last_ms)} ago
+          </span>
+        ))
+      )}
+    </li>
+  );
+}
+
+function busyLinks(running: Request[]): Set<string> {
+  const handingOver = running.filter((request) => request.prefill && request.ttft_ms === null);
+  return new Set(handingOver.map((request) => `${request.prefill}>${request.decode}`));
+}
+
+interface ClusterProps {
+  models: Model[];
+  upstreams: Upstream[];
+  warnings: string[];
+  running: Request[];
+  /** The endpoint's clock. */
+  now: number;
+}
+
+export const Cluster = memo(({ models, upstreams, warnings, running, now }: ClusterProps) => {
+  const all = machines(models);
+  const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
+  const busy = busyLinks(running);
+  const lost = all.filter((machine) => worst(machine).life === 'down');
+  return (
+    <section class="panel" aria-labelledby="cluster">
+      <h2 id="cluster">
+        Cluster <small>{plural(all.length, 'machine')}{upstreams.length > 0 && `, ${plural(upstreams.length, 'upstream')}`}</small>
+      </h2>
+      {lost.length > 0 && (
+        <p class="notice bad" role="status">
+          <strong>{lost.map((machine) => machine.name).join(', ')}</strong> {lost.length === 1 ? 'is' : 'are'} lost. Requests go
+          where they can; {lost.length === 1 ? 'it is' : 'they are'} taken back as soon as {lost.length === 1 ? 'it answers' : 'they answer'}.
+        </p>
+      )}
+      {warnings.map((warning) => (
+        <p class="notice" key={warning}>{warning}</p>
+      ))}
+      {all.length + upstreams.length === 0 ? (
+        <p class="empty">
+          No machine is known yet. Start one with <code>baton serve --model smollm2</code>, or add one with <code>--prefill HOST:9000</code>.
+        </p>
+      ) : (
+        <ul class="cards">
+          {all.map((machine) => (
+            <MachineCard machine={machine} now={now} key={machine.name} />
+          ))}
+          {upstreams.map((upstream) => (
+            <UpstreamCard upstream={upstream} key={`upstream ${upstream.name}`} />
+          ))}
+        </ul>
+      )}
+      {links.length > 0 ? (
+        <>
+          <h3 class="sub">Links</h3>
+          <ul class="links">
+            {links.map(({ model, link }) => (
+              <LinkRow link={link} isBusy={busy.has(`${link.prefill}>${link.decode}`)} key={`${model} ${link.prefill} ${link.decode}`} />
+            ))}
+          </ul>
+        </>
+      ) : (
+        all.length > 0 && (
+          <p class="empty small">
+            No prefill node, so no handoffs. <code>baton serve --prefill HOST:9000</code> adds one.
+          </p>
+        )
+      )}
+      {models.length > 0 && (
+        <>
+          <h3 class="sub">Models</h3>
+          <ul class="models">
+            {models.map((model) => (
+              <ModelRow model={model} now={now} key={model.name} />
+            ))}
+          </ul>
+        </>
+      )}
+    </section>
+  );
+});
+
+export function clusterProps(state: State): ClusterProps {
+  const { models, upstreams, warnings, running } = state;
+  // Ages are coarse, so the cards need not be drawn more often than every second.
+  return { models, upstreams, warnings, running, now: state.at_ms };
+}

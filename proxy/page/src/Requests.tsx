@@ -1,0 +1,236 @@
+/** Running requests and the last ones, each as a waterfall. */
+
+import { useState } from 'preact/hooks';
+import { bytes, clock, count, duration, plural } from './format';
+import { useGrowing } from './growing';
+import { memo } from './memo';
+import type { Request } from './state';
+import { bar, course, scale } from './waterfall';
+import type { Phase, Span } from './waterfall';
+import { OUTCOME, barred, reason, route } from './words';
+
+const LEGEND: [Phase, string][] = [
+  ['wait', 'Waiting'],
+  ['prefill', 'Prefill'],
+  ['hidden', 'Transfer, hidden'],
+  ['transfer', 'Transfer, not hidden'],
+  ['import', 'Import'],
+  ['decode', 'Decode'],
+];
+
+/** More rows would only be scrolled past. */
+const N_SHOWN = 24;
+
+function outcome(request: Request): { word: string; mark: string; style: string } {
+  if (request.outcome === null) return { word: request.ttft_ms === null ? (request.slot_ms === null ? 'Waiting' : 'Prefill') : 'Decoding', mark: '▸', style: 'running' };
+  if (request.outcome === 'done' && request.handoff?.failure) return { word: 'Fell back', mark: '!', style: 'fellback' };
+  const mark = { done: '✓', cancelled: '–', failed: '✕', refused: '✕' }[request.outcome];
+  return { word: OUTCOME[request.outcome], mark, style: request.outcome };
+}
+
+function place(span: Span, at: (ms: number) => number) {
+  const left = at(span.from);
+  return { left: `${left * 100}%`, width: `max(2px, ${(at(span.to) - left) * 100}%)` };
+}
+
+/** Where the time went, in words. */
+function spoken(request: Request): string {
+  return bar(course(request))
+    .map((span) => `${span.label} ${duration(span.to - span.from)}`)
+    .join(', ');
+}
+
+const Bar = memo(({ request }: { request: Request }) => {
+  const all = course(request);
+  const { at } = scale(all);
+  return (
+    <span class="bar" role="img" aria-label={spoken(request)}>
+      {bar(all).map((span) => (
+        <span key={span.phase + span.label} class={`span ${span.phase}${span.open ? ' open' : ''}`} style={place(span, at)} />
+      ))}
+    </span>
+  );
+});
+
+function Lane({ label, spans, at, time }: { label: string; spans: Span[]; at: (ms: number) => number; time: string }) {
+  return (
+    <tr>
+      <th scope="row">{label}</th>
+      <td class="lane">
+        <span class="bar">
+          {spans.map((span) => (
+            <span key={span.phase} class={`span ${span.phase}${span.open ? ' open' : ''}`} style={place(span, at)} />
+          ))}
+        </span>
+      </td>
+      <td class="num">{time}</td>
+    </tr>
+  );
+}
+
+function compared(actual: number, predicted: number | null | undefined): string {
+  if (!predicted) return '';
+  const share = actual / predicted - 1;
+  if (Math.abs(share) < 0.05) return 'as predicted';
+  return `${Math.abs(share * 100).toFixed(0)} % ${share > 0 ? 'slower' : 'faster'} than predicted`;
+}
+
+function Details({ request }: { request: Request }) {
+  const all = course(request);
+  const lanes = scale(all);
+  const { handoff, predicted } = request;
+  const saidTtft = predicted?.ttft_ms;
+  const steps = Math.max(0, request.n_completion - 1);
+  return (
+    <div class="details">
+      <p>
+        <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : 'not planned yet'}
+        {request.policy && <span class="muted"> (policy {request.policy})</span>}.
+      </p>
+      {handoff?.failure && (
+        <p class="why lost">
+          <strong>Fell back:</strong> {barred(handoff.failure)} (<code>{handoff.failure}</code>), so {request.decode} computed
+          {handoff.n_tokens > 0 ? ` what ${request.prefill} had not sent` : ' the prompt itself'}.
+        </p>
+      )}
+      {request.error && (
+        <p class="why lost">
+          <strong>Error:</strong> <code>{request.error}</code>
+        </p>
+      )}
+      <table class="waterfall">
+        <caption class="unseen">Where the time went</caption>
+        <thead class="unseen">
+          <tr>
+            <th scope="col">Phase</th>
+            <th scope="col">When</th>
+            <th scope="col">Time</th>
+          </tr>
+        </thead>
+        <tbody>
+          {all.spans.map((span) => (
+            <Lane key={span.phase + span.label} label={span.label} spans={[span]} at={lanes.at} time={duration(span.to - span.from)} />
+          ))}
+          {all.predicted.length > 0 && (
+            <Lane label="Predicted" spans={all.predicted} at={lanes.at} time={`first token ${duration(saidTtft ?? 0)}`} />
+          )}
+        </tbody>
+      </table>
+      {lanes.break !== null && <p class="muted small">The decode is drawn at a smaller scale than the prompt.</p>}
+      <dl class="facts wide">
+        <div>
+          <dt>Time to first token, from the plan</dt>
+          <dd>
+            {request.ttft_ms === null ? 'none yet' : duration(request.ttft_ms)}
+            {saidTtft ? `, predicted ${duration(saidTtft)}` : ', not predicted'}
+            {request.ttft_ms !== null && saidTtft ? ` (${compared(request.ttft_ms, saidTtft)})` : ''}
+          </dd>
+        </div>
+        {request.predicted_direct_ttft_ms !== null && request.prefill && (
+          <div>
+            <dt>Predicted for one machine alone</dt>
+            <dd>{duration(request.predicted_direct_ttft_ms)}</dd>
+          </div>
+        )}
+        {all.firstToken !== null && steps > 0 && (
+          <div>
+            <dt>Per token</dt>
+            <dd>
+              {duration((all.end - all.firstToken) / steps)}
+              {predicted ? `, predicted ${duration(predicted.step_ms)}` : ''}
+            </dd>
+          </div>
+        )}
+        <div>
+          <dt>Prompt</dt>
+          <dd>
+            {count(request.n_prompt)} tokens: {count(request.n_cached)} cached in a slot
+            {handoff ? `, ${count(handoff.n_tokens)} handed over (${bytes(handoff.n_bytes)})` : ''}
+          </dd>
+        </div>
+        <div>
+          <dt>Request</dt>
+          <dd><code>{request.request_id}</code></dd>
+        </div>
+      </dl>
+    </div>
+  );
+}
+
+const Row = memo(({ request }: { request: Request }) => {
+  const [isOpen, setOpen] = useState(false);
+  const { word, mark, style } = outcome(request);
+  const saidTtft = request.predicted?.ttft_ms;
+  return (
+    <li class={`request ${style}`}>
+      <button type="button" class="row" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+        <span class={`outcome ${style}`}>
+          <span class="mark" aria-hidden="true">{mark}</span>
+          {word}
+        </span>
+        <span class="when num">{clock(request.at_ms)}</span>
+        <span class="route">
+          <strong>{route(request)}</strong>
+          <span class="reason">{request.handoff?.failure ? `fell back: ${request.handoff.failure}` : request.reason.replaceAll('_', ' ')}</span>
+        </span>
+        <Bar request={request} />
+        <span class="num ttft">
+          {request.ttft_ms === null ? '–' : duration(request.ttft_ms)}
+          <span class="said">{saidTtft ? `predicted ${duration(saidTtft)}` : 'not predicted'}</span>
+        </span>
+        <span class="num tokens">
+          {count(request.n_prompt)} → {count(request.n_completion)}
+          <span class="said">{duration(request.e2e_ms)} in all</span>
+        </span>
+      </button>
+      {isOpen && <Details request={request} />}
+    </li>
+  );
+});
+
+export const Requests = memo(({ running, ended }: { running: Request[]; ended: Request[] }) => {
+  const [showsAll, showAll] = useState(false);
+  const all = [...running, ...ended];
+  const shown = all.slice(0, useGrowing(showsAll ? all.length : Math.min(N_SHOWN, all.length), 8));
+  return (
+    <section class="panel" aria-labelledby="requests">
+      <h2 id="requests">
+        Requests <small>{plural(running.length, 'running', 'running')}, the last {count(ended.length)}</small>
+      </h2>
+      <p class="legend" aria-hidden="true">
+        {LEGEND.map(([phase, label]) => (
+          <span key={phase}>
+            <span class={`key ${phase}`} /> {label}
+          </span>
+        ))}
+      </p>
+      {all.length === 0 ? (
+        <p class="empty">
+          No request yet. <a href="#try">Try it</a> here, or point a client at this address: it speaks OpenAI's, Anthropic's and
+          Ollama's APIs.
+        </p>
+      ) : (
+        <>
+          <p class="row heads" aria-hidden="true">
+            <span>State</span>
+            <span>At</span>
+            <span>Route and reason</span>
+            <span>Where the time went</span>
+            <span>First token</span>
+            <span>Tokens in → out</span>
+          </p>
+          <ul class="requests">
+            {shown.map((request) => (
+              <Row request={request} key={`${request.request_id} ${request.at_ms}`} />
+            ))}
+          </ul>
+          {all.length > N_SHOWN && (
+            <button type="button" class="quiet" onClick={() => showAll(!showsAll)}>
+              {showsAll ? 'Show fewer' : `Show all ${count(all.length)}`}
+            </button>
+          )}
+        </>
+      )}
+    </section>
+  );
+});

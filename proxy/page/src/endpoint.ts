@@ -1,0 +1,69 @@
+/** Calls of the endpoint that serves this page, with the key of this tab. */
+
+const KEY = 'baton-key';
+
+/** The key stays in this tab: it is gone when the tab is closed, and no other tab reads it. */
+export function key(): string {
+  return sessionStorage.getItem(KEY) ?? '';
+}
+
+export function setKey(key: string): void {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** What the endpoint answered instead of what was asked for. `code` is its own word for the reason. */
+export class Refusal extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+/** Sends a request. Throws a [`Refusal`] for every status but 2xx, and a `TypeError` if there is no connection. */
+export async function call(path: string, options: { body?: unknown; signal?: AbortSignal } = {}): Promise<Response> {
+  const headers: Record<string, string> = {};
+  if (key()) headers.authorization = `Bearer ${key()}`;
+  const init: RequestInit = { headers, cache: 'no-store' };
+  if (options.signal) init.signal = options.signal;
+  if (options.body !== undefined) {
+    init.method = 'POST';
+    init.body = JSON.stringify(options.body);
+    headers['content-type'] = 'application/json';
+  }
+  const response = await fetch(path, init);
+  if (response.ok) return response;
+  const text = await response.text();
+  let error: { message?: string; code?: string } = {};
+  try {
+    error = JSON.parse(text).error ?? {};
+  } catch {
+    // Something between this page and the endpoint answered.
+  }
+  throw new Refusal(response.status, error.code ?? '', error.message ?? `The server answered ${response.status}.`);
+}
+
+/** The data of each server-sent event. `heard` is called with every piece, comments included. */
+export async function* events(response: Response, heard: () => void = () => {}): AsyncGenerator<string> {
+  if (!response.body) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    heard();
+    rest += value;
+    for (let end = rest.indexOf('\n\n'); end >= 0; end = rest.indexOf('\n\n')) {
+      const data = rest
+        .slice(0, end)
+        .split('\n')
+        .filter((line) => line.startsWith('data:'))
+        .map((line) => line.slice(5).trimStart());
+      rest = rest.slice(end + 2);
+      if (data.length > 0) yield data.join('\n');
+    }
+  }
+}

@@ -1,0 +1,191 @@
+/** The data of `/baton/state`, as far as the page shows it. /openapi.json documents every field. Times in milliseconds. */
+
+export type Life = 'unloaded' | 'starting' | 'ready' | 'draining' | 'suspect' | 'down';
+
+export interface Breaker {
+  is_open: boolean;
+  last_reason: string | null;
+}
+
+export interface RatePoint {
+  size: number;
+  tokens_per_second: number;
+}
+
+export interface NodeReport {
+  name: string;
+  task: 'prefill' | 'decode';
+  life: Life;
+  reason?: string;
+  life_since_ms: number;
+  barred?: string;
+  address?: string;
+  engine: string;
+  devices?: string[];
+  model: string;
+  n_ctx: number;
+  slots: number;
+  active_slots: number;
+  queued: number;
+  prefill_backlog_tokens: number;
+  free_kv_cells: number;
+  memory_bytes: number;
+  breaker: Breaker;
+  prefill_rates: RatePoint[];
+  decode_rates: RatePoint[];
+}
+
+export interface Link {
+  prefill: string;
+  decode: string;
+  bytes_per_second: number;
+  rtt_ms: number;
+  same_weights?: boolean;
+  kv_distance?: number;
+  breaker: Breaker;
+}
+
+export interface Fallback {
+  count: number;
+  last_ms: number;
+}
+
+export interface Model {
+  name: string;
+  aliases: string[];
+  policy: string;
+  nodes: NodeReport[];
+  links: Link[];
+  fallbacks: Record<string, Fallback>;
+  prediction_error: number;
+  residency?: { life: string; bytes: number; measured_bytes: number; active: number; waiting: number; last_failure?: string };
+}
+
+export interface Upstream {
+  name: string;
+  kind: string;
+  life: Life;
+  reason?: string;
+  address?: string;
+  models: string[];
+  running: number;
+  waiting: number;
+  limit: number;
+  busy_ms: number;
+  breaker: Breaker;
+}
+
+export interface Handoff {
+  n_tokens: number;
+  n_cached: number;
+  n_computed: number;
+  n_bytes: number;
+  queue_ms: number;
+  prefill_ms: number;
+  transfer_ms: number;
+  import_ms: number;
+  unhidden_ms: number;
+  hidden_ms: number;
+  total_ms: number;
+  failure?: string;
+}
+
+export interface Prediction {
+  queue_ms: number;
+  prefill_ms: number;
+  wire_ms: number;
+  unhidden_ms: number;
+  step_ms: number;
+  ttft_ms: number;
+  completion_ms: number;
+}
+
+export type Outcome = 'done' | 'cancelled' | 'failed' | 'refused';
+
+/** A request: a running one has no outcome, and `decode` is empty until it has a route. */
+export interface Request {
+  at_ms: number;
+  request_id: string;
+  model: string;
+  decode: string;
+  prefill: string | null;
+  policy: string;
+  reason: string;
+  n_prompt: number;
+  n_cached: number;
+  n_completion: number;
+  admitted_ms: number | null;
+  before_plan_ms: number;
+  slot_ms: number | null;
+  predicted: Prediction | null;
+  predicted_direct_ttft_ms: number | null;
+  ttft_ms: number | null;
+  e2e_ms: number;
+  handoff: Handoff | null;
+  outcome: Outcome | null;
+  error?: string;
+}
+
+export interface Percentiles {
+  p50: number;
+  p95: number;
+  p99: number;
+}
+
+export interface Sample {
+  at_ms: number;
+  seconds: number;
+  running: number;
+  waiting: number;
+  ended: number;
+  failed: number;
+  generated_tokens: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  handoff_tokens: number;
+  ttft_ms: Percentiles | null;
+  itl_ms: Percentiles | null;
+  fallbacks?: Record<string, number>;
+}
+
+export interface State {
+  at_ms: number;
+  version: string;
+  is_stopping: boolean;
+  requests: { admitted: number; places: number; limit: number; waiting: number };
+  models: Model[];
+  upstreams: Upstream[];
+  memory_budget_bytes: number;
+  running: Request[];
+  routes: Request[];
+  warnings: string[];
+  history: Sample[];
+}
+
+/** An event of `/baton/state?stream=changes`. */
+export type Changes = Partial<State> & { at_ms: number };
+
+/** As many as the endpoint keeps. */
+const MAX_ROUTES = 64;
+const MAX_SAMPLES = 360;
+
+/** The state after an event. Unchanged parts stay the same objects, so what shows them need not be drawn again. */
+export function after(state: State, changes: Changes): State {
+  const routes = changes.routes ? [...changes.routes, ...state.routes].slice(0, MAX_ROUTES) : state.routes;
+  const history = changes.history ? [...state.history, ...changes.history].slice(-MAX_SAMPLES) : state.history;
+  return { ...state, ...changes, routes, history };
+}
+
+export const NOTHING: State = {
+  at_ms: 0,
+  version: '',
+  is_stopping: false,
+  requests: { admitted: 0, places: 0, limit: 0, waiting: 0 },
+  models: [],
+  upstreams: [],
+  memory_budget_bytes: 0,
+  running: [],
+  routes: [],
+  warnings: [],
+  history: [],
+};

@@ -1,0 +1,109 @@
+/** Where the time of a request went, as spans on its own time line. Times in milliseconds from its arrival. */
+
+import type { Request } from './state';
+
+export type Phase = 'wait' | 'plan' | 'slot' | 'remote-queue' | 'prefill' | 'hidden' | 'transfer' | 'import' | 'decode';
+
+export interface Span {
+  phase: Phase;
+  label: string;
+  from: number;
+  to: number;
+  /** It has not ended yet. */
+  open?: boolean;
+}
+
+export interface Course {
+  spans: Span[];
+  /** What was predicted, from the plan on. */
+  predicted: Span[];
+  firstToken: number | null;
+  end: number;
+}
+
+/** The spans of a request, in the order in which they began. Those of a running request end now. */
+export function course(request: Request): Course {
+  const { e2e_ms: end, slot_ms: slot, handoff } = request;
+  const isRunning = request.outcome === null;
+  const hasRoute = request.decode !== '';
+  const firstToken = request.ttft_ms === null ? null : request.before_plan_ms + request.ttft_ms;
+  const spans: Span[] = [];
+  const add = (phase: Phase, label: string, from: number, to: number | null) => {
+    const open = to === null && isRunning;
+    const until = Math.min(to ?? end, end);
+    if (until - from > 0.05 || open) spans.push(open ? { phase, label, from, to: end, open } : { phase, label, from, to: until });
+  };
+  add('wait', 'Wait for a place', 0, request.admitted_ms);
+  if (request.admitted_ms !== null) {
+    add('plan', 'Prompt and plan', request.admitted_ms, hasRoute ? request.before_plan_ms : null);
+  }
+  if (hasRoute) add('slot', `Wait for a slot on ${request.decode}`, request.before_plan_ms, slot);
+  if (slot !== null) {
+    let prompt = slot;
+    if (handoff) {
+      const imported = slot + handoff.total_ms;
+      if (handoff.failure) {
+        add('transfer', 'Handoff, failed', slot, imported);
+      } else {
+        const computed = imported - handoff.unhidden_ms;
+        const began = Math.max(slot, computed - handoff.prefill_ms);
+        add('remote-queue', `Wait for ${request.prefill}`, slot, began);
+        add('prefill', `Prefill on ${request.prefill}`, began, computed);
+        add('hidden', 'Transfer, hidden by the prefill', Math.max(slot, computed - handoff.hidden_ms), computed);
+        add('transfer', 'Transfer, not hidden', computed, imported);
+        add('import', 'Import', Math.max(slot, imported - handoff.import_ms), imported);
+      }
+      prompt = imported;
+    } else if (request.prefill && firstToken === null && isRunning) {
+      add('prefill', `Prefill on ${request.prefill} and transfer`, slot, null);
+      prompt = end;
+    }
+    if (prompt < end || firstToken !== null) {
+      add('prefill', handoff && !handoff.failure ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
+    }
+  }
+  if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? null : end);
+  return { spans, predicted: predicted(request), firstToken, end };
+}
+
+function predicted(request: Request): Span[] {
+  const said = request.predicted;
+  if (!said) return [];
+  const spans: Span[] = [];
+  let at = request.before_plan_ms;
+  const add = (phase: Phase, label: string, ms: number) => {
+    if (ms > 0.05) spans.push({ phase, label, from: at, to: at + ms });
+    at += ms;
+  };
+  add('slot', 'Wait', said.queue_ms);
+  const prefill = Math.max(0, said.ttft_ms - said.queue_ms - said.unhidden_ms);
+  add('prefill', 'Prefill', prefill);
+  add('transfer', 'Transfer, not hidden', said.unhidden_ms);
+  add('decode', 'Decode', Math.max(0, request.n_completion - 1) * said.step_ms);
+  return spans;
+}
+
+/** The spans without those that overlap with others, for one bar. */
+export function bar(course: Course): Span[] {
+  return course.spans.filter((span) => span.phase !== 'hidden' && span.phase !== 'import');
+}
+
+export interface Scale {
+  /** The share of the width at a time. */
+  at: (ms: number) => number;
+  /** The time at which the scale changes, if it does: a long decode is drawn smaller. */
+  break: number | null;
+}
+
+/** The width that the time until the first token gets at least. */
+const PROMPT_SHARE = 0.62;
+
+export function scale(course: Course): Scale {
+  const ends = [...course.spans, ...course.predicted].map((span) => span.to);
+  const end = Math.max(course.end, ...ends, 1);
+  const saidFirst = course.predicted.find((span) => span.phase === 'decode')?.from ?? 0;
+  const first = Math.max(course.firstToken ?? end, saidFirst);
+  if (first >= end * PROMPT_SHARE || course.firstToken === null) return { at: (ms) => Math.min(ms / end, 1), break: null };
+  const after = (ms: number) => PROMPT_SHARE + ((ms - first) / (end - first)) * (1 - PROMPT_SHARE);
+  return { at: (ms) => (ms <= first ? (ms / first) * PROMPT_SHARE : Math.min(after(ms), 1)), break: first };
+}
