@@ -79,7 +79,7 @@ pub struct History {
 #[derive(Debug, Default)]
 struct Samples {
     /// At most [`MAX_SAMPLES`], the oldest first.
-    closed: VecDeque<Arc<HistorySample>>,
+    closed: VecDeque<HistorySample>,
     open: HistorySample,
     n_ticks: u32,
     fallbacks_before: BTreeMap<String, u64>,
@@ -89,8 +89,7 @@ impl History {
     /// The samples that ended after this time, milliseconds since the Unix epoch; the oldest first.
     pub fn since(&self, after_ms: u64) -> Vec<HistorySample> {
         let samples = self.lock();
-        let newer = samples.closed.iter().filter(|sample| sample.at_ms > after_ms);
-        newer.map(|sample| HistorySample::clone(sample)).collect()
+        samples.closed.iter().filter(|sample| sample.at_ms > after_ms).cloned().collect()
     }
 
     /// Notes the present, and closes the sample if it is complete. Called every [`TICK`].
@@ -122,7 +121,7 @@ impl History {
         if samples.closed.len() >= MAX_SAMPLES {
             samples.closed.pop_front();
         }
-        samples.closed.push_back(Arc::new(sample));
+        samples.closed.push_back(sample);
     }
 
     /// A request's first token came this long after its arrival.
