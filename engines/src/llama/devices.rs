@@ -8,6 +8,18 @@ use super::load_error::LoadError;
 /// The name of the processor, for computing without a GPU.
 pub const CPU: &str = "cpu";
 
+/// The GPU backends that can be built in, and whether this build has them.
+const GPU_BACKENDS: [(&str, bool); 3] = [
+    ("cuda", cfg!(feature = "cuda")),
+    ("metal", cfg!(any(feature = "metal", all(target_os = "macos", target_arch = "aarch64")))),
+    ("vulkan", cfg!(feature = "vulkan")),
+];
+
+/// GPU backends of this build.
+pub fn gpu_backends() -> Vec<&'static str> {
+    GPU_BACKENDS.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect()
+}
+
 /// A device that models can be computed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {

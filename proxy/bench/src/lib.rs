@@ -2,26 +2,29 @@
 //! same run. All but `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the
 //! proxy's public parts.
 //!
-//! The entry points are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
+//! The entry points are [`run`] and [`demo::run`]; `baton doctor` shows the results of an [`examination`].
 //!
 //! ```text
 //! baton bench handoff --help
 //! baton demo
 //! ```
 
-pub mod capture;
+#[cfg(feature = "llama")]
+mod capture;
 pub mod demo;
 #[cfg(feature = "llama")]
 mod engine;
+#[cfg(feature = "llama")]
+pub mod examination;
 #[cfg(feature = "llama")]
 mod handoff;
 mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
 mod mock;
-pub mod node_process;
+mod node_process;
 mod plan;
-pub mod prompts;
+mod prompts;
 mod relay;
 mod serve;
 mod stats;
