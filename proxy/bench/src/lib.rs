@@ -10,6 +10,8 @@
 //! ```
 
 #[cfg(feature = "llama")]
+mod backends;
+#[cfg(feature = "llama")]
 mod capture;
 pub mod demo;
 #[cfg(feature = "llama")]
@@ -44,6 +46,9 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum What {
+    /// Every device of this machine alone, and every handoff between two of them: exactness, and what it costs.
+    #[cfg(feature = "llama")]
+    Backends(backends::BackendsBenchArgs),
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Engine(engine::EngineBenchArgs),
@@ -62,6 +67,8 @@ enum What {
 /// Runs a benchmark and prints its figures.
 pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
+        #[cfg(feature = "llama")]
+        What::Backends(args) => backends::run(args).await,
         #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
