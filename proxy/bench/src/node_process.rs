@@ -42,6 +42,7 @@ impl NodeProcess {
     }
 
     /// The process, unless it has ended.
+    #[cfg(feature = "llama")]
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }

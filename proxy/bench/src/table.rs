@@ -22,6 +22,7 @@ pub(super) fn table(head: &[impl Display], rows: impl IntoIterator<Item = Vec<St
 }
 
 /// Formats a table in Markdown.
+#[cfg(feature = "llama")]
 pub(super) fn markdown(head: &[impl Display], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let head: Vec<String> = head.iter().map(ToString::to_string).collect();
@@ -38,6 +39,7 @@ pub(super) fn dash() -> String {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "llama")]
     #[test]
     fn markdown_has_a_rule_below_its_head() {
         let text = markdown(&["what", "MB/s"], [vec!["a".into(), "1.0".into()]]);
