@@ -53,7 +53,7 @@ upstreams: build ## Run in front of llama-server and llama-cpp-python's server, 
 
 agents: build ## Let coding agents do a task with a scripted model and a scripted upstream (downloads 4 GB of packages)
 	@scripts/setup.sh test
-	cargo build $(PROFILE) --locked -p baton-tiny-gguf --bin scripted-gguf
+	cargo build $(PROFILE) --locked --workspace --bin scripted-gguf
 	scripts/check-agents.sh
 
 setup: ## Install build tools that are missing (says what, before it does)

@@ -18,5 +18,6 @@ fi
 
 export BATON=${BATON:-$PWD/target/release/baton} MMPROJ=$PWD/target/projector.gguf
 # The default model has rows of 576 values.
-cargo run --quiet --release --locked -p baton-tiny-gguf --bin projector-gguf -- 576 "$MMPROJ"
+cargo build --quiet --release --locked --workspace --bin projector-gguf
+target/release/projector-gguf 576 "$MMPROJ"
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -c "$tests/pytest.ini" "$tests" "$@"

@@ -92,8 +92,9 @@ cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.to
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 
 export BATON_RERANKER=$PWD/target/reranker.gguf
-cargo run --quiet --release --locked -p baton-tiny-gguf --bin reranker-gguf -- "$BATON_RERANKER"
-cargo build --quiet --release --locked -p baton-tiny-gguf --bin scripted-gguf
+# With --workspace, dependencies have the features that everything else is built with, and are not compiled again.
+cargo build --quiet --release --locked --workspace --bin reranker-gguf --bin scripted-gguf
+target/release/reranker-gguf "$BATON_RERANKER"
 export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
 [ "${1:-}" != build ] || exit 0

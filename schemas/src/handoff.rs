@@ -171,6 +171,8 @@ pub struct HandoffReport {
     pub stalled_ms: f64,
     /// The part of `prefill_ms` that this prompt would have taken alone, without other sequences. 0 if unknown.
     pub compute_ms: f64,
+    /// Time to copy KV out of the prefill node's engine. 0 if that node does not report it.
+    pub export_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last one.
     pub transfer_ms: f64,
     /// Time that the engine's thread spent importing chunks.
@@ -199,6 +201,7 @@ impl HandoffReport {
             prefill_ms: timings.prefill_ms,
             stalled_ms: timings.stalled_ms,
             compute_ms: timings.compute_ms,
+            export_ms: timings.export_ms,
             ..HandoffReport::default()
         }
     }
@@ -211,5 +214,20 @@ impl HandoffReport {
     /// Sets the delay that the client noticed. The rest of `transfer_ms` was hidden.
     pub fn with_unhidden(self, unhidden_ms: f64) -> HandoffReport {
         HandoffReport { unhidden_ms, hidden_ms: (self.transfer_ms - unhidden_ms).max(0.0), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_an_older_node_has_no_export_time() {
+        let timings = PrefillTimings { export_ms: 2.5, ..PrefillTimings::default() };
+        let report = HandoffReport::of_prefill(&timings);
+        assert_eq!(report.export_ms, 2.5);
+        let mut json = serde_json::to_value(report).unwrap();
+        json.as_object_mut().unwrap().remove("export_ms");
+        assert_eq!(serde_json::from_value::<HandoffReport>(json).unwrap(), HandoffReport { export_ms: 0.0, ..report });
     }
 }

@@ -39,7 +39,7 @@ async fn a_prompt_computed_elsewhere_gives_the_same_reply() {
     assert_eq!(handoff["n_tokens"], n_prompt - 1);
     assert_eq!(handoff["failure"], Value::Null);
     assert!(handoff["n_bytes"].as_u64().unwrap() > (n_prompt - 1) * 23_040);
-    for time in ["prefill_ms", "transfer_ms", "hidden_ms", "unhidden_ms", "import_ms"] {
+    for time in ["prefill_ms", "export_ms", "transfer_ms", "hidden_ms", "unhidden_ms", "import_ms"] {
         assert!(handoff[time].as_f64().unwrap() >= 0.0, "{time}");
     }
 

@@ -42,7 +42,10 @@ const MAX_KEPT_BYTES: u64 = 64 << 20;
 const MAX_KEPT_STRINGS: u64 = 1 << 22;
 /// Known files do not nest arrays at all. The limit prevents a stack overflow.
 const MAX_NESTING: u32 = 4;
-const DEFAULT_ALIGNMENT: u64 = 32;
+/// The first bytes of a file.
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
+/// Tensors begin at multiples of this many bytes, unless the file says otherwise.
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// A [`GgufError`] without the file's name.
 pub(super) enum Fault {
@@ -126,7 +129,7 @@ pub(super) fn read_strings(source: impl BufRead, file_bytes: u64, wanted: &str) 
 
 fn read_version(reader: &mut HeaderReader<impl BufRead>) -> Result<u32, Fault> {
     // A file that is shorter than the magic number is "not GGUF" rather than "truncated".
-    if reader.remaining() < 4 || &reader.bytes::<4>()? != b"GGUF" {
+    if reader.remaining() < 4 || reader.bytes::<4>()? != MAGIC {
         return Err(Fault::NotGguf);
     }
     match reader.u32()? {

@@ -3,9 +3,11 @@
 //! `baton doctor`, the node and the tests use it to name the model, to size its KV cache and to compare two files
 //! without llama.cpp. Of the tensors it reads only the samples that identify the weights. llama.cpp aborts or
 //! over-allocates on some damaged files, so every count and length is checked here first. Format: `docs/gguf.md` of the
-//! ggml project, versions 2 and 3.
+//! ggml project, versions 2 and 3. [`writer`] writes such
+//! files.
 
 mod adapter;
+pub mod byte_level;
 mod file_type;
 mod fingerprint;
 mod header;
@@ -16,6 +18,7 @@ mod tensor_types;
 #[cfg(test)]
 mod tests;
 mod weights_hash;
+pub mod writer;
 
 use std::collections::BTreeMap;
 use std::fs::File;

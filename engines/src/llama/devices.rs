@@ -8,15 +8,17 @@ use super::load_error::LoadError;
 /// The name of the processor, for computing without a GPU.
 pub const CPU: &str = "cpu";
 
-/// The kinds of GPU that this program was built for.
-pub const BUILT_FOR: &[&str] = &[
-    #[cfg(feature = "cuda")]
-    "CUDA",
-    #[cfg(any(feature = "metal", all(target_os = "macos", target_arch = "aarch64")))]
-    "Metal",
-    #[cfg(feature = "vulkan")]
-    "Vulkan",
+/// The GPU backends that can be built in, and whether this build has them.
+const GPU_BACKENDS: [(&str, bool); 3] = [
+    ("cuda", cfg!(feature = "cuda")),
+    ("metal", cfg!(any(feature = "metal", all(target_os = "macos", target_arch = "aarch64")))),
+    ("vulkan", cfg!(feature = "vulkan")),
 ];
+
+/// GPU backends of this build.
+pub fn gpu_backends() -> Vec<&'static str> {
+    GPU_BACKENDS.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect()
+}
 
 /// A device that models can be computed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +52,11 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
 /// no GPU is found. llama.cpp would do so silently, tens of times slower.
 pub(super) fn check(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<(), LoadError> {
     let is_left_to_processor = || Ok::<_, LoadError>(name.is_none() && gpus(None, n_gpu_layers)?.is_empty());
-    if BUILT_FOR.is_empty() || n_gpu_layers == Some(0) || !is_left_to_processor()? {
+    let kinds = gpu_backends();
+    if kinds.is_empty() || n_gpu_layers == Some(0) || !is_left_to_processor()? {
         return Ok(());
     }
-    let kinds = BUILT_FOR.join(" or ");
+    let kinds = kinds.join(" or ");
     Err(LoadError::Config(format!(
         "built for {kinds}, but no such device was found: is its driver installed? --device cpu computes on the processor."
     )))
@@ -132,7 +135,7 @@ mod tests {
         assert_eq!(in_use(None, Some(0)).unwrap(), [processor().unwrap()]);
         assert!(first_gpu(Some(CPU), None).unwrap().is_none() && first_gpu(None, Some(0)).unwrap().is_none());
         assert!(check(Some(CPU), None).is_ok() && check(None, Some(0)).is_ok());
-        assert_eq!(check(None, None).is_ok(), BUILT_FOR.is_empty() || devices.len() > 1);
+        assert_eq!(check(None, None).is_ok(), gpu_backends().is_empty() || devices.len() > 1);
         for gpu in &devices[1..] {
             assert_eq!(indices(&gpu.name).unwrap().len(), 1);
             assert!(in_use(Some(&gpu.name), None).unwrap()[0].starts_with(&gpu.name));

@@ -13,41 +13,41 @@ use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, Handoff
 use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 
-/// The longest pull; the prefill node has usually cached the prompt.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// The longest pull. Usually the prefill node has cached the prompt, but a processor may have to compute that of a large model.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A handoff that was received completely.
-pub struct Captured {
+pub(crate) struct Captured {
     /// The requested tokens and the layout of their KV.
-    pub handoff: Handoff,
+    pub(crate) handoff: Handoff,
     /// The decoded KV in the order of its tokens.
-    pub chunks: Vec<Chunk>,
+    pub(crate) chunks: Vec<Chunk>,
     /// The prefill node's own timings.
-    pub timings: PrefillTimings,
+    pub(crate) timings: PrefillTimings,
 }
 
 impl Captured {
     /// Bytes of all rows.
-    pub fn n_bytes(&self) -> usize {
+    pub(crate) fn n_bytes(&self) -> usize {
         self.chunks.iter().map(Chunk::n_bytes).sum()
     }
 }
 
 /// A node whose KV is captured.
 #[derive(Clone, Copy)]
-pub struct CaptureSource<'a> {
+pub(crate) struct CaptureSource<'a> {
     /// The node's address, without a path.
-    pub url: &'a str,
+    pub(crate) url: &'a str,
     /// The node's client.
-    pub engine: &'a RemoteEngine,
-    pub key: &'a str,
-    pub transport: &'a Transport,
+    pub(crate) engine: &'a RemoteEngine,
+    pub(crate) key: &'a str,
+    pub(crate) transport: &'a Transport,
     /// If true, the node does not keep the prompt in its cache.
-    pub ephemeral: bool,
+    pub(crate) ephemeral: bool,
 }
 
 /// Pulls the KV of `tokens` from a node.
-pub async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
+pub(crate) async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
     tokio::time::timeout(DEADLINE, read(source, tokens))
         .await
         .map_err(|_| CommandFailure("a pull takes too long".into()))?

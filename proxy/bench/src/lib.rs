@@ -2,26 +2,31 @@
 //! same run. All but `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the
 //! proxy's public parts.
 //!
-//! The entry points are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
+//! The entry points are [`run`] and [`demo::run`]; `baton doctor` shows the results of an [`examination`].
 //!
 //! ```text
 //! baton bench handoff --help
 //! baton demo
 //! ```
 
-pub mod capture;
+#[cfg(feature = "llama")]
+mod backends;
+#[cfg(feature = "llama")]
+mod capture;
 pub mod demo;
 #[cfg(feature = "llama")]
 mod engine;
+#[cfg(feature = "llama")]
+pub mod examination;
 #[cfg(feature = "llama")]
 mod handoff;
 mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
 mod mock;
-pub mod node_process;
+mod node_process;
 mod plan;
-pub mod prompts;
+mod prompts;
 mod relay;
 mod serve;
 mod stats;
@@ -41,6 +46,9 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum What {
+    /// Every device of this machine alone, and every handoff between two of them: exactness, and what it costs.
+    #[cfg(feature = "llama")]
+    Backends(backends::BackendsBenchArgs),
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Engine(engine::EngineBenchArgs),
@@ -59,6 +67,8 @@ enum What {
 /// Runs a benchmark and prints its figures.
 pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
+        #[cfg(feature = "llama")]
+        What::Backends(args) => backends::run(args).await,
         #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]

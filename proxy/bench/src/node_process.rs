@@ -12,23 +12,26 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// The longest start; loading a model takes much less.
-const START_DEADLINE: Duration = Duration::from_secs(120);
+/// The longest start: 20 GB from a slow disk take minutes.
+const START_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Bytes that a child may write before it is ready.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// A node on a loopback port of its own. It ends when this is dropped, and when this process ends.
-pub struct NodeProcess {
+pub(crate) struct NodeProcess {
     /// `http://127.0.0.1:PORT`
-    pub url: String,
-    pub engine: Arc<RemoteEngine>,
+    pub(crate) url: String,
+    pub(crate) engine: Arc<RemoteEngine>,
     child: Child,
 }
 
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
-    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, CommandFailure> {
+    pub(crate) async fn start(
+        key: &str,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<NodeProcess, CommandFailure> {
         // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
         let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
         let address =
@@ -39,14 +42,15 @@ impl NodeProcess {
     }
 
     /// The process, unless it has ended.
-    pub fn pid(&self) -> Option<u32> {
+    #[cfg(feature = "llama")]
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 }
 
 /// The command of a node that ends with this process: it exits when its standard input, which the child handle holds,
 /// closes. It has no key for handoffs, like the child of an endpoint without prefill nodes.
-pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
+pub(crate) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command
@@ -59,7 +63,7 @@ pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsStrin
 }
 
 /// Waits until the child reports that it is ready. Returns its address if it listens on TCP.
-pub async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, CommandFailure> {
+pub(crate) async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, CommandFailure> {
     let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the node has no output".into()))?;
     let mut event = String::new();
     let mut stdout = BufReader::new(stdout.take(MAX_EVENT_BYTES));

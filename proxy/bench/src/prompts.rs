@@ -11,7 +11,7 @@ use baton_schemas::node::TokenizeRequest;
 pub(crate) const TEXT: &str = include_str!("prompt.txt");
 
 /// A source of prompts that share no prefix, so that no cache helps.
-pub struct Prompts {
+pub(crate) struct Prompts {
     text: Vec<Token>,
     n_vocab: u32,
     n_made: u32,
@@ -19,14 +19,14 @@ pub struct Prompts {
 
 impl Prompts {
     /// Prompts in the vocabulary of a node's model.
-    pub async fn of(engine: &RemoteEngine) -> Result<Prompts, CommandFailure> {
+    pub(crate) async fn of(engine: &RemoteEngine) -> Result<Prompts, CommandFailure> {
         let n_vocab = engine.info().await?.n_vocab.max(1);
         let request = TokenizeRequest { text: TEXT.to_owned(), add_special: false, parse_special: false };
         Ok(Prompts { text: engine.tokenize(&request).await?, n_vocab, n_made: 0 })
     }
 
     /// Makes a prompt of `n` tokens with its own first token and its own start in the text.
-    pub fn next(&mut self, n: usize) -> Vec<Token> {
+    pub(crate) fn next(&mut self, n: usize) -> Vec<Token> {
         self.n_made += 1;
         let first = self.n_made.wrapping_mul(7919) % self.n_vocab;
         let skipped = 61 * self.n_made as usize % self.text.len().max(1);

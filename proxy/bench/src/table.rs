@@ -1,4 +1,4 @@
-//! Text tables.
+//! Tables: aligned for people, and in Markdown.
 
 use std::fmt::{Display, Write as _};
 
@@ -21,6 +21,15 @@ pub(super) fn table(head: &[impl Display], rows: impl IntoIterator<Item = Vec<St
     out
 }
 
+/// Formats a table in Markdown.
+#[cfg(feature = "llama")]
+pub(super) fn markdown(head: &[impl Display], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let head: Vec<String> = head.iter().map(ToString::to_string).collect();
+    let rule = format!("|{}\n", "---|".repeat(head.len()));
+    rows.into_iter().fold(line(&head) + &rule, |out, row| out + &line(&row))
+}
+
 /// The cell of a figure that was not measured.
 pub(super) fn dash() -> String {
     "–".to_owned()
@@ -29,6 +38,13 @@ pub(super) fn dash() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "llama")]
+    #[test]
+    fn markdown_has_a_rule_below_its_head() {
+        let text = markdown(&["what", "MB/s"], [vec!["a".into(), "1.0".into()]]);
+        assert_eq!(text, "| what | MB/s |\n|---|---|\n| a | 1.0 |\n");
+    }
 
     #[test]
     fn columns_line_up() {

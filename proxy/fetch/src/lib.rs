@@ -24,6 +24,7 @@ mod fake_python;
 mod fake_server;
 mod files;
 mod hub;
+pub mod made;
 mod package_index;
 mod part_file;
 pub mod progress;

@@ -1,35 +1,37 @@
-//! GGUF files, as far as the tests' models need them: read in F32, F16, Q4_1 and Q8_0; written in F32 and F16.
+//! GGUF files, as far as the tests' models need them: read in F32, F16, Q4_1 and Q8_0; written in F32 and F16, by Baton's
+//! own writer.
 //!
 //! The format is that of llama.cpp's `docs/gguf.md` and `ggml-common.h`. Malformed files panic.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
+/// A value of the metadata.
+pub use baton_engines::gguf::writer::WrittenValue as Value;
+use baton_engines::gguf::writer::{GgufPlan, PlannedTensor, WrittenType};
 use half::f16;
 
 const MAGIC: &[u8; 4] = b"GGUF";
-const VERSION: u32 = 3;
 /// Tensor data begins at multiples of this many bytes.
 const ALIGNMENT: usize = 32;
 /// Values in a block of a quantized row.
 const BLOCK: usize = 32;
-
-/// A value of the metadata.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Value {
-    U32(u32),
-    I32(i32),
-    F32(f32),
-    Bool(bool),
-    String(String),
-    Array(Vec<Value>),
-    U64(u64),
-}
 
 /// How a tensor is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     F32,
     F16,
+}
+
+impl Precision {
+    fn kind(self) -> WrittenType {
+        match self {
+            Precision::F32 => WrittenType::F32,
+            Precision::F16 => WrittenType::F16,
+        }
+    }
 }
 
 /// A tensor in memory.
@@ -53,36 +55,21 @@ pub struct Gguf {
 
 impl Gguf {
     pub fn write(&self, path: &Path) {
-        let mut head = Vec::new();
-        head.extend(MAGIC);
-        head.extend(VERSION.to_le_bytes());
-        head.extend((self.tensors.len() as u64).to_le_bytes());
-        head.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            put_string(&mut head, key);
-            head.extend(type_of(value).to_le_bytes());
-            put_value(&mut head, value);
-        }
-        let mut data = Vec::new();
-        for (name, tensor) in &self.tensors {
+        let planned = |(name, tensor): &(String, Tensor)| {
             assert_eq!(tensor.dims.iter().product::<usize>(), tensor.values.len(), "{name}");
-            put_string(&mut head, name);
-            head.extend((tensor.dims.len() as u32).to_le_bytes());
-            tensor.dims.iter().for_each(|&dim| head.extend((dim as u64).to_le_bytes()));
-            let ggml_type: u32 = if tensor.precision == Precision::F32 { 0 } else { 1 };
-            head.extend(ggml_type.to_le_bytes());
-            head.extend((data.len() as u64).to_le_bytes());
-            for &value in &tensor.values {
-                match tensor.precision {
-                    Precision::F32 => data.extend(value.to_le_bytes()),
-                    Precision::F16 => data.extend(f16::from_f32(value).to_le_bytes()),
-                }
-            }
-            data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
-        }
-        head.resize(head.len().next_multiple_of(ALIGNMENT), 0);
-        head.extend(data);
-        std::fs::write(path, head).unwrap();
+            let dims = tensor.dims.iter().map(|&dim| dim as u64).collect();
+            PlannedTensor { name: name.clone(), dims, kind: tensor.precision.kind() }
+        };
+        let plan = GgufPlan { metadata: self.metadata.clone(), tensors: self.tensors.iter().map(planned).collect() };
+        let mut out = BufWriter::new(File::create(path).unwrap());
+        let written = plan.write(&mut out, |i, data| {
+            let (_, tensor) = &self.tensors[i];
+            tensor.values.iter().try_for_each(|&value| match tensor.precision {
+                Precision::F32 => data.write_all(&value.to_le_bytes()),
+                Precision::F16 => data.write_all(&f16::from_f32(value).to_le_bytes()),
+            })
+        });
+        written.and_then(|()| out.flush()).unwrap();
     }
 
     pub fn read(path: &Path) -> Gguf {
@@ -141,40 +128,6 @@ fn dequantize(bytes: &[u8], ggml_type: u32, n: usize) -> Vec<f32> {
             })
             .collect(),
         other => panic!("ggml type {other} is not read here"),
-    }
-}
-
-fn type_of(value: &Value) -> u32 {
-    match value {
-        Value::U32(_) => 4,
-        Value::I32(_) => 5,
-        Value::F32(_) => 6,
-        Value::Bool(_) => 7,
-        Value::String(_) => 8,
-        Value::Array(_) => 9,
-        Value::U64(_) => 10,
-    }
-}
-
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-fn put_value(out: &mut Vec<u8>, value: &Value) {
-    match value {
-        Value::U32(number) => out.extend(number.to_le_bytes()),
-        Value::I32(number) => out.extend(number.to_le_bytes()),
-        Value::F32(number) => out.extend(number.to_le_bytes()),
-        Value::Bool(flag) => out.push(u8::from(*flag)),
-        Value::String(text) => put_string(out, text),
-        Value::Array(values) => {
-            // An empty list is one of strings.
-            out.extend(values.first().map_or(8, type_of).to_le_bytes());
-            out.extend((values.len() as u64).to_le_bytes());
-            values.iter().for_each(|value| put_value(out, value));
-        }
-        Value::U64(number) => out.extend(number.to_le_bytes()),
     }
 }
 

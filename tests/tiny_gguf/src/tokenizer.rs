@@ -1,5 +1,7 @@
 //! A byte-pair tokenizer with a token for each byte and hardly anything else.
 
+use baton_engines::gguf::byte_level::spelled;
+
 use super::Draft;
 use crate::file::Value;
 
@@ -29,7 +31,7 @@ pub(super) fn add(draft: &mut Draft) {
 
 /// The tokens of all bytes in their order, and the only merged pair, because llama.cpp requires a list of merges.
 pub(super) fn byte_pair_tokens() -> Vec<(String, TokenType)> {
-    let bytes = (0..=255).map(|byte| printable(byte).to_string());
+    let bytes = (0..=255).map(|byte| spelled(byte).to_string());
     bytes.chain(["th".to_owned()]).map(|text| (text, TokenType::Normal)).collect()
 }
 
@@ -46,14 +48,4 @@ pub(super) fn add_tokens(draft: &mut Draft, tokens: &[(String, TokenType)]) {
         tokens.iter().map(|(text, kind)| (Value::String(text.clone()), Value::I32(*kind as i32))).unzip();
     draft.set("tokenizer.ggml.tokens", Value::Array(texts));
     draft.set("tokenizer.ggml.token_type", Value::Array(types));
-}
-
-/// GPT-2's name for a byte: itself where that can be printed, else the next free character from U+0100 on.
-pub(super) fn printable(byte: u8) -> char {
-    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    if prints(byte) {
-        return byte.into();
-    }
-    let n_before = (0..byte).filter(|b| !prints(*b)).count() as u32;
-    char::from_u32(0x100 + n_before).unwrap()
 }

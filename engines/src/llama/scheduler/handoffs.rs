@@ -170,6 +170,8 @@ impl Scheduler<'_> {
             let Some(export) = &mut sequence.export else { continue };
             let max = if export.is_computed(n_kv) { cached_chunk.min(n_max) } else { n_max };
             let Some((positions, waited)) = export.next_range(n_kv, max) else { continue };
+            // A GPU may still be computing the chunk. The export would wait for it, and that time is the prefill's.
+            self.context.synchronize();
             let began = Instant::now();
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
                 Ok(chunk) if !is_finite(&chunk, transfer.layout()) => self.fail_not_finite(slot),

@@ -10,6 +10,7 @@ use baton_schemas::{EngineError, Token};
 use tokio_util::sync::CancellationToken;
 
 use super::pre::Stages;
+use crate::gguf::byte_level::spelled;
 
 /// Longer words are merged one at a time, bytes: they take much memory.
 const HUGE_WORD: usize = 1 << 20;
@@ -167,17 +168,5 @@ impl Parts {
 
     fn tokens(&self) -> impl Iterator<Item = Token> {
         self.parts.iter().map(|part| part.token).filter(|&token| token != NONE)
-    }
-}
-
-/// The character that stands for a byte in GPT-2's vocabularies: itself if it prints, else the next unused one from
-/// U+0100 on.
-fn spelled(byte: u8) -> char {
-    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    match byte {
-        byte if prints(byte) => byte.into(),
-        0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap_or_default(),
-        0x7F..=0xA0 => char::from_u32(0x121 + u32::from(byte) - 0x7F).unwrap_or_default(),
-        _ => '\u{143}',
     }
 }

@@ -1,19 +1,20 @@
 //! `baton doctor`: lists this machine's devices, and checks that KV moves between them and from other nodes.
 //!
-//! It starts two nodes on every device. One computes prompts; the other takes their KV and generates, and its replies are
-//! compared with the replies that it gives alone. All processes end with the command. `docs/backends.md` explains it.
+//! The checks are those of [`baton_bench::examination`]. `docs/backends.md` explains them.
 
 mod args;
-mod compare;
-mod examine;
 mod report;
 
+use baton_bench::examination::{self, Examination};
+use baton_engines::llama::devices;
+use baton_fetch as models;
 use baton_proxy::serve::signals::OnHangup;
-use baton_proxy::serve::{CommandFailure, signals};
+use baton_proxy::serve::{CommandFailure, model_files, signals};
+use baton_schemas::node::KEY_VARIABLE;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::args::DoctorArgs;
-use self::examine::Examination;
+use self::report::DoctorReport;
 
 /// Runs every check. A signal ends the command and all its processes at once.
 pub(super) async fn run(args: DoctorArgs) -> Result<(), CommandFailure> {
@@ -28,7 +29,7 @@ pub(super) async fn run(args: DoctorArgs) -> Result<(), CommandFailure> {
 #[allow(clippy::print_stdout, reason = "the report is the command's result")]
 async fn check(args: DoctorArgs) -> Result<(), CommandFailure> {
     let json = args.json;
-    let report = Examination::begin(args).await?.complete().await?;
+    let report = report(args).await?;
     match json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => print!("{report}"),
@@ -37,4 +38,29 @@ async fn check(args: DoctorArgs) -> Result<(), CommandFailure> {
         0 => Ok(()),
         n => Err(CommandFailure(format!("{n} of the checks failed"))),
     }
+}
+
+/// Finds the devices and the model, and runs every check.
+async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
+    let cluster_key = examination::cluster_key();
+    if cluster_key.is_none() && !args.prefill.is_empty() {
+        return Err(CommandFailure(format!("--prefill needs the cluster's key: set {KEY_VARIABLE}")));
+    }
+    let known = devices::all()?;
+    let devices = examination::chosen(&known, &args.devices)?;
+    let model = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let threads = args.threads.iter().flat_map(|n| ["--threads".into(), n.to_string().into()]);
+    let examination = Examination {
+        model: model.into(),
+        devices,
+        prefill: args.prefill,
+        n_tokens: args.tokens as usize,
+        n_new: args.new_tokens,
+        n_rounds: 1,
+        warms_up: false,
+        node_args: threads.chain(args.transport.to_args()).collect(),
+        transport: args.transport.transport()?,
+        key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
+    };
+    Ok(DoctorReport::new(&known, examination.complete().await?))
 }

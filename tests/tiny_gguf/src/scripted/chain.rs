@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use baton_engines::gguf::byte_level::spelled;
+
 use super::{Script, Tokenizer};
-use crate::tokenizer::{TokenType, byte_pair_tokens, printable};
+use crate::tokenizer::{TokenType, byte_pair_tokens};
 
 /// The longest run of tokens that stand in several places. The model's attention finds the token before it.
 const MAX_RUN: usize = 5;
@@ -95,7 +97,7 @@ impl Chain {
     fn last_of_prompt(&self, text: &str) -> usize {
         match *text.as_bytes() {
             [byte] if self.is_sentence_piece => self.id_of(&format!("<0x{byte:02X}>")),
-            [byte] => self.id_of(&printable(byte).to_string()),
+            [byte] => self.id_of(&spelled(byte).to_string()),
             _ => self.id_of(text),
         }
     }
@@ -117,7 +119,7 @@ impl Chain {
                 // A normal token is found in no prompt, as no merges lead to it. SentencePiece needs none.
                 let (spelling, kind) = match self.is_sentence_piece {
                     true => (text.to_owned(), TokenType::UserDefined),
-                    false => (rest.iter().map(|byte| printable(*byte)).collect(), TokenType::Normal),
+                    false => (rest.iter().map(|byte| spelled(*byte)).collect(), TokenType::Normal),
                 };
                 if !self.ids.contains_key(&spelling) {
                     tokens.push(self.add(spelling, kind));

@@ -101,6 +101,20 @@ pub(super) struct Difference {
 }
 
 impl Difference {
+    /// What no reply differs less than.
+    pub(super) const NONE: Difference =
+        Difference { mean_kl: 0.0, n_compared: usize::MAX, n_agreed: usize::MAX, is_exact: true };
+
+    /// The larger difference of two, each figure on its own.
+    pub(super) fn or_worse(self, other: Difference) -> Difference {
+        Difference {
+            mean_kl: self.mean_kl.max(other.mean_kl),
+            n_compared: self.n_compared.min(other.n_compared),
+            n_agreed: self.n_agreed.min(other.n_agreed),
+            is_exact: self.is_exact && other.is_exact,
+        }
+    }
+
     /// Compares two replies up to the first different token: after it, they continue different texts.
     pub(super) fn between(expected: &ComparedReply, reply: &ComparedReply) -> Difference {
         let common = expected.tokens.iter().zip(&reply.tokens).take_while(|(a, b)| a == b).count();
@@ -150,6 +164,8 @@ mod tests {
         let other = Difference::between(&expected, &reply_of(&[1, 9, 3], 0.75));
         assert_eq!((other.n_compared, other.n_agreed, other.is_exact), (2, 1, false));
         assert!(other.mean_kl > 0.0);
+        assert_eq!(Difference::NONE.or_worse(same), same);
+        assert_eq!(same.or_worse(other), other);
         assert!(!Difference::between(&reply_of(&[], 0.5), &reply_of(&[], 0.5)).is_exact, "nothing proves nothing");
     }
 }

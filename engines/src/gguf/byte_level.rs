@@ -1,0 +1,28 @@
+//! The spelling of bytes in GPT-2's vocabularies, which most byte-pair tokenizers share.
+
+/// The character that stands for a byte: itself if it prints, else the next unused one from U+0100 on.
+pub fn spelled(byte: u8) -> char {
+    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    match byte {
+        byte if prints(byte) => byte.into(),
+        0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap_or_default(),
+        0x7F..=0xA0 => char::from_u32(0x121 + u32::from(byte) - 0x7F).unwrap_or_default(),
+        _ => '\u{143}',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::spelled;
+
+    #[test]
+    fn every_byte_has_a_character_of_its_own() {
+        let all: BTreeSet<char> = (0..=255).map(spelled).collect();
+        assert_eq!(all.len(), 256);
+        assert!(all.iter().all(|c| !c.is_whitespace() && !c.is_control()));
+        // GPT-2's space and newline.
+        assert_eq!((spelled(b' '), spelled(b'\n'), spelled(b'a')), ('Ġ', 'Ċ', 'a'));
+    }
+}

@@ -1,0 +1,134 @@
+//! The shapes of models whose weights are made up: real dimensions, because they determine what prompts, tokens and KV cost.
+//! The figures are those of the models' own `config.json`.
+
+/// How llama.cpp computes a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    /// `llama`: interleaved RoPE, a feed-forward network.
+    Llama,
+    /// `qwen3moe`: half-split RoPE, norms on Q and K, experts.
+    Qwen3Moe,
+    /// `gpt-oss`: experts with biases, attention sinks, a sliding window in every other layer.
+    GptOss,
+}
+
+impl Family {
+    /// llama.cpp's name for the architecture.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen3Moe => "qwen3moe",
+            Family::GptOss => "gpt-oss",
+        }
+    }
+}
+
+/// The dimensions of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shape {
+    /// In `--models` and in the file's name.
+    pub(super) name: &'static str,
+    /// For the report.
+    pub(super) about: &'static str,
+    pub(super) family: Family,
+    pub(super) n_layer: u64,
+    pub(super) n_embd: u64,
+    pub(super) n_head: u64,
+    pub(super) n_head_kv: u64,
+    pub(super) head_dim: u64,
+    /// Rows of a feed-forward network, or of one expert.
+    pub(super) n_ff: u64,
+    /// 0 without experts.
+    pub(super) n_expert: u64,
+    /// Experts that compute a token.
+    pub(super) n_expert_used: u64,
+    pub(super) n_vocab: u64,
+    /// Positions that every other layer looks back; 0 without a window.
+    pub(super) window: u64,
+    pub(super) n_ctx: u64,
+    pub(super) rope_base: f32,
+    pub(super) epsilon: f32,
+}
+
+const DENSE_8B: Shape = Shape {
+    name: "dense-8b",
+    about: "made up, Llama 3.1 8B's shape, Q4_0",
+    family: Family::Llama,
+    n_layer: 32,
+    n_embd: 4096,
+    n_head: 32,
+    n_head_kv: 8,
+    head_dim: 128,
+    n_ff: 14_336,
+    n_expert: 0,
+    n_expert_used: 0,
+    n_vocab: 128_256,
+    window: 0,
+    n_ctx: 131_072,
+    rope_base: 500_000.0,
+    epsilon: 1e-5,
+};
+
+const MOE_30B_A3B: Shape = Shape {
+    name: "moe-30b-a3b",
+    about: "made up, Qwen3 30B-A3B's shape, Q4_0",
+    family: Family::Qwen3Moe,
+    n_layer: 48,
+    n_embd: 2048,
+    n_head: 32,
+    n_head_kv: 4,
+    head_dim: 128,
+    n_ff: 768,
+    n_expert: 128,
+    n_expert_used: 8,
+    n_vocab: 151_936,
+    window: 0,
+    n_ctx: 40_960,
+    rope_base: 1_000_000.0,
+    epsilon: 1e-6,
+};
+
+const GPT_OSS_20B: Shape = Shape {
+    name: "gpt-oss-20b",
+    about: "made up, gpt-oss-20b's shape, MXFP4",
+    family: Family::GptOss,
+    n_layer: 24,
+    n_embd: 2880,
+    n_head: 64,
+    n_head_kv: 8,
+    head_dim: 64,
+    n_ff: 2880,
+    n_expert: 32,
+    n_expert_used: 4,
+    n_vocab: 201_088,
+    window: 128,
+    n_ctx: 131_072,
+    rope_base: 150_000.0,
+    epsilon: 1e-5,
+};
+
+/// Small enough to check in a second that the files are right. All rows are whole blocks of 32.
+const fn tiny(name: &'static str, of: Shape) -> Shape {
+    let about = "made up, tiny";
+    let (n_expert, n_expert_used) = if of.n_expert > 0 { (8, 2) } else { (0, 0) };
+    let window = if of.window > 0 { 16 } else { 0 };
+    let (n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff) = (4, 64, 4, 2, 32, 96);
+    let (n_vocab, n_ctx) = (512, 8192);
+    let shape = Shape { name, about, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, ..of };
+    Shape { n_expert, n_expert_used, n_vocab, window, n_ctx, ..shape }
+}
+
+/// All shapes: the large ones, then those for tests.
+pub(super) const SHAPES: [Shape; 6] = [
+    DENSE_8B,
+    MOE_30B_A3B,
+    GPT_OSS_20B,
+    tiny("dense-tiny", DENSE_8B),
+    tiny("moe-tiny", MOE_30B_A3B),
+    tiny("gpt-oss-tiny", GPT_OSS_20B),
+];
+
+/// The shape with this name.
+pub(super) fn find(name: &str) -> Option<&'static Shape> {
+    SHAPES.iter().find(|shape| shape.name.eq_ignore_ascii_case(name))
+}

@@ -1,0 +1,176 @@
+//! The checks: each device alone, then every handoff between two of them, then from other machines.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::handoff::canary;
+use baton_engines::llama::devices::Device;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::transport::Transport;
+use baton_proxy::serve::CommandFailure;
+use baton_schemas::Token;
+use baton_schemas::kv::KvLayout;
+
+use super::compare::{ComparedReply, Difference, reply};
+use super::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
+use crate::capture::{CaptureSource, capture};
+use crate::node_process::NodeProcess;
+use crate::prompts::Prompts;
+
+/// Tokens of a reply that only warms a node up.
+const WARM_UP: u32 = 2;
+
+/// What is examined, and how.
+pub struct Examination {
+    /// The model's file.
+    pub model: OsString,
+    /// Devices of this machine.
+    pub devices: Vec<Device>,
+    /// Addresses of nodes on other machines that compute prompts, too.
+    pub prefill: Vec<String>,
+    /// Tokens of each prompt.
+    pub n_tokens: usize,
+    /// Tokens that are generated and compared.
+    pub n_new: u32,
+    /// Repetitions of each reply, at least one.
+    pub n_rounds: u32,
+    /// Hand another prompt over before each pair is measured: a new process touches its memory, and a GPU prepares its
+    /// kernels.
+    pub warms_up: bool,
+    /// Further arguments of every node.
+    pub node_args: Vec<OsString>,
+    /// How other machines' nodes are reached.
+    pub transport: Transport,
+    /// The cluster's, or one for this run.
+    pub key: String,
+}
+
+/// Where KV comes from.
+struct Origin {
+    /// A device's name, or an address.
+    name: String,
+    url: String,
+    engine: Arc<RemoteEngine>,
+    /// The process, if it was started here.
+    _process: Option<NodeProcess>,
+}
+
+/// A decode node, with what it computes alone.
+struct Target {
+    node: NodeProcess,
+    prompt: Vec<Token>,
+    warm_up: Vec<Token>,
+    alone: ComparedReply,
+}
+
+impl Examination {
+    /// Runs every check. What fails is in the result; an error is what no check could go on after.
+    pub async fn complete(&self) -> Result<Examined, CommandFailure> {
+        let mut examined = Examined::default();
+        let names: Vec<&String> = self.devices.iter().map(|device| &device.name).collect();
+        for &to in &names {
+            eprintln!("{to}: starting a decode node");
+            let node = match self.node(to, "both").await {
+                Ok(node) => node,
+                Err(CommandFailure(why)) => {
+                    examined.speeds.push(DeviceSpeed::failed(to, why));
+                    continue;
+                }
+            };
+            let (target, speed) = self.alone(to, node).await?;
+            examined.speeds.push(speed);
+            for from in names.iter().copied().chain(&self.prefill) {
+                eprintln!("{from} → {to}");
+                let outcome = self.handoff(from, &target).await;
+                let outcome = outcome.unwrap_or_else(|CommandFailure(why)| HandoffCheck::failed(why));
+                examined.handoffs.push(HandoffCheck { from: from.clone(), to: to.clone(), ..outcome });
+            }
+        }
+        Ok(examined)
+    }
+
+    /// Measures a device's speed, and keeps its own reply to a prompt for comparison with replies after a handoff.
+    async fn alone(&self, name: &str, node: NodeProcess) -> Result<(Target, DeviceSpeed), CommandFailure> {
+        let mut prompts = Prompts::of(&node.engine).await?;
+        let prompt = prompts.next(self.n_tokens);
+        let warm_up = prompts.next(self.n_tokens);
+        reply(&node.engine, &warm_up, WARM_UP, None).await?;
+        let alone = reply(&node.engine, &prompt, self.n_new, None).await?;
+        let mut replies = vec![alone];
+        for _ in 1..self.n_rounds {
+            replies.push(reply(&node.engine, &prompt, self.n_new, None).await?);
+        }
+        let speed = DeviceSpeed::of(name, prompt.len(), &replies);
+        let alone = replies.swap_remove(0);
+        Ok((Target { node, prompt, warm_up, alone }, speed))
+    }
+
+    async fn handoff(&self, from: &str, to: &Target) -> Result<HandoffCheck, CommandFailure> {
+        let origin = self.origin(from).await?;
+        let theirs = origin.engine.info().await?;
+        let ours = to.node.engine.info().await?;
+        let (Some(their_kv), Some(our_kv)) = (theirs.kv, ours.kv) else {
+            return Err(CommandFailure("this model's KV cannot be handed over".into()));
+        };
+        let same_device = theirs.devices == ours.devices && !theirs.devices.is_empty();
+        if self.warms_up {
+            reply(&to.node.engine, &to.warm_up, WARM_UP, Some(&origin.url)).await?;
+        }
+        let mut rounds = Vec::new();
+        let mut worst = Difference::NONE;
+        for _ in 0..self.n_rounds {
+            let handed = reply(&to.node.engine, &to.prompt, self.n_new, Some(&origin.url)).await?;
+            let timings = handed.handoff.ok_or_else(|| CommandFailure("the node did not take the KV".into()))?;
+            if let Some(failure) = timings.failure {
+                return Err(CommandFailure(failure.as_str().to_owned()));
+            }
+            worst = worst.or_worse(Difference::between(&to.alone, &handed));
+            rounds.push((timings, handed.ttft));
+        }
+        // The decode node computes the last token of the prompt itself.
+        let tokens = to.prompt[..to.prompt.len() - 1].to_vec();
+        let kv_distance = self.distance(&origin, &to.node, tokens, &our_kv.layout).await?;
+        let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
+        let must_be_exact = same_device && their_kv.fingerprint == our_kv.fingerprint && !has_window;
+        let verdict = Verdict::on(worst, must_be_exact);
+        Ok(HandoffCheck { kv_distance, verdict, from: origin.name, ..HandoffCheck::of_rounds(&rounds, worst) })
+    }
+
+    /// Distance between the KV of two nodes: relative L2 of the worst layer.
+    async fn distance(
+        &self,
+        origin: &Origin,
+        to: &NodeProcess,
+        tokens: Vec<Token>,
+        layout: &KvLayout,
+    ) -> Result<Option<f64>, CommandFailure> {
+        let source =
+            |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
+        let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
+        let ours = capture(source(&to.url, &to.engine), tokens).await?;
+        // Frames leave out unneeded parts of a sliding window. Then the caches cannot be compared as a whole.
+        let distance = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
+        Ok(Some(distance).filter(|distance| distance.is_finite()))
+    }
+
+    /// A node that computes prompts, on a device here or on another machine.
+    async fn origin(&self, name: &str) -> Result<Origin, CommandFailure> {
+        if self.devices.iter().any(|device| device.name == name) {
+            let process = self.node(name, "prefill").await?;
+            let url = process.url.clone();
+            let engine = process.engine.clone();
+            return Ok(Origin { name: name.to_owned(), url, engine, _process: Some(process) });
+        }
+        let url = if name.contains("://") { name.to_owned() } else { format!("http://{name}") };
+        let engine = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &self.key, &self.transport)?;
+        Ok(Origin { name: name.to_owned(), url, engine: engine.into(), _process: None })
+    }
+
+    async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {
+        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", "2"].map(OsString::from).into();
+        args.extend(["--model".into(), self.model.clone()]);
+        args.extend(self.node_args.iter().cloned());
+        NodeProcess::start(&self.key, args).await
+    }
+}

@@ -1,0 +1,208 @@
+//! What an examination found: the figures of each device, and of each handoff.
+
+use baton_schemas::handoff::HandoffReport;
+use serde::Serialize;
+
+use super::compare::{ComparedReply, Difference};
+use crate::stats::median;
+
+/// Mean KL in nats up to which kernels of different devices are as close as they can be; across software Vulkan and CPU
+/// 2e-3 to 8e-3 was measured, and where the cells of a sliding window lie alone moves it by 5e-3.
+const MAX_KL: f64 = 1e-2;
+
+/// The results with one model.
+#[derive(Debug, Default, Serialize)]
+pub struct Examined {
+    pub speeds: Vec<DeviceSpeed>,
+    pub handoffs: Vec<HandoffCheck>,
+}
+
+impl Examined {
+    /// Number of failed checks.
+    pub fn n_failed(&self) -> usize {
+        let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
+        let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
+        devices + handoffs
+    }
+
+    /// The speed of a device, if a node started on it.
+    pub fn speed(&self, device: &str) -> Option<&DeviceSpeed> {
+        self.speeds.iter().find(|speed| speed.device == device && speed.failure.is_none())
+    }
+}
+
+/// Speed of one device without a handoff. Medians of the rounds.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct DeviceSpeed {
+    pub device: String,
+    /// Prompt tokens per second, to the first token.
+    pub prefill_tps: f64,
+    /// Tokens per second of one stream.
+    pub decode_tps: f64,
+    /// From the request to the first token.
+    pub ttft_ms: f64,
+    /// The reason why no node started on it.
+    pub failure: Option<String>,
+}
+
+impl DeviceSpeed {
+    pub(super) fn of(device: &str, n_tokens: usize, alone: &[ComparedReply]) -> DeviceSpeed {
+        let ttft = median(&alone.iter().map(|reply| reply.ttft).collect::<Vec<_>>());
+        DeviceSpeed {
+            device: device.to_owned(),
+            prefill_tps: n_tokens as f64 / ttft,
+            decode_tps: median(&alone.iter().map(|reply| reply.decode_tps).collect::<Vec<_>>()),
+            ttft_ms: ttft * 1e3,
+            failure: None,
+        }
+    }
+
+    pub(super) fn failed(device: &str, why: String) -> DeviceSpeed {
+        DeviceSpeed { device: device.to_owned(), failure: Some(why), ..DeviceSpeed::default() }
+    }
+}
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
+pub enum Verdict {
+    /// Equal to the bit.
+    Exact,
+    /// Within the rounding differences of different kernels.
+    Close,
+    /// A wrong reply, or an error.
+    Failed(String),
+}
+
+impl Default for Verdict {
+    fn default() -> Verdict {
+        Verdict::Failed(String::new())
+    }
+}
+
+impl Verdict {
+    /// The verdict on the worst round. `must_be_exact`: device and weights are the same, so every number must be.
+    pub(super) fn on(difference: Difference, must_be_exact: bool) -> Verdict {
+        match difference {
+            Difference { is_exact: true, .. } => Verdict::Exact,
+            _ if must_be_exact => Verdict::Failed(
+                "the reply differs from the one without a handoff, although the device is the same".into(),
+            ),
+            Difference { mean_kl, .. } if mean_kl <= MAX_KL => Verdict::Close,
+            Difference { mean_kl, .. } => {
+                Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; different kernels explain at most {MAX_KL:.0e}"))
+            }
+        }
+    }
+}
+
+/// A prompt computed in one place and continued in another. Times are medians of the rounds, differences the largest.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct HandoffCheck {
+    pub from: String,
+    pub to: String,
+    /// Bytes of KV, encoded.
+    pub n_bytes: u64,
+    /// Relative L2 between the KV of both, worst layer; `None` if parts of a sliding window did not travel.
+    pub kv_distance: Option<f64>,
+    /// KL(alone ‖ handed over), nats a token.
+    pub mean_kl: f64,
+    /// Positions where both replies have the same likeliest token.
+    pub n_agreed: usize,
+    /// Positions that were compared: up to the first different token.
+    pub n_compared: usize,
+    pub prefill_ms: f64,
+    /// From the end of the prefill until the decode node is ready.
+    pub unhidden_ms: f64,
+    /// Prompt tokens per second on the prefill node, which exports their KV meanwhile.
+    pub prefill_tps: f64,
+    /// Received bytes ÷ the time to copy KV out of the prefill node's engine; `None` if that node does not report it.
+    pub export_gb_s: Option<f64>,
+    /// Received bytes ÷ the time to copy KV into the decode node's engine.
+    pub import_gb_s: Option<f64>,
+    /// The part of the transfer during the prefill, 0 to 1.
+    pub hidden_share: f64,
+    /// From the request to the first token.
+    pub ttft_ms: f64,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+impl HandoffCheck {
+    pub(super) fn failed(why: String) -> HandoffCheck {
+        HandoffCheck { verdict: Verdict::Failed(why), ..HandoffCheck::default() }
+    }
+
+    /// The figures of all rounds of a pair: each reply's handoff, and the seconds to its first token.
+    pub(super) fn of_rounds(rounds: &[(HandoffReport, f64)], worst: Difference) -> HandoffCheck {
+        let of = |value: fn(&HandoffReport) -> f64| {
+            median(&rounds.iter().map(|(report, _)| value(report)).collect::<Vec<_>>())
+        };
+        let rate = |ms: fn(&HandoffReport) -> f64| {
+            let known = rounds.iter().filter(|(report, _)| ms(report) > 0.0);
+            let rates: Vec<f64> = known.map(|(report, _)| report.n_bytes as f64 / ms(report) / 1e6).collect();
+            (!rates.is_empty()).then(|| median(&rates))
+        };
+        HandoffCheck {
+            n_bytes: of(|report| report.n_bytes as f64) as u64,
+            mean_kl: worst.mean_kl,
+            n_agreed: worst.n_agreed,
+            n_compared: worst.n_compared,
+            prefill_ms: of(|report| report.prefill_ms),
+            unhidden_ms: of(|report| report.unhidden_ms),
+            prefill_tps: of(|report| {
+                f64::from(report.n_computed) / (report.prefill_ms - report.stalled_ms).max(1e-3) * 1e3
+            }),
+            export_gb_s: rate(|report| report.export_ms),
+            import_gb_s: rate(|report| report.import_ms),
+            hidden_share: of(|report| (report.hidden_ms / report.transfer_ms.max(1e-3)).min(1.0)),
+            ttft_ms: median(&rounds.iter().map(|(_, ttft)| ttft * 1e3).collect::<Vec<_>>()),
+            ..HandoffCheck::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(factor: f64) -> HandoffReport {
+        HandoffReport {
+            n_computed: 100,
+            n_bytes: 1_000_000,
+            prefill_ms: 250.0 * factor,
+            stalled_ms: 50.0 * factor,
+            export_ms: factor,
+            import_ms: 0.5 * factor,
+            transfer_ms: 100.0 * factor,
+            ..HandoffReport::default()
+        }
+        .with_unhidden(10.0 * factor)
+    }
+
+    const DIFFERENCE: Difference = Difference { mean_kl: 2e-3, n_compared: 8, n_agreed: 7, is_exact: false };
+
+    #[test]
+    fn a_pair_has_the_medians_of_its_rounds() {
+        let rounds = [(report(1.0), 0.3), (report(2.0), 0.9), (report(4.0), 0.6)];
+        let check = HandoffCheck::of_rounds(&rounds, DIFFERENCE);
+        assert_eq!((check.n_bytes, check.prefill_ms, check.unhidden_ms), (1_000_000, 500.0, 20.0));
+        assert_eq!((check.prefill_tps, check.ttft_ms), (250.0, 600.0));
+        assert_eq!((check.export_gb_s, check.import_gb_s), (Some(0.5), Some(1.0)));
+        assert!((check.hidden_share - 0.9).abs() < 1e-9);
+        assert_eq!((check.mean_kl, check.n_agreed, check.n_compared), (2e-3, 7, 8));
+        // A prefill node from before the field was there.
+        let old = HandoffReport { export_ms: 0.0, ..report(1.0) };
+        assert_eq!(HandoffCheck::of_rounds(&[(old, 0.3)], DIFFERENCE).export_gb_s, None);
+    }
+
+    #[test]
+    fn the_verdict_depends_on_the_device_and_the_distance() {
+        let exact = Difference { mean_kl: 0.0, is_exact: true, ..DIFFERENCE };
+        assert_eq!(Verdict::on(exact, true), Verdict::Exact);
+        assert_eq!(Verdict::on(DIFFERENCE, false), Verdict::Close);
+        assert!(matches!(Verdict::on(DIFFERENCE, true), Verdict::Failed(_)));
+        let far = Difference { mean_kl: 0.5, ..DIFFERENCE };
+        assert!(matches!(Verdict::on(far, false), Verdict::Failed(why) if why.contains("5.0e-1")));
+    }
+}
