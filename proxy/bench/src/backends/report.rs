@@ -175,7 +175,7 @@ fn handoff(model: &ModelFigures, check: &HandoffCheck) -> Vec<String> {
         one(check.n_bytes as f64 / 1e6),
         rate(check.export_gb_s),
         rate(check.import_gb_s),
-        format!("{:.0} %", 100.0 * check.hidden_share),
+        check.hidden_share.map_or_else(dash, |share| format!("{:.0} %", 100.0 * share)),
         one(check.unhidden_ms),
         format!("{:.0}", check.ttft_ms),
         ratio(&check.to),
@@ -212,7 +212,7 @@ mod tests {
             prefill_tps: 10_220.0,
             export_gb_s: Some(1.25),
             import_gb_s: None,
-            hidden_share: 0.875,
+            hidden_share: Some(0.875),
             ttft_ms: 60.0,
             verdict,
         }

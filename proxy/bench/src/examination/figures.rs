@@ -120,8 +120,8 @@ pub struct HandoffCheck {
     pub export_gb_s: Option<f64>,
     /// Received bytes ÷ the time to copy KV into the decode node's engine.
     pub import_gb_s: Option<f64>,
-    /// The part of the transfer during the prefill, 0 to 1.
-    pub hidden_share: f64,
+    /// The part of the transfer during the prefill, 0 to 1; `None` if everything came at once.
+    pub hidden_share: Option<f64>,
     /// From the request to the first token.
     pub ttft_ms: f64,
     #[serde(flatten)]
@@ -143,6 +143,8 @@ impl HandoffCheck {
             let rates: Vec<f64> = known.map(|(report, _)| report.n_bytes as f64 / ms(report) / 1e6).collect();
             (!rates.is_empty()).then(|| median(&rates))
         };
+        let transfers = rounds.iter().filter(|(report, _)| report.transfer_ms > 0.0);
+        let hidden: Vec<f64> = transfers.map(|(report, _)| (report.hidden_ms / report.transfer_ms).min(1.0)).collect();
         HandoffCheck {
             n_bytes: of(|report| report.n_bytes as f64) as u64,
             mean_kl: worst.mean_kl,
@@ -155,7 +157,7 @@ impl HandoffCheck {
             }),
             export_gb_s: rate(|report| report.export_ms),
             import_gb_s: rate(|report| report.import_ms),
-            hidden_share: of(|report| (report.hidden_ms / report.transfer_ms.max(1e-3)).min(1.0)),
+            hidden_share: (!hidden.is_empty()).then(|| median(&hidden)),
             ttft_ms: median(&rounds.iter().map(|(_, ttft)| ttft * 1e3).collect::<Vec<_>>()),
             ..HandoffCheck::default()
         }
@@ -189,8 +191,10 @@ mod tests {
         assert_eq!((check.n_bytes, check.prefill_ms, check.unhidden_ms), (1_000_000, 500.0, 20.0));
         assert_eq!((check.prefill_tps, check.ttft_ms), (250.0, 600.0));
         assert_eq!((check.export_gb_s, check.import_gb_s), (Some(0.5), Some(1.0)));
-        assert!((check.hidden_share - 0.9).abs() < 1e-9);
+        assert!((check.hidden_share.unwrap() - 0.9).abs() < 1e-9);
         assert_eq!((check.mean_kl, check.n_agreed, check.n_compared), (2e-3, 7, 8));
+        let at_once = HandoffReport { transfer_ms: 0.0, hidden_ms: 0.0, ..report(1.0) };
+        assert_eq!(HandoffCheck::of_rounds(&[(at_once, 0.3)], DIFFERENCE).hidden_share, None);
         // A prefill node from before the field was there.
         let old = HandoffReport { export_ms: 0.0, ..report(1.0) };
         assert_eq!(HandoffCheck::of_rounds(&[(old, 0.3)], DIFFERENCE).export_gb_s, None);
