@@ -71,16 +71,17 @@ pub(super) fn write(
         }
         (WrittenType::Q4_0, Content::Random(deviation)) => {
             let scale = f16::from_f32(deviation / Q4_0_DEVIATION).to_le_bytes();
-            blocks(n_values, scale, 16, random, without_minus_8, out)
+            blocks(n_values, BlockForm { scale, n_quants: 16, quant: without_minus_8 }, random, out)
         }
         (WrittenType::Q8_0, Content::Random(deviation)) => {
             let scale = f16::from_f32(deviation / Q8_0_DEVIATION).to_le_bytes();
-            blocks(n_values, scale, 32, random, without_minus_128, out)
+            blocks(n_values, BlockForm { scale, n_quants: 32, quant: without_minus_128 }, random, out)
         }
         (WrittenType::Mxfp4, Content::Random(deviation)) => {
             // E8M0: a power of two, 127 is one. 255 would be NaN.
             let exponent = (deviation / MXFP4_DEVIATION).log2().round() + 127.0;
-            blocks(n_values, [exponent.clamp(1.0, 254.0) as u8], 16, random, |byte| byte, out)
+            let scale = [exponent.clamp(1.0, 254.0) as u8];
+            blocks(n_values, BlockForm { scale, n_quants: 16, quant: |byte| byte }, random, out)
         }
         (kind, content) => {
             Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{content:?} is not written as {kind:?}")))
@@ -102,15 +103,21 @@ fn floats(
     })
 }
 
-/// Writes blocks: each a scale, and `n_quants` random bytes passed through `quant`.
-fn blocks<const N: usize>(
-    n_values: u64,
+/// A quantized type's block: a scale, and then `n_quants` random bytes, each passed through `quant`.
+struct BlockForm<const N: usize, Q> {
     scale: [u8; N],
     n_quants: usize,
+    quant: Q,
+}
+
+/// Writes whole blocks.
+fn blocks<const N: usize>(
+    n_values: u64,
+    form: BlockForm<N, impl Fn(u8) -> u8>,
     random: &mut SplitMix64,
-    quant: impl Fn(u8) -> u8,
     out: &mut dyn Write,
 ) -> io::Result<()> {
+    let BlockForm { scale, n_quants, quant } = form;
     let mut n_left = n_values / BLOCK;
     let block_bytes = N + n_quants;
     let mut batch = vec![0; BATCH.min(n_left) as usize * block_bytes];
