@@ -4,7 +4,7 @@
 //! memory of its own, piece by piece. A chunk stays in its buffer until it is sent, so that hashing, encoding and sending it
 //! overlap with computing the next one; only the copy itself holds up the context.
 
-use super::state::PinnedMemory;
+use super::state::{PinnedMemory, StateBuffer};
 
 /// Pinned memory is allocated in multiples of this, because each allocation takes milliseconds.
 const STEP: usize = 1 << 20;
@@ -28,24 +28,6 @@ impl ExportBuffer {
         ExportBuffer { device, memory: Memory::Heap(Vec::new()), n_bytes: 0 }
     }
 
-    /// Makes it `n_bytes` long. The content is then undefined: old bytes or zeros.
-    pub(super) fn resize(&mut self, n_bytes: usize) -> &mut [u8] {
-        self.n_bytes = n_bytes;
-        if n_bytes > self.capacity() {
-            self.grow(n_bytes);
-        }
-        let all = match &mut self.memory {
-            Memory::Heap(bytes) => {
-                if bytes.len() < n_bytes {
-                    bytes.resize(n_bytes, 0);
-                }
-                &mut bytes[..]
-            }
-            Memory::Pinned(memory) => memory.bytes_mut(),
-        };
-        &mut all[..n_bytes]
-    }
-
     fn capacity(&self) -> usize {
         match &self.memory {
             Memory::Heap(bytes) => bytes.capacity(),
@@ -67,6 +49,26 @@ impl ExportBuffer {
     #[cfg(test)]
     pub(super) fn is_pinned(&self) -> bool {
         matches!(self.memory, Memory::Pinned(_))
+    }
+}
+
+impl StateBuffer for ExportBuffer {
+    /// Its content is then old bytes or zeros.
+    fn resize(&mut self, n_bytes: usize) -> &mut [u8] {
+        self.n_bytes = n_bytes;
+        if n_bytes > self.capacity() {
+            self.grow(n_bytes);
+        }
+        let all = match &mut self.memory {
+            Memory::Heap(bytes) => {
+                if bytes.len() < n_bytes {
+                    bytes.resize(n_bytes, 0);
+                }
+                &mut bytes[..]
+            }
+            Memory::Pinned(memory) => memory.bytes_mut(),
+        };
+        &mut all[..n_bytes]
     }
 }
 

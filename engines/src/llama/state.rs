@@ -9,7 +9,6 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
 
-use super::export_buffer::ExportBuffer;
 use super::placement::ImportBlob;
 
 /// The most sequences of a llama.cpp context (its `LLAMA_MAX_SEQ`). It aborts the process on a larger id.
@@ -34,8 +33,14 @@ pub enum StateError {
     Import,
 }
 
+/// Memory that a state is written into.
+pub(super) trait StateBuffer {
+    /// Makes it `n_bytes` long, with any content.
+    fn resize(&mut self, n_bytes: usize) -> &mut [u8];
+}
+
 /// Writes the state of `seq` into `buffer`, which is grown as needed, and returned.
-pub(super) fn export(ctx: &LlamaContext<'_>, seq: u32, mut buffer: ExportBuffer) -> Result<ExportBuffer, StateError> {
+pub(super) fn export<B: StateBuffer>(ctx: &LlamaContext<'_>, seq: u32, mut buffer: B) -> Result<B, StateError> {
     let seq_id = checked(seq)?;
     // Not the on-device flag: with it llama.cpp may abort the process.
     let flags = LlamaStateSeqFlags::empty();
