@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use super::access::SharedAccess;
 use super::body_budget::BodyBudget;
 use super::config::HttpConfig;
 use super::http_backend::HttpBackend;
@@ -20,6 +21,8 @@ pub struct HttpState {
     pub backend: Arc<dyn HttpBackend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
+    /// Who may use the server. It is replaced when the configuration is reloaded.
+    pub access: SharedAccess,
     /// Limits the number of state streams.
     pub watchers: Watchers,
     /// Limits the memory of request bodies.

@@ -81,12 +81,13 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
         backend: Arc::clone(&backend),
         keys: KeyCheck { access: access.clone(), public_paths: routes.public_paths() },
         cors: cors::layer(access.clone()),
-        access,
+        access: access.clone(),
         while_stopping: routes.paths_while_stopping(),
     };
     let watchers = http_state::Watchers::default();
     let bodies = BodyBudget::default();
-    let state = HttpState { backend, config: Arc::new(config), watchers, bodies, routes: routes.listed().into() };
+    let config = Arc::new(config);
+    let state = HttpState { backend, config, access, watchers, bodies, routes: routes.listed().into() };
     let document = DocumentText::new(routes.documented);
     let router = routes
         .router

@@ -27,7 +27,7 @@ pub const MAX_SAMPLES: usize = 360;
 /// What happened in ten seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HistorySample {
-    /// The end of the interval, milliseconds since the Unix epoch.
+    /// The end of the interval, milliseconds since the Unix epoch. Ascends, even if the clock is set back.
     pub at_ms: u64,
     /// The length of the interval, seconds.
     pub seconds: f64,
@@ -109,8 +109,9 @@ impl History {
         };
         let fallbacks = samples.fallbacks_before.iter().filter_map(new).collect();
         let (generated_tokens, itl_ms) = self.tokens.drain();
+        let now_ms = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let sample = HistorySample {
-            at_ms: now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+            at_ms: samples.closed.back().map_or(now_ms, |last| now_ms.max(last.at_ms + 1)),
             seconds: (TICK * TICKS_PER_SAMPLE).as_secs_f64(),
             generated_tokens,
             ttft_ms: self.ttft.drain(),
@@ -181,5 +182,12 @@ mod tests {
         }
         let samples = history.since(0);
         assert_eq!((samples.len(), samples[0].at_ms), (MAX_SAMPLES, (5_000 - 3_590) * 1_000));
+
+        // The clock is set back by an hour.
+        for second in 1_401..=1_420 {
+            history.tick(at(second), report(0, 2));
+        }
+        let after: Vec<u64> = history.since(5_000_000).iter().map(|sample| sample.at_ms).collect();
+        assert_eq!(after, [5_000_001, 5_000_002]);
     }
 }

@@ -21,6 +21,18 @@ impl AllowedHosts {
         AllowedHosts(names.into_iter().map(|name| normalized(&name)).filter(|name| !name.is_empty()).collect())
     }
 
+    /// Returns true if nobody else can make `host`, without port, resolve to this machine: an address, or a name of its
+    /// own. In a local network anybody answers for other names of `.local`.
+    pub fn is_own(&self, host: &str) -> bool {
+        let name = normalized(host);
+        let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
+        let own = name.strip_suffix(".local").unwrap_or(&name);
+        address.parse::<IpAddr>().is_ok()
+            || name == "localhost"
+            || name.ends_with(".localhost")
+            || self.0.iter().any(|known| *known == name || known == own)
+    }
+
     /// Returns true if `host`, without port, is accepted.
     pub fn allows(&self, host: &str) -> bool {
         let name = normalized(host);
@@ -82,6 +94,18 @@ mod tests {
         check("[::2]", false);
         check("", false);
         check("a b", false);
+    }
+
+    #[test]
+    fn pages_are_this_machines_own_by_addresses_and_its_own_names() {
+        let hosts = AllowedHosts::of(["Spark", "llm.example.com"].map(str::to_owned));
+        for own in ["192.168.1.5", "[fe80::1]", "localhost", "a.localhost", "spark", "SPARK.local.", "llm.example.com"]
+        {
+            assert!(hosts.is_own(own), "{own}");
+        }
+        for other in ["evil.local", "host.internal", "evil.example.com", "spark.evil.com", ".local", ""] {
+            assert!(!hosts.is_own(other), "{other}");
+        }
     }
 
     #[test]

@@ -4,8 +4,6 @@
 //! A request whose reply CORS would hide is therefore refused before any work; the same list decides both. Callers that
 //! are not browsers send no `Origin` and are not affected.
 
-use std::net::IpAddr;
-
 use axum::extract::Request;
 use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
@@ -25,8 +23,9 @@ pub(in crate::http) fn check(access: &SharedAccess, request: &Request) -> Result
     }
 }
 
-/// Returns true for a page of this server itself, as other machines reach it: by an address, or by a name that a stranger's
-/// DNS cannot make resolve to it. A browser sends both the page's origin and the host that it asks.
+/// Returns true for a page of this server itself, as other machines reach it: by an address, or by a name of this machine. A
+/// browser sends both the page's origin and the host that it asks. Under another name the page could be a stranger's, whose
+/// name service has made the name resolve to this server after the page was loaded.
 fn is_own_page(hosts: &AllowedHosts, request: &Request, origin: &HeaderValue) -> bool {
     let asked = request.uri().authority().cloned().or_else(|| {
         let host = request.headers().get(header::HOST)?;
@@ -35,10 +34,8 @@ fn is_own_page(hosts: &AllowedHosts, request: &Request, origin: &HeaderValue) ->
     let Some((asked, origin)) = asked.zip(origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok())) else {
         return false;
     };
-    let bare = asked.host().trim_start_matches('[').trim_end_matches(']');
-    let cannot_be_rebound = bare.parse::<IpAddr>().is_ok() || hosts.allows(asked.host());
     let is_same = origin.authority().is_some_and(|authority| authority.as_str().eq_ignore_ascii_case(asked.as_str()));
-    is_same && cannot_be_rebound
+    is_same && hosts.is_own(asked.host())
 }
 
 fn origin_not_allowed() -> HttpFailure {

@@ -21,8 +21,8 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 /// A file of the page.
 struct PageFile {
     media_type: &'static str,
-    /// The hash of its content, in quotes.
-    etag: String,
+    /// The hash of its content. Weak: both encodings have the same one.
+    etag: HeaderValue,
     bytes: &'static [u8],
     gzipped: Bytes,
 }
@@ -60,7 +60,8 @@ async fn style(asked: HeaderMap) -> Response {
 
 impl PageFile {
     fn new(media_type: &'static str, bytes: &'static [u8]) -> PageFile {
-        let etag = format!("\"{}\"", &blake3::hash(bytes).to_hex()[..16]);
+        let etag = format!("W/\"{}\"", &blake3::hash(bytes).to_hex()[..16]);
+        let etag = HeaderValue::try_from(etag).expect("hexadecimal digits are valid in a header");
         PageFile { media_type, etag, bytes, gzipped: gzip(bytes).into() }
     }
 
@@ -70,7 +71,7 @@ impl PageFile {
             let values = asked.get_all(name).iter().filter_map(|value| value.to_str().ok());
             values.flat_map(|value| value.split(',')).map(str::trim)
         };
-        let has_it = asks(header::IF_NONE_MATCH).any(|etag| etag.trim_start_matches("W/") == self.etag);
+        let has_it = asks(header::IF_NONE_MATCH).any(|etag| etag == "*" || self.has_etag(etag));
         let takes_gzip = asks(header::ACCEPT_ENCODING).any(|coding| matches!(coding, "gzip" | "gzip;q=1.0"));
         let mut response = match (has_it, takes_gzip) {
             (true, _) => StatusCode::NOT_MODIFIED.into_response(),
@@ -91,18 +92,20 @@ impl PageFile {
         ] {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        // Weak: both encodings have the same one.
-        if let Ok(etag) = HeaderValue::from_str(&format!("W/{}", self.etag)) {
-            headers.insert(header::ETAG, etag);
-        }
+        headers.insert(header::ETAG, self.etag.clone());
         response
+    }
+
+    /// Compares weakly, as for reading (RFC 9110, section 8.8.3.2).
+    fn has_etag(&self, etag: &str) -> bool {
+        let bare = |etag: &[u8]| etag.strip_prefix(b"W/").unwrap_or(etag).to_vec();
+        bare(etag.as_bytes()) == bare(self.etag.as_bytes())
     }
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    // Writing into memory cannot fail.
-    encoder.write_all(bytes).and_then(|()| encoder.finish()).unwrap_or_default()
+    encoder.write_all(bytes).and_then(|()| encoder.finish()).expect("writing into memory cannot fail")
 }
 
 #[cfg(test)]

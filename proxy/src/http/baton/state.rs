@@ -79,9 +79,12 @@ pub(super) async fn show(
     };
     let events = async_stream::stream! {
         let _place = place;
+        let granted = state.access.load_full();
         let mut sent = None;
         let mut sampled_ms = 0;
-        loop {
+        let mut is_last = false;
+        // A key may have been taken away: whoever still has one asks again.
+        while Arc::ptr_eq(&granted, &state.access.load_full()) {
             let now = now(&*state.backend, &stopping, with_addresses);
             let event = if wanted == Wanted::Changes {
                 let history = state.backend.history(sampled_ms);
@@ -93,10 +96,11 @@ pub(super) async fn show(
                 event(&now)
             };
             yield Ok::<Bytes, Infallible>(event);
-            // Otherwise the stream would delay the shutdown until the drain deadline.
-            if stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
+            if is_last {
                 break;
             }
+            // Otherwise the stream would delay the shutdown until the drain deadline. One more event says that it stops.
+            is_last = stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none();
         }
     };
     let mut response = Body::from_stream(events).into_response();

@@ -153,7 +153,8 @@ async fn only_known_origins_may_read() {
 /// The live page, opened from another machine.
 #[tokio::test]
 async fn this_servers_own_page_may_call_it() {
-    let server = start_with(hello(), HttpConfig { check_host: false, ..HttpConfig::default() }).await;
+    let access = AccessConfig { allowed_hosts: vec!["mac".to_owned()], ..AccessConfig::default() };
+    let server = start_with(hello(), HttpConfig { check_host: false, access, ..HttpConfig::default() }).await;
     let status = async |host: &str, origin: &str| {
         server.ask(Method::POST, "/v1/chat/completions", &[("host", host), ("origin", origin)]).await.status
     };
@@ -165,6 +166,8 @@ async fn this_servers_own_page_may_call_it() {
         ("192.168.1.7:8080", "http://192.168.1.7:9090"),
         ("192.168.1.7:8080", "http://192.168.1.8:8080"),
         ("mac.local:8080", "http://spark.local:8080"),
+        // Anybody in the local network answers for such a name.
+        ("evil.local:8080", "http://evil.local:8080"),
         ("chat.example.com", "http://chat.example.com"),
     ] {
         assert_eq!(status(host, origin).await, 403, "{origin} asks {host}");

@@ -40,7 +40,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::server::{DEADLINES, Shutdown, serve_with};
-use super::{AccessConfig, HttpBackend, HttpConfig};
+use super::{AccessConfig, HostCheck, HttpBackend, HttpConfig, SharedAccess, api};
 use crate::error::RequestError;
 use crate::observe::history::HistorySample;
 use crate::observe::readiness::Readiness;
@@ -367,6 +367,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 struct TestServer {
     address: SocketAddr,
     fake: Arc<Fake>,
+    access: SharedAccess,
     shutdown: Shutdown,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
@@ -413,9 +414,11 @@ async fn start_limited(fake: Fake, config: HttpConfig, limits: Limits) -> TestSe
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
-    let router = super::router(fake.clone(), config);
+    let access = crate::http::access::shared(&config.access);
+    let host = HostCheck { access: access.clone(), checks_names: config.check_host };
+    let router = super::listener(&api(fake.clone(), config, access.clone()), host);
     let task = tokio::spawn(serve_with(limits.connection, listener, router, shutdown.clone(), limits.drain));
-    TestServer { address, fake, shutdown, task }
+    TestServer { address, fake, access, shutdown, task }
 }
 
 impl TestServer {

@@ -36,7 +36,24 @@ async fn the_state_is_streamed_until_the_server_stops() {
     let response = ask(&server, "?stream=1", &[]).await;
     server.shutdown.begin.cancel();
     let rest = tokio::time::timeout(Duration::from_secs(5), response.bytes_stream().collect::<Vec<_>>()).await;
-    assert!(rest.is_ok(), "a stream of states held up the server's end");
+    let rest = rest.expect("a stream of states held up the server's end");
+    let last = rest.last().unwrap().as_ref().unwrap();
+    let last: EndpointState = serde_json::from_slice(last.strip_prefix(b"data: ").unwrap()).unwrap();
+    assert!(last.is_stopping);
+}
+
+#[tokio::test]
+async fn a_stream_of_states_ends_when_keys_are_replaced() {
+    let server = start_with(hello(), closed_config("one")).await;
+    let request = reqwest::Client::new().get(server.url("/baton/state?stream=changes")).bearer_auth("one");
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    crate::http::access::renew(
+        &server.access,
+        &AccessConfig { api_keys: vec!["two".to_owned()], ..AccessConfig::default() },
+    );
+    let rest = tokio::time::timeout(Duration::from_secs(5), response.bytes_stream().collect::<Vec<_>>()).await;
+    assert!(rest.is_ok(), "a key that is no longer valid still sees the state");
 }
 
 #[tokio::test]
