@@ -55,6 +55,37 @@ test('without a key there is only the question for one', async ({ page, problems
   expect(problems).toEqual([]);
 });
 
+test('a key is kept only if the endpoint knows it', async ({ page, problems, cluster }) => {
+  const { url, guest } = await locked(cluster);
+  const kept = () => page.evaluate(() => sessionStorage.getItem('baton-key'));
+  await page.goto(`${url}/#try`);
+  // No header can hold this one.
+  await enter(page, 'Schlüssel 🔑');
+  await expect(page.getByRole('alert')).toContainText('A key has only letters without accents');
+  expect(await kept()).toBeNull();
+  await page.reload();
+  await enter(page, 'wrong');
+  await expect(page.getByRole('alert')).toHaveText('The endpoint does not know this key.');
+  expect(await kept()).toBeNull();
+  await expect(page.getByLabel('Message', { exact: true })).toBeHidden();
+
+  await enter(page, guest);
+  await expect(page.locator('#chat-model')).toHaveValue('sim');
+  expect(await kept()).toBe(guest);
+  await enter(page, 'wrong again');
+  await expect(page.getByRole('alert')).toHaveText('The endpoint does not know this key.');
+  expect(await kept()).toBe(guest);
+
+  // A key that was known once.
+  await page.evaluate(() => sessionStorage.setItem('baton-key', 'old'));
+  await page.reload();
+  await expect(page.getByRole('alert')).toHaveText('The endpoint does not know this key.');
+  await expect(page.getByLabel('Message', { exact: true })).toBeHidden();
+  await enter(page, guest);
+  await expect(page.locator('#chat-model')).toHaveValue('sim');
+  expect(problems).toEqual([]);
+});
+
 test('the files come with strict headers, and only browsers get the page', async ({ request, cluster }) => {
   const { url } = await locked(cluster);
   expect(await (await request.get(url)).text()).toBe('Ollama is running');

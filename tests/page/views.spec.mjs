@@ -88,3 +88,37 @@ test('the keyboard reaches everything', async ({ page, problems, cluster }) => {
   await expect(page.locator('.request button')).toHaveAttribute('aria-expanded', 'true');
   expect(problems).toEqual([]);
 });
+
+test('another view or the skip link ends no reply and loses no text', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve('--engine', 'sim', '--name', 'sim', '--sim-decode-tps', '20');
+  const view = (name) => page.getByRole('navigation').getByRole('link', { name });
+  await page.goto(`${url}/#plan`);
+  await page.getByLabel('A prompt, or the JSON body').fill('Keep this.');
+  await view('Try it').click();
+  await page.getByLabel('Message', { exact: true }).fill('Go on for a long time.');
+  await page.getByLabel('Message', { exact: true }).press('Enter');
+  const text = page.locator('.turn.assistant .text');
+  await expect(text).not.toBeEmpty();
+  const before = (await text.textContent()).length;
+
+  await page.locator('.skip').focus();
+  await page.keyboard.press('Enter');
+  await expect(page.locator('#content')).toBeFocused();
+  await expect(view('Try it')).toHaveAttribute('aria-current', 'page');
+  await page.evaluate(() => (location.hash = 'nowhere'));
+  await expect(view('Try it')).toHaveAttribute('aria-current', 'page');
+  await expect(text).toBeVisible();
+
+  await view('Overview').click();
+  await expect(text).toBeHidden();
+  await expect(page.locator('.request.running')).toHaveCount(1);
+  await page.waitForTimeout(1000);
+  await view('Try it').click();
+  expect((await text.textContent()).length).toBeGreaterThan(before);
+  await page.getByRole('button', { name: 'Stop' }).click();
+  await view('Plan').click();
+  await expect(page.getByLabel('A prompt, or the JSON body')).toHaveValue('Keep this.');
+  await page.evaluate(() => (location.hash = ''));
+  await expect(view('Overview')).toHaveAttribute('aria-current', 'page');
+  expect(problems).toEqual([]);
+});

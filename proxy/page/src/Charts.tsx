@@ -3,7 +3,7 @@
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
-import { count, duration, tokenRate } from './format';
+import { age, count, duration, tokenRate } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
 import type { Sample } from './state';
@@ -22,7 +22,7 @@ interface ChartSpec {
   title: string;
   lines: Line[];
   unit: (value: number) => string;
-  /** A dot for each value, for rare events. */
+  /** A bar for each value, for rare events. */
   isBars?: boolean;
 }
 
@@ -41,6 +41,12 @@ const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => 
 
 function themed(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** The values that no line reaches, because those before and after them are missing. */
+function isolated(plot: uPlot, series: number): number[] {
+  const values = plot.data[series] ?? [];
+  return [...values.keys()].filter((i) => values[i] != null && values[i - 1] == null && values[i + 1] == null);
 }
 
 function options(spec: ChartSpec, width: number): uPlot.Options {
@@ -72,7 +78,7 @@ function options(spec: ChartSpec, width: number): uPlot.Options {
         label: line.label,
         stroke: themed(line.colour),
         width: 1.5,
-        points: { show: false },
+        points: { show: false, size: 5, fill: themed(line.colour), filter: spec.isBars ? () => null : isolated },
         spanGaps: false,
         ...(line.isArea ? { fill: `${themed(line.colour)}33` } : {}),
         ...(spec.isBars && bars ? { paths: bars, fill: themed(line.colour), width: 0 } : {}),
@@ -83,6 +89,15 @@ function options(spec: ChartSpec, width: number): uPlot.Options {
 
 function dataOf(spec: ChartSpec, history: Sample[]): uPlot.AlignedData {
   return [history.map((sample) => sample.at_ms / 1000), ...spec.lines.map((line) => history.map(line.value))];
+}
+
+/** The last value that there is, and its age if later samples have none. */
+function lastValue(line: Line, unit: ChartSpec['unit'], history: Sample[]): string {
+  const sample = history.findLast((sample) => line.value(sample) !== null);
+  const value = sample && line.value(sample);
+  if (value == null) return 'none';
+  const old = (history.at(-1)?.at_ms ?? 0) - sample!.at_ms;
+  return old > 0 ? `${unit(value)}, ${age(old)} ago` : unit(value);
 }
 
 const Chart = memo(({ spec, history, theme }: { spec: ChartSpec; history: Sample[]; theme: string }) => {
@@ -106,24 +121,20 @@ const Chart = memo(({ spec, history, theme }: { spec: ChartSpec; history: Sample
 
   useEffect(() => plot.current?.setData(dataOf(spec, history)), [history]);
 
-  const last = history.at(-1);
-  const now = spec.lines.map((line) => {
-    const value = last ? line.value(last) : null;
-    return { ...line, text: value === null ? 'none' : spec.unit(value) };
-  });
-  const spoken = now.map((line) => `${line.label} ${line.text}`).join(', ');
+  const last = spec.lines.map((line) => ({ ...line, text: lastValue(line, spec.unit, history) }));
+  const spoken = last.map((line) => `${line.label} ${line.text}`).join(', ');
   return (
     <figure class="chart">
       <figcaption>
         <strong>{spec.title}</strong>
-        {now.map((line) => (
+        {last.map((line) => (
           <span class="series" key={line.label}>
             <span class="swatch" style={{ background: `var(${line.colour})` }} aria-hidden="true" />
             {line.label} <span class="num">{line.text}</span>
           </span>
         ))}
       </figcaption>
-      <div ref={box} class="plot" role="img" aria-label={`${spec.title} in the last hour. In the last ten seconds: ${spoken || 'nothing'}.`} />
+      <div ref={box} class="plot" role="img" aria-label={`${spec.title} in the last hour. The last values: ${spoken || 'none'}.`} />
     </figure>
   );
 });

@@ -5,6 +5,7 @@ import { EMPTY, send } from './chat';
 import type { Reply, Settings, Turn } from './chat';
 import { Refusal } from './endpoint';
 import { count, duration, tokenRate } from './format';
+import { memo } from './memo';
 import { barred, fallback } from './words';
 
 const SAMPLE_TOOLS = `[{"type": "function", "function": {
@@ -62,7 +63,12 @@ function ReplyView({ reply }: { reply: Reply }) {
   );
 }
 
-export function Chat({ models }: { models: string[] }) {
+function invitation(models: string[] | null): string {
+  if (models === null) return 'The models are not known yet.';
+  return models.length > 0 ? 'Ask something. A long text shows whether a handoff pays.' : 'No model is served yet.';
+}
+
+export const Chat = memo(({ models, isShown }: { models: string[] | null; isShown: boolean }) => {
   const [turns, setTurns] = useState<Turn[]>([]);
   const [reply, setReply] = useState<Reply | null>(null);
   const [draft, setDraft] = useState('');
@@ -71,10 +77,10 @@ export function Chat({ models }: { models: string[] }) {
   const running = useRef<AbortController | null>(null);
   const input = useRef<HTMLTextAreaElement>(null);
   const log = useRef<HTMLDivElement>(null);
-  const model = chosen || models[0] || '';
+  const model = models?.includes(chosen) ? chosen : (models?.[0] ?? '');
 
   useEffect(() => () => running.current?.abort(), []);
-  useEffect(() => log.current?.scrollTo({ top: log.current.scrollHeight }), [turns, reply]);
+  useEffect(() => log.current?.scrollTo({ top: log.current.scrollHeight }), [turns, reply, isShown]);
 
   const submit = async () => {
     const text = draft.trim();
@@ -125,7 +131,7 @@ export function Chat({ models }: { models: string[] }) {
       <div class="actions">
         <label for="chat-model">Model</label>
         <select id="chat-model" value={model} onChange={(event) => choose(event.currentTarget.value)}>
-          {models.map((name) => (
+          {models?.map((name) => (
             <option key={name}>{name}</option>
           ))}
         </select>
@@ -154,7 +160,7 @@ export function Chat({ models }: { models: string[] }) {
         </button>
       </details>
       <div class="log" ref={log} role="log" aria-label="Messages" tabIndex={0}>
-        {shown.length === 0 && <p class="empty">{models.length ? 'Ask something. A long text shows whether a handoff pays.' : 'No model is served yet.'}</p>}
+        {shown.length === 0 && <p class="empty">{invitation(models)}</p>}
         {shown.map((turn, i) => (
           <article class={`turn ${turn.role}`} key={i}>
             <h3 class="unseen">{turn.role === 'user' ? 'You' : 'Reply'}</h3>
@@ -181,4 +187,4 @@ export function Chat({ models }: { models: string[] }) {
       </form>
     </section>
   );
-}
+});

@@ -3,6 +3,7 @@
 import { useState } from 'preact/hooks';
 import { Refusal, call } from './endpoint';
 import { count, duration } from './format';
+import { memo } from './memo';
 import type { Prediction } from './state';
 import { barred, reason, route as words } from './words';
 
@@ -114,12 +115,12 @@ function Table({ explained }: { explained: Explanation }) {
   );
 }
 
-export function Plan({ models }: { models: string[] }) {
+export const Plan = memo(({ models }: { models: string[] | null }) => {
   const [pasted, paste] = useState('');
   const [model, choose] = useState('');
   const [answer, show] = useState<Explanation | string | null>(null);
   const [isAsking, setAsking] = useState(false);
-  const chosen = model || models[0] || '';
+  const chosen = models?.includes(model) ? model : (models?.[0] ?? '');
 
   const ask = async (event: Event) => {
     event.preventDefault();
@@ -152,7 +153,7 @@ export function Plan({ models }: { models: string[] }) {
         <div class="actions">
           <label for="plan-model">Model</label>
           <select id="plan-model" value={chosen} onChange={(event) => choose(event.currentTarget.value)}>
-            {models.map((name) => (
+            {models?.map((name) => (
               <option key={name}>{name}</option>
             ))}
           </select>
@@ -170,4 +171,4 @@ export function Plan({ models }: { models: string[] }) {
       )}
     </section>
   );
-}
+});

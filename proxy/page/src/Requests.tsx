@@ -1,11 +1,12 @@
 /** Running requests and the last ones, each as a waterfall. */
 
 import { useState } from 'preact/hooks';
-import { bytes, clock, count, duration, plural } from './format';
+import { bytes, clock, count, duration } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
-import type { Request } from './state';
-import { bar, course, scale } from './waterfall';
+import { MAX_RUNNING } from './state';
+import type { Request, RequestCounts } from './state';
+import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
 import { OUTCOME, barred, reason, route } from './words';
 
@@ -119,10 +120,11 @@ function Details({ request }: { request: Request }) {
       {lanes.break !== null && <p class="muted small">The decode is drawn at a smaller scale than the prompt.</p>}
       <dl class="facts wide">
         <div>
-          <dt>Time to first token, from the plan</dt>
+          <dt>Time to first token</dt>
           <dd>
-            {request.ttft_ms === null ? 'none yet' : duration(request.ttft_ms)}
-            {saidTtft ? `, predicted ${duration(saidTtft)}` : ', not predicted'}
+            {all.firstToken === null ? 'none yet' : `${duration(all.firstToken)} from arrival`}
+            {request.ttft_ms !== null && saidTtft ? `; ${duration(request.ttft_ms)} from the plan` : ''}
+            {saidTtft ? `, predicted ${duration(saidTtft)} from the plan` : ', not predicted'}
             {request.ttft_ms !== null && saidTtft ? ` (${compared(request.ttft_ms, saidTtft)})` : ''}
           </dd>
         </div>
@@ -161,6 +163,7 @@ const Row = memo(({ request }: { request: Request }) => {
   const [isOpen, setOpen] = useState(false);
   const { word, mark, style } = outcome(request);
   const saidTtft = request.predicted?.ttft_ms;
+  const firstToken = firstTokenOf(request);
   return (
     <li class={`request ${style}`}>
       <button type="button" class="row" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
@@ -175,8 +178,8 @@ const Row = memo(({ request }: { request: Request }) => {
         </span>
         <Bar request={request} />
         <span class="num ttft">
-          {request.ttft_ms === null ? '–' : duration(request.ttft_ms)}
-          <span class="said">{saidTtft ? `predicted ${duration(saidTtft)}` : 'not predicted'}</span>
+          {firstToken === null ? '–' : duration(firstToken)}
+          <span class="said">{saidTtft ? `predicted ${duration(saidTtft)} from the plan` : 'not predicted'}</span>
         </span>
         <span class="num tokens">
           {count(request.n_prompt)} → {count(request.n_completion)}
@@ -188,14 +191,30 @@ const Row = memo(({ request }: { request: Request }) => {
   );
 });
 
-export const Requests = memo(({ running, ended }: { running: Request[]; ended: Request[] }) => {
+interface RequestsProps {
+  requests: RequestCounts;
+  /** Those that have not ended, the waiting ones among them. */
+  running: Request[];
+  ended: Request[];
+}
+
+function heading({ requests: { admitted, waiting }, running, ended }: RequestsProps): string {
+  const n_open = admitted + waiting;
+  const isCut = running.length >= MAX_RUNNING && n_open > running.length;
+  const counts = [`${count(admitted)} running`, `${count(waiting)} waiting`];
+  const cut = isCut ? ` (${count(running.length)} of ${count(n_open)} are listed)` : '';
+  return `${counts.join(', ')}${cut}, the last ${count(ended.length)}`;
+}
+
+export const Requests = memo((props: RequestsProps) => {
+  const { running, ended } = props;
   const [showsAll, showAll] = useState(false);
   const all = [...running, ...ended];
   const shown = all.slice(0, useGrowing(showsAll ? all.length : Math.min(N_SHOWN, all.length), 8));
   return (
     <section class="panel" aria-labelledby="requests">
       <h2 id="requests">
-        Requests <small>{plural(running.length, 'running', 'running')}, the last {count(ended.length)}</small>
+        Requests <small>{heading(props)}</small>
       </h2>
       <p class="legend" aria-hidden="true">
         {LEGEND.map(([phase, label]) => (

@@ -64,9 +64,20 @@ interface Chunk {
   error?: { message: string };
 }
 
+/** A model is told nothing about a reply that failed, or was stopped before its text began. */
+function isLeftOut(turn: Turn | undefined): boolean {
+  if (turn?.role !== 'assistant') return false;
+  return typeof turn.end === 'object' || (turn.end === 'stopped' && !turn.text);
+}
+
+/** The turns without those that are left out, nor the questions that they answer. */
+function told(turns: Turn[]): Turn[] {
+  return turns.filter((turn, i) => !isLeftOut(turn) && !(turn.role === 'user' && isLeftOut(turns[i + 1])));
+}
+
 function messages(turns: Turn[], system: string): unknown[] {
   const before = system.trim() ? [{ role: 'system', content: system }] : [];
-  return [...before, ...turns.map((turn) => ({ role: turn.role, content: turn.text }))];
+  return [...before, ...told(turns).map((turn) => ({ role: turn.role, content: turn.text }))];
 }
 
 /** The reply with another piece. */
@@ -102,7 +113,7 @@ export async function send(turns: Turn[], settings: Settings, signal: AbortSigna
   let reply: Reply = { ...EMPTY, route: response.headers.get('x-baton-route') ?? '' };
   show(reply);
   for await (const data of events(response)) {
-    if (data === '[DONE]') break;
+    if (data === '[DONE]') return { ...reply, end: 'complete' };
     const chunk = JSON.parse(data) as Chunk;
     if (chunk.error) return { ...reply, end: { error: chunk.error.message } };
     const delta = chunk.choices?.[0]?.delta;
@@ -115,5 +126,5 @@ export async function send(turns: Turn[], settings: Settings, signal: AbortSigna
     if (chunk.timings) reply = { ...reply, tokens: chunk.timings.predicted_n, tokensPerSecond: chunk.timings.predicted_per_second };
     show(reply);
   }
-  return { ...reply, end: 'complete' };
+  return { ...reply, end: { error: 'The reply broke off: the stream ended without its last event.' } };
 }

@@ -2,7 +2,7 @@
 
 const KEY = 'baton-key';
 
-/** The key stays in this tab: it is gone when the tab is closed, and no other tab reads it. */
+/** The key of this tab. A browser copies it to a tab's duplicate, and restores it with a closed tab. */
 export function key(): string {
   return sessionStorage.getItem(KEY) ?? '';
 }
@@ -23,10 +23,28 @@ export class Refusal extends Error {
   }
 }
 
+/** Why a key does not show the state: the endpoint does not have it, or it is no operator's. */
+export type KeyRefusal = 'unknown_key' | 'guest';
+
+/** How the endpoint refused the key, or null if it refused something else. */
+export function keyRefusal(error: unknown): KeyRefusal | null {
+  if (!(error instanceof Refusal)) return null;
+  if (error.status === 401) return 'unknown_key';
+  return error.code === 'operator_key_required' ? 'guest' : null;
+}
+
+interface CallOptions {
+  body?: unknown;
+  signal?: AbortSignal;
+  /** Sent instead of the key of this tab. */
+  key?: string;
+}
+
 /** Sends a request. Throws a [`Refusal`] for every status but 2xx, and a `TypeError` if there is no connection. */
-export async function call(path: string, options: { body?: unknown; signal?: AbortSignal } = {}): Promise<Response> {
+export async function call(path: string, options: CallOptions = {}): Promise<Response> {
   const headers: Record<string, string> = {};
-  if (key()) headers.authorization = `Bearer ${key()}`;
+  const sent = options.key ?? key();
+  if (sent) headers.authorization = `Bearer ${sent}`;
   const init: RequestInit = { headers, cache: 'no-store' };
   if (options.signal) init.signal = options.signal;
   if (options.body !== undefined) {

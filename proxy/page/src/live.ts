@@ -1,17 +1,20 @@
 /** The live state: one stream of changes, which is opened again when it breaks. */
 
 import { useEffect, useState } from 'preact/hooks';
-import { Refusal, call, events } from './endpoint';
+import { Refusal, call, events, key, keyRefusal } from './endpoint';
+import type { KeyRefusal } from './endpoint';
 import { after, NOTHING } from './state';
 import type { Changes, State } from './state';
 
 export type Connection =
   | { kind: 'connecting' }
   | { kind: 'live' }
-  /** `since` is this machine's clock, milliseconds. */
-  | { kind: 'lost'; since: number; why: string }
+  /** The endpoint finishes its last requests, and ends each stream. */
+  | { kind: 'stopping' }
+  /** `since` is the last sign of life by this machine's clock, milliseconds; null if there never was one. */
+  | { kind: 'lost'; since: number | null; why: string }
   /** The endpoint wants a key; `refused` says why the one that was sent does not do. */
-  | { kind: 'locked'; refused: string | null };
+  | { kind: 'locked'; refused: KeyRefusal | null };
 
 export interface Live {
   connection: Connection;
@@ -27,6 +30,8 @@ const LONGEST_PAUSE_MS = 8_000;
 let live: Live = { connection: { kind: 'connecting' }, state: NOTHING };
 const watchers = new Set<(live: Live) => void>();
 let attempt = new AbortController();
+/** The last event, by this machine's clock. */
+let heardAt: number | null = null;
 
 function show(change: Partial<Live>): void {
   live = { ...live, ...change };
@@ -43,9 +48,23 @@ export function useLive(): Live {
   return shown;
 }
 
+/** Keeps the stream open while the tab is visible: the endpoint has few places for streams. Returns how to end this. */
+export function connectWhileVisible(): () => void {
+  const changed = () => {
+    if (!document.hidden) return connect();
+    attempt.abort();
+    // What is shown grows old from here on.
+    show(live.connection.kind === 'live' ? { connection: { kind: 'connecting' } } : {});
+  };
+  document.addEventListener('visibilitychange', changed);
+  connect();
+  return () => document.removeEventListener('visibilitychange', changed);
+}
+
 /** Opens the stream now: at the start, with another key, or because somebody does not want to wait. */
 export function connect(): void {
   attempt.abort();
+  if (document.hidden) return;
   attempt = new AbortController();
   void stay(attempt.signal);
 }
@@ -53,18 +72,33 @@ export function connect(): void {
 async function stay(stop: AbortSignal): Promise<void> {
   let pause = FIRST_PAUSE_MS;
   while (!stop.aborted) {
-    const why = await follow(stop, () => (pause = FIRST_PAUSE_MS));
-    if (stop.aborted || why === null) return;
-    const { connection } = live;
-    const since = connection.kind === 'lost' ? connection.since : Date.now();
-    show({ connection: { kind: 'lost', since, why } });
+    const end = await follow(stop, () => (pause = FIRST_PAUSE_MS));
+    if (stop.aborted || end === null) return;
+    // A stopping endpoint answers each stream with one event until it is gone.
+    const wasStopping = live.state.is_stopping;
+    if (!(wasStopping && end.answered)) {
+      const why = wasStopping ? 'The endpoint was stopping, and no longer answers.' : end.why;
+      show({ connection: { kind: 'lost', since: heardAt, why } });
+    }
+    if (wasStopping) pause = LONGEST_PAUSE_MS;
     await new Promise((resolve) => setTimeout(resolve, pause));
     pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
   }
 }
 
-/** Follows one stream to its end. Returns why it ended, or null if another try would end in the same way. */
-async function follow(stop: AbortSignal, began: () => void): Promise<string | null> {
+interface StreamEnd {
+  /** The endpoint sent at least one event. */
+  answered: boolean;
+  why: string;
+}
+
+/**
+ * Follows one stream to its end; `isSteady` is called once it lasts. Returns why it ended, or null if another try would
+ * end in the same way.
+ */
+async function follow(stop: AbortSignal, isSteady: () => void): Promise<StreamEnd | null> {
+  let n_events = 0;
+  const ended = (why: string): StreamEnd => ({ answered: n_events > 0, why });
   const silence = new AbortController();
   let timer = setTimeout(() => silence.abort(), SILENCE_MS);
   const heard = () => {
@@ -77,29 +111,25 @@ async function follow(stop: AbortSignal, began: () => void): Promise<string | nu
     for await (const data of events(response, heard)) {
       if (stop.aborted) return null;
       state = after(state, JSON.parse(data) as Changes);
-      began();
-      show({ state, connection: { kind: 'live' } });
+      n_events += 1;
+      heardAt = Date.now();
+      // One event proves little: an endpoint that ends every stream at once sends one, too.
+      if (n_events > 1) isSteady();
+      show({ state, connection: { kind: state.is_stopping ? 'stopping' : 'live' } });
     }
-    return 'The endpoint ended the stream. It may be restarting.';
+    return ended('The endpoint ended the stream. It may be restarting.');
   } catch (error) {
     if (stop.aborted) return null;
-    if (silence.signal.aborted) return 'The endpoint has not answered for 5 s.';
-    if (error instanceof Refusal && (error.status === 401 || error.status === 403)) {
-      show({ connection: { kind: 'locked', refused: refusal(error) } });
+    if (silence.signal.aborted) return ended('The endpoint has not answered for 5 s.');
+    const refused = keyRefusal(error);
+    if (refused) {
+      // What another key has shown is not for this one.
+      heardAt = null;
+      show({ state: NOTHING, connection: { kind: 'locked', refused: key() ? refused : null } });
       return null;
     }
-    return error instanceof Refusal ? error.message : 'The endpoint cannot be reached.';
+    return ended(error instanceof Refusal ? error.message : 'The endpoint cannot be reached.');
   } finally {
     clearTimeout(timer);
   }
-}
-
-function refusal(error: Refusal): string | null {
-  const had = sessionStorage.getItem('baton-key');
-  if (error.status === 403) {
-    return error.code === 'operator_key_required'
-      ? 'This key may not see the cluster. Ask for an operator\u2019s key, or use Try it with this one.'
-      : error.message;
-  }
-  return had ? 'The endpoint does not know this key.' : null;
 }

@@ -1,14 +1,14 @@
 /** The page: its head, its views, and which of them is shown. */
 
 import { render } from 'preact';
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useMemo, useState } from 'preact/hooks';
 import { Charts } from './Charts';
 import { Chat } from './Chat';
 import { Cluster, clusterProps } from './Cluster';
 import { call, key, setKey } from './endpoint';
 import { age, count } from './format';
 import { Key } from './Key';
-import { connect, useLive } from './live';
+import { connect, connectWhileVisible, useLive } from './live';
 import type { Connection } from './live';
 import { Plan } from './Plan';
 import { Requests } from './Requests';
@@ -27,9 +27,27 @@ const VIEWS = [
 
 type View = (typeof VIEWS)[number][0];
 
-function shownView(): View {
-  const name = location.hash.slice(1);
-  return VIEWS.some(([view]) => view === name) ? (name as View) : 'overview';
+/** The view that the address names, or null if it names something else. */
+function namedView(): View | null {
+  const name = location.hash.slice(1) || 'overview';
+  return VIEWS.some(([view]) => view === name) ? (name as View) : null;
+}
+
+/** The view of the address. An address that names something else keeps the last one. */
+function useView(): View {
+  const [view, setView] = useState<View>(namedView() ?? 'overview');
+  useEffect(() => {
+    const changed = () => setView((last) => namedView() ?? last);
+    addEventListener('hashchange', changed);
+    return () => removeEventListener('hashchange', changed);
+  }, []);
+  return view;
+}
+
+/** Moves the focus alone, so that the address keeps naming the view. */
+function skip(event: Event): void {
+  event.preventDefault();
+  document.getElementById('content')?.focus();
 }
 
 const THEMES = ['system', 'light', 'dark'] as const;
@@ -56,7 +74,7 @@ function useTheme(): [Theme, string, () => void] {
 }
 
 function Pill({ connection }: { connection: Connection }) {
-  const words = { connecting: 'Connecting', live: 'Live', lost: 'Connection lost', locked: 'Locked' }[connection.kind];
+  const words = { connecting: 'Connecting', live: 'Live', stopping: 'Stopping', lost: 'Connection lost', locked: 'Locked' }[connection.kind];
   return (
     <span class={`status pill ${connection.kind}`} role="status">
       <span class="dot" aria-hidden="true" />
@@ -77,35 +95,42 @@ function Lost({ connection }: { connection: Connection & { kind: 'lost' } }) {
         <span role="alert">
           <strong>Connection lost.</strong> {connection.why} It is tried again.
         </span>{' '}
-        What you see is {age(now - connection.since)} old.
+        {connection.since !== null && `What you see is ${age(now - connection.since)} old.`}
       </span>
       <button type="button" onClick={connect}>Try now</button>
     </div>
   );
 }
 
-/** The models that may be asked. With a key that may not see the state, the list comes from `/v1/models`. */
-function useModels(state: State, connection: Connection): string[] {
-  const [listed, list] = useState<string[]>([]);
-  const served = state.models.map((model) => model.name).filter(Boolean);
-  const known = [...new Set([...served, ...state.upstreams.flatMap((upstream) => upstream.models)])];
-  // Each key may use other models.
-  const refused = connection.kind === 'locked' ? connection.refused : null;
+/** The models that may be asked; null: not known yet. A guest's key does not show the state, but lists its models. */
+function useModels(state: State, connection: Connection): string[] | null {
+  const [listed, list] = useState<string[] | null>(null);
+  const isGuest = connection.kind === 'locked' && connection.refused === 'guest';
+  const guestKey = isGuest ? key() : null;
   useEffect(() => {
-    if (refused === null) return;
-    call('./v1/models')
+    list(null);
+    if (guestKey === null) return;
+    const stop = new AbortController();
+    call('./v1/models', { signal: stop.signal })
       .then((response) => response.json())
       .then((body: { data: { id: string }[] }) => list(body.data.map((model) => model.id)))
-      .catch(() => list([]));
-  }, [refused]);
-  return known.length > 0 ? known : listed;
+      .catch(() => stop.signal.aborted || list([]));
+    return () => stop.abort();
+  }, [guestKey]);
+  const { models, upstreams } = state;
+  const served = useMemo(() => {
+    const names = models.map((model) => model.name).filter(Boolean);
+    return [...new Set([...names, ...upstreams.flatMap((upstream) => upstream.models)])];
+  }, [models, upstreams]);
+  if (isGuest) return listed;
+  return state.at_ms > 0 ? served : null;
 }
 
 function Overview({ state, theme }: { state: State; theme: string }) {
   return (
     <div class="overview">
       <Cluster {...clusterProps(state)} />
-      <Requests running={state.running} ended={state.routes} />
+      <Requests requests={state.requests} running={state.running} ended={state.routes} />
       <Charts history={state.history} theme={theme} />
     </div>
   );
@@ -114,24 +139,22 @@ function Overview({ state, theme }: { state: State; theme: string }) {
 function Page() {
   const { connection, state } = useLive();
   const [theme, shownTheme, nextTheme] = useTheme();
-  const [view, setView] = useState(shownView());
+  const view = useView();
   const models = useModels(state, connection);
-  useEffect(() => {
-    const changed = () => setView(shownView());
-    addEventListener('hashchange', changed);
-    connect();
-    return () => removeEventListener('hashchange', changed);
-  }, []);
+  useEffect(connectWhileVisible, []);
   const { admitted, places, limit, waiting } = state.requests;
-  document.title = admitted > 0 ? `Baton: ${count(admitted)} running` : 'Baton';
+  // A hidden tab has no stream, so its number would be old.
+  document.title = admitted > 0 && !document.hidden ? `Baton: ${count(admitted)} running` : 'Baton';
   const forget = () => {
     setKey('');
     location.reload();
   };
   const isKnown = state.at_ms > 0;
+  const isLocked = connection.kind === 'locked';
+  const mayAsk = !isLocked || connection.refused === 'guest';
   return (
     <>
-      <a class="skip" href="#content">Skip to the content</a>
+      <a class="skip" href="#content" onClick={skip}>Skip to the content</a>
       <header class="top">
         <h1>
           <svg viewBox="0 0 32 32" width="20" height="20" aria-hidden="true">
@@ -165,14 +188,19 @@ function Page() {
         </button>
       </header>
       {connection.kind === 'lost' && <Lost connection={connection} />}
-      {state.is_stopping && (
+      {connection.kind === 'stopping' && (
         <div class="banner" role="status">The endpoint is stopping: running requests may finish, and no more are taken.</div>
       )}
       <main id="content" tabIndex={-1}>
-        {connection.kind === 'locked' && <Key refused={connection.refused} />}
-        {view === 'plan' && (connection.kind !== 'locked' || connection.refused !== null) && <Plan models={models} />}
-        {view === 'try' && (connection.kind !== 'locked' || connection.refused !== null) && <Chat models={models} />}
-        {view === 'overview' && connection.kind !== 'locked' && (isKnown ? <Overview state={state} theme={shownTheme} /> : <p class="empty">Connecting to the endpoint…</p>)}
+        {isLocked && <Key refused={connection.refused} />}
+        {/* Hidden instead of taken away: another view must not end a reply or lose a text. */}
+        <div hidden={view !== 'plan' || !mayAsk}>
+          <Plan models={models} />
+        </div>
+        <div hidden={view !== 'try' || !mayAsk}>
+          <Chat models={models} isShown={view === 'try'} />
+        </div>
+        {view === 'overview' && !isLocked && (isKnown ? <Overview state={state} theme={shownTheme} /> : <p class="empty">Connecting to the endpoint…</p>)}
       </main>
     </>
   );

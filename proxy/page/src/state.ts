@@ -148,11 +148,18 @@ export interface Sample {
   fallbacks?: Record<string, number>;
 }
 
+export interface RequestCounts {
+  admitted: number;
+  places: number;
+  limit: number;
+  waiting: number;
+}
+
 export interface State {
   at_ms: number;
   version: string;
   is_stopping: boolean;
-  requests: { admitted: number; places: number; limit: number; waiting: number };
+  requests: RequestCounts;
   models: Model[];
   upstreams: Upstream[];
   memory_budget_bytes: number;
@@ -168,6 +175,9 @@ export type Changes = Partial<State> & { at_ms: number };
 /** As many as the endpoint keeps. */
 const MAX_ROUTES = 64;
 const MAX_SAMPLES = 360;
+
+/** The endpoint lists no more requests that have not ended. */
+export const MAX_RUNNING = 128;
 
 /** The state after an event. Unchanged parts stay the same objects, so what shows them need not be drawn again. */
 export function after(state: State, changes: Changes): State {

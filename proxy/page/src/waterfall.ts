@@ -21,12 +21,17 @@ export interface Course {
   end: number;
 }
 
+/** From arrival to the first token. */
+export function firstTokenOf(request: Request): number | null {
+  return request.ttft_ms === null ? null : request.before_plan_ms + request.ttft_ms;
+}
+
 /** The spans of a request, in the order in which they began. Those of a running request end now. */
 export function course(request: Request): Course {
   const { e2e_ms: end, slot_ms: slot, handoff } = request;
   const isRunning = request.outcome === null;
   const hasRoute = request.decode !== '';
-  const firstToken = request.ttft_ms === null ? null : request.before_plan_ms + request.ttft_ms;
+  const firstToken = firstTokenOf(request);
   const spans: Span[] = [];
   const add = (phase: Phase, label: string, from: number, to: number | null) => {
     const open = to === null && isRunning;

@@ -1,0 +1,55 @@
+// Numbers of the overview that a small cluster has too seldom: the states are made up.
+import { answerStreams, expect, row, test } from './browser.mjs';
+
+const SIM = ['--engine', 'sim', '--name', 'sim'];
+const NOTHING = { seconds: 10, running: 0, waiting: 0, ended: 0, failed: 0, generated_tokens: 0, prompt_tokens: 0, cached_tokens: 0, handoff_tokens: 0, ttft_ms: null, itl_ms: null };
+
+function request(i, changes = {}) {
+  return {
+    at_ms: Date.now() - i, request_id: `r${i}`, model: 'sim', decode: 'local', prefill: null, policy: 'auto', reason: 'only_route',
+    n_prompt: 10, n_cached: 0, n_completion: 5, admitted_ms: 1, before_plan_ms: 400, slot_ms: 410, predicted: null,
+    predicted_direct_ttft_ms: null, ttft_ms: 100, e2e_ms: 900, handoff: null, outcome: null, ...changes,
+  };
+}
+
+test('a value between missing ones is a dot, and the legend says how old it is', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const now = Date.now();
+  const history = Array.from({ length: 12 }, (_, i) => ({ ...NOTHING, at_ms: now - (11 - i) * 10_000 }));
+  history[6].ttft_ms = { p50: 120, p95: 120, p99: 120 };
+  await answerStreams(page, { history });
+  await page.emulateMedia({ colorScheme: 'light' });
+  await page.goto(url);
+  const chart = page.locator('.chart', { hasText: 'Time to first token' });
+  await expect(chart).toContainText('p50 120 ms, 50 s ago');
+  await expect(page.locator('.chart', { hasText: 'Time between tokens' })).toContainText('p50 none');
+  const isDrawn = () =>
+    chart.locator('canvas').evaluate((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      // p99 is drawn last: --red.
+      return data.some((_, i) => i % 4 === 0 && data[i] === 0xbf && data[i + 1] === 0x23 && data[i + 2] === 0x39);
+    });
+  await expect.poll(isDrawn).toBe(true);
+  expect(problems).toEqual([]);
+});
+
+test('the heading counts all requests, and says how many are listed', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const running = Array.from({ length: 128 }, (_, i) => request(i));
+  await answerStreams(page, { running, requests: { admitted: 60, places: 60, limit: 60, waiting: 90 } });
+  await page.goto(url);
+  await expect(page.locator('#requests')).toContainText('60 running, 90 waiting (128 of 150 are listed), the last 0');
+  expect(problems).toEqual([]);
+});
+
+test('the time to the first token begins with the arrival, its prediction with the plan', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const predicted = { queue_ms: 0, prefill_ms: 90, wire_ms: 0, unhidden_ms: 0, step_ms: 10, ttft_ms: 90, completion_ms: 130 };
+  await answerStreams(page, { routes: [request(1, { outcome: 'done', predicted })] });
+  await page.goto(url);
+  const done = row(page, 'Done');
+  await expect(done.locator('.ttft')).toHaveText('500 mspredicted 90 ms from the plan');
+  await done.getByRole('button').click();
+  await expect(done.locator('.details')).toContainText('500 ms from arrival; 100 ms from the plan, predicted 90 ms from the plan (11 % slower than predicted)');
+  expect(problems).toEqual([]);
+});
