@@ -5,10 +5,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=$1 features=$2 target=$3
+[ "$(uname)" = Linux ] || { echo "bundle: this is for Linux; on a Mac use make dist" >&2; exit 1; }
 # Not for the processor of this machine alone, as .cargo/config.toml has it.
 export RUSTFLAGS=
 # The libraries find each other in their own folder.
 export CMAKE_INSTALL_RPATH='$ORIGIN'
+export CMAKE_PROJECT_INCLUDE=$PWD/scripts/arm/variants.cmake
 messages=$target/build-messages.json
 mkdir -p "$target"
 cargo build --profile "$profile" --locked --features "$features" --target-dir "$target" \
@@ -24,9 +26,11 @@ out = pathlib.Path(out[0])
 shutil.rmtree(folder, ignore_errors=True)
 folder.mkdir(parents=True)
 # By the names that the loader asks for: libllama.so.0, not libllama.so.
-libraries = [path for path in (out / "lib").glob("lib*.so.*") if path.name.split(".so.")[1].isdigit()]
+libraries = [path for path in out.glob("lib*/lib*.so.*") if path.name.split(".so.")[1].isdigit()]
 backends = list((out / "backends").glob("libggml-*.so"))
 assert libraries and backends, f"no shared libraries in {out}"
 for path in libraries + backends:
     shutil.copy2(path, folder / path.name)
 PYTHON
+# Test programs stand one folder deeper.
+ln -sfn ../lib "$target/$profile/deps/lib"

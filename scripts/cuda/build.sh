@@ -7,14 +7,19 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 profile=${PROFILE:-release}
 scripts/setup.sh build
-toolkit=$(scripts/cuda/toolkit.sh)
 
-cards() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | xargs || true; }
+# Without a driver nvidia-smi prints a sentence, on its standard output.
+cards() {
+  { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } \
+    | sed -n 's/^\([0-9]\{1,2\}\)\.\([0-9]\)$/\1\2/p' | sort -u | xargs
+}
 archs=${ARCHS:-$(cards)}
 archs=${archs:-121 90}
 for arch in $archs; do
   [[ $arch =~ ^[0-9]{2,3}[af]?$ ]] || { echo "cuda: ARCHS=\"$archs\": $arch is no architecture; 121 is one" >&2; exit 2; }
 done
+# shellcheck disable=SC2086  # a list of architectures
+toolkit=$(scripts/cuda/toolkit.sh $archs)
 echo "cuda: building for architectures $archs with $("$toolkit/bin/nvcc" --version | grep -o 'release [0-9.]*')"
 
 export CUDA_PATH=$toolkit CUDACXX=$toolkit/bin/nvcc
@@ -28,8 +33,13 @@ if [ "$(cat target/cuda/settings 2>/dev/null || true)" != "$settings" ]; then
 fi
 scripts/bundle.sh "$profile" cuda target/cuda
 for name in cudart cublas cublasLt; do
-  library=$(ls "$toolkit"/lib64/lib$name.so.[0-9]* | grep -E 'so\.[0-9]+$' | head -n 1)
+  # By the name that the loader asks for: libcudart.so.13, and not libcudart.so.13.5.37.
+  library=$(compgen -G "$toolkit/lib64/lib$name.so.*" | grep -E 'so\.[0-9]+$' | head -n 1)
   # A link costs no space. The other file system of an installed toolkit needs a copy.
   cp -Llf "$library" target/cuda/$profile/lib/ 2>/dev/null || cp -Lf "$library" target/cuda/$profile/lib/
 done
+# They are NVIDIA's.
+licence=$(find "$toolkit" "$toolkit/../.." -maxdepth 3 \( -iname 'eula.txt' -o -ipath '*cublas*/licen*.txt' \) | head -n 1)
+[ -n "$licence" ] || { echo "cuda: the toolkit's licence was not found in $toolkit" >&2; exit 1; }
+cp "$licence" "target/cuda/$profile/lib/NVIDIA-LICENCE.txt"
 echo "cuda: target/cuda/$profile/baton and target/cuda/$profile/lib are ready ($(du -shL target/cuda/$profile/lib | cut -f1))"

@@ -20,8 +20,8 @@ pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
 
 /// Loads the library of each kind of device that can be used here, and for the processor the best that it can run.
 ///
-/// They are in `lib` beside the program, or in `../lib/baton` where it is installed. Nothing else is searched: llama.cpp's
-/// own choice would include the working directory. Errors: there is no library for the processor.
+/// They are in `lib` beside the program, or in `../lib/baton` where it is installed. llama.cpp's own choice would include the
+/// working directory. Errors: there is no library for the processor.
 #[cfg(feature = "dynamic-backends")]
 fn load_libraries() -> Result<(), String> {
     use llama_cpp_2::{LlamaBackendDeviceType, list_llama_ggml_backend_devices, llama_backend};

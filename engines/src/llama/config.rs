@@ -107,7 +107,7 @@ impl LlamaConfig {
         self.n_threads.map_or_else(cores, |n| n as usize)
     }
 
-    /// Errors: the option that is out of range.
+    /// Errors: an option is out of range, or there is no device for it.
     pub(super) fn check(&self) -> Result<(), LoadError> {
         let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
             let min = range.start();
@@ -119,7 +119,8 @@ impl LlamaConfig {
         within("--ubatch", self.n_ubatch, limits::UBATCH)?;
         within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
         within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
-        within("--max-queued", self.max_queued, limits::QUEUED)
+        within("--max-queued", self.max_queued, limits::QUEUED)?;
+        devices::check(self.device.as_deref(), self.n_gpu_layers)
     }
 }
 

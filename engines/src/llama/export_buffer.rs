@@ -53,7 +53,7 @@ impl ExportBuffer {
 }
 
 impl StateBuffer for ExportBuffer {
-    /// Its content is then old bytes or zeros.
+    /// The bytes are those of an earlier export, or zeros.
     fn resize(&mut self, n_bytes: usize) -> &mut [u8] {
         self.n_bytes = n_bytes;
         if n_bytes > self.capacity() {

@@ -46,9 +46,8 @@ mod tokenizer;
 pub mod transfer;
 mod vocabulary;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -125,7 +124,6 @@ impl LlamaEngine {
     /// itself.
     pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
-        devices::check(config.device.as_deref(), config.n_gpu_layers)?;
         let gguf = Gguf::open(&config.model)?;
         let sizes = load::sizes(&gguf, &config, load::available_memory())?;
         let mut model = load::model(&config, &gguf)?;

@@ -102,31 +102,30 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// Allocates `n_bytes` for ggml's device with this index. `None`: it has no such memory, or not so much.
+    /// Allocates `n_bytes`, at least one, for ggml's device with this index. `None`: it has no such memory, or not so much.
     pub(super) fn allocate(device: usize, n_bytes: usize) -> Option<PinnedMemory> {
-        // SAFETY: the count is asked first, and devices are never removed. A null pointer is checked after each call; the
-        // other arguments are what ggml has just returned.
-        let (buffer, base) = unsafe {
-            if device >= sys::ggml_backend_dev_count() {
+        // SAFETY: the count is asked first, and devices are never removed. What may be null is checked; the other arguments
+        // are what ggml has just returned. A buffer of at least one byte has a base that is not null, which ggml asserts.
+        let (buffer, is_pinned, base, size) = unsafe {
+            if n_bytes == 0 || device >= sys::ggml_backend_dev_count() {
                 return None;
             }
             let kind = NonNull::new(sys::ggml_backend_dev_host_buffer_type(sys::ggml_backend_dev_get(device)))?;
             let buffer = NonNull::new(sys::ggml_backend_buft_alloc_buffer(kind.as_ptr(), n_bytes))?;
-            (buffer, sys::ggml_backend_buffer_get_base(buffer.as_ptr()))
+            let is_pinned = sys::ggml_backend_buffer_get_type(buffer.as_ptr()) == kind.as_ptr();
+            let base = sys::ggml_backend_buffer_get_base(buffer.as_ptr()).cast::<u8>();
+            (buffer, is_pinned, base, sys::ggml_backend_buffer_get_size(buffer.as_ptr()))
         };
-        // From here on, dropping it frees the buffer.
-        let base = NonNull::new(base.cast::<u8>()).unwrap_or(NonNull::dangling());
-        let mut memory = PinnedMemory { buffer, bytes: NonNull::slice_from_raw_parts(base, 0) };
-        // SAFETY: the buffer was returned by ggml above.
-        let size = unsafe { sys::ggml_backend_buffer_get_size(buffer.as_ptr()) };
-        if base == NonNull::dangling() || size < n_bytes {
+        let Some(base) = NonNull::new(base).filter(|_| is_pinned && size >= n_bytes) else {
+            // Where pinned memory is short, ggml allocates common memory instead.
+            // SAFETY: ggml has just returned the buffer, and nothing refers to it.
+            unsafe { sys::ggml_backend_buffer_free(buffer.as_ptr()) };
             return None;
-        }
+        };
         // SAFETY: ggml allocated at least `n_bytes` at `base`, which nothing else refers to. Uninitialised memory must not
         // be read, so it is zeroed.
         unsafe { base.as_ptr().write_bytes(0, n_bytes) };
-        memory.bytes = NonNull::slice_from_raw_parts(base, n_bytes);
-        Some(memory)
+        Some(PinnedMemory { buffer, bytes: NonNull::slice_from_raw_parts(base, n_bytes) })
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -135,7 +135,9 @@ fn divergence(expected: &[Alternative], other: &[Alternative]) -> f64 {
         let found = other.iter().find(|a| a.id == alternative.id).map_or(least, |a| f64::from(a.logprob));
         logprob.exp() * (logprob - found)
     });
-    terms.sum::<f64>().max(0.0)
+    let sum: f64 = terms.sum();
+    // `max` would take it for 0, which is equality.
+    if sum.is_nan() { f64::INFINITY } else { sum.max(0.0) }
 }
 
 #[cfg(test)]

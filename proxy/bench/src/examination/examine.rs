@@ -113,7 +113,9 @@ impl Examination {
         let (Some(their_kv), Some(our_kv)) = (theirs.kv, ours.kv) else {
             return Err(CommandFailure("this model's KV cannot be handed over".into()));
         };
-        let same_device = theirs.devices == ours.devices && !theirs.devices.is_empty();
+        // On another machine a program may have other kernels for a device of the same name.
+        let is_here = origin._process.is_some();
+        let same_device = is_here && theirs.devices == ours.devices && !theirs.devices.is_empty();
         if self.warms_up {
             reply(&to.node.engine, &to.warm_up, WARM_UP, Some(&origin.url)).await?;
         }
