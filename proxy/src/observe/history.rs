@@ -1,6 +1,6 @@
 //! The last hour of the endpoint, as samples of ten seconds each, kept in memory.
 //!
-//! [`RequestWatch`](super::RequestWatch) and [`RecentTokens`] report what happens; [`History::tick`] closes the samples. The
+//! [`RequestWatch`](super::RequestWatch) and the clocks of choices report what happens; [`History::tick`] closes the samples. The
 //! page's charts show them. Nothing is written to disk: a restart begins anew.
 
 use std::collections::{BTreeMap, VecDeque};
