@@ -46,10 +46,10 @@ def version(text):
 @pytest.mark.parametrize("path", ["packaging/Containerfile", ".github/workflows/release.yml"])
 def test_files_copied_or_called_exist(path):
     text = (ROOT / path).read_text()
-    for name in re.findall(r"scripts/[\w.-]+", text):
+    for name in re.findall(r"scripts/(?:[\w-]+/)*[\w.-]+", text):
         assert (ROOT / name).is_file(), name
     if "release" in path:
-        copied = re.search(r"cp -R target/dist/baton (.*) \"dist", text)[1].split()
+        copied = re.search(r"cp -R bundle/\* (.*) \"dist", text)[1].split()
         assert all((ROOT / name).exists() for name in copied), copied
         assert text.splitlines()[0].startswith("# NOT YET RUN")
         assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
