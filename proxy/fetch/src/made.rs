@@ -130,7 +130,7 @@ fn write_part(
     }
 }
 
-/// Who is told how far a file is, and who may end its making.
+/// Reports how far a file is, and can end its making.
 struct Observed<'p> {
     progress: &'p dyn DownloadProgress,
     stop: Arc<AtomicBool>,

@@ -101,7 +101,7 @@ pub(super) struct Difference {
 }
 
 impl Difference {
-    /// What no reply differs less than.
+    /// The smallest difference that there is.
     pub(super) const NONE: Difference =
         Difference { mean_kl: 0.0, n_compared: usize::MAX, n_agreed: usize::MAX, is_exact: true };
 
