@@ -29,7 +29,7 @@ if ! cmp -s scripts/cuda/requirements.txt "$folder/requirements.txt"; then
   rm -rf "$folder" && mkdir -p "$folder"
   python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
     -r scripts/cuda/requirements.txt --target "$folder/wheels" >&2
-  # What a toolkit has and the wheels lack: links without a version, which linkers look for, and the folder's usual name.
+  # The wheels lack the links without a version, which linkers look for, and the folder's usual name.
   ln -s lib "$toolkit/lib64"
   for library in "$toolkit"/lib/*.so.*; do ln -s "$(basename "$library")" "${library%.so.*}.so"; done
   # Only a driver brings libcuda.so.1. Linkers are content with a library of this name that defines the functions in use.

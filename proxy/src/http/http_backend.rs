@@ -92,9 +92,7 @@ pub trait HttpBackend: Send + Sync + 'static {
     fn state(&self, with_addresses: bool) -> EndpointState;
 
     /// Returns the samples of the last hour that ended after this time, milliseconds since the Unix epoch.
-    fn history(&self, _after_ms: u64) -> Vec<HistorySample> {
-        Vec::new()
-    }
+    fn history(&self, after_ms: u64) -> Vec<HistorySample>;
 
     /// Writes the text of `/metrics`, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
     fn metrics(&self) -> String;

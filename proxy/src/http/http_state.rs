@@ -21,7 +21,7 @@ pub struct HttpState {
     pub backend: Arc<dyn HttpBackend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
-    /// Who may use the server. It is replaced when the configuration is reloaded.
+    /// The callers and pages that may use the server. It is replaced when the configuration is reloaded.
     pub access: SharedAccess,
     /// Limits the number of state streams.
     pub watchers: Watchers,

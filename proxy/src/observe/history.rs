@@ -24,7 +24,7 @@ const TICKS_PER_SAMPLE: u32 = 10;
 /// Samples that are kept: one hour.
 pub const MAX_SAMPLES: usize = 360;
 
-/// What happened in ten seconds.
+/// The events of ten seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HistorySample {
     /// The end of the interval, milliseconds since the Unix epoch. Ascends, even if the clock is set back.
@@ -56,7 +56,7 @@ pub struct HistorySample {
     pub fallbacks: BTreeMap<String, u64>,
 }
 
-/// What the endpoint reports at a tick.
+/// The endpoint's report at a tick.
 #[derive(Debug, Clone, Default)]
 pub struct TickReport {
     /// Requests that are served now.

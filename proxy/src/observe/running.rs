@@ -21,7 +21,7 @@ struct Entries {
     requests: BTreeMap<u64, RunningRequest>,
 }
 
-/// What is known of a request so far.
+/// The facts about a request so far.
 #[derive(Debug)]
 pub(super) struct RunningRequest {
     /// Its course at the last change of its phase.

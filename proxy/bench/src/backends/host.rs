@@ -1,4 +1,4 @@
-//! What a report says about the machine besides its devices.
+//! The facts about the machine in a report, besides its devices.
 
 use std::process::Stdio;
 use std::time::Duration;

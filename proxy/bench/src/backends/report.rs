@@ -130,7 +130,7 @@ impl BackendsReport {
         self.models.iter().flat_map(|m| m.examined.handoffs.iter().map(|check| handoff(m, check))).collect()
     }
 
-    /// What failed, and why.
+    /// Each failure with its cause.
     fn failures(&self) -> Vec<(String, &str)> {
         let mut failures = Vec::new();
         for model in &self.models {

@@ -21,7 +21,7 @@ use crate::prompts::Prompts;
 /// Tokens of a reply that only warms a node up.
 const WARM_UP: u32 = 2;
 
-/// What is examined, and how.
+/// The options of an examination.
 pub struct Examination {
     /// The model's file.
     pub model: OsString,

@@ -1,4 +1,4 @@
-//! What an examination found: the figures of each device, and of each handoff.
+//! The results of an examination: the figures of each device, and of each handoff.
 
 use baton_schemas::handoff::HandoffReport;
 use serde::Serialize;
