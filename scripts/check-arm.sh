@@ -11,9 +11,9 @@ began=$SECONDS
 $timed "a newer Debian" scripts/arm/root.sh
 
 model=$(target/release/baton pull smollm2)
-export MODELS BATON_TEST_MODEL BATON_CLUSTER_KEY
+export MODELS BATON_CLUSTER_KEY
 MODELS=$(dirname "$model")
-BATON_TEST_MODEL=/models/$(basename "$model")
+arm_model=/models/$(basename "$model")
 BATON_CLUSTER_KEY=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
 $inside cargo fetch --locked --target aarch64-unknown-linux-gnu
 
@@ -22,15 +22,10 @@ $timed "build for aarch64" $inside cargo build --release --locked --workspace --
 arm=target/arm/build/aarch64-unknown-linux-gnu/release/baton
 $inside sh -c "$arm --version && $arm check-config configs/single-machine.toml"
 
-# Under the emulator a token takes about 50 times as long. So of the tests with the real model those run that check the
-# contract of engines, and KV that is exported and imported. Without BATON_TEST_MODEL such tests say that they are skipped.
-run() { # NAME ARGUMENTS...
-  local name=$1
-  shift
-  $timed "$name" $inside cargo test --release --locked --workspace --test engines -- --test-threads=2 --nocapture "$@"
-}
-BATON_TEST_MODEL='' run "handoffs, hostile peers and the node protocol, on tiny models and the simulator" \
-  kv_architectures:: handoff:: hostile_peer:: streams:: load_stream:: node_tls:: template_goldens:: --skip ubatches_larger
+# Under the emulator a token of a real model takes about 50 times as long, so these tests use the simulator and tiny models.
+$timed "contract of engines, handoffs, hostile peers and the node protocol" \
+  $inside cargo test --release --locked --workspace --test engines -- --test-threads=2 --nocapture \
+  contract:: kv_architectures:: handoff:: hostile_peer:: streams:: load_stream:: node_tls:: template_goldens:: --skip ubatches_larger
 
 # A prefill node on a free port; sets `url`. It ends with this script.
 nodes=()
@@ -51,13 +46,10 @@ prefill_node() { # LOG MODEL BATON...
 sizes=(--devices cpu --tokens 16 --new-tokens 8 --threads 1)
 prefill_node target/arm/x86-node.log "$model" target/release/baton
 echo "x86-64 prefills, aarch64 decodes:"
-$timed "handoff to aarch64" $inside "$arm" doctor --model "$BATON_TEST_MODEL" "${sizes[@]}" --prefill "$url"
-prefill_node target/arm/arm-node.log "$BATON_TEST_MODEL" $inside "$arm"
+$timed "handoff to aarch64" $inside "$arm" doctor --model "$arm_model" "${sizes[@]}" --prefill "$url"
+prefill_node target/arm/arm-node.log "$arm_model" $inside "$arm"
 echo "aarch64 prefills, x86-64 decodes:"
 $timed "handoff from aarch64" target/release/baton doctor --model "$model" "${sizes[@]}" --prefill "$url"
 
 $timed "thin build for aarch64" $inside scripts/check-thin-build.sh
-# The longest.
-run "export and import of KV" kv_state::a_busy_cache kv_state::positions
-run "contract of engines" contract::
 echo "step: everything took $((SECONDS - began)) s"

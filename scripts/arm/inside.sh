@@ -29,7 +29,7 @@ environment=(
   # Threads that spin while they wait starve the emulator's others.
   GOMP_SPINCOUNT=5000
 )
-for name in http_proxy https_proxy no_proxy BATON_CLUSTER_KEY BATON_TEST_MODEL; do
+for name in http_proxy https_proxy no_proxy BATON_CLUSTER_KEY; do
   [ -z "${!name:-}" ] || environment+=("$name=${!name}")
 done
 

@@ -51,6 +51,14 @@ pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &
     draft.file.write(path);
 }
 
+/// [`write`] with a chat template: the role and the text of each message.
+pub fn write_with_template(path: &Path, architecture: Architecture, seed: u64) {
+    const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+    let mut draft = Draft::of(architecture, seed);
+    draft.set("tokenizer.chat_template", Value::String(CHAT_TEMPLATE.into()));
+    draft.file.write(path);
+}
+
 /// Writes a reranker: [`Architecture::Bert`], whose head has two layers and gives a score, or [`Architecture::Qwen3`],
 /// whose head has one layer and gives the probabilities of yes and no. Only the second has a form for its pairs in its file.
 pub fn write_reranker(path: &Path, architecture: Architecture, seed: u64) {

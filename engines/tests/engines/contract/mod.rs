@@ -51,11 +51,24 @@ async fn a_node_keeps_the_contract() {
 #[cfg(feature = "llama")]
 #[tokio::test]
 async fn llama_keeps_the_contract() {
+    let Some(model) = crate::models::smollm2() else { return };
+    check_llama(model).await;
+}
+
+/// Quick enough for a machine that emulates another.
+#[cfg(feature = "llama")]
+#[tokio::test]
+async fn llama_with_random_weights_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny.gguf");
+    tiny_gguf::write_with_template(&model, tiny_gguf::Architecture::Llama, 1);
+    check_llama(model).await;
+}
+
+#[cfg(feature = "llama")]
+async fn check_llama(model: std::path::PathBuf) {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
 
-    use crate::models;
-
-    let Some(model) = models::smollm2() else { return };
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
     let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
     checks::check(Arc::clone(&engine) as Arc<dyn Engine>).await;
