@@ -2,6 +2,7 @@
 # Builds a program that runs on other processors, too: llama.cpp is made of shared libraries, one for each kind of processor,
 # in the folder `lib` beside the program.
 #   scripts/bundle.sh PROFILE FEATURES TARGET-DIR
+# With TESTS="contract:: kv_architectures::" it also builds the engines' tests with these libraries and runs those named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=$1 features=$2 target=$3
@@ -34,3 +35,7 @@ for path in libraries + backends:
 PYTHON
 # Test programs stand one folder deeper.
 ln -sfn ../lib "$target/$profile/deps/lib"
+[ -n "${TESTS:-}" ] || exit 0
+# shellcheck disable=SC2086  # a list of names
+cargo test --profile "$profile" --locked --workspace --features "$features" --target-dir "$target" \
+  --test engines -- $TESTS
