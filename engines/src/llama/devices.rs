@@ -56,10 +56,15 @@ pub(super) fn check(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<(),
     if kinds.is_empty() || n_gpu_layers == Some(0) || !is_left_to_processor()? {
         return Ok(());
     }
-    let kinds = kinds.join(" or ");
     Err(LoadError::Config(format!(
-        "built for {kinds}, but no such device was found: is its driver installed? --device cpu computes on the processor."
+        "{}: is its driver installed? --device cpu computes on the processor.",
+        not_found(&kinds)
     )))
+}
+
+/// Says that none of the kinds of GPUs that this program was built for is here.
+pub fn not_found(kinds: &[&str]) -> String {
+    format!("built for {}, but no such device was found", kinds.join(" or "))
 }
 
 /// Descriptions of the devices that compute a model with these options.

@@ -40,9 +40,14 @@ impl MadeFile {
         fs::metadata(self.path()).is_ok_and(|meta| meta.is_file() && meta.len() == self.n_bytes)
     }
 
-    /// Deletes the file and what an interrupted run has left of it. It is no error if there is none.
-    pub fn remove(&self) -> Result<(), ModelError> {
+    /// Deletes the file and what an interrupted run has left of it, once no other process makes it. It is no error if there is
+    /// none.
+    pub async fn remove(&self, progress: &dyn DownloadProgress) -> Result<(), ModelError> {
         let path = self.path();
+        if !self.folder.exists() {
+            return Ok(());
+        }
+        let _lock = PullLock::acquire(&path, progress).await?;
         [&path, &with_suffix(&path, ".part")].into_iter().try_for_each(|path| match fs::remove_file(path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(ModelError::file(path, source)),
             _ => Ok(()),
@@ -201,8 +206,8 @@ mod tests {
         fs::write(folder.path().join("models/made-up.gguf"), "123").unwrap();
         let path = made(folder.path(), 5).make(Arc::new(Silent), write).await.unwrap();
         assert_eq!((fs::read(path).unwrap().len(), N_MADE.load(Ordering::Relaxed)), (5, 2));
-        made(folder.path(), 5).remove().unwrap();
-        made(folder.path(), 5).remove().unwrap();
+        made(folder.path(), 5).remove(&Silent).await.unwrap();
+        made(folder.path(), 5).remove(&Silent).await.unwrap();
         assert_eq!(names(folder.path()), ["made-up.gguf.lock"]);
     }
 

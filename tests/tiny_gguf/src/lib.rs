@@ -53,7 +53,8 @@ pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &
 
 /// [`write`] with a chat template: the role and the text of each message.
 pub fn write_with_template(path: &Path, architecture: Architecture, seed: u64) {
-    const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+    const CHAT_TEMPLATE: &str =
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
     let mut draft = Draft::of(architecture, seed);
     draft.set("tokenizer.chat_template", Value::String(CHAT_TEMPLATE.into()));
     draft.file.write(path);

@@ -111,7 +111,7 @@ impl Bench {
             figures.failure = Some(why);
         }
         if self.args.delete
-            && let Err(CommandFailure(why)) = model.delete(&self.options.cache_dir)
+            && let Err(CommandFailure(why)) = model.delete(&self.options).await
         {
             eprintln!("{why}");
         }

@@ -61,10 +61,12 @@ impl BackendModel {
     }
 
     /// Deletes a made-up model's file.
-    pub(super) fn delete(&self, cache_dir: &Path) -> Result<(), CommandFailure> {
+    pub(super) async fn delete(&self, options: &PullOptions) -> Result<(), CommandFailure> {
         match self {
             BackendModel::Real(_) => Ok(()),
-            BackendModel::MadeUp(shape) => Ok(made_up::file(shape, cache_dir)?.remove()?),
+            BackendModel::MadeUp(shape) => {
+                Ok(made_up::file(shape, &options.cache_dir)?.remove(&*options.progress).await?)
+            }
         }
     }
 }

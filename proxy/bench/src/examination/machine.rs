@@ -32,7 +32,7 @@ impl Machine {
     pub fn with(devices: &[Device]) -> Machine {
         let backends = devices::gpu_backends();
         let lacks_gpu = !backends.is_empty() && devices.len() == 1;
-        let missing = lacks_gpu.then(|| format!("built for {}, but no such device was found", backends.join(", ")));
+        let missing = lacks_gpu.then(|| devices::not_found(&backends));
         let listed = |device: &Device| Listed {
             name: device.name.clone(),
             description: device.description.clone(),

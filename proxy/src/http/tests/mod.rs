@@ -15,8 +15,10 @@ mod llama_server;
 mod ollama;
 mod openapi;
 mod page;
+mod reply;
 mod responses;
 mod state;
+mod test_server;
 mod unread_body;
 
 use std::net::SocketAddr;
@@ -39,6 +41,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use self::reply::{OpenReply, Reply};
+use self::test_server::{
+    Limits, TestServer, chat_body, chat_bytes, closed_config, eventually, impatient, start, start_limited, start_with,
+    until,
+};
 use super::server::{DEADLINES, Shutdown, serve_with};
 use super::{AccessConfig, HostCheck, HttpBackend, HttpConfig, SharedAccess, api};
 use crate::error::RequestError;
@@ -362,246 +369,3 @@ const SOON: Duration = Duration::from_millis(30);
 
 /// A condition that has not come by then never comes.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-/// A running server. Dropping it stops it.
-struct TestServer {
-    address: SocketAddr,
-    fake: Arc<Fake>,
-    access: SharedAccess,
-    shutdown: Shutdown,
-    task: tokio::task::JoinHandle<std::io::Result<()>>,
-}
-
-impl Drop for TestServer {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn start(fake: Fake) -> TestServer {
-    start_with(fake, HttpConfig::default()).await
-}
-
-async fn start_with(fake: Fake, config: HttpConfig) -> TestServer {
-    start_limited(fake, config, Limits::default()).await
-}
-
-/// Every limit but the one that a test is about is far longer than the test, on a busy machine, too.
-struct Limits {
-    connection: ConnectionDeadlines,
-    drain: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits { connection: DEADLINES, drain: Duration::from_secs(60) }
-    }
-}
-
-/// Streams whose heads are sent at once, and whose every silence is broken.
-fn impatient() -> HttpConfig {
-    HttpConfig { head_hold: Duration::from_millis(1), heartbeat: Duration::from_millis(1), ..HttpConfig::default() }
-}
-
-/// A server that asks for this key, which is its owner's.
-fn closed_config(key: &str) -> HttpConfig {
-    let access = AccessConfig { api_keys: vec![key.to_owned()], ..AccessConfig::default() };
-    HttpConfig { access, ..HttpConfig::default() }
-}
-
-async fn start_limited(fake: Fake, config: HttpConfig, limits: Limits) -> TestServer {
-    let fake = Arc::new(fake);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let shutdown = Shutdown::default();
-    let access = crate::http::access::shared(&config.access);
-    let host = HostCheck { access: access.clone(), checks_names: config.check_host };
-    let router = super::listener(&api(fake.clone(), config, access.clone()), host);
-    let task = tokio::spawn(serve_with(limits.connection, listener, router, shutdown.clone(), limits.drain));
-    TestServer { address, fake, access, shutdown, task }
-}
-
-impl TestServer {
-    fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
-    }
-
-    fn post(&self) -> reqwest::RequestBuilder {
-        reqwest::Client::new().post(self.url("/v1/chat/completions"))
-    }
-
-    /// Sends a chat request with these fields beside the necessary ones.
-    async fn chat(&self, fields: Value) -> Reply {
-        Reply::of(self.post().json(&chat_body(fields)).send().await.unwrap()).await
-    }
-
-    /// Posts JSON to a path.
-    async fn post_to(&self, path: &str, body: Value) -> Reply {
-        Reply::of(reqwest::Client::new().post(self.url(path)).json(&body).send().await.unwrap()).await
-    }
-
-    async fn get(&self, path: &str) -> Reply {
-        Reply::of(reqwest::get(self.url(path)).await.unwrap()).await
-    }
-
-    /// Sends bytes and reads until the server closes.
-    async fn raw(&self, bytes: &[u8]) -> String {
-        let mut stream = self.connect().await;
-        stream.write_all(bytes).await.unwrap();
-        let mut reply = Vec::new();
-        tokio::time::timeout(DEADLINE, stream.read_to_end(&mut reply)).await.unwrap().unwrap();
-        String::from_utf8(reply).unwrap()
-    }
-
-    async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.address).await.unwrap()
-    }
-
-    fn n_live(&self) -> usize {
-        self.fake.live.load(Ordering::SeqCst)
-    }
-
-    /// Waits until this many requests are held by the backend.
-    async fn until_live(&self, n: usize) {
-        until(&self.fake.live, n).await;
-    }
-
-    /// Begins a stream.
-    async fn open(&self, path: &str, body: Value) -> OpenReply {
-        let response = reqwest::Client::new().post(self.url(path)).json(&body).send().await.unwrap();
-        OpenReply {
-            status: response.status().as_u16(),
-            headers: response.headers().clone(),
-            response,
-            text: String::new(),
-        }
-    }
-}
-
-async fn until(count: &AtomicUsize, n: usize) {
-    eventually("the number of requests", async || count.load(Ordering::SeqCst) == n).await;
-}
-
-/// Polls a condition until it holds.
-async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
-    let poll = async {
-        while !holds().await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    assert!(tokio::time::timeout(DEADLINE, poll).await.is_ok(), "waited {DEADLINE:?} for {what}");
-}
-
-/// A reply that is still being sent.
-struct OpenReply {
-    status: u16,
-    headers: reqwest::header::HeaderMap,
-    response: reqwest::Response,
-    text: String,
-}
-
-impl OpenReply {
-    /// Reads until this holds of all that has come.
-    async fn until(&mut self, is_enough: impl Fn(&str) -> bool) {
-        let enough = async {
-            while !is_enough(&self.text) {
-                let chunk = self.response.chunk().await.unwrap();
-                self.text += std::str::from_utf8(&chunk.expect("more of the stream")).unwrap();
-            }
-        };
-        tokio::time::timeout(DEADLINE, enough).await.expect("enough of the stream");
-    }
-
-    /// Reads to the end.
-    async fn rest(self) -> Reply {
-        let OpenReply { status, headers, response, text } = self;
-        Reply { status, headers, text: text + &response.text().await.unwrap() }
-    }
-}
-
-fn chat_body(fields: Value) -> Value {
-    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
-}
-
-/// A raw HTTP/1.1 chat request.
-fn chat_bytes(fields: Value, connection: &str) -> String {
-    let body = chat_body(fields).to_string();
-    format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-struct Reply {
-    status: u16,
-    headers: reqwest::header::HeaderMap,
-    text: String,
-}
-
-impl Reply {
-    async fn of(response: reqwest::Response) -> Self {
-        let status = response.status().as_u16();
-        let headers = response.headers().clone();
-        Reply { status, headers, text: response.text().await.unwrap() }
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {:?}", self.text))
-    }
-
-    fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
-    }
-
-    /// Checks status and envelope of a failure; returns the error object.
-    fn failed(&self, status: u16, kind: &str, code: Option<&str>) -> Value {
-        assert_eq!(self.status, status, "{}", self.text);
-        assert_eq!(self.header("content-type"), "application/json");
-        assert!(!self.header("x-request-id").is_empty());
-        let error = self.json()["error"].clone();
-        let keys: Vec<_> = error.as_object().unwrap().keys().take(4).map(String::as_str).collect();
-        assert_eq!(keys, ["message", "type", "param", "code"], "{error}");
-        assert_eq!((error["type"].as_str(), error["code"].as_str()), (Some(kind), code), "{error}");
-        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
-        error
-    }
-
-    /// Checks status and envelope of a failure in Ollama's dialect; returns the message.
-    fn failed_as_ollama(&self, status: u16) -> String {
-        assert_eq!(self.status, status, "{}", self.text);
-        assert_eq!(self.header("content-type"), "application/json");
-        let body = self.json();
-        assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
-        body["error"].as_str().unwrap_or_else(|| panic!("no message: {body}")).to_owned()
-    }
-
-    /// The stream's lines.
-    fn lines(&self) -> Vec<Value> {
-        assert!(self.text.ends_with('\n'), "{:?}", self.text);
-        self.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    /// The stream's `data:` payloads, and `:` for each comment.
-    fn events(&self) -> Vec<&str> {
-        assert!(self.text.ends_with("\n\n"), "{:?}", self.text);
-        self.text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event)).collect()
-    }
-
-    /// The stream's events, each with the name that its line says.
-    fn named_events(&self) -> Vec<(&str, Value)> {
-        let events = self.text.split_terminator("\n\n").filter(|event| *event != ":");
-        let events = events.map(|event| {
-            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("no data: {event}"));
-            let data = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            (name.strip_prefix("event: ").unwrap(), data)
-        });
-        events.collect()
-    }
-
-    /// The stream's chunks, without `[DONE]` and comments.
-    fn chunks(&self) -> Vec<Value> {
-        self.events().into_iter().filter_map(|event| serde_json::from_str(event).ok()).collect()
-    }
-}
