@@ -4,7 +4,8 @@
 //! speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the node protocol.
 //! [`connections`] bounds what peers may do with a server's connections, also for the endpoint. [`handoff`] pulls a
 //! prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be sent unencrypted;
-//! [`mdns`] announces services on the local network and browses them. All engines pass one contract suite
+//! [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of them have the cluster
+//! key. All engines pass one contract suite
 //! (`engines/tests/engines/contract`). [`upstream`] is not an engine but a client of servers that speak text instead of
 //! tokens (Ollama, llama-server, vLLM, …).
 //!
@@ -33,6 +34,7 @@ mod long_json;
 pub mod mdns;
 pub mod node;
 pub mod options;
+pub mod proof;
 pub mod registry;
 pub mod remote;
 pub mod sim;

@@ -1,11 +1,12 @@
 //! The node protocol: how the proxy calls an engine in another process, over a Unix socket or TCP.
 //!
-//! HTTP with the cluster key in every call, and a version in the path. Requests and replies are JSON. Sequences, vectors
+//! HTTP with the cluster key in every call but one, and a version in the path. Requests and replies are JSON. Sequences, vectors
 //! and loads come over one connection for all streams, in the frames of [`streams`](crate::streams).
 //!
 //! | call | body | reply |
 //! |---|---|---|
 //! | `GET  /node/v1/info` | – | [`NodeDescription`] |
+//! | `GET  /node/v1/proof?message=HEX` | – | [`KeyProof`]; the only call without the key |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
 //! | `GET  /node/v1/streams` | – | an upgrade to [`streams`](crate::streams) |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
@@ -109,6 +110,21 @@ pub struct NodeDescription {
     /// The versions of the stream protocol that it speaks.
     #[serde(default = "before_streams")]
     pub streams: StreamVersions,
+}
+
+/// A node's proof that it has the cluster key, and its place in the network. See `engines/src/proof/`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyProof {
+    /// The node's message of SPAKE2, hexadecimal.
+    pub message: String,
+    /// Where the call has reached the node, by the node's own socket.
+    pub address: SocketAddr,
+    /// [`NodeInfo::process`].
+    pub process: u64,
+    /// The node's role.
+    pub role: Role,
+    /// A MAC of the place, the process and the role under the key that both ends have agreed on; hexadecimal.
+    pub confirmation: String,
 }
 
 fn before_streams() -> StreamVersions {
