@@ -24,6 +24,7 @@
 
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::embed::{EmbeddingFacts, RerankFacts};
@@ -42,6 +43,10 @@ pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 /// The environment variable with the key that a node presents to prefill nodes, if it differs from its own. The child
 /// of an endpoint has one key for its parent, and needs the cluster's key for other nodes.
 pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
+
+/// The property of a node's announcement in the network that says that it speaks TLS: the host name in its certificate, or
+/// nothing if that is for addresses.
+pub const TLS_PROPERTY: &str = "tls";
 
 /// What a node runs. Constant for the life of its process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -165,7 +170,7 @@ pub struct InfillTokens {
 }
 
 /// What a node does in a cluster.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// It computes prompts' KV for decode nodes.
@@ -178,6 +183,15 @@ pub enum Role {
 }
 
 impl Role {
+    /// The word for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        }
+    }
+
     /// Returns true if the node computes KV for others.
     pub fn prefills(self) -> bool {
         self != Role::Decode
