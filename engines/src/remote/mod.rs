@@ -88,7 +88,9 @@ impl RemoteEngine {
             }
             NodeAddress::Paths(url, paths) => {
                 transport.check(url)?;
-                (builder.dns_resolver(Arc::new(paths.clone())), url.trim_end_matches('/').to_owned())
+                // A kept connection would stay on its path, and hang when that goes.
+                let builder = builder.pool_max_idle_per_host(0).dns_resolver(Arc::new(paths.clone()));
+                (builder, url.trim_end_matches('/').to_owned())
             }
         };
         let client = builder.build().map_err(|e| ClientError::Setup(explain(&e)))?;

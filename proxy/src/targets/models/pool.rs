@@ -52,7 +52,7 @@ impl ModelPool {
 
     /// Returns true if no model is served and no node may report one.
     pub fn is_empty(&self) -> bool {
-        self.models().is_empty() && self.undeclared().decode.is_empty() && !self.is_searching.load(Ordering::Relaxed)
+        self.models().is_empty() && self.undeclared().decode.is_empty()
     }
 
     /// Slots of all ready decode nodes, and of models that can be loaded on demand.
