@@ -1,5 +1,7 @@
 //! Handoff of a prompt's KV cache from one node to another: requests and reports.
 
+use std::net::SocketAddr;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,13 @@ use crate::token::Token;
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
+    /// The addresses that a node which was found in the network announces; the host in `url` stands for them. Each must
+    /// prove the cluster key first. Empty for a node that the operator has configured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<SocketAddr>,
+    /// The process that must answer at `paths`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub process: u64,
     /// Milliseconds without a new position after which the decode node gives up the pull, even if the prefill node
     /// still answers. `None`: there is no prediction, and the decode node's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,8 +33,12 @@ pub struct KvSource {
 impl KvSource {
     /// A prefill node at an address, without a prediction or a trace.
     pub fn at(url: impl Into<String>) -> KvSource {
-        KvSource { url: url.into(), patience_ms: None, traceparent: None }
+        KvSource { url: url.into(), paths: Vec::new(), process: 0, patience_ms: None, traceparent: None }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A decode node's request to a prefill node: the KV of positions `[start, tokens.len())`.

@@ -1,11 +1,12 @@
 //! The node protocol: how the proxy calls an engine in another process, over a Unix socket or TCP.
 //!
-//! HTTP with the cluster key in every call, and a version in the path. Requests and replies are JSON. Sequences, vectors
+//! HTTP with the cluster key in every call but one, and a version in the path. Requests and replies are JSON. Sequences, vectors
 //! and loads come over one connection for all streams, in the frames of [`streams`](crate::streams).
 //!
 //! | call | body | reply |
 //! |---|---|---|
 //! | `GET  /node/v1/info` | – | [`NodeDescription`] |
+//! | `GET  /node/v1/proof?message=HEX` | – | [`KeyProof`]; the only call without the key |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
 //! | `GET  /node/v1/streams` | – | an upgrade to [`streams`](crate::streams) |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
@@ -23,6 +24,7 @@
 
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::embed::{EmbeddingFacts, RerankFacts};
@@ -41,6 +43,10 @@ pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 /// The environment variable with the key that a node presents to prefill nodes, if it differs from its own. The child
 /// of an endpoint has one key for its parent, and needs the cluster's key for other nodes.
 pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
+
+/// The property of a node's announcement in the network that says that it speaks TLS: the host name in its certificate, or
+/// nothing if that is for addresses.
+pub const TLS_PROPERTY: &str = "tls";
 
 /// What a node runs. Constant for the life of its process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,6 +117,21 @@ pub struct NodeDescription {
     pub streams: StreamVersions,
 }
 
+/// A node's proof that it has the cluster key, and its place in the network. See `engines/src/proof/`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyProof {
+    /// The node's message of SPAKE2, hexadecimal.
+    pub message: String,
+    /// Where the call has reached the node, by the node's own socket.
+    pub address: SocketAddr,
+    /// [`NodeInfo::process`].
+    pub process: u64,
+    /// The node's role.
+    pub role: Role,
+    /// A MAC of the place, the process and the role under the key that both ends have agreed on; hexadecimal.
+    pub confirmation: String,
+}
+
 fn before_streams() -> StreamVersions {
     StreamVersions::BEFORE
 }
@@ -149,7 +170,7 @@ pub struct InfillTokens {
 }
 
 /// What a node does in a cluster.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// It computes prompts' KV for decode nodes.
@@ -162,6 +183,15 @@ pub enum Role {
 }
 
 impl Role {
+    /// The word for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        }
+    }
+
     /// Returns true if the node computes KV for others.
     pub fn prefills(self) -> bool {
         self != Role::Decode

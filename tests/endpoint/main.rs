@@ -5,6 +5,7 @@ mod admission;
 mod bench_serve;
 mod bodies;
 mod decode_nodes;
+mod discovery;
 mod dry_run;
 mod fallback_reasons;
 mod hedging;

@@ -13,6 +13,7 @@ mod policy;
 mod puller;
 mod read_ahead;
 mod receive;
+mod sources;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

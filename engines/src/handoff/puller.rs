@@ -15,9 +15,10 @@ use super::codecs::LinkCodecs;
 use super::peers::{AdmittedPeer, Match, Peers, compare};
 use super::policy::PullPolicy;
 use super::receive::{PrefillPeer, PullClient, failure_of};
-use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary, link};
+use super::sources::{ReachedSource, Sources};
+use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary};
 use crate::engine::Engine;
-use crate::remote::{ClientError, NodeAddress, RemoteEngine};
+use crate::remote::{ClientError, RemoteEngine};
 use crate::trace;
 
 /// Pulls KV from prefill nodes over HTTP. Cheap to clone.
@@ -34,9 +35,8 @@ struct PullerState {
 impl HttpPuller {
     /// A puller whose tasks run on the current tokio runtime.
     pub fn new(cluster_key: &str, policy: PullPolicy) -> Result<HttpPuller, EngineError> {
-        let http = policy.transport.client().connect_timeout(policy.timeouts.connect);
         let client = PullClient {
-            http: http.build().map_err(EngineError::internal)?,
+            sources: Sources::new(&policy).map_err(EngineError::internal)?,
             cluster_key: cluster_key.to_owned(),
             read_ahead: Semaphore::new(policy.read_ahead.min(Semaphore::MAX_PERMITS)),
             policy,
@@ -78,18 +78,16 @@ impl KvPuller for HttpPuller {
 
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let inner = Arc::clone(&self.0);
-        let url = source.url.trim_end_matches('/').to_owned();
+        let source = source.clone();
         Box::pin(async move {
-            if let Err(error) = inner.client.policy.transport.check(&url) {
+            let url = source.url.trim_end_matches('/');
+            if let Err(error) = inner.client.policy.transport.check(url) {
                 tracing::warn!(url, %error, "the link to the prefill node is not measured: its address is refused");
                 return Err(HandoffFailure::AddressRefused);
             }
-            let measured =
-                link::measure(&inner.client.http, &url, &inner.client.cluster_key).await.map_err(|error| {
-                    tracing::info!(url, %error, "measuring the link to the prefill node failed");
-                    if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
-                })?;
-            inner.client.links.measured(&url, &measured);
+            let client = &inner.client;
+            let measured = client.sources.measure(&source, &client.cluster_key, &client.policy).await?;
+            client.links.measured(url, &measured);
             Ok(measured)
         })
     }
@@ -117,10 +115,12 @@ impl PullerState {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
         let url = order.source.url.trim_end_matches('/').to_owned();
         let url = url.as_str();
+        let client = &self.client;
+        let reached = client.sources.reach(&order.source, &client.cluster_key, &client.policy).await?;
         let AdmittedPeer { fingerprint, kv_distance } = match self.peers.known(url) {
             Some(known) => known?,
             None => {
-                let outcome = self.examine(url, local).await;
+                let outcome = self.examine(url, &reached, local).await;
                 // An unreachable peer is examined again with the next request.
                 if !matches!(outcome, Err(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled)) {
                     self.peers.remember(url, outcome);
@@ -129,19 +129,27 @@ impl PullerState {
             }
         };
         let codecs = self.client.links.choose(url, self.client.policy.allowed_codecs());
-        let peer = PrefillPeer { url, fingerprint, codecs: &codecs };
+        let peer = PrefillPeer { http: &reached.http, url, fingerprint, codecs: &codecs };
         let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
-        if end.report.failure == Some(HandoffFailure::FingerprintMismatch) {
-            self.peers.forget(url);
+        match end.report.failure {
+            Some(HandoffFailure::FingerprintMismatch) => self.peers.forget(url),
+            Some(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled | HandoffFailure::PrefillLost) => {
+                self.client.sources.note_failure(url);
+            }
+            _ => {}
         }
         Ok(PullEnd { report: HandoffReport { kv_distance, ..end.report }, ..end })
     }
 
     /// Decides whether a peer's KV may be used.
-    async fn examine(&self, url: &str, local: &LocalKv) -> Result<AdmittedPeer, HandoffFailure> {
+    async fn examine(
+        &self,
+        url: &str,
+        reached: &ReachedSource,
+        local: &LocalKv,
+    ) -> Result<AdmittedPeer, HandoffFailure> {
         let policy = &self.client.policy;
-        let address = NodeAddress::Url(url.to_owned());
-        let node = RemoteEngine::with_transport(&address, &self.client.cluster_key, &policy.transport);
+        let node = RemoteEngine::with_transport(&reached.address, &self.client.cluster_key, &policy.transport);
         let node = node.map_err(|error| {
             tracing::warn!(url, %error, "no KV is pulled: the transport settings forbid this address");
             match error {
@@ -173,7 +181,7 @@ impl PullerState {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(url, peer.fingerprint, local).await?;
+                let distance = self.canary_distance(url, reached, peer.fingerprint, local).await?;
                 let admitted = distance <= limit;
                 tracing::warn!(
                     url,
@@ -189,7 +197,13 @@ impl PullerState {
     }
 
     /// Pulls the KV of the canary's tokens from the peer. Returns its distance from this engine's.
-    async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
+    async fn canary_distance(
+        &self,
+        url: &str,
+        reached: &ReachedSource,
+        peer: Fingerprint,
+        local: &LocalKv,
+    ) -> Result<f64, HandoffFailure> {
         let order = PullOrder {
             source: KvSource::at(url),
             tokens: local.identity.canary.clone(),
@@ -205,7 +219,7 @@ impl PullerState {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        let peer = PrefillPeer { url, fingerprint: peer, codecs: &[Codec::None] };
+        let peer = PrefillPeer { http: &reached.http, url, fingerprint: peer, codecs: &[Codec::None] };
         let end = self.client.receive(peer, local, order, keep).await;
         if let Some(failure) = end.report.failure {
             return Err(failure);

@@ -21,13 +21,14 @@ use super::codecs::{LinkCodecs, Sample};
 use super::deadline::PullDeadline;
 use super::policy::PullPolicy;
 use super::read_ahead::ReadAhead;
+use super::sources::Sources;
 use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::{accepted, unreachable};
 use crate::{awake, trace};
 
 /// The client that all pulls of an engine share.
 pub(super) struct PullClient {
-    pub(super) http: Client,
+    pub(super) sources: Sources,
     pub(super) cluster_key: String,
     pub(super) policy: PullPolicy,
     /// A permit for each byte of [`PullPolicy::read_ahead`].
@@ -37,6 +38,7 @@ pub(super) struct PullClient {
 
 /// A prefill node whose KV is accepted.
 pub(super) struct PrefillPeer<'a> {
+    pub(super) http: &'a Client,
     pub(super) url: &'a str,
     /// The fingerprint of its model.
     pub(super) fingerprint: Fingerprint,
@@ -74,7 +76,7 @@ impl PullClient {
         order: PullOrder,
         sink: Sink<'_, impl Fn(VerifiedKv) -> F>,
     ) -> Result<HandoffEnd, HandoffFailure> {
-        let PrefillPeer { url, fingerprint, codecs } = from;
+        let PrefillPeer { http, url, fingerprint, codecs } = from;
         let Sink { take, meter } = sink;
         let id = HandoffId(rand::random());
         let offer = Offer { codecs, macs: Mac::best_first() };
@@ -97,7 +99,7 @@ impl PullClient {
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
-        let mut bytes = ReadAhead::new(self.open(url, &request).await?, &self.read_ahead);
+        let mut bytes = ReadAhead::new(self.open(http, url, &request).await?, &self.read_ahead);
         reader.recycle(buffers.take().unwrap_or_default());
         loop {
             let asked = Instant::now();
@@ -161,10 +163,11 @@ impl PullClient {
     /// Sends the request. Returns the stream of records, from the connection itself or in the body of the reply.
     async fn open(
         &self,
+        http: &Client,
         url: &str,
         request: &PrefillRequest,
     ) -> Result<Box<dyn AsyncRead + Send + Unpin>, HandoffFailure> {
-        let call = self.http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        let call = http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
         let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, KV_UPGRADE);
         let call = match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => call.header(trace::TRACEPARENT, parent),

@@ -5,8 +5,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::tls::ServerTls;
+use super::tls::Certificate;
 use crate::connections::{ConnectionDeadlines, tune};
+use crate::proof::Place;
 
 /// The deadlines of a node's connections.
 pub(super) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
@@ -40,16 +41,26 @@ pub(super) enum AcceptedConnection {
     /// A TCP connection for plain HTTP.
     Tcp(TcpStream),
     /// A TCP connection for TLS, before the handshake.
-    Tls(TcpStream, ServerTls),
+    Tls(TcpStream, Certificate),
 }
 
 impl AcceptedConnection {
+    /// Where it ends, for proofs of the cluster key. `None` for a Unix socket.
+    pub(super) fn place(&self) -> Option<Place> {
+        let (stream, certificate) = match self {
+            AcceptedConnection::Unix(_) => return None,
+            AcceptedConnection::Tcp(stream) => (stream, None),
+            AcceptedConnection::Tls(stream, certificate) => (stream, Some(certificate.hash)),
+        };
+        Some(Place { address: stream.local_addr().ok()?, certificate })
+    }
+
     /// The stream for HTTP. `None` if the TLS handshake fails. The caller sets the deadline.
     pub(super) async fn open(self) -> Option<Box<dyn Stream>> {
         match self {
             AcceptedConnection::Unix(stream) => Some(Box::new(stream)),
             AcceptedConnection::Tcp(stream) => Some(Box::new(tuned(stream))),
-            AcceptedConnection::Tls(stream, tls) => shake_hands(tuned(stream), &tls).await,
+            AcceptedConnection::Tls(stream, certificate) => shake_hands(tuned(stream), &certificate).await,
         }
     }
 }
@@ -60,7 +71,7 @@ fn tuned(stream: TcpStream) -> TcpStream {
     stream
 }
 
-async fn shake_hands(mut stream: TcpStream, tls: &ServerTls) -> Option<Box<dyn Stream>> {
+async fn shake_hands(mut stream: TcpStream, certificate: &Certificate) -> Option<Box<dyn Stream>> {
     let mut first = [0];
     let n_seen = stream.peek(&mut first).await.ok()?;
     if n_seen > 0 && first != [TLS_HANDSHAKE] {
@@ -69,7 +80,7 @@ async fn shake_hands(mut stream: TcpStream, tls: &ServerTls) -> Option<Box<dyn S
         }
         return None;
     }
-    match tls.acceptor().accept(stream).await {
+    match certificate.acceptor().accept(stream).await {
         Ok(stream) => Some(Box::new(stream)),
         Err(error) => {
             tracing::debug!(%error, "a TLS handshake failed");

@@ -117,7 +117,7 @@ impl Listener {
                 let (stream, _peer) = listener.accept().await?;
                 Ok(match tls {
                     None => AcceptedConnection::Tcp(stream),
-                    Some(tls) => AcceptedConnection::Tls(stream, tls.clone()),
+                    Some(tls) => AcceptedConnection::Tls(stream, tls.current()),
                 })
             }
         }

@@ -1,7 +1,7 @@
 //! The node protocol's server: an axum router around any engine.
 //!
-//! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key. A caller without it learns
-//! nothing, not even which paths exist.
+//! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key but one, which proves that this node
+//! has it (`proof`). A caller without it learns nothing else, not even which paths exist.
 
 mod cluster_key;
 mod connection;
@@ -9,6 +9,7 @@ mod late;
 mod listen;
 mod loads;
 mod prefill;
+mod proof;
 mod server;
 mod streams;
 mod tls;
@@ -109,6 +110,7 @@ pub fn router_speaking(
     key: ClusterKey,
     stop: CancellationToken,
 ) -> Router {
+    let service = NodeService::new(versions, engine, role, key.clone(), stop);
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
@@ -125,12 +127,14 @@ pub fn router_speaking(
         .route("/embed", post(replaced))
         .route("/load/stream", get(replaced))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeService::new(versions, engine, role, key.clone(), stop));
+        .with_state(service.clone());
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(key, authenticate))
+        // After the layer, which it must not pass.
+        .route(&format!("{BASE_PATH}/proof"), get(proof::prove).with_state(service))
 }
 
 async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Next) -> Response {

@@ -41,7 +41,11 @@ impl Listener {
                 next = connections.accept(|| self.accept()) => next?,
             };
             let router = router.clone();
-            let answer = move |request: Request<Body>| {
+            let end = accepted.place();
+            let answer = move |mut request: Request<Body>| {
+                if let Some(end) = end {
+                    request.extensions_mut().insert(end);
+                }
                 let reply = router.clone().oneshot(request);
                 async move { reply.await.unwrap_or_else(|never| match never {}) }
             };

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
 use tokio_rustls::TlsAcceptor;
 
+use crate::proof::Place;
 use crate::transport::{TlsError, certificates, private_key, unusable};
 
 /// The protocols inside TLS, preferred first: `auto::Builder` supports both.
@@ -18,31 +20,60 @@ pub struct ServerTls(Arc<TlsFiles>);
 struct TlsFiles {
     cert: PathBuf,
     key: PathBuf,
-    config: RwLock<Arc<ServerConfig>>,
+    current: RwLock<Certificate>,
+}
+
+/// A certificate in use. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Certificate {
+    config: Arc<ServerConfig>,
+    /// [`Place::hash`] of it.
+    pub(super) hash: [u8; 32],
+    dns_name: Option<Arc<str>>,
+}
+
+impl Certificate {
+    /// The acceptor for one connection.
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.config))
+    }
 }
 
 impl ServerTls {
     /// Reads PEM files: the certificate, followed by intermediate certificates, and its private key.
     pub fn load(cert: &Path, key: &Path) -> Result<ServerTls, TlsError> {
-        let config = RwLock::new(read(cert, key)?);
-        Ok(ServerTls(Arc::new(TlsFiles { cert: cert.to_owned(), key: key.to_owned(), config })))
+        let current = RwLock::new(read(cert, key)?);
+        Ok(ServerTls(Arc::new(TlsFiles { cert: cert.to_owned(), key: key.to_owned(), current })))
     }
 
     /// Reads the files again for new connections. On an error the old certificate stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
-        let config = read(&self.0.cert, &self.0.key)?;
-        *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        let current = read(&self.0.cert, &self.0.key)?;
+        *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = current;
         Ok(())
     }
 
-    /// The acceptor for one connection.
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.0.config.read().unwrap_or_else(PoisonError::into_inner)))
+    /// The certificate for the next connection.
+    pub(super) fn current(&self) -> Certificate {
+        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The first host name of the certificate. `None`: it is for addresses only.
+    pub fn dns_name(&self) -> Option<Arc<str>> {
+        self.current().dns_name
     }
 }
 
-fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+/// The first name that one host can have.
+fn dns_name(leaf: &CertificateDer<'_>) -> Option<Arc<str>> {
+    let leaf = webpki::EndEntityCert::try_from(leaf).ok()?;
+    leaf.valid_dns_names().find(|name| !name.contains('*')).map(Arc::from)
+}
+
+fn read(cert: &Path, key: &Path) -> Result<Certificate, TlsError> {
     let chain = certificates(cert)?;
+    let leaf =
+        chain.first().cloned().ok_or_else(|| TlsError::Missing { path: cert.to_owned(), wanted: "certificate" })?;
     let private = private_key(key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -54,7 +85,7 @@ fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
         error => unusable(key, "private key", error),
     })?;
     config.alpn_protocols = ALPN.iter().map(|protocol| protocol.to_vec()).collect();
-    Ok(Arc::new(config))
+    Ok(Certificate { config: Arc::new(config), hash: Place::hash(&leaf), dns_name: dns_name(&leaf) })
 }
 
 #[cfg(test)]
@@ -98,12 +129,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (cert, key) = pair(folder.path(), "a");
         let tls = ServerTls::load(&cert, &key).unwrap();
-        let before = Arc::clone(&tls.0.config.read().unwrap());
+        let before = tls.current();
+        assert_eq!(before.dns_name.as_deref(), Some("localhost"));
         std::fs::write(&cert, "").unwrap();
         assert!(tls.reload().is_err());
-        assert!(Arc::ptr_eq(&before, &tls.0.config.read().unwrap()));
+        assert_eq!(before.hash, tls.current().hash);
         pair(folder.path(), "a");
         tls.reload().unwrap();
-        assert!(!Arc::ptr_eq(&before, &tls.0.config.read().unwrap()));
+        assert_ne!(before.hash, tls.current().hash);
     }
 }

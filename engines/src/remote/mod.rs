@@ -2,6 +2,8 @@
 
 pub(crate) mod call_failure;
 mod calls;
+mod paths;
+mod prove;
 mod streams;
 
 use std::path::PathBuf;
@@ -25,6 +27,8 @@ use serde::Serialize;
 
 use self::calls::{ANSWER_TIMEOUT, CALL_TIMEOUT, NodeCalls};
 pub(crate) use self::calls::{accepted, unreachable};
+pub use self::paths::{NodePaths, is_open};
+pub use self::prove::{ProofFailure, Prover};
 use self::streams::{NodeStreams, StreamEvent};
 use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
 use crate::long_json;
@@ -42,6 +46,8 @@ pub enum NodeAddress {
     Unix(PathBuf),
     /// `http://host:port` or `https://host:port`.
     Url(String),
+    /// The same, with a host whose addresses are these.
+    Paths(String, NodePaths),
 }
 
 /// A node's client. Cheap to share.
@@ -80,11 +86,17 @@ impl RemoteEngine {
                 transport.check(url)?;
                 (builder, url.trim_end_matches('/').to_owned())
             }
+            NodeAddress::Paths(url, paths) => {
+                transport.check(url)?;
+                // A kept connection would stay on its path, and hang when that goes.
+                let builder = builder.pool_max_idle_per_host(0).dns_resolver(Arc::new(paths.clone()));
+                (builder, url.trim_end_matches('/').to_owned())
+            }
         };
         let client = builder.build().map_err(|e| ClientError::Setup(explain(&e)))?;
         let address = match address {
             NodeAddress::Unix(path) => path.display().to_string(),
-            NodeAddress::Url(_) => base.clone(),
+            NodeAddress::Url(_) | NodeAddress::Paths(..) => base.clone(),
         };
         let key = cluster_key.to_owned();
         let calls = NodeCalls { client, base, address, key, versions: StreamVersions::OURS };

@@ -8,6 +8,7 @@ mod banner;
 mod check_config;
 mod completions;
 mod config_file;
+mod discover;
 #[cfg(feature = "llama")]
 mod doctor;
 mod endpoint;
@@ -85,6 +86,8 @@ enum Command {
     Pull(pull::PullArgs),
     /// Show the state of a running endpoint: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
+    /// List the nodes in the local network, and why each is or is not used.
+    Discover(discover::DiscoverArgs),
     /// Make API keys.
     Key(key::KeyArgs),
     /// Check a configuration file, and print every mistake with its line.
@@ -152,6 +155,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
+        Command::Discover(args) => run(discover::run(args)),
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(baton_bench::run(args))),
         #[cfg(feature = "llama")]
         Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
+use baton_engines::mdns::{self, Announced, Announcement, ServiceType};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
 use baton_engines::registry::{self, EngineOptions};
 use baton_engines::transport::Transport;
@@ -16,13 +17,16 @@ use baton_proxy::http::open_files;
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role, TLS_PROPERTY};
 use clap::{Args, ValueEnum};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_line::engine_line;
 use super::terminal;
+
+/// Characters of the host's name in an announcement. A name has 63 bytes at most.
+const MAX_HOST_CHARS: usize = 14;
 
 /// Options of `baton node`.
 #[derive(Args)]
@@ -47,11 +51,22 @@ pub(super) struct NodeArgs {
     tls_key: Option<PathBuf>,
     #[command(flatten)]
     transport: TransportArgs,
+    /// Announce this node in the local network, for `baton serve --discover`. A node that only this machine can reach
+    /// announces nothing
+    #[arg(long, value_enum, value_name = "ON|OFF", default_value = "on")]
+    announce: Announce,
     #[command(flatten)]
     engine: EngineArgs,
     /// Report on standard output, and end when standard input does
     #[arg(long, hide = true)]
     pub(super) child: bool,
+}
+
+/// Whether a node announces itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Announce {
+    On,
+    Off,
 }
 
 /// The task of a node.
@@ -107,7 +122,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             }
             Err(CommandFailure(failure.message))
         }
-        Ok(StartedNode { server, address, tls, info }) => {
+        Ok(StartedNode { server, address, tls, info, announced }) => {
             let on_hangup = if tls.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
@@ -122,7 +137,8 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
                         terminal::note(format_args!("with {}", engine_line(&info)));
                     }
                 }
-                signals::stop_on_signal(stop, on_hangup);
+                signals::stop_on_signal(stop.clone(), on_hangup);
+                tokio::spawn(say_goodbye(announced, stop));
                 service_manager::report_ready();
             }
             server.await??;
@@ -141,6 +157,7 @@ struct StartedNode {
     address: Option<SocketAddr>,
     tls: Option<ServerTls>,
     info: Option<NodeInfo>,
+    announced: Option<Announced>,
 }
 
 /// Listens, says that the model is loading, and loads it.
@@ -176,6 +193,11 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     };
     // Until the engine is ready, requests are answered with "the model is loading".
     let late = LateEngine::default();
+    // It proves the key and tells its load while its model loads.
+    let announced = match args.announce {
+        Announce::On if !args.child => address.and_then(|address| announce_at(address, tls.as_ref())),
+        Announce::On | Announce::Off => None,
+    };
     let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
     let server = tokio::spawn(listener.serve(router, stop.clone()));
     if !args.child
@@ -192,7 +214,36 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let engine = started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?;
     let info = engine.info().await.ok();
     late.set(engine);
-    Ok(StartedNode { server, address, tls, info })
+    Ok(StartedNode { server, address, tls, info, announced })
+}
+
+/// Announces the node, unless only this machine reaches it. That mDNS does not work here is no reason to end.
+fn announce_at(listening: SocketAddr, tls: Option<&ServerTls>) -> Option<Announced> {
+    if listening.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host: String =
+        mdns::printable(&host).split('.').next().unwrap_or_default().chars().take(MAX_HOST_CHARS).collect();
+    // Two nodes of one machine, and a node that is started again, are told apart.
+    let name = format!("{host}-{:04x}", rand::random::<u16>());
+    let tls = tls.map(|tls| (TLS_PROPERTY, tls.dns_name().as_deref().unwrap_or_default().to_owned()));
+    let properties = tls.into_iter().collect();
+    match mdns::announce(&Announcement { service: ServiceType::NODE, name, listening, properties }) {
+        Ok(announced) => Some(announced),
+        Err(error) => {
+            tracing::warn!(%error, "this node does not announce itself; endpoints need its address (--prefill, --decode)");
+            None
+        }
+    }
+}
+
+/// Takes the announcement back as soon as the node begins to stop.
+async fn say_goodbye(announced: Option<Announced>, stop: CancellationToken) {
+    stop.cancelled().await;
+    if let Some(announced) = announced {
+        announced.withdraw().await;
+    }
 }
 
 /// Refuses plain HTTP on an address that other machines can reach.

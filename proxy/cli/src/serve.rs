@@ -11,7 +11,7 @@ use baton_schemas::counted::counted;
 use clap::Args;
 
 use super::banner::Banner;
-use super::{config_file, terminal};
+use super::{config_file, discover, terminal};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Clone, Args)]
@@ -84,7 +84,7 @@ fn print_drain(n_running: usize) {
 
 /// Prints the banner, and warns about unsafe settings.
 fn print_ready(ready: &ReadyEndpoint) {
-    let ReadyEndpoint { addresses, models, engine, needs_key } = ready;
+    let ReadyEndpoint { addresses, models, engine, needs_key, discovery } = ready;
     let engine = engine.as_deref();
     // Without a chat template a model only continues texts.
     let chats = engine.is_none_or(|info| info.has_chat_template);
@@ -101,6 +101,9 @@ fn print_ready(ready: &ReadyEndpoint) {
     let others = models.get(1..).unwrap_or_default();
     if !others.is_empty() {
         text += &format!("\nOther models: {}", others.join(", "));
+    }
+    if let Some(discovery) = discovery {
+        text += &format!("\n{}", discover::lines(discovery));
     }
     if let Err(error) = terminal::print_line(text) {
         tracing::debug!(%error, "the ready message could not be written: standard output is closed");

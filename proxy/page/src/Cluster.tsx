@@ -2,7 +2,7 @@
 
 import { age, byteRate, bytes, count, percent, plural, tokenRate } from './format';
 import { memo } from './memo';
-import type { Life, Link, Model, NodeReport, Request, State, Upstream } from './state';
+import type { Discovery, Found, Life, Link, Model, NodeReport, Request, State, Upstream } from './state';
 import { LIFE, barred, fallback } from './words';
 
 export function Status({ life, label = LIFE[life] }: { life: Life; label?: string }) {
@@ -203,16 +203,27 @@ function busyLinks(running: Request[]): Set<string> {
   return new Set(handingOver.map((request) => `${request.prefill}>${request.decode}`));
 }
 
+function FoundRow({ found }: { found: Found }) {
+  const addresses = (found.addresses ?? []).map(({ address }) => address).join(', ');
+  return (
+    <li>
+      <strong>{found.name}</strong> {found.role && `(${found.role}) `}
+      <span title={addresses}>{found.reason}</span>
+    </li>
+  );
+}
+
 interface ClusterProps {
   models: Model[];
   upstreams: Upstream[];
+  discovery: Discovery | null;
   warnings: string[];
   running: Request[];
   /** The endpoint's clock. */
   now: number;
 }
 
-export const Cluster = memo(({ models, upstreams, warnings, running, now }: ClusterProps) => {
+export const Cluster = memo(({ models, upstreams, discovery, warnings, running, now }: ClusterProps) => {
   const all = machines(models);
   const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
   const busy = busyLinks(running);
@@ -261,6 +272,18 @@ export const Cluster = memo(({ models, upstreams, warnings, running, now }: Clus
           </p>
         )
       )}
+      {discovery && (
+        <>
+          <h3 class="sub">Found in the network</h3>
+          {discovery.problem && <p class="notice">{discovery.problem}</p>}
+          {discovery.found.length === 0 && <p class="empty small">No node announces itself.</p>}
+          <ul class="models">
+            {discovery.found.map((found) => (
+              <FoundRow found={found} key={found.name} />
+            ))}
+          </ul>
+        </>
+      )}
       {models.length > 0 && (
         <>
           <h3 class="sub">Models</h3>
@@ -276,7 +299,7 @@ export const Cluster = memo(({ models, upstreams, warnings, running, now }: Clus
 });
 
 export function clusterProps(state: State): ClusterProps {
-  const { models, upstreams, warnings, running } = state;
+  const { models, upstreams, discovery, warnings, running } = state;
   // Ages are coarse, so the cards need not be drawn more often than every second.
-  return { models, upstreams, warnings, running, now: state.at_ms };
+  return { models, upstreams, discovery, warnings, running, now: state.at_ms };
 }

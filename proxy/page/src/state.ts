@@ -126,6 +126,21 @@ export interface Request {
   error?: string;
 }
 
+/** Something that announces itself as a node. */
+export interface Found {
+  name: string;
+  state: string;
+  reason: string;
+  role?: string;
+  addresses?: { address: string; state: string }[];
+}
+
+/** What was found in the network. */
+export interface Discovery {
+  problem?: string;
+  found: Found[];
+}
+
 export interface Percentiles {
   p50: number;
   p95: number;
@@ -162,6 +177,7 @@ export interface State {
   requests: RequestCounts;
   models: Model[];
   upstreams: Upstream[];
+  discovery: Discovery | null;
   memory_budget_bytes: number;
   running: Request[];
   routes: Request[];
@@ -193,6 +209,7 @@ export const NOTHING: State = {
   requests: { admitted: 0, places: 0, limit: 0, waiting: 0 },
   models: [],
   upstreams: [],
+  discovery: null,
   memory_budget_bytes: 0,
   running: [],
   routes: [],

@@ -87,6 +87,10 @@ pub struct RawConfig {
     /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub allow_plain_http: Option<bool>,
+    /// Use the nodes in the local network that prove the cluster key (`baton node` announces itself). Without a model here, no
+    /// engine is started here; needs BATON_CLUSTER_KEY
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub discover: Option<bool>,
     /// Deadlines of steps with a predicted time.
     #[arg(skip)]
     pub deadlines: RawDeadlines,
@@ -192,7 +196,7 @@ impl RawConfig {
     /// generates.
     pub fn has_own_engine(&self) -> bool {
         let others = self.model.decode.len() + self.upstream.len() + self.models.len();
-        self.model.names_an_engine() || others == 0
+        self.model.names_an_engine() || (others == 0 && !self.discover.unwrap_or(false))
     }
 
     /// Takes relative paths from this folder.
@@ -233,6 +237,7 @@ impl RawConfig {
                 listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
                 ollama_listen: self.ollama_listen,
                 transport,
+                discover: self.discover.unwrap_or(false),
                 source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
                 engine: self.model.engine,
                 otlp_endpoint: self.tracing.otlp_endpoint,

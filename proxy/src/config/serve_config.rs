@@ -45,6 +45,8 @@ pub struct StartupConfig {
     pub ollama_listen: Option<String>,
     /// How nodes are reached.
     pub transport: TransportArgs,
+    /// Nodes are searched for in the local network.
+    pub discover: bool,
     /// A path, a catalogue name, or `owner/repo[:file]`: what this endpoint's own engine runs.
     pub source: String,
     /// How the engine runs it.
@@ -56,11 +58,12 @@ pub struct StartupConfig {
 impl StartupConfig {
     /// The keys whose values differ, by their names in the file.
     pub fn changed_keys(&self, other: &StartupConfig) -> Vec<&'static str> {
-        let StartupConfig { listen, ollama_listen, transport, source, engine, otlp_endpoint } = self;
+        let StartupConfig { listen, ollama_listen, transport, discover, source, engine, otlp_endpoint } = self;
         changed(&[
             ("listen", *listen != other.listen),
             ("ollama_listen", *ollama_listen != other.ollama_listen),
             ("tls_ca or allow_plain_http", *transport != other.transport),
+            ("discover", *discover != other.discover),
             ("model.source", *source != other.source),
             ("model.engine", *engine != other.engine),
             ("tracing.otlp_endpoint", *otlp_endpoint != other.otlp_endpoint),

@@ -8,30 +8,34 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use baton_engines::transport::Transport;
 use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::cluster_nodes::{ClusterNodes, NodeLists};
 use super::config_source::ConfigSource;
+use super::discovery::{self, Discovery};
 use super::failure::CommandFailure;
 use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
 use super::on_demand_models::{self, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
-use super::remote_nodes::RemoteNodes;
+use super::remote_nodes::{RemoteNodes, key_to_discover};
 use super::request_service::RequestService;
 use super::signals::OnHangup;
 use super::supervisor::Supervised;
 use super::{service_manager, signals};
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
-use crate::http::SharedAccess;
 use crate::http::access::host_check::HostCheck;
 use crate::http::server::Shutdown;
+use crate::http::{HttpBackend, SharedAccess};
 use crate::observe::Observer;
 use crate::request::admission::Admission;
 use crate::targets::Targets;
+use crate::targets::found::{DiscoveryState, FoundNodes};
 use crate::targets::model_loading::ModelLoader;
 use crate::targets::models::{self, ModelPool, ServedModel};
 use crate::targets::nodes::Node;
@@ -64,6 +68,8 @@ pub struct ReadyEndpoint {
     pub engine: Option<Arc<NodeInfo>>,
     /// True if requests must present an API key.
     pub needs_key: bool,
+    /// What was found in the network; `None` if nothing was searched for.
+    pub discovery: Option<DiscoveryState>,
 }
 
 impl Endpoint {
@@ -82,12 +88,15 @@ impl Endpoint {
         let routing = Arc::new(ArcSwap::from_pointee(config.routing.clone()));
         let primary = primary_model(&config, &nodes, own_engine.as_ref().map(|own| &own.node))?;
         let pool = start_pool(primary, &nodes, &routing);
+        let configured = NodeLists { decode: nodes.decode.clone(), prefill: nodes.prefill.clone() };
+        let cluster = Arc::new(ClusterNodes::new(Arc::clone(&pool), Arc::clone(&routing), configured, &config));
+        let found = start_discovery(&config, &transport, &pool, &cluster)?;
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
         let on_demand_models = on_demand_models::start(&config, &[], &taken_names).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
-        let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models)?);
+        let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);
         service.keep_history();
         let shutdown = Shutdown::default();
         let http_config = http::HttpConfig { access: config.access.clone(), ..http::HttpConfig::default() };
@@ -103,6 +112,7 @@ impl Endpoint {
             on_demand_models,
             taken_names,
             routing,
+            cluster,
             known_nodes: nodes.all().map(Arc::clone).collect(),
         };
         let on_hangup = if reload.source.path.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
@@ -136,12 +146,16 @@ impl Endpoint {
             None => return Ok(None),
         };
         wait_for_nodes(self.nodes.all()).await;
+        if let Some(found) = &self.service.found {
+            discovery::first_look(found).await;
+        }
         wait_for_upstreams(&self.service.targets.upstreams.load()).await;
         Ok(Some(ReadyEndpoint {
             addresses: self.addresses.clone(),
             models: served_names(&self.service, info.as_deref()),
             engine: info,
             needs_key: self.needs_key,
+            discovery: self.service.state(false).discovery,
         }))
     }
 
@@ -210,11 +224,34 @@ fn start_pool(
     pool
 }
 
+/// Starts the search for nodes in the network, if the configuration wants it.
+fn start_discovery(
+    config: &ServeConfig,
+    transport: &Transport,
+    pool: &ModelPool,
+    cluster: &Arc<ClusterNodes>,
+) -> Result<Option<Arc<FoundNodes>>, CommandFailure> {
+    if !config.startup.discover {
+        return Ok(None);
+    }
+    pool.note_search();
+    let found = Arc::new(FoundNodes::default());
+    let discovery = Discovery {
+        key: key_to_discover()?,
+        transport: transport.clone(),
+        found: Arc::clone(&found),
+        cluster: Arc::clone(cluster),
+    };
+    discovery.keep_searching();
+    Ok(Some(found))
+}
+
 fn assemble(
     config: &ServeConfig,
     pool: Arc<ModelPool>,
     upstreams: UpstreamPool,
     on_demand_models: &[OnDemandModel],
+    found: Option<Arc<FoundNodes>>,
 ) -> Result<RequestService, CommandFailure> {
     let loadable = on_demand_models.iter().map(|own| Arc::clone(&own.loadable)).collect();
     let model_loader = ModelLoader::new(on_demand_models::limits_of(config)?, loadable);
@@ -222,7 +259,7 @@ fn assemble(
     let upstreams = ArcSwap::from_pointee(upstreams);
     let admission = Admission::new(config.admission);
     let targets = Targets { pool, model_loader, upstreams };
-    Ok(RequestService { admission, targets, observer: Arc::new(Observer::default()) })
+    Ok(RequestService { admission, targets, found, observer: Arc::new(Observer::default()) })
 }
 
 fn serve_all(

@@ -1,7 +1,9 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
 //! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
+mod cluster_nodes;
 mod config_source;
+mod discovery;
 mod endpoint;
 mod endpoint_url;
 mod failure;
@@ -21,6 +23,7 @@ mod socket_folder;
 mod supervisor;
 
 pub use self::config_source::ConfigSource;
+pub use self::discovery::look_around;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
 pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;

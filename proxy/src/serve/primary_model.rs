@@ -11,7 +11,7 @@ use super::failure::CommandFailure;
 use super::first_start::FirstStart;
 use super::model_files;
 use super::model_names::ModelNames;
-use super::remote_nodes::cluster_key;
+use super::remote_nodes::{cluster_key, key_to_discover};
 use super::supervisor::{self, ChildSpec, StartError, Supervised};
 use crate::config::{ServeConfig, StartupConfig};
 use crate::observe::telemetry;
@@ -60,7 +60,10 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
     let spec = ChildSpec {
         log_name: "this endpoint's own engine".to_owned(),
         args,
-        pull_key: cluster_key(&config.routing.prefill)?,
+        pull_key: match config.startup.discover {
+            true => Some(key_to_discover()?),
+            false => cluster_key(&config.routing.prefill)?,
+        },
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;

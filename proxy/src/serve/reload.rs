@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::cluster_nodes::{ClusterNodes, NodeLists};
 use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
@@ -28,7 +29,6 @@ use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
 use crate::targets::model_loading::LoadLimits;
-use crate::targets::models::ServedModel;
 use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
 
@@ -50,6 +50,8 @@ pub(super) struct Reload {
     pub taken_names: Vec<String>,
     /// How requests for nodes' models are planned.
     pub routing: Arc<ArcSwap<RoutingConfig>>,
+    /// The nodes of all models, with those that were found in the network.
+    pub cluster: Arc<ClusterNodes>,
     /// Nodes that run elsewhere.
     pub known_nodes: Vec<Arc<Node>>,
 }
@@ -229,7 +231,7 @@ impl Reload {
         if !takes_name(old, new) {
             new.name.clone_from(&old.name);
         }
-        if !takes_routing(&old.routing, &new.routing) {
+        if !takes_routing(old, new) {
             new.routing = old.routing.clone();
         }
         new.startup = old.startup.clone();
@@ -241,14 +243,7 @@ impl Reload {
         wait_for_nodes(nodes.all()).await;
         self.routing.store(Arc::new(new.routing.clone()));
         let RemoteNodes { decode, prefill, .. } = nodes;
-        let first = || {
-            let name = new.name.clone().map_or_else(OnceLock::new, OnceLock::from);
-            let mut model = ServedModel::new(name, new.aliases.clone(), decode.clone(), prefill.clone());
-            model.sampling = new.sampling;
-            model
-        };
-        let routing = self.routing.load();
-        self.service.targets.pool.replace_nodes(&decode, &prefill, first, |model| plan_by(&routing, model));
+        self.cluster.set_configured(NodeLists { decode: decode.clone(), prefill: prefill.clone() }, new);
         self.known_nodes = decode.iter().chain(&prefill).map(Arc::clone).collect();
     }
 }
@@ -299,10 +294,12 @@ fn takes_name(old: &ServeConfig, new: &ServeConfig) -> bool {
     old.routing.has_own_engine || new.name.is_some() || old.name.is_none()
 }
 
-/// Returns true if other nodes can be applied. An own engine that was started without prefill nodes cannot take KV, and an
+/// Returns true if other nodes can be applied. An own engine that was started without prefill nodes and discovery cannot take KV, and an
 /// own engine is neither added nor removed.
-fn takes_routing(old: &RoutingConfig, new: &RoutingConfig) -> bool {
-    let can_pull = !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
+fn takes_routing(old: &ServeConfig, new: &ServeConfig) -> bool {
+    let discovers = old.startup.discover;
+    let (old, new) = (&old.routing, &new.routing);
+    let can_pull = discovers || !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
     old.has_own_engine == new.has_own_engine && can_pull
 }
 
@@ -312,7 +309,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
     if old.name != new.name && !takes_name(old, new) {
         keys.push("model.name");
     }
-    if !takes_routing(&old.routing, &new.routing) {
+    if !takes_routing(old, new) {
         keys.extend(old.routing.changed_keys(&new.routing));
     }
     keys

@@ -25,6 +25,15 @@ pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Res
     }
 }
 
+/// The cluster's key, which found nodes must prove.
+pub(super) fn key_to_discover() -> Result<String, CommandFailure> {
+    std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
+        CommandFailure(format!(
+            "nodes in the network are recognised by the cluster key: set {KEY_VARIABLE} to its secret, the same on all machines"
+        ))
+    })
+}
+
 /// Nodes that run elsewhere, each watched from now on.
 pub(super) struct RemoteNodes {
     pub decode: Vec<Arc<Node>>,

@@ -30,6 +30,7 @@ use crate::request::generate::{Generation, generate};
 use crate::request::models::{self, ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::request::tokens;
+use crate::targets::found::FoundNodes;
 use crate::targets::nodes::NodeState;
 use crate::targets::{Embedded, Target, Targets};
 
@@ -39,6 +40,8 @@ pub struct RequestService {
     pub admission: Admission,
     /// Models, nodes and upstreams.
     pub targets: Targets,
+    /// What was found in the network; `None` if nothing is searched for.
+    pub found: Option<Arc<FoundNodes>>,
     pub observer: Arc<Observer>,
 }
 
@@ -86,6 +89,7 @@ impl RequestService {
         RequestService {
             admission: Admission::new(Default::default()),
             targets: Targets::of_nodes(pool),
+            found: None,
             observer: Arc::default(),
         }
     }
@@ -184,6 +188,7 @@ impl HttpBackend for RequestService {
                 waiting: self.admission.n_waiting() as u64,
             },
             observer: &self.observer,
+            discovery: self.found.as_ref().map(|found| found.state()),
             memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
         };
         snapshot(&observed, with_addresses)

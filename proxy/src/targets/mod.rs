@@ -1,6 +1,7 @@
 //! The targets of requests: nodes, which speak the node protocol, and upstreams, which are other servers.
 
 pub mod embedded;
+pub mod found;
 pub mod model_loading;
 pub mod models;
 pub mod nodes;

@@ -94,7 +94,7 @@ async fn a_node_reveals_nothing_without_its_key() {
     }
     // It does not even reveal which paths exist.
     let client = reqwest::Client::builder().unix_socket(socket.clone()).build().unwrap();
-    for path in ["/", "/node/v1/info", "/node/v1/nothing"] {
+    for path in ["/", "/node/v1/info", "/node/v1/proof?message=00", "/node/v1/nothing"] {
         assert_eq!(client.get(format!("http://node{path}")).send().await.unwrap().status(), 401, "{path}");
     }
     // With the key, invalid bodies are refused as such.

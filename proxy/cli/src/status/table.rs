@@ -9,6 +9,8 @@ use baton_proxy::observe::snapshot::{
 use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
 
+use crate::discover;
+
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
 
@@ -47,6 +49,9 @@ pub(super) fn render(state: &EndpointState) -> String {
         if !model.fallbacks.is_empty() {
             out += &fallbacks(model, state.at_ms);
         }
+    }
+    if let Some(discovery) = &state.discovery {
+        let _ = writeln!(out, "\n{}", discover::lines(discovery));
     }
     if !state.upstreams.is_empty() {
         out.push('\n');
@@ -323,6 +328,7 @@ mod tests {
                     ..UpstreamReport::default()
                 },
             ],
+            discovery: None,
             memory_budget_bytes: 0,
             running: Vec::new(),
             routes: vec![route],

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::observe::RouteRecord;
 use crate::observe::history::HistorySample;
-use crate::observe::snapshot::{EndpointState, ModelState, RequestsState, UpstreamReport};
+use crate::observe::snapshot::{DiscoveryState, EndpointState, ModelState, RequestsState, UpstreamReport};
 
 /// The parts of the state that differ from the event before. A part that is there replaces the earlier one, except for
 /// `routes` and `history`, which have only what is new. The first event has all parts, and the history of the last hour.
@@ -28,6 +28,9 @@ pub(super) struct StateChanges {
     /// All upstreams, if one has changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     upstreams: Option<Vec<UpstreamReport>>,
+    /// What was found in the network, if that has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discovery: Option<DiscoveryState>,
     /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_budget_bytes: Option<u64>,
@@ -59,6 +62,7 @@ impl StateChanges {
             requests: changed(before, now, |state| &state.requests),
             models: changed(before, now, |state| &state.models),
             upstreams: changed(before, now, |state| &state.upstreams),
+            discovery: changed(before, now, |state| &state.discovery).flatten(),
             memory_budget_bytes: changed(before, now, |state| &state.memory_budget_bytes),
             running: changed(before, now, |state| &state.running),
             routes: new_routes(before, now),

@@ -4,6 +4,7 @@
 //! It holds no text of any prompt or reply, and addresses only for operators.
 
 mod counts;
+mod found;
 mod models;
 mod nodes;
 mod upstreams;
@@ -19,6 +20,7 @@ pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::UpstreamReport;
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Observer, RouteRecord};
+pub use crate::targets::found::{DiscoveryState, FoundAddress, FoundNode, FoundState};
 pub use crate::targets::model_loading::LoadState;
 use crate::targets::models::ModelPool;
 use crate::targets::upstreams::UpstreamPool;
@@ -40,6 +42,9 @@ pub struct EndpointState {
     /// Other servers, in the order of the configuration.
     #[serde(default)]
     pub upstreams: Vec<UpstreamReport>,
+    /// What was found in the network; missing if nothing is searched for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discovery: Option<DiscoveryState>,
     /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(default)]
     pub memory_budget_bytes: u64,
@@ -77,6 +82,8 @@ pub struct Observed<'a> {
     pub requests: RequestsState,
     /// Running requests and the last routes.
     pub observer: &'a Observer,
+    /// What was found in the network; `None` if nothing is searched for.
+    pub discovery: Option<DiscoveryState>,
     /// Bytes that the models loaded on demand may take; `None`: no limit.
     pub memory_budget: Option<u64>,
 }
@@ -93,6 +100,7 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         requests: observed.requests.clone(),
         models: models.iter().map(|model| models::report(model, &models, with_addresses)).collect(),
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
+        discovery: observed.discovery.as_ref().map(|state| found::report(state, &models, with_addresses)),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
         running: observed.observer.running.latest(),
         routes: observed.observer.journal.latest(),

@@ -111,7 +111,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         reason: (state != NodeState::Ready).then_some(status.words),
         state_since_ms: unix_ms(status.since),
         transitions: node.health.transitions().into_iter().map(|(change, count)| transition(change, count)).collect(),
-        address: node.url.clone().filter(|_| with_address),
+        address: address(node).filter(|_| with_address),
         active_slots: load.active_slots,
         queued: load.queued,
         prefill_backlog_tokens: load.prefill_backlog,
@@ -120,6 +120,14 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
         ..of_info.unwrap_or_default()
+    }
+}
+
+/// A found node's URL has a made-up host, so its addresses say more.
+fn address(node: &Node) -> Option<String> {
+    match &node.found {
+        Some(found) => Some(found.paths.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+        None => node.url.clone(),
     }
 }
 

@@ -77,6 +77,27 @@ impl LearnedRoutes {
         LearnedRoutes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
     }
 
+    /// The same measurements for other lists of nodes: each entry is the node's index here, if it has one.
+    pub fn moved(&self, prefill: &[Option<usize>], decode: &[Option<usize>]) -> LearnedRoutes {
+        let known = self.lock().clone();
+        let new = LearnedRoutes::new(prefill.len(), decode.len());
+        let mut learned = new.lock();
+        for (d, was_d) in decode.iter().enumerate() {
+            let Some(was_d) = *was_d else { continue };
+            for (p, was_p) in prefill.iter().enumerate() {
+                let Some(was_p) = *was_p else { continue };
+                learned.links[p][d] = known.links[was_p][was_d];
+                learned.kv_distances[p][d] = known.kv_distances[was_p][was_d];
+                learned.corrections[p + 1][d] = known.corrections[was_p + 1][was_d];
+            }
+            learned.corrections[0][d] = known.corrections[0][was_d];
+        }
+        learned.n_output = known.n_output;
+        learned.error = known.error;
+        drop(learned);
+        new
+    }
+
     /// A copy of the current measurements.
     pub fn view(&self) -> LearnedRoutesView {
         let RouteMeasurements { links, kv_distances, corrections, n_output, error } = self.lock().clone();

@@ -1,5 +1,6 @@
 //! All models that nodes serve, and the undeclared nodes, which may report further models.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ pub struct ModelPool {
     /// In the order of the configuration; then in the order of their discovery.
     models: RwLock<Vec<Arc<ServedModel>>>,
     undeclared: RwLock<UndeclaredNodes>,
+    /// Nodes are searched for in the network, so a model may come at any time.
+    is_searching: AtomicBool,
 }
 
 /// Nodes that are not configured for a particular model. Each reports the model that it runs.
@@ -30,7 +33,16 @@ impl ModelPool {
     /// A pool that also serves whatever these nodes run; see [`keep_discovering`](super::keep_discovering).
     pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> ModelPool {
         let undeclared = UndeclaredNodes { decode: undeclared, prefill: Vec::new() };
-        ModelPool { models: RwLock::new(models), undeclared: RwLock::new(undeclared) }
+        ModelPool {
+            models: RwLock::new(models),
+            undeclared: RwLock::new(undeclared),
+            is_searching: AtomicBool::new(false),
+        }
+    }
+
+    /// Nodes are searched for in the network from now on.
+    pub fn note_search(&self) {
+        self.is_searching.store(true, Ordering::Relaxed);
     }
 
     /// The models that are served now.
@@ -124,6 +136,10 @@ impl ModelPool {
         }
         if self.undeclared().decode.iter().any(|node| node.last_info().is_none()) {
             let reason = "a node has not reported its model yet";
+            return Err(RequestError::unavailable(reason, Duration::from_secs(1)));
+        }
+        if self.is_searching.load(Ordering::Relaxed) && self.models().is_empty() {
+            let reason = "no node with a model was found in the network yet";
             return Err(RequestError::unavailable(reason, Duration::from_secs(1)));
         }
         Err(RequestError::ModelNotFound { model: name.to_owned() })

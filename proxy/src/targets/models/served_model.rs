@@ -107,9 +107,14 @@ impl ServedModel {
         }
     }
 
-    /// The same model on other nodes. Nothing is known about its routes yet.
+    /// The same model on other nodes. What is known about the routes between nodes that stay is kept.
     pub(super) fn with_nodes(&self, decode: Vec<Arc<Node>>, prefill: Vec<Arc<Node>>) -> ServedModel {
+        let places = |new: &[Arc<Node>], old: &[Arc<Node>]| -> Vec<Option<usize>> {
+            new.iter().map(|node| old.iter().position(|known| Arc::ptr_eq(known, node))).collect()
+        };
+        let routes = self.routes.moved(&places(&prefill, &self.prefill), &places(&decode, &self.decode));
         ServedModel {
+            routes: Arc::new(routes),
             since: self.since,
             fallbacks: Arc::clone(&self.fallbacks),
             has_own_engine: self.has_own_engine,

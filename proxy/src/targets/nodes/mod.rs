@@ -19,6 +19,6 @@ pub use self::breakers::{Breakers, PairBreakers, Task};
 pub use self::fallbacks::{Fallback, FallbackReason, Fallbacks};
 pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTransition};
 pub use self::identity::ModelIdentity;
-pub use self::node::{Node, NodeClaim, READY_WAIT};
+pub use self::node::{FoundPaths, Node, NodeClaim, READY_WAIT};
 pub use self::node_state::NodeState;
 pub use self::suspects::{SuspectStay, Suspects, Suspicion};

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use baton_engines::remote::NodePaths;
 use baton_engines::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
@@ -38,6 +39,8 @@ pub struct Node {
     pub name: String,
     /// The base URL for other nodes, if they can reach it.
     pub url: Option<String>,
+    /// Its addresses, if it was found in the network.
+    pub found: Option<FoundPaths>,
     /// Its client.
     pub engine: Arc<dyn Engine>,
     /// Its state and the reason for it.
@@ -52,6 +55,15 @@ pub struct Node {
     last_answer: Mutex<Instant>,
     claims: ClaimedWork,
     learned: Mutex<NodeMeasurements>,
+}
+
+/// The addresses of a node that was found in the network.
+#[derive(Debug, Clone)]
+pub struct FoundPaths {
+    /// The process that has proven the cluster key.
+    pub process: u64,
+    /// What it announces: each other node reaches some of these.
+    pub paths: NodePaths,
 }
 
 /// The work that this endpoint has requested from a node and not received yet.
@@ -72,9 +84,31 @@ struct NodeMeasurements {
 impl Node {
     /// Creates a node and follows its load until it is dropped.
     pub fn new(name: String, url: Option<String>, engine: Arc<dyn Engine>, health: Arc<Health>) -> Arc<Node> {
+        Node::with_paths(name, url, None, engine, health)
+    }
+
+    /// The same for a node that was found in the network. The host in its URL stands for its addresses.
+    pub fn found(
+        name: String,
+        url: String,
+        found: FoundPaths,
+        engine: Arc<dyn Engine>,
+        health: Arc<Health>,
+    ) -> Arc<Node> {
+        Node::with_paths(name, Some(url), Some(found), engine, health)
+    }
+
+    fn with_paths(
+        name: String,
+        url: Option<String>,
+        found: Option<FoundPaths>,
+        engine: Arc<dyn Engine>,
+        health: Arc<Health>,
+    ) -> Arc<Node> {
         let node = Arc::new(Node {
             name,
             url,
+            found,
             engine,
             health,
             breakers: Breakers::default(),
@@ -244,7 +278,11 @@ impl Node {
 
     /// The source from which a decode node pulls this node's KV; `None` if other nodes cannot reach this node.
     pub fn kv_source(&self) -> Option<KvSource> {
-        Some(KvSource::at(self.url.clone()?))
+        let source = KvSource::at(self.url.clone()?);
+        Some(match &self.found {
+            Some(found) => KvSource { paths: found.paths.addresses(), process: found.process, ..source },
+            None => source,
+        })
     }
 
     /// Updates the measured rates.

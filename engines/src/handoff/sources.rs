@@ -1,0 +1,266 @@
+//! How prefill nodes are reached: at a configured address, or at the best of those that were found in the network.
+//!
+//! A machine may have several networks: Wi-Fi, a cable, a Thunderbolt bridge. The endpoint passes on all addresses that the
+//! prefill node announces, because it cannot know which of them this node reaches. Each must prove the cluster key here
+//! before the key is sent there. The order is that of the measured rates; an address that fails comes last for a while.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
+use futures::future::join_all;
+use reqwest::Client;
+
+use super::{PullPolicy, link};
+use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, is_open};
+
+/// The most addresses of one node that are tried.
+const MAX_PATHS: usize = 16;
+
+/// The most found nodes that are remembered; more than a cluster has.
+const MAX_SOURCES: usize = 64;
+
+/// How long an address that failed is tried last, or is not asked for a proof again.
+const AVOIDED_FOR: Duration = Duration::from_secs(5);
+
+/// The connections to prefill nodes.
+pub(super) struct Sources {
+    configured: Client,
+    found: Mutex<HashMap<String, Arc<FoundSource>>>,
+}
+
+/// A prefill node that can be asked now.
+pub(super) struct ReachedSource {
+    pub(super) http: Client,
+    pub(super) address: NodeAddress,
+}
+
+impl Sources {
+    pub(super) fn new(policy: &PullPolicy) -> reqwest::Result<Sources> {
+        let configured = policy.transport.client().connect_timeout(policy.timeouts.connect).build()?;
+        Ok(Sources { configured, found: Mutex::default() })
+    }
+
+    /// Finds a way to a node. Errors: the key must not be sent there, or none of its addresses answers.
+    pub(super) async fn reach(
+        &self,
+        source: &KvSource,
+        key: &str,
+        policy: &PullPolicy,
+    ) -> Result<ReachedSource, HandoffFailure> {
+        let url = source.url.trim_end_matches('/');
+        if source.paths.is_empty() {
+            return Ok(ReachedSource { http: self.configured.clone(), address: NodeAddress::Url(url.to_owned()) });
+        }
+        let found = self.found(url, source.process, policy)?;
+        found.prepare(url, source, key, policy).await?;
+        Ok(ReachedSource {
+            http: found.client.clone(),
+            address: NodeAddress::Paths(url.to_owned(), found.paths.clone()),
+        })
+    }
+
+    /// Measures the links to a reached node: to each address of a found one, which orders them. Returns the best.
+    pub(super) async fn measure(
+        &self,
+        source: &KvSource,
+        key: &str,
+        policy: &PullPolicy,
+    ) -> Result<LinkMeasurement, HandoffFailure> {
+        let url = source.url.trim_end_matches('/');
+        if source.paths.is_empty() {
+            return link::measure(&self.configured, url, key).await.map_err(|error| failed(url, &error));
+        }
+        let found = self.found(url, source.process, policy)?;
+        found.prepare(url, source, key, policy).await?;
+        let mut measured = Vec::new();
+        let mut failure = HandoffFailure::PrefillDown;
+        for address in found.paths.addresses() {
+            let only = Arc::new(NodePaths::new(vec![address]));
+            let client = policy.transport.client().connect_timeout(policy.timeouts.connect).dns_resolver(only).build();
+            match link::measure(&client.map_err(|_| failure)?, url, key).await {
+                Ok(link) => measured.push((address, link)),
+                Err(error) => failure = failed(url, &error),
+            }
+        }
+        measured.sort_by(|(_, one), (_, other)| rate(other).total_cmp(&rate(one)));
+        let &(address, best) = measured.first().ok_or(failure)?;
+        if measured.len() > 1 {
+            tracing::info!(url, %address, bytes_per_second = rate(&best), "the fastest of several links is used for KV");
+        }
+        let ranks = measured.into_iter().map(|(address, _)| address).collect();
+        found.lock().ranks = ranks;
+        found.arrange();
+        Ok(best)
+    }
+
+    /// A pull from this node has failed: another of its addresses comes first for a while.
+    pub(super) fn note_failure(&self, url: &str) {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(url).cloned();
+        if let Some(found) = found
+            && let Some(&address) = found.paths.addresses().first()
+        {
+            found.lock().avoided.insert(address, Instant::now());
+            found.arrange();
+        }
+    }
+
+    fn found(&self, url: &str, process: u64, policy: &PullPolicy) -> Result<Arc<FoundSource>, HandoffFailure> {
+        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(url).filter(|known| known.process == process) {
+            return Ok(Arc::clone(known));
+        }
+        if all.len() >= MAX_SOURCES {
+            all.clear();
+        }
+        let found = Arc::new(FoundSource::new(process, policy)?);
+        all.insert(url.to_owned(), Arc::clone(&found));
+        Ok(found)
+    }
+}
+
+/// A node that was found in the network.
+struct FoundSource {
+    process: u64,
+    client: Client,
+    /// Those that have proven the key, the best first.
+    paths: NodePaths,
+    tried: Mutex<TriedPaths>,
+}
+
+#[derive(Default)]
+struct TriedPaths {
+    /// Those that have proven the key.
+    proven: Vec<SocketAddr>,
+    /// Those that were measured, the fastest first.
+    ranks: Vec<SocketAddr>,
+    /// When an address failed last.
+    avoided: HashMap<SocketAddr, Instant>,
+}
+
+impl TriedPaths {
+    fn is_avoided(&self, address: &SocketAddr) -> bool {
+        self.avoided.get(address).is_some_and(|at| at.elapsed() < AVOIDED_FOR)
+    }
+
+    /// The proven addresses: those that did not fail lately, then by their rates; the unmeasured ones last.
+    fn order(&self) -> Vec<SocketAddr> {
+        let rank = |address: &SocketAddr| self.ranks.iter().position(|known| known == address).unwrap_or(usize::MAX);
+        let mut order = self.proven.clone();
+        order.sort_by_key(|address| (self.is_avoided(address), rank(address)));
+        order
+    }
+}
+
+impl FoundSource {
+    fn new(process: u64, policy: &PullPolicy) -> Result<FoundSource, HandoffFailure> {
+        let paths = NodePaths::default();
+        let client = policy.transport.client().connect_timeout(policy.timeouts.connect);
+        // A kept connection would stay on its path.
+        let client = client.pool_max_idle_per_host(0).dns_resolver(Arc::new(paths.clone())).build();
+        let client = client.map_err(|error| {
+            tracing::warn!(%error, "no HTTP client for a found prefill node");
+            HandoffFailure::PrefillDown
+        })?;
+        Ok(FoundSource { process, client, paths, tried: Mutex::default() })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, TriedPaths> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn arrange(&self) {
+        let order = self.lock().order();
+        self.paths.set(order);
+    }
+
+    /// Proves new addresses, forgets those that are no longer announced, and puts one that is open first.
+    async fn prepare(
+        &self,
+        url: &str,
+        source: &KvSource,
+        key: &str,
+        policy: &PullPolicy,
+    ) -> Result<(), HandoffFailure> {
+        let candidates = || source.paths.iter().take(MAX_PATHS);
+        let unknown: Vec<SocketAddr> = {
+            let mut tried = self.lock();
+            tried.proven.retain(|address| candidates().any(|candidate| candidate == address));
+            tried.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
+            candidates().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect()
+        };
+        let proofs = unknown.iter().map(|address| self.prove(url, *address, key, policy));
+        let proofs = join_all(proofs).await;
+        let mut refused = None;
+        for (address, proof) in unknown.into_iter().zip(proofs) {
+            match proof {
+                Ok(()) => self.lock().proven.push(address),
+                Err(failure) => {
+                    refused = Some(failure);
+                    self.lock().avoided.insert(address, Instant::now());
+                }
+            }
+        }
+        self.arrange();
+        let order = self.paths.addresses();
+        // With one address there is no choice; the call itself shows whether it answers.
+        if order.len() > 1 {
+            for address in &order {
+                if is_open(*address).await {
+                    break;
+                }
+                self.lock().avoided.insert(*address, Instant::now());
+            }
+            self.arrange();
+        }
+        match (order.is_empty(), refused) {
+            (false, _) => Ok(()),
+            (true, Some(ProofFailure::PlainHttp)) => Err(HandoffFailure::AddressRefused),
+            (true, Some(ProofFailure::NotProven(_) | ProofFailure::Certificate(_))) => {
+                Err(HandoffFailure::PrefillRefused)
+            }
+            (true, Some(ProofFailure::Unreachable(_)) | None) => Err(HandoffFailure::PrefillDown),
+        }
+    }
+
+    async fn prove(&self, url: &str, address: SocketAddr, key: &str, policy: &PullPolicy) -> Result<(), ProofFailure> {
+        let proven = async { Prover::new(url, address, &policy.transport)?.prove(key).await }.await;
+        match proven {
+            Ok(proven) if proven.process == self.process => Ok(()),
+            Ok(_) => Err(ProofFailure::Unreachable("another node answers there".into())),
+            Err(error) => {
+                tracing::debug!(url, %address, %error, "an address of a found prefill node is not used");
+                Err(error)
+            }
+        }
+    }
+}
+
+fn failed(url: &str, error: &reqwest::Error) -> HandoffFailure {
+    tracing::info!(url, %error, "measuring the link to the prefill node failed");
+    if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
+}
+
+/// Bytes in a second; 0 if it was too fast to tell.
+fn rate(link: &LinkMeasurement) -> f64 {
+    if link.seconds > 0.0 { link.n_bytes as f64 / link.seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_comes_first_and_one_that_failed_comes_last() {
+        let [wifi, cable, new] = ["10.0.0.1:1", "10.0.1.1:1", "10.0.2.1:1"].map(|text| text.parse().unwrap());
+        let mut tried =
+            TriedPaths { proven: vec![new, wifi, cable], ranks: vec![cable, wifi], avoided: HashMap::new() };
+        assert_eq!(tried.order(), [cable, wifi, new]);
+        tried.avoided.insert(cable, Instant::now());
+        assert_eq!(tried.order(), [wifi, new, cable]);
+        tried.avoided.insert(cable, Instant::now().checked_sub(AVOIDED_FOR).unwrap());
+        assert_eq!(tried.order(), [cable, wifi, new]);
+    }
+}

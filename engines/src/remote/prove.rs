@@ -1,0 +1,90 @@
+//! Asks what answers at an address to prove that it has the cluster key. The key is not sent.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_schemas::node::{BASE_PATH, KeyProof};
+use reqwest::tls::TlsInfo;
+use reqwest::{Client, Response, StatusCode};
+
+use super::call_failure;
+use super::paths::NodePaths;
+use crate::proof::{NotProven, Place, Proven, Question};
+use crate::transport::{AddressError, Transport, explain_tls};
+
+/// The deadline of a proof. Both ends compute it in a millisecond.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// The longest answer, bytes.
+const MAX_ANSWER_BYTES: usize = 4 << 10;
+
+/// Why an address is not used. The words are for operators.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProofFailure {
+    #[error("it cannot be reached: {0}")]
+    Unreachable(String),
+    /// It speaks plain HTTP, which the operator has not allowed.
+    #[error("it speaks plain HTTP, over which the cluster key could be read: allow_plain_http or TLS makes it usable")]
+    PlainHttp,
+    /// Its certificate is not trusted here.
+    #[error("{0}")]
+    Certificate(String),
+    #[error("{0}")]
+    NotProven(#[from] NotProven),
+}
+
+/// Asks one address for proofs.
+pub struct Prover {
+    url: String,
+    address: SocketAddr,
+    client: Client,
+}
+
+impl Prover {
+    /// The prover of `address`, one of those that `url` stands for. It sends nothing yet. Errors: plain HTTP is not allowed, or
+    /// there is no client.
+    pub fn new(url: &str, address: SocketAddr, transport: &Transport) -> Result<Prover, ProofFailure> {
+        transport.check(url).map_err(|error| match error {
+            AddressError::Plain(_) => ProofFailure::PlainHttp,
+            AddressError::Invalid(url) => ProofFailure::Unreachable(format!("{url} is no address")),
+        })?;
+        let paths = Arc::new(NodePaths::new(vec![address]));
+        let client = transport.client().dns_resolver(paths).tls_info(true).timeout(DEADLINE).build();
+        let client = client.map_err(|error| ProofFailure::Unreachable(call_failure::describe(&error)))?;
+        Ok(Prover { url: url.to_owned(), address, client })
+    }
+
+    /// Asks what answers there to prove that it has `cluster_key`, which is not sent. Takes at most 2 s. Errors: it cannot.
+    pub async fn prove(&self, cluster_key: &str) -> Result<Proven, ProofFailure> {
+        let url = &self.url;
+        let question = Question::new(cluster_key);
+        let call = self.client.get(format!("{url}{BASE_PATH}/proof")).query(&[("message", question.message())]);
+        let reply = call.send().await.map_err(|error| failure_of(&error, url))?;
+        let certificate = reply.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate).map(Place::hash);
+        if reply.status() != StatusCode::OK || (certificate.is_none() && url.starts_with("https:")) {
+            return Err(NotProven::NotANode.into());
+        }
+        let answer = answer_of(reply).await.ok_or(NotProven::NotANode)?;
+        Ok(question.verify(&answer, Place { address: self.address, certificate })?)
+    }
+}
+
+fn failure_of(error: &reqwest::Error, url: &str) -> ProofFailure {
+    match explain_tls(error, Some(url)) {
+        Some(tls) => ProofFailure::Certificate(tls),
+        None => ProofFailure::Unreachable(call_failure::describe(error)),
+    }
+}
+
+/// `None`: it is too long, or no proof.
+async fn answer_of(mut reply: Response) -> Option<KeyProof> {
+    let mut body = Vec::new();
+    while let Some(chunk) = reply.chunk().await.ok()? {
+        if body.len() + chunk.len() > MAX_ANSWER_BYTES {
+            return None;
+        }
+        body.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&body).ok()
+}

@@ -1,0 +1,114 @@
+//! `baton discover`: the nodes in the local network, and why each is or is not used.
+
+use std::time::Duration;
+
+use baton_proxy::config::transport_args::TransportArgs;
+use baton_proxy::observe::snapshot::{DiscoveryState, EndpointState, FoundNode};
+use baton_proxy::serve::{CommandFailure, look_around};
+use baton_schemas::counted::counted;
+use baton_schemas::node::KEY_VARIABLE;
+use clap::Args;
+
+use super::endpoint::EndpointArgs;
+use super::terminal;
+
+/// Options of `baton discover`.
+#[derive(Args)]
+pub(super) struct DiscoverArgs {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// How long to look, if no endpoint that searches runs there
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    #[command(flatten)]
+    transport: TransportArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The deadline of a running endpoint's answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// A state has some kilobytes per model.
+const MAX_STATE_BYTES: usize = 16 << 20;
+
+/// Prints what a running endpoint has found, or else what this command finds itself.
+pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
+    let state = match of_endpoint(&args.endpoint).await {
+        Some(state) => state,
+        None => {
+            let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+            look_around(key, args.transport.transport()?, Duration::from_secs(args.seconds)).await
+        }
+    };
+    let text = if args.json { serde_json::to_string(&state)? } else { table(&state) };
+    Ok(terminal::print_line(text)?)
+}
+
+/// `None`: there is no endpoint, it does not search, or it does not show its state to this key. Then it is no help.
+async fn of_endpoint(endpoint: &EndpointArgs) -> Option<DiscoveryState> {
+    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await.ok()?;
+    let body = endpoint.body(response, MAX_STATE_BYTES).await.ok()?;
+    serde_json::from_slice::<EndpointState>(&body).ok()?.discovery
+}
+
+/// A line for each, with its addresses.
+pub(super) fn table(state: &DiscoveryState) -> String {
+    let mut text = lines(state);
+    for found in &state.found {
+        for address in &found.addresses {
+            text += &format!("\n  {}  {}  {}", clean(&found.name), clean(&address.address), address.state.as_str());
+        }
+    }
+    text
+}
+
+/// What was found, in a line for each.
+pub(super) fn lines(state: &DiscoveryState) -> String {
+    if let Some(problem) = &state.problem {
+        return format!("Nodes in the network cannot be found: {}", clean(problem));
+    }
+    if state.found.is_empty() {
+        return "No node was found in the network. Start one with: baton node --listen 0.0.0.0:9000".to_owned();
+    }
+    let line = |found: &FoundNode| {
+        let role = found.role.map_or_else(String::new, |role| format!(" ({})", role.as_str()));
+        format!("\n  {}{role}: {}", clean(&found.name), clean(&found.reason))
+    };
+    let lines: String = state.found.iter().map(line).collect();
+    format!("Found in the network: {}{lines}", counted(state.found.len(), "node"))
+}
+
+/// Removes control characters: a name from the network must not control this terminal.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proxy::observe::snapshot::{FoundAddress, FoundState};
+    use baton_schemas::node::Role;
+
+    use super::*;
+
+    #[test]
+    fn each_node_is_listed_with_its_reason_and_cannot_control_the_terminal() {
+        let of = |name: &str, state: FoundState, role| FoundNode {
+            name: name.into(),
+            state,
+            reason: state.words().into(),
+            role,
+            node: None,
+            addresses: vec![FoundAddress { address: "10.0.0.7:9000".into(), state }],
+        };
+        let found =
+            vec![of("spark", FoundState::Used, Some(Role::Prefill)), of("evil\x1b[2J", FoundState::OtherKey, None)];
+        let text = table(&DiscoveryState { problem: None, found });
+        for part in ["2 nodes", "spark (prefill): used", "found, other key", "10.0.0.7:9000  other_key"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        assert!(!text.contains('\x1b'));
+        assert!(lines(&DiscoveryState::default()).contains("No node was found"));
+    }
+}

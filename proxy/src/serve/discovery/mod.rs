@@ -1,0 +1,275 @@
+//! Finds nodes in the local network, and uses those that prove the cluster key.
+
+mod sighted;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_engines::mdns::{self, Browser, ServiceType, Sighting};
+use baton_engines::proof::Proven;
+use baton_engines::remote::{NodeAddress, NodePaths, ProofFailure, RemoteEngine};
+use baton_engines::transport::Transport;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use self::sighted::{Ask, ProvenNode, Sighted};
+use super::cluster_nodes::{ClusterNodes, NodeLists};
+use crate::targets::found::{DiscoveryState, FoundNodes, FoundState};
+use crate::targets::nodes::{FoundPaths, Node, info_watch};
+
+/// The interval between two looks at what is due. A look without due addresses costs microseconds.
+const TICK: Duration = Duration::from_millis(250);
+
+/// The pause after mDNS has failed: without a network, for example.
+const BROWSE_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long the start waits for the first nodes.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
+
+/// Answers that wait to be noted; more than are asked at once.
+const MAX_ANSWERS: usize = 64;
+
+/// The longest name of a found node in `x-baton-route`.
+const MAX_NAME_CHARS: usize = 32;
+
+/// The search of a running endpoint.
+pub(super) struct Discovery {
+    pub key: String,
+    pub transport: Transport,
+    pub found: Arc<FoundNodes>,
+    pub cluster: Arc<ClusterNodes>,
+}
+
+impl Discovery {
+    /// Searches until the process ends.
+    pub(super) fn keep_searching(self) {
+        tokio::spawn(async move {
+            let Discovery { key, transport, found, cluster } = self;
+            let mut search = Search::new(Some(key.clone()), transport.clone());
+            let mut used = UsedNodes { key, transport, cluster, nodes: BTreeMap::new() };
+            loop {
+                search.step().await;
+                used.follow(&search.sighted.proven());
+                let configured = used.cluster.configured_processes();
+                let state = |process| match used.nodes.get(&process) {
+                    Some(node) => (FoundState::Used, Some(node.node.name.clone())),
+                    None if configured.contains(&process) => (FoundState::Configured, None),
+                    None => (FoundState::Asking, None),
+                };
+                found.set(DiscoveryState { problem: search.problem.clone(), found: search.sighted.report(state) });
+            }
+        });
+    }
+}
+
+/// Gives nodes in the network a moment to be found and to report their models, so that the ready message names them.
+pub(super) async fn first_look(found: &FoundNodes) {
+    let is_settled = |state: &DiscoveryState| {
+        state.problem.is_some()
+            || (!state.found.is_empty() && state.found.iter().all(|found| found.state != FoundState::Asking))
+    };
+    let look = async {
+        while !is_settled(&found.state()) {
+            tokio::time::sleep(TICK).await;
+        }
+        // More may answer in the same moment, and the found ones report their models.
+        tokio::time::sleep(2 * TICK).await;
+    };
+    // Nobody may be there.
+    let _ = tokio::time::timeout(FIRST_LOOK, look).await;
+}
+
+/// Looks around for a while without using anything. Without a key, only the announcements are listed.
+pub async fn look_around(key: Option<String>, transport: Transport, time: Duration) -> DiscoveryState {
+    let has_key = key.is_some();
+    let mut search = Search::new(key, transport);
+    let ends = Instant::now() + time;
+    while Instant::now() < ends || (has_key && !search.sighted.has_asked_all() && Instant::now() < ends + time) {
+        search.step().await;
+    }
+    let mut found = search.sighted.report(|_| (FoundState::Proven, None));
+    if !has_key {
+        for node in &mut found {
+            node.state = FoundState::NoKey;
+            node.reason = FoundState::NoKey.words().to_owned();
+            node.addresses.iter_mut().for_each(|address| address.state = FoundState::NoKey);
+        }
+    }
+    DiscoveryState { problem: search.problem, found }
+}
+
+/// An answer, and where it comes from.
+type Answer = (String, SocketAddr, Result<Proven, ProofFailure>);
+
+/// Browses, and asks what it finds.
+struct Search {
+    key: Option<String>,
+    transport: Transport,
+    sighted: Sighted,
+    browser: Option<Browser>,
+    browse_at: Instant,
+    problem: Option<String>,
+    answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
+}
+
+impl Search {
+    fn new(key: Option<String>, transport: Transport) -> Search {
+        Search {
+            key,
+            transport,
+            sighted: Sighted::default(),
+            browser: None,
+            browse_at: Instant::now(),
+            problem: None,
+            answers: mpsc::channel(MAX_ANSWERS),
+        }
+    }
+
+    /// Waits for an event or a tick, and asks what is due.
+    async fn step(&mut self) {
+        if self.browser.is_none() && self.browse_at <= Instant::now() {
+            match mdns::browse(ServiceType::NODE) {
+                Ok(browser) => {
+                    self.browser = Some(browser);
+                    self.problem = None;
+                }
+                Err(error) => {
+                    if self.problem.is_none() {
+                        tracing::warn!(%error, "nodes in the network cannot be found; this is tried again");
+                    }
+                    self.problem = Some(error.to_string());
+                    self.browse_at = Instant::now() + BROWSE_PAUSE;
+                }
+            }
+        }
+        let browser = &mut self.browser;
+        let next = async {
+            match browser {
+                Some(browser) => browser.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        let answers = &mut self.answers.1;
+        tokio::select! {
+            sighting = next => match sighting {
+                Some(Sighting::Found(instance)) => self.sighted.found(instance, Instant::now()),
+                Some(Sighting::Gone(id)) => self.sighted.gone(&id, Instant::now()),
+                // Nodes that are known stay known.
+                None => {
+                    self.browser = None;
+                    self.browse_at = Instant::now() + TICK;
+                }
+            },
+            Some((id, address, answer)) = answers.recv() => {
+                self.sighted.answered(&id, address, answer, Instant::now());
+            }
+            () = tokio::time::sleep(TICK) => {}
+        }
+        let Some(key) = &self.key else { return };
+        for Ask { id, address, prover } in self.sighted.due(&self.transport, Instant::now()) {
+            let (key, answers) = (key.clone(), self.answers.0.clone());
+            tokio::spawn(async move {
+                let answer = prover.prove(&key).await;
+                // If nobody waits for it, the search has ended.
+                let _ = answers.send((id, address, answer)).await;
+            });
+        }
+    }
+}
+
+/// The found nodes that are in use.
+struct UsedNodes {
+    key: String,
+    transport: Transport,
+    cluster: Arc<ClusterNodes>,
+    nodes: BTreeMap<u64, UsedNode>,
+}
+
+struct UsedNode {
+    node: Arc<Node>,
+    /// Where this endpoint reaches it.
+    reachable: NodePaths,
+    /// Where others may reach it.
+    announced: NodePaths,
+    url: String,
+    proven: ProvenNode,
+}
+
+impl UsedNodes {
+    /// Uses exactly these nodes, except those that are configured. A node whose addresses change stays the same node.
+    fn follow(&mut self, proven: &BTreeMap<u64, ProvenNode>) {
+        let configured = self.cluster.configured_processes();
+        let is_wanted = |process: &u64, url: &str| {
+            !configured.contains(process) && proven.get(process).is_some_and(|node| node.url == url)
+        };
+        let n_before = self.nodes.len();
+        self.nodes.retain(|process, used| {
+            let stays = is_wanted(process, &used.url);
+            if !stays {
+                tracing::warn!(node = used.node.name, "a node in the network is gone");
+            }
+            stays
+        });
+        let mut has_changed = self.nodes.len() != n_before;
+        for (process, node) in proven.iter().filter(|(process, _)| !configured.contains(process)) {
+            match self.nodes.get_mut(process) {
+                Some(used) if used.proven == *node => {}
+                Some(used) => {
+                    tracing::info!(node = used.node.name, addresses = ?node.reachable, "a found node is reached elsewhere");
+                    used.reachable.set(node.reachable.clone());
+                    used.announced.set(node.announced.clone());
+                    used.proven = node.clone();
+                }
+                None => match self.connect(*process, node) {
+                    Ok(used) => {
+                        tracing::info!(node = used.node.name, role = ?node.role, addresses = ?node.reachable, "a node in the network has proven the cluster key and is used");
+                        self.nodes.insert(*process, used);
+                        has_changed = true;
+                    }
+                    Err(error) => tracing::warn!(%error, "a found node cannot be used"),
+                },
+            }
+        }
+        if has_changed {
+            let of = |has_task: fn(&ProvenNode) -> bool| -> Vec<Arc<Node>> {
+                self.nodes.values().filter(|used| has_task(&used.proven)).map(|used| Arc::clone(&used.node)).collect()
+            };
+            let decode = of(|node| node.role.decodes());
+            self.cluster.set_found(NodeLists { decode, prefill: of(|node| node.role.prefills()) });
+        }
+    }
+
+    fn connect(&self, process: u64, proven: &ProvenNode) -> Result<UsedNode, baton_engines::remote::ClientError> {
+        let ProvenNode { name, url, reachable, announced, .. } = proven;
+        let reachable = NodePaths::new(reachable.clone());
+        let announced = NodePaths::new(announced.clone());
+        let address = NodeAddress::Paths(url.clone(), reachable.clone());
+        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::with_transport(&address, &self.key, &self.transport)?);
+        let name = self.free_name(name);
+        let health = info_watch::watch(Arc::clone(&engine), &name).health;
+        let found = FoundPaths { process, paths: announced.clone() };
+        let node = Node::found(name, url.clone(), found, engine, health);
+        Ok(UsedNode { node, reachable, announced, url: url.clone(), proven: proven.clone() })
+    }
+
+    /// The announced name as a word for headers, which no other node has.
+    fn free_name(&self, announced: &str) -> String {
+        let word: String = announced
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .take(MAX_NAME_CHARS)
+            .collect();
+        let word = match word.trim_matches('-') {
+            "" => "node",
+            word => word,
+        };
+        let is_free = |name: &String| {
+            name != "local" && !self.cluster.has_name(name) && !self.nodes.values().any(|used| used.node.name == *name)
+        };
+        let names = std::iter::once(word.to_owned()).chain((2..).map(|n| format!("{word}-{n}")));
+        names.into_iter().find(is_free).unwrap_or_default()
+    }
+}

@@ -1,0 +1,173 @@
+use super::*;
+
+const NODE: Proven = Proven { process: 7, role: Role::Prefill };
+const OTHER_KEY: ProofFailure = ProofFailure::NotProven(NotProven::OtherKey);
+
+fn instance(id: &str, addresses: &[&str]) -> Instance {
+    let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    Instance { id: id.into(), name: id.into(), addresses, properties: BTreeMap::new() }
+}
+
+struct Network {
+    sighted: Sighted,
+    now: Instant,
+    transport: Transport,
+}
+
+impl Network {
+    fn new() -> Network {
+        Network { sighted: Sighted::default(), now: Instant::now(), transport: Transport::new(None, true).unwrap() }
+    }
+
+    fn found(&mut self, id: &str, addresses: &[&str]) {
+        self.sighted.found(instance(id, addresses), self.now);
+    }
+
+    /// Asks what is due, which answers like this. Returns what was asked.
+    fn ask(&mut self, answer: impl Fn(&str) -> Result<Proven, ProofFailure>) -> Vec<String> {
+        let asked = self.sighted.due(&self.transport, self.now);
+        for Ask { id, address, .. } in &asked {
+            self.sighted.answered(id, *address, answer(&address.to_string()), self.now);
+        }
+        asked.iter().map(|ask| ask.address.to_string()).collect()
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+    }
+
+    fn reachable(&self) -> Vec<String> {
+        self.sighted.proven().values().flat_map(|node| node.reachable.iter().map(ToString::to_string)).collect()
+    }
+
+    fn states(&self) -> Vec<&'static str> {
+        let used = |_| (FoundState::Used, Some("spark".to_owned()));
+        self.sighted.report(used).iter().map(|found| found.state.as_str()).collect()
+    }
+}
+
+fn unreachable() -> Result<Proven, ProofFailure> {
+    Err(ProofFailure::Unreachable("no".into()))
+}
+
+#[tokio::test]
+async fn a_node_is_used_while_it_proves_the_key_and_gone_after_two_failures() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000"]);
+    assert_eq!(network.states(), ["asking"]);
+    network.ask(|_| Ok(NODE));
+    assert_eq!((network.reachable(), network.states()), (vec!["10.0.0.7:9000".to_owned()], vec!["used"]));
+    assert!(network.ask(|_| Ok(NODE)).is_empty(), "not due");
+    network.wait(2);
+    network.ask(|_| unreachable());
+    assert_eq!(network.reachable().len(), 1, "one packet may be lost");
+    network.wait(1);
+    network.ask(|_| unreachable());
+    assert!(network.reachable().is_empty() && network.states().is_empty(), "no ghost");
+    // Every 2 s, so that it is back at once.
+    for _ in 0..20 {
+        network.wait(2);
+        assert_eq!(network.ask(|_| unreachable()).len(), 1);
+    }
+    network.wait(2);
+    network.ask(|_| Ok(Proven { process: 8, role: Role::Both }));
+    assert_eq!(network.sighted.proven().keys().collect::<Vec<_>>(), [&8]);
+}
+
+#[tokio::test]
+async fn strangers_are_listed_with_their_reason_and_asked_less_and_less() {
+    let mut network = Network::new();
+    network.found("evil", &["10.0.0.66:9000"]);
+    let mut n_asked = 0;
+    for _ in 0..120 {
+        n_asked += network.ask(|_| Err(OTHER_KEY)).len();
+        network.wait(1);
+    }
+    assert!((5..=10).contains(&n_asked), "{n_asked}");
+    assert_eq!((network.states(), network.reachable().len()), (vec!["other_key"], 0));
+    network.sighted.gone("evil", network.now);
+    assert!(network.states().is_empty());
+}
+
+#[tokio::test]
+async fn an_address_that_changes_follows_the_process() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000", "10.0.1.7:9000"]);
+    network.ask(|at| if at.starts_with("10.0.0") { Ok(NODE) } else { unreachable() });
+    assert_eq!(network.reachable(), ["10.0.0.7:9000"]);
+    let url = network.sighted.proven()[&7].url.clone();
+    network.found("spark", &["10.0.0.8:9000"]);
+    network.wait(2);
+    network.ask(|at| if at == "10.0.0.8:9000" { Ok(NODE) } else { unreachable() });
+    network.wait(2);
+    assert_eq!(network.reachable(), ["10.0.0.8:9000"], "the old address went with its first failure");
+    assert_eq!(network.sighted.proven()[&7].url, url);
+}
+
+#[tokio::test]
+async fn of_two_ways_the_one_that_answers_comes_first() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000", "10.0.1.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    network.wait(2);
+    network.ask(|at| if at.starts_with("10.0.0") { unreachable() } else { Ok(NODE) });
+    assert_eq!(network.reachable(), ["10.0.1.7:9000", "10.0.0.7:9000"]);
+    assert_eq!(network.sighted.proven()[&7].announced.len(), 2);
+}
+
+#[tokio::test]
+async fn a_goodbye_is_believed_once_the_node_no_longer_answers() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    // Anybody can say goodbye for others.
+    network.sighted.gone("spark", network.now);
+    network.ask(|_| Ok(NODE));
+    assert_eq!(network.reachable().len(), 1);
+    network.wait(1);
+    network.ask(|_| unreachable());
+    assert!(network.reachable().is_empty());
+    assert!(network.sighted.due(&network.transport, network.now + MAX_PAUSE).is_empty(), "it is forgotten");
+}
+
+#[tokio::test]
+async fn a_flood_of_strangers_displaces_no_node() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    for i in 0..200 {
+        network.found(&format!("flood {i}"), &["10.0.0.66:9000"]);
+        network.ask(|at| if at == "10.0.0.7:9000" { Ok(NODE) } else { Err(OTHER_KEY) });
+    }
+    assert_eq!(network.reachable(), ["10.0.0.7:9000"]);
+    assert_eq!(network.states().len(), MAX_INSTANCES);
+    // A node that comes later still finds a place.
+    network.found("mac", &["10.0.0.8:9000"]);
+    network.ask(|_| Ok(Proven { process: 8, role: Role::Decode }));
+    assert_eq!(network.sighted.proven().len(), 2);
+}
+
+#[tokio::test]
+async fn one_process_is_listed_once() {
+    let mut network = Network::new();
+    network.found("old name", &["10.0.0.7:9000"]);
+    network.found("spark", &["10.0.0.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    assert_eq!((network.states(), network.sighted.proven().len()), (vec!["used"], 1));
+}
+
+#[tokio::test]
+async fn announced_certificate_names_are_host_names() {
+    for name in ["spark.local", "a", "spark-2.example.com"] {
+        assert!(is_host_name(name), "{name}");
+    }
+    for name in [" ", "a b", "a/b", "user@host", "host:1", "a..b", "-a", "ä", "a?b", "\u{1b}[2J"] {
+        assert!(!is_host_name(name), "{name}");
+    }
+    let mut network = Network::new();
+    let mut evil = instance("evil", &["10.0.0.66:9000"]);
+    evil.properties.insert(TLS_PROPERTY.into(), "a@b/".into());
+    network.sighted.found(evil, network.now);
+    assert!(network.ask(|_| Ok(NODE)).is_empty());
+    assert_eq!(network.states(), ["not_a_node"]);
+}
