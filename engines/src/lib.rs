@@ -3,9 +3,10 @@
 //! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, [`sim`] simulates a model at configured
 //! speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the node protocol.
 //! [`connections`] bounds what peers may do with a server's connections, also for the endpoint. [`handoff`] pulls a
-//! prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be sent unencrypted. All
-//! engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is not an engine but a client of
-//! servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
+//! prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be sent unencrypted;
+//! [`mdns`] announces services on the local network and browses them. All engines pass one contract suite
+//! (`engines/tests/engines/contract`). [`upstream`] is not an engine but a client of servers that speak text instead of
+//! tokens (Ollama, llama-server, vLLM, …).
 //!
 //! ```
 //! use baton_engines::Engine;
@@ -29,6 +30,7 @@ pub mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
 mod long_json;
+pub mod mdns;
 pub mod node;
 pub mod options;
 pub mod registry;
