@@ -31,6 +31,7 @@ pub mod lines;
 pub mod llama;
 mod long_json;
 pub mod mdns;
+mod no_sleep;
 pub mod node;
 pub mod options;
 pub mod registry;

@@ -13,7 +13,9 @@ mod doctor;
 mod endpoint;
 mod engine_line;
 mod key;
+mod lan_address;
 mod node;
+mod pair;
 mod plan;
 mod pull;
 mod serve;
@@ -85,6 +87,8 @@ enum Command {
     Pull(pull::PullArgs),
     /// Show the state of a running endpoint: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
+    /// Make machines share a cluster key and certificates, by a short code.
+    Pair(pair::PairArgs),
     /// Make API keys.
     Key(key::KeyArgs),
     /// Check a configuration file, and print every mistake with its line.
@@ -148,6 +152,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Pair(args) => run(pair::run(args)),
         Command::Key(args) => key::run(args),
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),

@@ -6,13 +6,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::code::MAX_FAILED_ATTEMPTS;
 use super::error::Refusal;
-
-/// How long a code lives.
-pub const CODE_LIFETIME: Duration = Duration::from_secs(5 * 60);
-
-/// Failed attempts after which a code is void.
-pub const MAX_FAILED_ATTEMPTS: u32 = 5;
 
 /// The attempts on one code. Cheap to clone.
 #[derive(Clone)]
@@ -109,6 +104,7 @@ impl Drop for Attempt {
 
 #[cfg(test)]
 mod tests {
+    use super::super::code::CODE_LIFETIME;
     use super::*;
 
     #[test]

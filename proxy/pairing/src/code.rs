@@ -5,6 +5,13 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
+
+/// How long a code lives.
+pub const CODE_LIFETIME: Duration = Duration::from_secs(5 * 60);
+
+/// Failed attempts after which a code is void.
+pub const MAX_FAILED_ATTEMPTS: u32 = 5;
 
 /// Number of rooms: three digits.
 const N_ROOMS: u16 = 1_000;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::attempts::MAX_FAILED_ATTEMPTS;
+use super::code::MAX_FAILED_ATTEMPTS;
 
 /// Why the first machine refuses a run. Sent as one byte, whose numbers are never used again for something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -104,11 +104,19 @@ impl ClusterFolder {
         Ok(Some(member))
     }
 
+    /// Errors: this machine is in a cluster, or its pairing is damaged.
+    pub fn check_free(&self) -> Result<(), PairingError> {
+        match self.about()? {
+            Some(about) => Err(PairingError::AlreadyPaired { cluster: about.cluster }),
+            None => Ok(()),
+        }
+    }
+
     /// Writes a pairing. Errors: there is one already, unless `replaces`.
     pub fn store(&self, member: &Membership, replaces: bool) -> Result<(), PairingError> {
         let failed = |error| PairingError::File { path: self.0.clone(), error };
-        if let Some(about) = self.about().ok().flatten().filter(|_| !replaces) {
-            return Err(PairingError::AlreadyPaired { cluster: about.cluster });
+        if !replaces {
+            self.check_free()?;
         }
         let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Baton's own folder holds the secrets of a cluster, so nobody else needs to list it.
@@ -253,9 +261,11 @@ mod tests {
         assert!(damage(CLUSTER_KEY, " \n").contains("it is empty"));
         assert!(damage(CERTIFICATE, &member("b").certificate).contains("certificate"));
         assert!(damage(CLUSTER_KEY, &"a".repeat(70_000)).contains("too long"));
+        folder.store(&member("a"), true).unwrap();
         fs::remove_file(folder.private_key()).unwrap();
         assert!(folder.read().err().unwrap().to_string().contains("machine.key"));
         fs::write(folder.path().join(ABOUT), "{").unwrap();
+        assert!(folder.store(&member("a"), false).is_err(), "what is damaged is not lost silently");
         assert!(folder.forget().is_err() && !folder.path().exists());
     }
 

@@ -29,13 +29,18 @@ pub struct Joiner {
     pub replaces: bool,
 }
 
+impl Joiner {
+    /// Errors: this machine is in a cluster, and is not told to leave it.
+    pub fn check(&self) -> Result<(), PairingError> {
+        if self.replaces { Ok(()) } else { self.folder.check_free() }
+    }
+}
+
 /// Joins the cluster of the machine at `address` (`HOST:PORT`), and stores the pairing. Errors: nothing was stored, unless
 /// the connection was lost at the very end.
 pub async fn join(joiner: &Joiner, address: &str) -> Result<About, PairingError> {
     // Before an attempt is spent.
-    if let Some(about) = joiner.folder.about().ok().flatten().filter(|_| !joiner.replaces) {
-        return Err(PairingError::AlreadyPaired { cluster: about.cluster });
-    }
+    joiner.check()?;
     let unreachable = |error| PairingError::Unreachable { address: address.to_owned(), error };
     let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
     let mut connection =

@@ -22,8 +22,7 @@ mod admit;
 mod join;
 
 pub use self::admit::{Admission, AdmissionEnd, AdmissionEvent, EndReason};
-pub use self::attempts::{CODE_LIFETIME, MAX_FAILED_ATTEMPTS};
-pub use self::code::{CodeError, PairingCode};
+pub use self::code::{CODE_LIFETIME, CodeError, MAX_FAILED_ATTEMPTS, PairingCode};
 pub use self::error::{PairingError, Refusal};
 pub use self::folder::{ClusterFolder, FOLDER_VARIABLE};
 pub use self::join::{Joiner, join};

@@ -18,7 +18,6 @@ use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
 use super::engine_args::EngineArgs;
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
-use super::node_address::node_url;
 use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
 use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
@@ -87,6 +86,10 @@ pub struct RawConfig {
     /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub allow_plain_http: Option<bool>,
+    /// The folder of this machine's pairing. No key of the file: the command finds it.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub paired: Option<PathBuf>,
     /// Deadlines of steps with a predicted time.
     #[arg(skip)]
     pub deadlines: RawDeadlines,
@@ -217,16 +220,19 @@ impl RawConfig {
 
     /// How nodes and upstreams are reached.
     pub(super) fn transport(&self) -> TransportArgs {
-        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http.unwrap_or(false) }
+        let allow_plain_http = self.allow_plain_http.unwrap_or(false);
+        let paired = self.paired.clone().filter(|_| !allow_plain_http);
+        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http, paired }
     }
 
     /// The checked values. Errors: a key of an upstream can no longer be read.
     pub(super) fn typed(self) -> Result<ServeConfig, ConfigError> {
         let has_own_engine = self.has_own_engine();
-        let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
+        let transport = self.transport();
+        let urls =
+            |addresses: &[String]| addresses.iter().map(|address| transport.node_url(address)).collect::<Vec<_>>();
         let prefill = urls(&self.model.prefill);
         let decode = urls(&self.model.decode);
-        let transport = self.transport();
         let upstreams = upstream::checked(&self.upstream)?;
         Ok(ServeConfig {
             startup: StartupConfig {

@@ -60,7 +60,7 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
     let spec = ChildSpec {
         log_name: "this endpoint's own engine".to_owned(),
         args,
-        pull_key: cluster_key(&config.routing.prefill)?,
+        pull_key: cluster_key(&config.routing.prefill, transport)?,
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;

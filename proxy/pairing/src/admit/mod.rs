@@ -10,9 +10,9 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use crate::attempts::{Attempts, CODE_LIFETIME};
+use crate::attempts::Attempts;
 use crate::authority::{self, CertificateRequest};
-use crate::code::PairingCode;
+use crate::code::{CODE_LIFETIME, PairingCode};
 use crate::error::{PairingError, Refusal};
 use crate::exchange;
 use crate::folder::ClusterFolder;
@@ -27,6 +27,9 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The deadline of a run after its first message.
 const RUN_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long runs may take to finish after the code has ended.
+const FINISH_DEADLINE: Duration = Duration::from_secs(3);
 
 /// A pause after an accept that failed, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -164,8 +167,9 @@ impl Admission {
                 }
             });
         };
-        // Those who have proved themselves may finish, and the others are told why not. Each run has a deadline.
-        while runs.join_next().await.is_some() {}
+        // Those who have proved themselves may finish. The rest is silent, and dropping the set ends it.
+        let finish = async { while runs.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(FINISH_DEADLINE, finish).await;
         AdmissionEnd { reason, n_joined: self.n_joined() }
     }
 

@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
-use crate::attempts::MAX_FAILED_ATTEMPTS;
+use crate::code::MAX_FAILED_ATTEMPTS;
 use crate::exchange::StartedJoiner;
 use crate::join::{Joiner, join_over};
 use crate::wire::{Answer, VERSION};
