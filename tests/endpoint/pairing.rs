@@ -54,7 +54,11 @@ struct Showing {
 impl Showing {
     fn start(machines: &Machines, machine: &str, args: &[&str]) -> Showing {
         let args = [&["--listen", "127.0.0.1:0"], args].concat();
-        let mut process = Process(machines.pair(machine, &args).spawn().unwrap());
+        Showing::of(machines.pair(machine, &args))
+    }
+
+    fn of(mut command: Command) -> Showing {
+        let mut process = Process(command.spawn().unwrap());
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let words = loop {
             let mut line = String::new();
@@ -118,8 +122,8 @@ async fn three_paired_machines_hand_kv_over_by_tls_with_nothing_else() {
     let sim = ["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "100000", "--listen", "0.0.0.0:0"];
     let node = BatonNode::with_variables(&sim, &machines.variables(&third));
     let port = node.url.rsplit_once(':').unwrap().1;
-    let plain = reqwest::get(format!("http://127.0.0.1:{port}/node/v1/info")).await;
-    assert!(plain.is_err(), "the node answers plain HTTP: {plain:?}");
+    let plain = reqwest::get(format!("http://127.0.0.1:{port}/node/v1/info")).await.unwrap();
+    assert_eq!(plain.status(), 400, "plain HTTP is told to use https://");
     let second = machines.folder("second").display().to_string();
     let address = format!("127.0.0.1:{port}");
     let args = ["--engine", "sim", "--sim-prefill-tps", "500", "--policy", "always_handoff", "--no-calibration"];
@@ -181,6 +185,68 @@ fn five_wrong_codes_end_the_code_on_both_sides() {
     let (succeeded, text) = first.end();
     assert!(!succeeded && text.contains("5 attempts failed") && text.contains("void"), "{text}");
     assert!(!machines.folder("first").exists() && !machines.folder("second").exists());
+}
+
+/// Two network namespaces with a cable between them, as two machines.
+struct Cable([String; 2]);
+
+impl Cable {
+    /// `None` where namespaces cannot be made: it needs root, and `ip`.
+    fn new() -> Option<Cable> {
+        let id = std::process::id();
+        let cable = Cable(["a", "b"].map(|end| format!("pair-{id}-{end}")));
+        let [a, b] = &cable.0;
+        let ip = |args: &str| {
+            let output = Command::new("ip").args(args.split_whitespace()).output();
+            output.is_ok_and(|output| output.status.success())
+        };
+        let wire = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
+        let made = ip(&format!("netns add {a}")) && ip(&format!("netns add {b}")) && ip(&wire);
+        let is_up = |end: &str, address: &str| {
+            ip(&format!("-n {end} addr add {address}/24 dev veth0"))
+                && ip(&format!("-n {end} link set lo up"))
+                && ip(&format!("-n {end} link set veth0 up"))
+        };
+        (made && is_up(a, "10.77.0.1") && is_up(b, "10.77.0.2")).then_some(cable)
+    }
+
+    /// The same command on the machine at this end.
+    fn at(&self, end: usize, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.0[end]]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside.stdout(Stdio::piped()).stderr(Stdio::piped());
+        inside
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for end in &self.0 {
+            // One that was not made cannot be removed.
+            let _ = Command::new("ip").args(["netns", "del", end]).output();
+        }
+    }
+}
+
+#[test]
+fn the_code_alone_finds_the_first_machine_in_the_network() {
+    let Some(cable) = Cable::new() else {
+        eprintln!("SKIPPED: network namespaces cannot be made here (root and `ip` make them)");
+        return;
+    };
+    let machines = Machines::new();
+    let first = Showing::of(cable.at(0, &machines.pair("first", &["--expect", "1"])));
+    let Output { status, stdout, stderr } = cable.at(1, &machines.pair("second", &[&first.code])).output().unwrap();
+    let text = String::from_utf8([stdout, stderr].concat()).unwrap();
+    assert!(status.success() && text.contains("asking first code") && text.contains("of first"), "{text}");
+    let (succeeded, text) = first.end();
+    assert!(succeeded && text.contains("second joined, from 10.77.0.2"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
