@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# cli -> bench -> proxy -> planner, reply, fetch; proxy -> engines -> schemas: no crate depends on one above it, and the
+# cli -> bench -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> schemas: no crate depends on one above it, and the
 # pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
@@ -10,12 +10,13 @@ forbid() {
   found=$(deps "$crate" | grep -Fx "$(printf '%s\n' "$@")" || true)
   if [ -n "$found" ]; then echo "$crate must not depend on: $(echo "$found" | tr '\n' ' ')" >&2; fail=1; fi
 }
-above_engines=(baton-cli baton-bench baton-proxy baton-fetch baton-planner baton-reply)
+above_engines=(baton-cli baton-bench baton-proxy baton-fetch baton-pairing baton-planner baton-reply)
 forbid baton-schemas baton-engines "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
 forbid baton-engines "${above_engines[@]}" clap
-forbid baton-fetch baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-planner baton-reply axum clap
+forbid baton-fetch baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-pairing baton-planner baton-reply axum clap
+forbid baton-pairing baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
 for pure in baton-planner baton-reply; do
-  forbid "$pure" baton-cli baton-bench baton-proxy baton-engines baton-fetch tokio axum hyper reqwest llama-cpp-2 clap
+  forbid "$pure" baton-cli baton-bench baton-proxy baton-engines baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap
 done
 forbid baton-proxy baton-cli baton-bench llama-cpp-2 clap_complete
 forbid baton-bench baton-cli

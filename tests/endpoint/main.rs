@@ -15,6 +15,7 @@ mod node_states;
 mod node_streams;
 mod node_watch;
 mod operator_view;
+mod pairing;
 mod poison;
 mod reload;
 mod service;

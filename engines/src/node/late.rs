@@ -10,6 +10,7 @@ use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeReques
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
+use crate::no_sleep::awake_during;
 
 /// Stands in for an engine that is still loading: reports its load and refuses all other calls. Once the engine is set,
 /// all calls go to it.
@@ -68,15 +69,15 @@ impl Engine for LateEngine {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        self.get()?.generate(request).await
+        Ok(awake_during(self.get()?.generate(request).await?))
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        self.get()?.embed(request).await
+        Ok(awake_during(self.get()?.embed(request).await?))
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
-        self.get()?.prefill(request).await
+        Ok(awake_during(self.get()?.prefill(request).await?))
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

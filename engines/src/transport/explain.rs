@@ -44,7 +44,8 @@ fn cure(error: &rustls::Error) -> String {
         rustls::Error::InvalidCertificate(wrong) => match wrong {
             // A bad signature occurs with a CA that has the same name as a trusted one, such as its successor.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                "its certificate is of a CA that is not trusted here; tls_ca in the configuration, or --tls-ca FILE, adds one"
+                "its certificate is of a CA that is not trusted here. If the machines are paired, `baton pair --status` shows \
+                 whether their clusters are the same; tls_ca in the configuration, or --tls-ca FILE, adds a CA"
                     .into()
             }
             // Among others a self-signed certificate that is marked as a CA. As the certificate of a server it is refused,

@@ -6,6 +6,7 @@
 mod client_tls;
 mod explain;
 mod pem;
+mod pinned;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, Url};
+use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 
 pub use self::client_tls::{ALPN_HTTP1, ALPN_HTTP2};
@@ -30,8 +32,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum AddressError {
     #[error(
         "{0} is plain HTTP to another machine: keys and prompts could be read on the way. \
-         Use https:// (a node takes --tls-cert and --tls-key), or allow it: --allow-plain-http, or in a configuration \
-         file allow_plain_http = true"
+         Pair the machines with `baton pair`, use https:// (a node takes --tls-cert and --tls-key), or allow it: \
+         --allow-plain-http, or in a configuration file allow_plain_http = true"
     )]
     Plain(String),
     /// Not a URL of a node.
@@ -46,6 +48,8 @@ pub struct Transport {
     certificates: Vec<Certificate>,
     /// The same certificates, for clients that are not reqwest's.
     roots: Vec<CertificateDer<'static>>,
+    /// For nodes, instead of the system's certificates: TLS that trusts a cluster's own.
+    pinned: Option<ClientConfig>,
     allow_plain_http: bool,
 }
 
@@ -64,7 +68,15 @@ impl Transport {
                 roots.push(der);
             }
         }
-        Ok(Transport { certificates: trusted, roots, allow_plain_http })
+        Ok(Transport { certificates: trusted, roots, pinned: None, allow_plain_http })
+    }
+
+    /// Of nodes, trusts those whose certificate the authority in the PEM file `authority` issued for `name`, at whatever
+    /// address they are called; besides them only what [`Transport::new`] was given. Errors: the file cannot be used.
+    pub fn pinned_to(self, authority: &Path, name: &str) -> Result<Transport, TlsError> {
+        let pinned = pinned::pinned_tls(certificates(authority)?, name, &self.roots);
+        let pinned = pinned.map_err(|reason| unusable(authority, "certificate", reason))?;
+        Ok(Transport { pinned: Some(pinned), ..self })
     }
 
     /// Checks that the cluster key may be sent to `url`.
@@ -92,7 +104,10 @@ impl Transport {
             .http1_only()
             .tcp_nodelay(true)
             .pool_idle_timeout(IDLE_TIMEOUT);
-        self.certificates.iter().cloned().fold(builder, ClientBuilder::add_root_certificate)
+        match &self.pinned {
+            Some(pinned) => builder.use_preconfigured_tls(pinned.clone()),
+            None => self.certificates.iter().cloned().fold(builder, ClientBuilder::add_root_certificate),
+        }
     }
 }
 

@@ -46,6 +46,32 @@ async fn a_node_with_tls_is_reached_by_clients_that_trust_its_ca_and_have_the_ke
 }
 
 #[tokio::test]
+async fn a_pinned_authority_is_trusted_for_its_name_at_any_address() {
+    let (ca, other) = (Ca::new(), Ca::new());
+    const NAME: &str = "node.test";
+    let pinned = Transport::default().pinned_to(&ca.file(), NAME).unwrap();
+    let serve = async |ca: &Ca, name| {
+        let node = node(Some(&ca.issue(name, |_| ()).load())).await;
+        (format!("https://{}", node.address), node)
+    };
+    let (member, _member) = serve(&ca, NAME).await;
+    assert_eq!(client(&member, KEY, &pinned).info().await.unwrap().engine, "sim");
+    // Another name does not do, not even that of the host, nor does another authority.
+    let (host, _host) = serve(&ca, "127.0.0.1").await;
+    assert!(complaint(&host, &pinned).await.contains("another host name"));
+    let (stranger, _stranger) = serve(&other, NAME).await;
+    assert!(complaint(&stranger, &pinned).await.contains("not trusted"));
+    // An operator's own authority beside it is trusted as ever: for the host.
+    let both = other.transport().pinned_to(&ca.file(), NAME).unwrap();
+    let (named, _named) = serve(&other, "127.0.0.1").await;
+    for url in [&member, &named] {
+        assert_eq!(client(url, KEY, &both).info().await.unwrap().engine, "sim");
+    }
+    assert!(complaint(&stranger, &both).await.contains("another host name"));
+    assert!(Transport::default().pinned_to(Path::new("absent.pem"), NAME).is_err());
+}
+
+#[tokio::test]
 async fn both_http_versions_are_spoken_inside_tls() {
     let ca = Ca::new();
     let node = node(Some(&ca.issue("127.0.0.1", |_| ()).load())).await;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_proxy::config::ConfigFile;
+use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::serve::{CommandFailure, local_problems};
 use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
@@ -19,13 +20,15 @@ pub(super) struct CheckConfigArgs {
 
 /// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
-    let file = ConfigFile::read(&args.file)?;
+    let file = ConfigFile::read(&args.file)?.with_pairing(found_pairing());
     let more = local_problems(&file.raw);
     let config = file.check(more).map_err(config_file::print_mistakes)?;
     let has_nodes = !config.routing.decode.is_empty() || !config.routing.prefill.is_empty();
     // Not a mistake: the file may be for another machine.
-    if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
-        terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));
+    if has_nodes && config.startup.transport.cluster_key()?.is_none() {
+        terminal::note(format_args!(
+            "{KEY_VARIABLE} is not set here, and this machine is not paired: `baton serve` needs one of both for these nodes"
+        ));
     }
     Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?)
 }

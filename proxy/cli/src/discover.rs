@@ -6,7 +6,6 @@ use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::observe::snapshot::{DiscoveryState, EndpointState, FoundNode};
 use baton_proxy::serve::{CommandFailure, look_around};
 use baton_schemas::counted::counted;
-use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 
 use super::endpoint::EndpointArgs;
@@ -38,8 +37,8 @@ pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
     let state = match of_endpoint(&args.endpoint).await {
         Some(state) => state,
         None => {
-            let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-            look_around(key, args.transport.transport()?, Duration::from_secs(args.seconds)).await
+            let transport = args.transport.or_paired();
+            look_around(transport.cluster_key()?, transport.transport()?, Duration::from_secs(args.seconds)).await
         }
     };
     let text = if args.json { serde_json::to_string(&state)? } else { table(&state) };

@@ -14,7 +14,9 @@ mod doctor;
 mod endpoint;
 mod engine_line;
 mod key;
+mod lan_address;
 mod node;
+mod pair;
 mod plan;
 mod pull;
 mod serve;
@@ -88,6 +90,8 @@ enum Command {
     Status(status::StatusArgs),
     /// List the nodes in the local network, and why each is or is not used.
     Discover(discover::DiscoverArgs),
+    /// Make machines share a cluster key and certificates, by a short code.
+    Pair(pair::PairArgs),
     /// Make API keys.
     Key(key::KeyArgs),
     /// Check a configuration file, and print every mistake with its line.
@@ -151,6 +155,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Pair(args) => run(pair::run(args)),
         Command::Key(args) => key::run(args),
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),

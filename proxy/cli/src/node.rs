@@ -9,11 +9,12 @@ use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_engines::mdns::{self, Announced, Announcement, ServiceType};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
 use baton_engines::registry::{self, EngineOptions};
-use baton_engines::transport::Transport;
+use baton_engines::transport::{TlsError, Transport};
 use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::http::open_files;
+use baton_proxy::log_target::NOTICE;
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
@@ -37,7 +38,7 @@ pub(super) struct NodeArgs {
     /// The model's name, which endpoints use unless they configure another [default: from the catalogue or the file]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
+    /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY, or from `baton pair`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
     listen: ListenAddress,
     /// Which task the node has
@@ -162,14 +163,15 @@ struct StartedNode {
 
 /// Listens, says that the model is loading, and loads it.
 async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, NodeFailure> {
-    let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
-        NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
+    let args = NodeArgs { transport: args.transport.or_paired(), ..args };
+    let key = args.transport.cluster_key().map_err(NodeFailure::setup)?.ok_or_else(|| {
+        NodeFailure::setup(format!(
+            "a node needs a cluster key: pair the machines with `baton pair`, or set {KEY_VARIABLE} to the same secret on \
+             all machines"
+        ))
     })?;
     // Before a model is loaded, which can take minutes.
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(ServerTls::load(cert, key).map_err(NodeFailure::setup)?),
-        _ => None,
-    };
+    let tls = certificate(&args).map_err(NodeFailure::setup)?;
     if tls.is_none() && !args.transport.allow_plain_http {
         refuse_open_address(&args.listen).await?;
     }
@@ -246,6 +248,16 @@ async fn say_goodbye(announced: Option<Announced>, stop: CancellationToken) {
     }
 }
 
+/// The certificate to speak TLS with: the given one, or the pairing's. A child's socket needs none.
+fn certificate(args: &NodeArgs) -> Result<Option<ServerTls>, TlsError> {
+    if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+        return ServerTls::load(cert, key).map(Some);
+    }
+    let Some(folder) = args.transport.pairing().filter(|_| !args.child) else { return Ok(None) };
+    tracing::info!(target: NOTICE, "the node uses the key and the certificate in {}", folder.path().display());
+    ServerTls::load(&folder.certificate(), &folder.private_key()).map(Some)
+}
+
 /// Refuses plain HTTP on an address that other machines can reach.
 async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
     if listen.is_private().await.map_err(NodeFailure::setup)? {
@@ -253,7 +265,8 @@ async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> 
     }
     Err(NodeFailure::setup(format!(
         "{listen} can be reached from other machines, and over plain HTTP the cluster key and the prompts could be \
-         read on the way. Give the node a certificate (--tls-cert and --tls-key), or allow it with --allow-plain-http"
+         read on the way. Pair the machines with `baton pair`, give the node a certificate (--tls-cert and --tls-key), or \
+         allow it with --allow-plain-http"
     )))
 }
 

@@ -1,16 +1,17 @@
 //! `baton serve`: the endpoint, with an engine of its own in a child process, in front of nodes, or both.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_proxy::config::engine_args;
+use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
 use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
 use baton_schemas::counted::counted;
 use clap::Args;
 
 use super::banner::Banner;
+use super::lan_address::lan_address;
 use super::{config_file, discover, terminal};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
@@ -45,7 +46,7 @@ impl ServeArgs {
 
     fn read(&self) -> Result<ConfigFile, ConfigError> {
         let file = self.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
-        file.with_flags(&self.flags)
+        Ok(file.with_flags(&self.flags)?.with_pairing(found_pairing()))
     }
 }
 
@@ -113,17 +114,4 @@ fn print_ready(ready: &ReadyEndpoint) {
             "anyone who can reach {address} can use this server, because it requires no key. Set api_keys or --api-key"
         );
     }
-}
-
-/// This machine's address in its network, which the system chooses for a packet to another machine. Nothing is sent.
-fn lan_address(listening: SocketAddr) -> Option<IpAddr> {
-    // Addresses reserved for documentation (RFC 5737 and 3849), so never in use.
-    let (any, elsewhere) = match listening {
-        SocketAddr::V4(_) => ("0.0.0.0:0", "192.0.2.1:9"),
-        SocketAddr::V6(_) => ("[::]:0", "[2001:db8::1]:9"),
-    };
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect(elsewhere).ok()?;
-    let address = socket.local_addr().ok()?.ip();
-    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }

@@ -49,6 +49,12 @@ impl ConfigFile {
         Ok(self)
     }
 
+    /// Uses the pairing in this folder, unless the file or a flag allows plain HTTP.
+    pub fn with_pairing(mut self, folder: Option<PathBuf>) -> ConfigFile {
+        self.raw.paired = folder;
+        self
+    }
+
     /// Checks the configuration. `more` are problems that the caller has found. Errors: every mistake.
     pub fn check(mut self, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
         let mut problems = self.raw.problems();

@@ -1,6 +1,6 @@
 //! Addresses of nodes: `HOST:PORT` or a URL.
 
-/// A node's address as a URL: without a scheme it is plain HTTP.
+/// A server's address as a URL: without a scheme it is plain HTTP.
 pub fn node_url(address: &str) -> String {
     let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
     url.trim_end_matches('/').to_owned()

@@ -6,7 +6,7 @@ use baton_planner::policy::PolicyName;
 use super::defaults::{DEFAULT_LISTEN, OLLAMA_LISTEN};
 use super::engine_args::flag;
 use super::error::ConfigProblem;
-use super::node_address::{is_node_address, node_url};
+use super::node_address::is_node_address;
 use super::raw::RawConfig;
 use super::{keys, on_demand_models, upstream};
 use crate::http::access::{allowed_hosts, allowed_origins};
@@ -19,7 +19,8 @@ impl RawConfig {
             listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         };
         let mut found = Vec::new();
-        let transport = self.transport().transport().unwrap_or_else(|error| {
+        let reached = self.transport();
+        let transport = reached.transport().unwrap_or_else(|error| {
             found.push(ConfigProblem {
                 key: "tls_ca".to_owned(),
                 flag: "--tls-ca".to_owned(),
@@ -82,11 +83,11 @@ impl RawConfig {
                 problem(key, flag, format!("{form}{wrong}"));
             }
             for address in addresses.iter().filter(|address| is_node_address(address)) {
-                if let Err(error) = transport.check(&node_url(address)) {
+                if let Err(error) = transport.check(&reached.node_url(address)) {
                     problem(key, flag, format!("is refused: {error}"));
                 }
             }
-            let mut urls: Vec<String> = addresses.iter().map(|address| node_url(address)).collect();
+            let mut urls: Vec<String> = addresses.iter().map(|address| reached.node_url(address)).collect();
             urls.sort();
             if let Some(twice) = urls.windows(2).find(|pair| pair[0] == pair[1]) {
                 problem(key, flag, format!("names {} twice", twice[0]));

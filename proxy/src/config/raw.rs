@@ -18,7 +18,6 @@ use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
 use super::engine_args::EngineArgs;
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
-use super::node_address::node_url;
 use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
 use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
@@ -88,9 +87,13 @@ pub struct RawConfig {
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub allow_plain_http: Option<bool>,
     /// Use the nodes in the local network that prove the cluster key (`baton node` announces itself). Without a model here, no
-    /// engine is started here; needs BATON_CLUSTER_KEY
+    /// engine is started here; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub discover: Option<bool>,
+    /// The folder of this machine's pairing. No key of the file: the command finds it.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub paired: Option<PathBuf>,
     /// Deadlines of steps with a predicted time.
     #[arg(skip)]
     pub deadlines: RawDeadlines,
@@ -162,12 +165,12 @@ pub struct RawModel {
     /// More public names.
     #[arg(skip)]
     pub aliases: Vec<String>,
-    /// A node that generates (`baton node --role decode` or `both`), http:// if no scheme is given; repeat for several.
-    /// Without a model here, no engine is started here; needs BATON_CLUSTER_KEY
+    /// A node that generates (`baton node --role decode` or `both`); without a scheme http://, on a paired machine https://; repeat
+    /// for several. Without a model here, no engine is started here; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, alias = "node", value_name = "HOST:PORT|URL")]
     pub decode: Vec<String>,
-    /// A node that computes prompts (`baton node --role prefill`), http:// if no scheme is given; repeat for several;
-    /// needs BATON_CLUSTER_KEY
+    /// A node that computes prompts (`baton node --role prefill`); without a scheme http://, on a paired machine https://; repeat
+    /// for several; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub prefill: Vec<String>,
     /// Do not measure idle nodes and links with made-up prompts; rates are learned from requests alone
@@ -221,16 +224,19 @@ impl RawConfig {
 
     /// How nodes and upstreams are reached.
     pub(super) fn transport(&self) -> TransportArgs {
-        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http.unwrap_or(false) }
+        let allow_plain_http = self.allow_plain_http.unwrap_or(false);
+        let paired = self.paired.clone().filter(|_| !allow_plain_http);
+        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http, paired }
     }
 
     /// The checked values. Errors: a key of an upstream can no longer be read.
     pub(super) fn typed(self) -> Result<ServeConfig, ConfigError> {
         let has_own_engine = self.has_own_engine();
-        let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
+        let transport = self.transport();
+        let urls =
+            |addresses: &[String]| addresses.iter().map(|address| transport.node_url(address)).collect::<Vec<_>>();
         let prefill = urls(&self.model.prefill);
         let decode = urls(&self.model.decode);
-        let transport = self.transport();
         let upstreams = upstream::checked(&self.upstream)?;
         Ok(ServeConfig {
             startup: StartupConfig {

@@ -375,10 +375,18 @@ fn an_engine_is_started_here_unless_nodes_generate_instead() {
     assert!(thin.routing.prefill.iter().all(|node| thin.routing.decode.contains(node)), "the Sparks do both");
     let mac = example("spark-mac.toml");
     assert!(mac.routing.has_own_engine && mac.routing.decode.is_empty());
-    assert_eq!(mac.routing.prefill, ["http://spark.local:9000"]);
+    assert_eq!(mac.routing.prefill, ["https://spark.local:9000"]);
     let both = read("allow_plain_http = true\n[model]\nsource = \"m\"\ndecode = [\"a:1\"]").unwrap();
     assert!(both.routing.has_own_engine && both.routing.decode == ["http://a:1"], "beside nodes");
     assert!(read("[model]\ndecode = [\"a:1\"]").unwrap_err().contains("--allow-plain-http"));
+    // On a paired machine an address without a scheme is TLS. If plain HTTP is allowed, the pairing is not used.
+    let paired = |text: &str| {
+        let file = ConfigFile::parse(Path::new("/baton.toml"), text.to_owned()).unwrap();
+        file.with_pairing(Some("/absent".into())).check(Vec::new()).map_err(|error| error.to_string())
+    };
+    let twice = "[model]\ndecode = [\"a:1\", \"https://a:1\"]";
+    assert!(paired(twice).unwrap_err().contains("names https://a:1 twice"));
+    assert_eq!(paired(&format!("allow_plain_http = true\n{twice}")).unwrap().routing.decode[0], "http://a:1");
     assert!(read("[model]\ndecode = [\"a\", \"http://a/\"]").unwrap_err().contains("twice"));
     assert!(read("\n[model]\n\ndecode = [\"a b\"]").unwrap_err().contains("line 4: model.decode"));
 }

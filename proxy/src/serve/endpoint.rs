@@ -80,7 +80,7 @@ impl Endpoint {
         let listeners = bind_all(&config.startup).await?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
         let transport = config.startup.transport.transport()?;
-        let mut nodes = RemoteNodes::connect(&config.routing, &transport, &[])?;
+        let mut nodes = RemoteNodes::connect(&config.routing, &config.startup.transport, &[])?;
         let own_engine = match config.routing.has_own_engine {
             true => Some(start_own_engine(&config).await?),
             false => None,
@@ -237,7 +237,7 @@ fn start_discovery(
     pool.note_search();
     let found = Arc::new(FoundNodes::default());
     let discovery = Discovery {
-        key: key_to_discover()?,
+        key: key_to_discover(&config.startup.transport)?,
         transport: transport.clone(),
         found: Arc::clone(&found),
         cluster: Arc::clone(cluster),

@@ -61,8 +61,8 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
         log_name: "this endpoint's own engine".to_owned(),
         args,
         pull_key: match config.startup.discover {
-            true => Some(key_to_discover()?),
-            false => cluster_key(&config.routing.prefill)?,
+            true => Some(key_to_discover(transport)?),
+            false => cluster_key(&config.routing.prefill, transport)?,
         },
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };

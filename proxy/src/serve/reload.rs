@@ -132,7 +132,7 @@ impl Reload {
         let before = self.service.targets.upstreams.load_full();
         let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(CommandFailure)?;
         let nodes = match new.routing != self.config.routing {
-            true => Some(RemoteNodes::connect(&new.routing, &transport, &self.known_nodes)?),
+            true => Some(RemoteNodes::connect(&new.routing, &new.startup.transport, &self.known_nodes)?),
             false => None,
         };
         let names = PrimaryNames::of(new)?;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_engines::transport::Transport;
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -13,23 +12,31 @@ use tokio::sync::oneshot;
 use super::failure::CommandFailure;
 use super::first_start::FirstStart;
 use crate::config::RoutingConfig;
+use crate::config::transport_args::TransportArgs;
+use crate::log_target::NOTICE;
 use crate::targets::nodes::Node;
 use crate::targets::nodes::info_watch::{self, RefusedKey, WatchedNode};
 
 /// The cluster's key, if there are nodes to present it to.
-pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, CommandFailure> {
+pub(super) fn cluster_key<'a>(
+    urls: impl IntoIterator<Item = &'a String>,
+    transport: &TransportArgs,
+) -> Result<Option<String>, CommandFailure> {
     let Some(url) = urls.into_iter().next() else { return Ok(None) };
-    match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
+    match transport.cluster_key()? {
         Some(key) => Ok(Some(key)),
-        None => Err(CommandFailure(format!("the node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+        None => Err(CommandFailure(format!(
+            "the node {url} needs the cluster key: pair the machines with `baton pair`, or set {KEY_VARIABLE} to its secret"
+        ))),
     }
 }
 
 /// The cluster's key, which found nodes must prove.
-pub(super) fn key_to_discover() -> Result<String, CommandFailure> {
-    std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
+pub(super) fn key_to_discover(transport: &TransportArgs) -> Result<String, CommandFailure> {
+    transport.cluster_key()?.ok_or_else(|| {
         CommandFailure(format!(
-            "nodes in the network are recognised by the cluster key: set {KEY_VARIABLE} to its secret, the same on all machines"
+            "nodes in the network are recognised by the cluster key: pair the machines with `baton pair`, or set \
+             {KEY_VARIABLE} to its secret"
         ))
     })
 }
@@ -49,11 +56,17 @@ impl RemoteNodes {
     /// Connects to the configured nodes. A node of `known` at a configured address is kept.
     pub(super) fn connect(
         routing: &RoutingConfig,
-        transport: &Transport,
+        transport: &TransportArgs,
         known: &[Arc<Node>],
     ) -> Result<RemoteNodes, CommandFailure> {
         let urls: Vec<&String> = routing.decode.iter().chain(&routing.prefill).collect();
-        let key = cluster_key(urls.iter().copied())?.unwrap_or_default();
+        let key = cluster_key(urls.iter().copied(), transport)?.unwrap_or_default();
+        if !urls.is_empty()
+            && let Some(folder) = transport.pairing()
+        {
+            tracing::info!(target: NOTICE, "nodes are reached with the pairing in {}", folder.path().display());
+        }
+        let transport = &transport.transport()?;
         let stays = |node: &&Arc<Node>| node.url.as_ref().is_some_and(|url| urls.contains(&url));
         let mut connected: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
         let mut first_answers = Vec::new();

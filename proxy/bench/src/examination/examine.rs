@@ -27,7 +27,7 @@ pub struct Examination {
     pub model: OsString,
     /// Devices of this machine.
     pub devices: Vec<Device>,
-    /// Addresses of nodes on other machines that compute prompts, too.
+    /// URLs of nodes on other machines that compute prompts, too.
     pub prefill: Vec<String>,
     /// Tokens of each prompt.
     pub n_tokens: usize,
@@ -164,7 +164,7 @@ impl Examination {
             let engine = process.engine.clone();
             return Ok(Origin { name: name.to_owned(), url, engine, _process: Some(process) });
         }
-        let url = if name.contains("://") { name.to_owned() } else { format!("http://{name}") };
+        let url = name.to_owned();
         let engine = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &self.key, &self.transport)?;
         Ok(Origin { name: name.to_owned(), url, engine: engine.into(), _process: None })
     }

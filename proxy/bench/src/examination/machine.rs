@@ -2,8 +2,9 @@
 
 use baton_engines::llama::devices::{self, Device};
 use baton_proxy::serve::CommandFailure;
-use baton_schemas::node::KEY_VARIABLE;
 use serde::Serialize;
+
+use super::system::Finding;
 
 /// This machine, for a report.
 #[derive(Debug, Clone, Serialize)]
@@ -70,7 +71,13 @@ pub fn chosen(known: &[Device], names: &[String]) -> Result<Vec<Device>, Command
     Ok(known.iter().filter(is_wanted).cloned().collect())
 }
 
-/// The cluster's key, if this process was given one.
-pub fn cluster_key() -> Option<String> {
-    std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty())
+/// What this system allows, for a model whose file has this size. Empty where nothing is forbidden.
+pub fn findings(model_bytes: u64) -> Vec<Finding> {
+    #[cfg(target_os = "macos")]
+    return super::mac::findings(model_bytes);
+    #[cfg(not(target_os = "macos"))]
+    {
+        let _ = model_bytes;
+        Vec::new()
+    }
 }

@@ -7,8 +7,12 @@
 mod compare;
 mod examine;
 mod figures;
+#[cfg(any(target_os = "macos", test))]
+mod mac;
 mod machine;
+mod system;
 
 pub use self::examine::Examination;
 pub use self::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
-pub use self::machine::{Listed, Machine, chosen, cluster_key};
+pub use self::machine::{Listed, Machine, chosen, findings};
+pub use self::system::{Finding, State, Topic};

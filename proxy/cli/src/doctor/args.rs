@@ -21,7 +21,7 @@ pub(crate) struct DoctorArgs {
     /// Try these devices only, by name and by commas [default: cpu and every GPU]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(super) devices: Vec<String>,
-    /// Also take KV from this node on another machine; needs BATON_CLUSTER_KEY; repeat for several
+    /// Also take KV from this node on another machine; needs a pairing or BATON_CLUSTER_KEY; repeat for several
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub(super) prefill: Vec<String>,
     #[command(flatten)]

@@ -42,25 +42,28 @@ async fn check(args: DoctorArgs) -> Result<(), CommandFailure> {
 
 /// Finds the devices and the model, and runs every check.
 async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
-    let cluster_key = examination::cluster_key();
+    let transport = args.transport.or_paired();
+    let cluster_key = transport.cluster_key()?;
     if cluster_key.is_none() && !args.prefill.is_empty() {
-        return Err(CommandFailure(format!("--prefill needs the cluster's key: set {KEY_VARIABLE}")));
+        let cure = "pair the machines with `baton pair`, or set";
+        return Err(CommandFailure(format!("--prefill needs the cluster's key: {cure} {KEY_VARIABLE}")));
     }
     let known = devices::all()?;
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let system_findings = examination::findings(std::fs::metadata(&model)?.len());
     let threads = args.threads.iter().flat_map(|n| ["--threads".into(), n.to_string().into()]);
     let examination = Examination {
         model: model.into(),
         devices,
-        prefill: args.prefill,
+        prefill: args.prefill.iter().map(|address| transport.node_url(address)).collect(),
         n_tokens: args.tokens as usize,
         n_new: args.new_tokens,
         n_rounds: 1,
         warms_up: false,
-        node_args: threads.chain(args.transport.to_args()).collect(),
-        transport: args.transport.transport()?,
+        node_args: threads.chain(transport.to_args()).collect(),
+        transport: transport.transport()?,
         key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
     };
-    Ok(DoctorReport::new(&known, examination.complete().await?))
+    Ok(DoctorReport::new(&known, system_findings, examination.complete().await?))
 }

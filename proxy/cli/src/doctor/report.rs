@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use baton_bench::examination::{Examined, Machine, Verdict};
+use baton_bench::examination::{Examined, Finding, Machine, State, Verdict};
 use baton_engines::llama::devices::Device;
 use serde::Serialize;
 
@@ -10,14 +10,16 @@ use serde::Serialize;
 pub(super) struct DoctorReport {
     #[serde(flatten)]
     machine: Machine,
+    /// What the system allows.
+    system_findings: Vec<Finding>,
     #[serde(flatten)]
     examined: Examined,
 }
 
 impl DoctorReport {
     /// The report on a machine with these devices.
-    pub(super) fn new(devices: &[Device], examined: Examined) -> DoctorReport {
-        DoctorReport { machine: Machine::with(devices), examined }
+    pub(super) fn new(devices: &[Device], system_findings: Vec<Finding>, examined: Examined) -> DoctorReport {
+        DoctorReport { machine: Machine::with(devices), system_findings, examined }
     }
 
     /// Number of failed checks.
@@ -28,7 +30,7 @@ impl DoctorReport {
 
 impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DoctorReport { machine, examined } = self;
+        let DoctorReport { machine, system_findings, examined } = self;
         writeln!(f, "baton {} on {}, built for {}", machine.version, machine.system, machine.built_for())?;
         if let Some(missing) = &machine.missing {
             writeln!(f, "FAILED: {missing}")?;
@@ -36,6 +38,14 @@ impl fmt::Display for DoctorReport {
         for device in &machine.devices {
             let gib = device.memory_bytes as f64 / (1u64 << 30) as f64;
             writeln!(f, "  {:<10} {} ({gib:.1} GiB)", device.name, device.description)?;
+        }
+        for Finding { topic, state, text } in system_findings {
+            let word = match state {
+                State::Fine => "fine",
+                State::Advice => "TO DO",
+                State::Unknown => "unknown",
+            };
+            writeln!(f, "{}: {word}: {text}", topic.as_str())?;
         }
         writeln!(f, "\nalone       prefill tok/s  decode tok/s")?;
         for speed in &examined.speeds {

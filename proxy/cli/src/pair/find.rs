@@ -1,0 +1,91 @@
+//! Announces the machine that shows a code, and finds it. Nothing in an announcement is trusted: the exchange proves it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use baton_engines::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
+use baton_pairing::{About, Admission, Joiner, PairingError, join};
+use baton_proxy::serve::CommandFailure;
+use tokio::time::Instant;
+
+use crate::terminal;
+
+/// Machines that show a code.
+const SERVICE: ServiceType = ServiceType::new("_baton-pair._tcp.local.");
+
+/// The property with the public part of the code.
+const ROOM: &str = "room";
+
+/// How long to search. An answer takes a second or two.
+const SEARCH_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long to search on after one that shows the same room has failed: it may not be the right one.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+
+/// Machines to try. Whoever announces the same room can be one of them, and gets one guess at the code by it.
+const MAX_TRIED: usize = 3;
+
+/// Announces this machine, unless only itself can reach it. Without mDNS, the others need its address.
+pub(super) fn announce(admission: &Admission, listening: SocketAddr) -> Option<Announced> {
+    if listening.ip().is_loopback() {
+        return None;
+    }
+    let room = format!("{:03}", admission.code().room());
+    // A name may have 63 bytes.
+    let machine: String = admission.about().machine.as_str().chars().take(40).collect();
+    let name = format!("{machine} code {room}");
+    let properties = vec![(ROOM, room)];
+    let announced = mdns::announce(&Announcement { service: SERVICE, name, listening, properties });
+    announced
+        .inspect_err(|error| {
+            terminal::note(format_args!("baton pair: other machines cannot find this one, and need --at: {error}"));
+        })
+        .ok()
+}
+
+/// Searches the local network for the machine that shows this code, and joins its cluster.
+pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure> {
+    joiner.check()?;
+    let room = format!("{:03}", joiner.code.room());
+    let by_hand = "Give its address: baton pair CODE --at HOST";
+    let mut browser = mdns::browse(SERVICE)
+        .map_err(|error| CommandFailure(format!("the local network cannot be searched: {error}. {by_hand}")))?;
+    let mut deadline = Instant::now() + SEARCH_DEADLINE;
+    let mut tried = Vec::new();
+    let mut failure = None;
+    while tried.len() < MAX_TRIED {
+        let Ok(Some(sighting)) = tokio::time::timeout_at(deadline, browser.next()).await else { break };
+        let Sighting::Found(instance) = sighting else { continue };
+        let shows_it = instance.properties.get(ROOM) == Some(&room);
+        if !shows_it || tried.contains(&instance.id) {
+            continue;
+        }
+        terminal::note(format_args!("baton pair: asking {}", instance.name));
+        match join_instance(joiner, &instance).await {
+            Ok(about) => return Ok(about),
+            Err(error) => failure = Some(error),
+        }
+        deadline = deadline.min(Instant::now() + AFTER_FAILURE);
+        tried.push(instance.id);
+    }
+    Err(failure.map_or_else(
+        || {
+            let seconds = SEARCH_DEADLINE.as_secs();
+            CommandFailure(format!("no machine that shows a code {room}-… was found in {seconds} s. {by_hand}"))
+        },
+        CommandFailure::from,
+    ))
+}
+
+/// Joins at the first of its addresses that answers. An answer ends it: each run is an attempt there.
+async fn join_instance(joiner: &Joiner, instance: &Instance) -> Result<About, PairingError> {
+    let mut failure = None;
+    for address in &instance.addresses {
+        match join(joiner, &address.to_string()).await {
+            Err(error @ PairingError::Unreachable { .. }) => failure = Some(error),
+            answer => return answer,
+        }
+    }
+    // An instance has at least one address.
+    Err(failure.unwrap_or(PairingError::Late))
+}

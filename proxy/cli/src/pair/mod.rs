@@ -1,0 +1,245 @@
+//! `baton pair`: puts machines into one cluster, with a short code. Parses and prints; [`baton_pairing`] does it.
+
+mod find;
+
+use std::net::SocketAddr;
+
+use baton_pairing::{
+    About, Admission, AdmissionEvent, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner,
+    MAX_FAILED_ATTEMPTS, MachineName, PairingCode, PairingError, join,
+};
+use baton_proxy::serve::signals::OnHangup;
+use baton_proxy::serve::{CommandFailure, signals};
+use baton_schemas::counted::counted;
+use baton_schemas::node::KEY_VARIABLE;
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::lan_address::lan_address;
+use super::terminal;
+
+/// Options of `baton pair`.
+#[derive(Args)]
+pub(super) struct PairArgs {
+    /// The code that the first machine shows. Without one, this machine shows a code
+    #[arg(conflicts_with_all = ["listen", "expect"])]
+    code: Option<PairingCode>,
+    /// The first machine's address, instead of searching the local network for it
+    #[arg(long, value_name = "HOST[:PORT]", requires = "code", value_parser = first_machine)]
+    at: Option<String>,
+    /// Where to show a code
+    #[arg(long, value_name = "HOST:PORT", default_value_t = format!("0.0.0.0:{DEFAULT_PORT}"))]
+    listen: String,
+    /// End after this many machines have joined [default: when the code expires]
+    #[arg(long, value_name = "MACHINES", value_parser = clap::value_parser!(u32).range(1..=64))]
+    expect: Option<u32>,
+    /// This machine's name in the cluster [default: its host name]
+    #[arg(long, value_parser = machine_name)]
+    name: Option<MachineName>,
+    /// Leave the cluster that this machine is in for the new one
+    #[arg(long)]
+    replace: bool,
+    /// Show what this machine has, without secrets
+    #[arg(long, conflicts_with_all = ["code", "replace", "expect", "forget"])]
+    status: bool,
+    /// Remove this machine's key and certificates
+    #[arg(long, conflicts_with_all = ["code", "replace", "expect"])]
+    forget: bool,
+}
+
+fn machine_name(text: &str) -> Result<MachineName, String> {
+    MachineName::parse(text).ok_or_else(|| "must be 1 to 63 letters, digits and . _ -".to_owned())
+}
+
+/// An address with the port that codes are shown at, unless it names another.
+fn first_machine(text: &str) -> Result<String, String> {
+    let has_port = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_whole = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
+        is_whole && port.parse::<u16>().is_ok_and(|port| port != 0)
+    });
+    let is_ipv6 = text.parse::<std::net::Ipv6Addr>().is_ok();
+    let is_host = !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c == '/');
+    match (has_port, is_ipv6) {
+        (true, _) if is_host => Ok(text.to_owned()),
+        (_, true) => Ok(format!("[{text}]:{DEFAULT_PORT}")),
+        _ if is_host && (!text.contains(':') || text.ends_with(']')) => Ok(format!("{text}:{DEFAULT_PORT}")),
+        _ => Err("must be HOST or HOST:PORT, like spark.local".to_owned()),
+    }
+}
+
+/// Shows a code, joins, or tells or removes what this machine has.
+pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
+    let folder = ClusterFolder::of_user()?;
+    if args.status {
+        return print_status(&folder);
+    }
+    if args.forget {
+        return forget(&folder);
+    }
+    // Ctrl-C drops the future: runs end, and nothing half-written is left.
+    let stop = CancellationToken::new();
+    signals::stop_on_signal(stop.clone(), OnHangup::Stops);
+    let name = args.name.clone().unwrap_or_else(MachineName::of_this_machine);
+    match args.code {
+        Some(code) => {
+            let joiner = Joiner { code, name, folder, replaces: args.replace };
+            let about = tokio::select! {
+                joined = join_cluster(&joiner, args.at.as_deref()) => joined?,
+                () = stop.cancelled() => return Err(CommandFailure("stopped; this machine was not paired".into())),
+            };
+            print_joined(&about)
+        }
+        None => {
+            let admission = Admission::new(folder, name, args.replace)?;
+            show_code(&admission, &args, &stop).await
+        }
+    }
+}
+
+async fn join_cluster(joiner: &Joiner, at: Option<&str>) -> Result<About, CommandFailure> {
+    match at {
+        Some(address) => Ok(join(joiner, address).await?),
+        None => find::join_found(joiner).await,
+    }
+}
+
+/// Shows a code until it ends.
+async fn show_code(admission: &Admission, args: &PairArgs, stop: &CancellationToken) -> Result<(), CommandFailure> {
+    let listener = TcpListener::bind(&args.listen).await.map_err(|error| {
+        CommandFailure(format!("cannot listen on {}: {error}. Choose another address with --listen", args.listen))
+    })?;
+    let listening = listener.local_addr()?;
+    let announced = find::announce(admission, listening);
+    print_code(admission, listening)?;
+    let end = tokio::select! {
+        end = admission.admit(listener, args.expect.map(|n| n as usize), print_event) => Some(end.reason),
+        () = stop.cancelled() => None,
+    };
+    if let Some(announced) = announced {
+        announced.withdraw().await;
+    }
+    let n_joined = admission.n_joined();
+    let machines = counted(n_joined, "machine");
+    match end {
+        Some(EndReason::Void) => Err(CommandFailure(format!(
+            "{MAX_FAILED_ATTEMPTS} attempts failed, so the code is void: somebody mistyped it, or guesses. {machines} \
+             joined. `baton pair` shows a new code"
+        ))),
+        _ if n_joined == 0 => {
+            let why = if end.is_some() { "the code has expired" } else { "stopped" };
+            Err(CommandFailure(format!("{why}, and no machine has joined. Nothing was changed")))
+        }
+        _ => {
+            let cluster = &admission.about().cluster;
+            terminal::print_line(format_args!("{machines} joined cluster {cluster}. {USED}"))?;
+            warn_of_the_variable();
+            Ok(())
+        }
+    }
+}
+
+/// What the pairing does from now on.
+const USED: &str = "`baton node` and `baton serve` use its key and certificates from now on.";
+
+fn print_code(admission: &Admission, listening: SocketAddr) -> Result<(), CommandFailure> {
+    let code = admission.code();
+    let ip = if listening.ip().is_unspecified() { lan_address(listening) } else { Some(listening.ip()) };
+    let at = ip.map(|ip| match listening.port() {
+        DEFAULT_PORT => ip.to_string(),
+        port => SocketAddr::new(ip, port).to_string(),
+    });
+    let at = at.unwrap_or_else(|| "HOST".to_owned());
+    let minutes = CODE_LIFETIME.as_secs() / 60;
+    let text = format!(
+        "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n\
+         The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.\n"
+    );
+    Ok(terminal::print_line(text)?)
+}
+
+fn print_event(event: AdmissionEvent) {
+    match event {
+        AdmissionEvent::Joined { machine, address } => {
+            let line = terminal::print_line(format_args!("{machine} joined, from {}", address.ip()));
+            if let Err(error) = line {
+                tracing::debug!(%error, "a line could not be written: standard output is closed");
+            }
+        }
+        AdmissionEvent::Failed { address, error, n_left } => {
+            let error = match error {
+                // As the joiner reads it, it speaks of "there".
+                PairingError::Refused(refusal) => format!("refused: {refusal}"),
+                error => error.to_string(),
+            };
+            let attempts = counted(n_left as usize, "attempt");
+            terminal::note(format_args!("baton pair: {}: {error} ({attempts} left)", address.ip()));
+        }
+    }
+}
+
+fn print_joined(about: &About) -> Result<(), CommandFailure> {
+    let first = about.admitted_by.as_ref().map_or(String::new(), |first| format!(" of {first}"));
+    terminal::print_line(format_args!("This machine is in cluster {}{first}. {USED}", about.cluster))?;
+    warn_of_the_variable();
+    Ok(())
+}
+
+/// Says that a key in the environment wins.
+fn warn_of_the_variable() {
+    if std::env::var_os(KEY_VARIABLE).is_some_and(|key| !key.is_empty()) {
+        terminal::note(format_args!("baton pair: {KEY_VARIABLE} is set here and wins over the pairing: unset it"));
+    }
+}
+
+fn print_status(folder: &ClusterFolder) -> Result<(), CommandFailure> {
+    let Some(member) = folder.read()? else {
+        let path = folder.path().display();
+        return Ok(terminal::print_line(format_args!("This machine is in no cluster: there is no {path}"))?);
+    };
+    let About { cluster, machine, admitted_by, since } = &member.about;
+    let role = match admitted_by {
+        Some(first) => format!("joined {first}, which admits machines"),
+        None => "the first: `baton pair` here admits more".to_owned(),
+    };
+    terminal::print_line(format_args!(
+        "cluster   {cluster}\nmachine   {machine}\nrole      {role}\nsince     {since}\nfolder    {}",
+        folder.path().display()
+    ))?;
+    warn_of_the_variable();
+    Ok(())
+}
+
+fn forget(folder: &ClusterFolder) -> Result<(), CommandFailure> {
+    let line = match folder.forget()? {
+        Some(about) if about.admitted_by.is_none() => format!(
+            "This machine has left cluster {}. It was its first machine, so nobody can join that cluster any more.",
+            about.cluster
+        ),
+        Some(about) => format!("This machine has left cluster {}. The others still have the same key.", about.cluster),
+        None => "This machine is in no cluster.".to_owned(),
+    };
+    Ok(terminal::print_line(line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_port_gets_the_usual_one() {
+        for (text, expected) in [
+            ("spark.local", "spark.local:9010"),
+            ("spark.local:1234", "spark.local:1234"),
+            ("192.168.0.7", "192.168.0.7:9010"),
+            ("fd00::7", "[fd00::7]:9010"),
+            ("[fd00::7]", "[fd00::7]:9010"),
+            ("[fd00::7]:1234", "[fd00::7]:1234"),
+        ] {
+            assert_eq!(first_machine(text).as_deref(), Ok(expected));
+        }
+        for text in ["", "spark.local:", "spark.local:99999", "spark.local:0", "http://spark.local", "a b", ":9010"] {
+            assert!(first_machine(text).is_err(), "{text}");
+        }
+    }
+}
