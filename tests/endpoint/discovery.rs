@@ -13,6 +13,9 @@ use harness::{BATON, CLUSTER_KEY, Process, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+/// The endpoint's key.
+const OWNER: &str = "owner";
+
 /// Set in the process that runs in namespaces of its own.
 const INSIDE: &str = "BATON_TEST_NAMESPACES";
 
@@ -113,7 +116,8 @@ impl Lab {
     /// An endpoint on machine 0 that hands over whatever it can.
     fn endpoint(&self, more: &[&str]) -> Process {
         let args = ["serve", "--engine", "sim", "--sim-prefill-tps", "3000", "--policy", "always_handoff"];
-        let found = ["--discover", "--allow-plain-http", "--listen", "127.0.0.1:8080"];
+        // Addresses are shown to an operator's key.
+        let found = ["--discover", "--allow-plain-http", "--listen", "127.0.0.1:8080", "--api-key", OWNER];
         self.baton(0, CLUSTER_KEY, &[&args[..], &found, more].concat())
     }
 
@@ -125,7 +129,8 @@ impl Lab {
     }
 
     fn state(&self) -> Value {
-        let output = self.on(0, &BATON).args(["status", "--json"]).stderr(Stdio::null()).output().unwrap();
+        let output =
+            self.on(0, &BATON).args(["status", "--json", "--api-key", OWNER]).stderr(Stdio::null()).output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 
@@ -152,8 +157,9 @@ impl Lab {
         let messages = json!([{ "role": "user", "content": long_prompt(topic, 600) }]);
         let body = json!({ "model": "sim", "max_tokens": 4, "messages": messages });
         let url = "http://127.0.0.1:8080/v1/chat/completions";
-        let output =
-            self.on(0, Path::new("curl")).args(["-s", "-m", "20", url, "-d", &body.to_string()]).output().unwrap();
+        let key = format!("Authorization: Bearer {OWNER}");
+        let args = ["-s", "-m", "20", "-H", &key, url, "-d", &body.to_string()];
+        let output = self.on(0, Path::new("curl")).args(args).output().unwrap();
         let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         Some(reply["timings"]["handoff"].clone()).filter(|handoff| !handoff.is_null())
     }
@@ -205,7 +211,7 @@ fn nodes_with_the_key_are_found_used_lost_and_found_again() {
 
         let _other = lab.node(2, "another secret");
         within(Duration::from_secs(10), "another key is listed", || lab.states() == ["other_key", "used"]);
-        let table = lab.on(0, &BATON).arg("discover").output().unwrap();
+        let table = lab.on(0, &BATON).args(["discover", "--api-key", OWNER]).output().unwrap();
         let table = String::from_utf8(table.stdout).unwrap();
         assert!(table.contains("found, other key") && table.contains("(prefill): used"), "{table}");
 
