@@ -4,6 +4,7 @@
 mod admission;
 mod bench_serve;
 mod bodies;
+mod chat;
 mod decode_nodes;
 mod dry_run;
 mod fallback_reasons;
@@ -18,6 +19,7 @@ mod poison;
 mod reload;
 mod service;
 mod shutdown;
+mod simulated_demo;
 mod suspend;
 mod traces;
 mod upstreams;
