@@ -11,7 +11,7 @@ use baton_proxy::targets::nodes::NodeState;
 use clap::ValueEnum;
 
 use super::super::ask::DemoReply;
-use super::super::serve;
+use super::super::serve::serve;
 use crate::endpoint_process::EndpointProcess;
 use crate::node_process::NodeProcess;
 use crate::plan::cluster::link;
