@@ -1,7 +1,6 @@
 //! The processes of a simulated cluster: a node for each machine, and an endpoint in front of all of them.
 
 use std::ffi::OsString;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use baton_engines::sim::SimMachine;
