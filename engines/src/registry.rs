@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::engine::Engine;
 use crate::handoff::KvPuller;
 use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
-use crate::sim::{SimAbort, SimConfig, SimEngine};
+use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 
 /// Which engine runs a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -44,6 +44,11 @@ impl EngineKind {
                 "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
             }
         }
+    }
+
+    /// Returns true if an engine of this name, as a node reports it, is a simulator: its figures are made up.
+    pub fn is_simulated(name: &str) -> bool {
+        EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name) == Some(EngineKind::Sim)
     }
 
     /// Returns true if the engine runs a model from a file.
@@ -99,6 +104,8 @@ pub struct EngineOptions {
     pub sim_decode_tps: Option<f64>,
     /// Simulator: a fault for tests.
     pub sim_abort: Option<SimAbort>,
+    /// Simulator: the machine whose speeds and link it has.
+    pub sim_machine: Option<SimMachine>,
 }
 
 /// Why an engine did not start. For the operator: the message may name files.
@@ -139,13 +146,19 @@ pub async fn start(
 ) -> Result<Arc<dyn Engine>, EngineStartError> {
     match options.kind {
         EngineKind::Llama => llama(options, puller).await,
-        EngineKind::Sim => Ok(Arc::new(SimEngine::with_puller(sim(options), puller))),
+        EngineKind::Sim => {
+            let puller = match (puller, &options.sim_machine) {
+                (Some(puller), Some(machine)) => Some(Arc::new(PacedPuller::new(puller, machine)) as Arc<dyn KvPuller>),
+                (puller, _) => puller,
+            };
+            Ok(Arc::new(SimEngine::with_puller(sim(options), puller)))
+        }
     }
 }
 
 fn sim(options: EngineOptions) -> SimConfig {
     let defaults = SimConfig::default();
-    SimConfig {
+    let config = SimConfig {
         model: options.name.unwrap_or(defaults.model),
         n_slots: options.n_slots.unwrap_or(defaults.n_slots),
         n_ctx: options.n_ctx.unwrap_or(defaults.n_ctx),
@@ -154,6 +167,10 @@ fn sim(options: EngineOptions) -> SimConfig {
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         abort: options.sim_abort,
         ..SimConfig::default()
+    };
+    match options.sim_machine {
+        Some(machine) => machine.configure(config),
+        None => config,
     }
 }
 

@@ -212,6 +212,16 @@ pub struct KvIdentity {
     pub layout: KvLayout,
     /// The tokens of a fixed text. Its KV is compared if the weights differ.
     pub canary: Vec<Token>,
+    /// Of a simulator: bytes of KV that a token of the simulated model has. Frames carry those of `layout` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated_bytes: Option<u32>,
+}
+
+impl KvIdentity {
+    /// Bytes of KV for each token, whose transfer takes time.
+    pub fn bytes_per_token(&self) -> usize {
+        self.simulated_bytes.map_or_else(|| self.layout.bytes_per_position(), |n| n as usize)
+    }
 }
 
 /// An engine's memory in bytes, as the engine reports it.

@@ -4,6 +4,7 @@
 mod admission;
 mod bench_serve;
 mod bodies;
+mod chat;
 mod decode_nodes;
 mod discovery;
 mod dry_run;
@@ -20,6 +21,7 @@ mod poison;
 mod reload;
 mod service;
 mod shutdown;
+mod simulated_demo;
 mod suspend;
 mod traces;
 mod upstreams;

@@ -5,6 +5,7 @@ mod backends;
 mod bench;
 mod broken_weights;
 mod cancellation;
+mod chat;
 mod decode_nodes;
 mod demo;
 mod dialects;

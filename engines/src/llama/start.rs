@@ -154,7 +154,10 @@ impl Start {
         let canary = canary::compute(context, &transfer, &tokens)?;
         let layout = KvLayout::clone(transfer.layout());
         let fingerprint = self.fingerprint;
-        Ok((LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens }, canary }, transfer))
+        Ok((
+            LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens, simulated_bytes: None }, canary },
+            transfer,
+        ))
     }
 }
 

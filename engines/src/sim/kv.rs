@@ -34,12 +34,13 @@ pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     let vocabulary = *blake3::hash(b"baton simulator").as_bytes();
     let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
     let fingerprint = Fingerprint { vocabulary, weights };
-    KvIdentity { fingerprint, layout: layout(config.kv_bytes_per_token), canary: (0..16).collect() }
+    let simulated_bytes = config.kv_bytes_carried.map(|_| config.kv_bytes_per_token);
+    KvIdentity { fingerprint, layout: carried(config), canary: (0..16).collect(), simulated_bytes }
 }
 
 /// The identity and canary for its puller.
 pub(super) fn local(config: &SimConfig) -> LocalKv {
-    let identity = KvIdentity { layout: carried(config), ..identity(config) };
+    let identity = identity(config);
     LocalKv { canary: chunk(config, &identity.canary, 0..16), identity }
 }
 

@@ -39,8 +39,13 @@ pub struct SimLink {
 
 struct SimPeer {
     engine: Arc<SimEngine>,
-    speed: LinkSpeed,
-    /// When the link has sent its last byte so far.
+    wire: SimWire,
+}
+
+/// The wire of a link, which sends one thing after another.
+pub(super) struct SimWire {
+    pub(super) speed: LinkSpeed,
+    /// When the wire has sent its last byte so far.
     free_at: Mutex<Instant>,
 }
 
@@ -55,10 +60,7 @@ pub struct LinkEnd {
 impl SimLink {
     /// Links to prefill engines.
     pub fn new(ends: impl IntoIterator<Item = LinkEnd>) -> SimLink {
-        let peer = |LinkEnd { url, engine, speed }| {
-            let free_at = Mutex::new(Instant::now());
-            (url, Arc::new(SimPeer { engine, speed, free_at }))
-        };
+        let peer = |LinkEnd { url, engine, speed }| (url, Arc::new(SimPeer { engine, wire: SimWire::new(speed) }));
         SimLink { peers: ends.into_iter().map(peer).collect(), local: OnceLock::new() }
     }
 }
@@ -95,19 +97,38 @@ impl KvPuller for SimLink {
         let peer = self.peers.get(&source.url).cloned();
         Box::pin(async move {
             let peer = peer.ok_or(HandoffFailure::PrefillDown)?;
-            let LinkSpeed { bytes_per_second, round_trip } = peer.speed;
-            sleep_until(peer.send(PROBE_BYTES.into()).ends_at + round_trip).await;
-            // Computed, because the timer is too coarse for a fast link.
-            let took = seconds(PROBE_BYTES.into(), bytes_per_second).max(Duration::from_nanos(1));
-            Ok(LinkMeasurement { rtt_ms: millis(round_trip), n_bytes: PROBE_BYTES.into(), seconds: took.as_secs_f64() })
+            Ok(peer.wire.measure().await)
         })
     }
 }
 
 /// When the first and the last of some bytes leave the sender.
-struct Transmission {
-    begins_at: Instant,
-    ends_at: Instant,
+pub(super) struct Transmission {
+    pub(super) begins_at: Instant,
+    pub(super) ends_at: Instant,
+}
+
+impl SimWire {
+    pub(super) fn new(speed: LinkSpeed) -> SimWire {
+        SimWire { speed, free_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Puts bytes on the wire after those that were put there before.
+    pub(super) fn send(&self, n_bytes: f64) -> Transmission {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins_at = (*free_at).max(Instant::now());
+        *free_at = begins_at + seconds(n_bytes, self.speed.bytes_per_second);
+        Transmission { begins_at, ends_at: *free_at }
+    }
+
+    /// Takes the time of a measurement.
+    pub(super) async fn measure(&self) -> LinkMeasurement {
+        let LinkSpeed { bytes_per_second, round_trip } = self.speed;
+        sleep_until(self.send(PROBE_BYTES.into()).ends_at + round_trip).await;
+        // Computed, because the timer is too coarse for a fast link.
+        let took = seconds(PROBE_BYTES.into(), bytes_per_second).max(Duration::from_nanos(1));
+        LinkMeasurement { rtt_ms: millis(round_trip), n_bytes: PROBE_BYTES.into(), seconds: took.as_secs_f64() }
+    }
 }
 
 /// A chunk on the link: when its first and its last byte arrive.
@@ -118,14 +139,6 @@ struct InFlight {
 }
 
 impl SimPeer {
-    /// Puts bytes on the link after those that were put there before.
-    fn send(&self, n_bytes: f64) -> Transmission {
-        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let begins_at = (*free_at).max(Instant::now());
-        *free_at = begins_at + seconds(n_bytes, self.speed.bytes_per_second);
-        Transmission { begins_at, ends_at: *free_at }
-    }
-
     async fn pull(
         self: Arc<Self>,
         local: &LocalKv,
@@ -133,7 +146,7 @@ impl SimPeer {
         sender: &mpsc::Sender<PullEvent>,
         notify: &(dyn Fn() + Send + Sync),
     ) -> Result<PullEnd, HandoffFailure> {
-        let one_way = self.speed.round_trip / 2;
+        let one_way = self.wire.speed.round_trip / 2;
         let bytes_per_token = self.bytes_per_token().await?;
         let (request, mut loopback) = Loopback::begin(local, order)?;
         sleep(one_way).await;
@@ -181,18 +194,18 @@ impl SimPeer {
     /// Bytes of the model's whole KV for each token.
     async fn bytes_per_token(&self) -> Result<f64, HandoffFailure> {
         let info = self.engine.info().await.map_err(|error| failure_of(&error))?;
-        Ok(info.kv.map_or(0.0, |kv| kv.layout.bytes_per_position() as f64))
+        Ok(info.kv.map_or(0.0, |kv| kv.bytes_per_token() as f64))
     }
 
     /// Puts chunks on the link as they are computed, so that the next one is computed while this one is sent.
     async fn forward(self: Arc<Self>, mut events: KvStream, bytes_per_token: f64, link: mpsc::Sender<InFlight>) {
-        let one_way = self.speed.round_trip / 2;
+        let one_way = self.wire.speed.round_trip / 2;
         while let Some(event) = events.next().await {
             let n_bytes = match &event {
                 Ok(KvEvent::Chunk(chunk)) => f64::from(chunk.n_positions()) * bytes_per_token,
                 _ => 0.0,
             };
-            let Transmission { begins_at, ends_at } = self.send(n_bytes);
+            let Transmission { begins_at, ends_at } = self.wire.send(n_bytes);
             let in_flight = InFlight { first_byte_at: begins_at + one_way, arrives_at: ends_at + one_way, event };
             if link.send(in_flight).await.is_err() {
                 return;

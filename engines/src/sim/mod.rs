@@ -9,6 +9,8 @@ mod cache;
 mod kv;
 pub mod link;
 mod loopback;
+mod machine;
+mod paced;
 mod text;
 mod vectors;
 mod wrapper;
@@ -31,6 +33,8 @@ use tokio::time::Instant;
 
 pub use self::abort::{ABORT_VARIABLE, SimAbort, SimWork};
 use self::cache::PrefixCache;
+pub use self::machine::SimMachine;
+pub use self::paced::PacedPuller;
 use self::text::{N_VOCAB, SimReply};
 pub use self::wrapper::{EngineWrapper, UnusedEngine};
 use crate::embed;
@@ -59,9 +63,11 @@ pub struct SimConfig {
     pub chunk_tokens: u32,
     /// Bytes of KV for each token, for handoffs; rounded to K and V of whole 2-byte values.
     pub kv_bytes_per_token: u32,
-    /// Bytes of KV for each token that chunks really carry, to save memory. A [simulated link](link) still takes the
-    /// time of `kv_bytes_per_token`; a real link refuses such chunks.
+    /// Bytes of KV for each token that chunks really carry, to save memory. A simulated link, [within one
+    /// process](link) or [between two](PacedPuller), still takes the time of `kv_bytes_per_token`.
     pub kv_bytes_carried: Option<u32>,
+    /// The name of the device, for people.
+    pub device: String,
     /// A fault for tests.
     pub abort: Option<SimAbort>,
 }
@@ -80,6 +86,7 @@ impl Default for SimConfig {
             chunk_tokens: 256,
             kv_bytes_per_token: 256,
             kv_bytes_carried: None,
+            device: "simulated".into(),
             abort: None,
         }
     }
@@ -173,7 +180,7 @@ impl Engine for SimEngine {
             embedding: Some(vectors::facts(config.n_ctx)),
             reranking: None,
             projector: None,
-            devices: vec!["simulated".into()],
+            devices: vec![config.device.clone()],
             role: Role::Both,
             fingerprint: Some(kv.fingerprint),
             kv: Some(kv),

@@ -14,6 +14,7 @@ mod backends;
 #[cfg(feature = "llama")]
 mod capture;
 pub mod demo;
+pub mod endpoint_process;
 #[cfg(feature = "llama")]
 mod engine;
 #[cfg(feature = "llama")]

@@ -32,13 +32,27 @@ impl NodeProcess {
         key: &str,
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<NodeProcess, CommandFailure> {
+        NodeProcess::start_at("127.0.0.1:0", key, args).await
+    }
+
+    /// The same at this address, to take the place of a node that has ended.
+    pub(crate) async fn start_at(
+        listen: &str,
+        key: &str,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<NodeProcess, CommandFailure> {
         // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
-        let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
+        let mut child = command(OsStr::new(listen), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
         let address =
             ready(&mut child).await?.ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
         let url = format!("http://{address}");
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
         Ok(NodeProcess { url, engine, child })
+    }
+
+    /// Kills it at once, as an unplugged machine ends, and waits for the end.
+    pub(crate) async fn unplug(mut self) -> Result<(), CommandFailure> {
+        Ok(self.child.kill().await?)
     }
 
     /// The process, unless it has ended.

@@ -17,6 +17,8 @@ pub(super) struct Banner<'a> {
     pub ollama: Option<SocketAddr>,
     /// The model that the commands name. `None` if no model is known yet.
     pub model: Option<&'a str>,
+    /// Other models that are served.
+    pub others: &'a [String],
     /// The engine of that model, if it is known.
     pub engine: Option<&'a NodeInfo>,
     /// True if requests must present an API key.
@@ -52,7 +54,7 @@ const COMPLETION: PasteLines = PasteLines {
 
 impl fmt::Display for Banner<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Banner { address, lan, ollama, model, engine, needs_key, chats } = *self;
+        let Banner { address, lan, ollama, model, others, engine, needs_key, chats } = *self;
         let base = format!("http://{}", reachable(address));
         let elsewhere = lan.map_or_else(String::new, |lan| {
             format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
@@ -61,6 +63,10 @@ impl fmt::Display for Banner<'_> {
         let (key, header) = match needs_key {
             true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
             false => ("none", ""),
+        };
+        let others = match others {
+            [] => String::new(),
+            _ => format!("Other models: {}\n", others.join(", ")),
         };
         let Some(model) = model else {
             return write!(
@@ -71,8 +77,8 @@ None has listed a model yet. When one answers, this lists its models:
 
   curl {base}/v1/models{header}
 
-Watch it in a browser: {base}/
-Stop with Ctrl-C."#
+{others}Stop with Ctrl-C.
+Watch it in a browser: {base}/"#
             );
         };
         let with = engine.map_or_else(String::new, |info| format!("\nwith {}", engine_line(info)));
@@ -101,8 +107,8 @@ Baton serves {model} at {base}/v1{elsewhere}{with}
 
   # Ollama's clients, with: export OLLAMA_HOST={ollama}
 {agents}
-Watch it in a browser: {base}/
-Stop with Ctrl-C."#
+{others}Stop with Ctrl-C.
+Watch it in a browser: {base}/"#
         )
     }
 }
@@ -123,7 +129,7 @@ mod tests {
 
     fn banner<'a>(address: &str, model: Option<&'a str>) -> Banner<'a> {
         let address = address.parse().unwrap();
-        Banner { address, lan: None, ollama: None, model, engine: None, needs_key: false, chats: true }
+        Banner { address, lan: None, ollama: None, model, others: &[], engine: None, needs_key: false, chats: true }
     }
 
     #[test]
@@ -136,7 +142,10 @@ mod tests {
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
         let agents = "ANTHROPIC_BASE_URL=http://127.0.0.1:8080 ANTHROPIC_AUTH_TOKEN=YOUR_KEY claude --model M\n";
         assert!(text.contains(agents) && text.contains("docs/clients.md"), "{text}");
-        assert!(text.contains("\nWatch it in a browser: http://127.0.0.1:8080/\n"), "{text}");
+        assert!(text.ends_with("\nWatch it in a browser: http://127.0.0.1:8080/"), "the link is the last line: {text}");
+        let others = ["A".to_owned(), "B".to_owned()];
+        let text = Banner { others: &others, ..banner("127.0.0.1:1", Some("M")) }.to_string();
+        assert!(text.contains("\nOther models: A, B\nStop with"), "{text}");
         let ollama = "127.0.0.1:11434".parse().ok();
         let text = Banner { ollama, ..banner("127.0.0.1:1", Some("M")) }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");

@@ -19,7 +19,27 @@ pub(super) struct EndpointArgs {
     api_key: Option<String>,
 }
 
+/// Why an endpoint gave no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct AskFailure {
+    /// Nothing answers at the address. Otherwise the endpoint is there and refuses.
+    pub(super) is_unreachable: bool,
+    message: String,
+}
+
+impl AskFailure {
+    fn refused(CommandFailure(message): CommandFailure) -> AskFailure {
+        AskFailure { is_unreachable: false, message }
+    }
+}
+
 impl EndpointArgs {
+    /// The endpoint at an address.
+    pub(super) fn at(endpoint: String, api_key: Option<String>) -> EndpointArgs {
+        EndpointArgs { endpoint, api_key }
+    }
+
     /// Returns the address as a URL. Errors: it is not one.
     pub(super) fn base(&self) -> Result<String, CommandFailure> {
         endpoint_url(&self.endpoint)
@@ -31,20 +51,27 @@ impl EndpointArgs {
         &self,
         deadline: Duration,
         prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
-    ) -> Result<Response, CommandFailure> {
-        let base = self.base()?;
+    ) -> Result<Response, AskFailure> {
+        let base = self.base().map_err(AskFailure::refused)?;
         // A redirect would send the key and the prompt to another server.
-        let client = reqwest::Client::builder().timeout(deadline).no_proxy().redirect(Policy::none()).build()?;
+        let client = reqwest::Client::builder().timeout(deadline).no_proxy().redirect(Policy::none()).build();
+        let client = client.map_err(|error| AskFailure::refused(error.into()))?;
         let mut request = prepare(&client, &base);
         if let Some(key) = &self.api_key {
             request = request.bearer_auth(key);
         }
-        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let response = request.send().await.map_err(|error| {
+            let CommandFailure(message) = self.unreachable(&error);
+            AskFailure { is_unreachable: true, message }
+        })?;
         match (response.status(), &self.api_key) {
             (StatusCode::UNAUTHORIZED, None) => {
-                Err(CommandFailure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY")))
+                let message = format!("{base} needs a key: give one with --api-key or BATON_API_KEY");
+                Err(AskFailure::refused(CommandFailure(message)))
             }
-            (StatusCode::UNAUTHORIZED, Some(_)) => Err(CommandFailure(format!("{base} does not know this key"))),
+            (StatusCode::UNAUTHORIZED, Some(_)) => {
+                Err(AskFailure::refused(CommandFailure(format!("{base} does not know this key"))))
+            }
             _ => Ok(response),
         }
     }
@@ -67,7 +94,7 @@ impl EndpointArgs {
 }
 
 /// The innermost cause, which is the system's message.
-fn root_cause(error: &reqwest::Error) -> String {
+pub(super) fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
         cause = inner;

@@ -5,6 +5,7 @@
 //! ```
 
 mod banner;
+mod chat;
 mod check_config;
 mod completions;
 mod config_file;
@@ -15,6 +16,7 @@ mod endpoint;
 mod engine_line;
 mod key;
 mod lan_address;
+mod lifeline;
 mod node;
 mod pair;
 mod plan;
@@ -82,6 +84,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Run one engine behind the node protocol, for a Baton on this or another machine.
     Node(Box<node::NodeArgs>),
+    /// Chat in the terminal with a running endpoint, or with one of its own.
+    Chat(chat::ChatArgs),
     /// Ask a running endpoint how it would serve a request, and why.
     Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
@@ -153,6 +157,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
+        Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
         Command::Pair(args) => run(pair::run(args)),

@@ -1,6 +1,5 @@
 //! `baton node`: serves one engine by the node protocol.
 
-use std::io::Read;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +19,12 @@ use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role, TLS_PROPERTY};
 use clap::{Args, ValueEnum};
+use rustix::process::Signal;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_line::engine_line;
-use super::terminal;
+use super::{lifeline, terminal};
 
 /// Characters of the host's name in an announcement. A name has 63 bytes at most.
 const MAX_HOST_CHARS: usize = 14;
@@ -111,7 +111,12 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
     let stop = CancellationToken::new();
     let is_child = args.child;
     if is_child {
-        tie_to_parent(&args.listen);
+        let socket = match &args.listen {
+            ListenAddress::Unix(path) => Some(path.clone()),
+            ListenAddress::Tcp(_) => None,
+        };
+        // Not TERM: destructors would race with the thread that computes.
+        lifeline::tie_to_parent(Signal::KILL, socket);
     }
     match start(args, &stop).await {
         Err(failure) => {
@@ -321,35 +326,6 @@ fn engine_options(args: EngineArgs, model: NodeModel) -> Result<EngineOptions, N
     });
     let chat_template = template.transpose()?;
     Ok(args.into_options(model.path, model.name, chat_template))
-}
-
-/// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's
-/// parent-death signal also reaches a child that is stopped or stuck.
-fn tie_to_parent(listen: &ListenAddress) {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
-        tracing::debug!(%error, "no parent-death signal; the pipe will do");
-    }
-    let socket = match listen {
-        ListenAddress::Unix(path) => Some(path.clone()),
-        ListenAddress::Tcp(_) => None,
-    };
-    let wait_for_end = move || {
-        let mut nothing = [0; 64];
-        // The parent never writes: any return but an interruption is its end.
-        while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
-        if let Some(socket) = socket {
-            // Best effort: whether it was there no longer matters.
-            let _ = std::fs::remove_file(socket);
-        }
-        // Not `exit`: its destructors would race with the thread that computes.
-        if rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).is_err() {
-            std::process::abort();
-        }
-    };
-    if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
-        tracing::warn!("the thread that watches the parent cannot start; this node may outlive its parent");
-    }
 }
 
 /// Standard output is the channel to the parent.

@@ -9,10 +9,11 @@ use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags
 use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
 use baton_schemas::counted::counted;
 use clap::Args;
+use rustix::process::Signal;
 
 use super::banner::Banner;
 use super::lan_address::lan_address;
-use super::{config_file, discover, terminal};
+use super::{config_file, discover, lifeline, terminal};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Clone, Args)]
@@ -22,6 +23,9 @@ pub(super) struct ServeArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     flags: ConfigFlags,
+    /// End when standard input does, for a command that starts an endpoint of its own
+    #[arg(long, hide = true)]
+    pub(super) child: bool,
 }
 
 impl ServeArgs {
@@ -60,6 +64,9 @@ fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
 
 /// Serves until a signal stops it.
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
+    if args.child {
+        lifeline::tie_to_parent(Signal::TERM, None);
+    }
     refuse_an_empty_variable()?;
     let config = args.check().map_err(config_file::print_mistakes)?;
     if let Some(remark) = args.remark() {
@@ -97,15 +104,12 @@ fn print_ready(ready: &ReadyEndpoint) {
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
     let ollama = addresses.get(1).copied();
-    let banner = Banner { address, lan, ollama, model, engine, needs_key: *needs_key, chats };
-    let mut text = banner.to_string();
     let others = models.get(1..).unwrap_or_default();
-    if !others.is_empty() {
-        text += &format!("\nOther models: {}", others.join(", "));
-    }
-    if let Some(discovery) = discovery {
-        text += &format!("\n{}", discover::lines(discovery));
-    }
+    let banner = Banner { address, lan, ollama, model, others, engine, needs_key: *needs_key, chats };
+    let text = match discovery {
+        Some(discovery) => format!("{}\n\n{banner}", discover::lines(discovery)),
+        None => banner.to_string(),
+    };
     if let Err(error) = terminal::print_line(text) {
         tracing::debug!(%error, "the ready message could not be written: standard output is closed");
     }

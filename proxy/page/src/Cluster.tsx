@@ -82,7 +82,7 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
       <p class="since">
         {isGone ? 'Gone' : LIFE[node.life]} for <span class="num">{age(now - node.life_since_ms)}</span>
         {node.address && <span class="address"> · {node.address.replace(/^https?:\/\//, '')}</span>}
-        {node.name === 'local' && ' · the endpoint\u2019s own machine'}
+        {node.own && ' · the endpoint\u2019s own machine'}
       </p>
       {node.reason && <p class={isGone ? 'why lost' : 'why'}>{isGone ? `Lost: ${node.reason}` : node.reason}</p>}
       {breaker && <p class="why">Requests are kept away: {barred(breaker.last_reason ?? '')}</p>}
@@ -93,8 +93,8 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
         {tasks.map((task) => (
           <span class={`tag ${task}`} key={task}>{task}</span>
         ))}
-        {shown.engine && <span class="tag">{shown.engine === 'sim' ? 'simulated' : shown.engine}</span>}
-        {shown.engine !== 'sim' && shown.devices?.map((device) => <span class="tag" key={device}>{device}</span>)}
+        {shown.engine && <span class={shown.simulated ? 'tag simulated' : 'tag'}>{shown.simulated ? 'simulated' : shown.engine}</span>}
+        {shown.devices?.filter((device) => device !== 'simulated').map((device) => <span class="tag" key={device}>{device}</span>)}
       </p>
       {shown.slots > 0 && (
         <>

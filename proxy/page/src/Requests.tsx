@@ -87,6 +87,7 @@ function Details({ request }: { request: Request }) {
       <p>
         <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : 'not planned yet'}
         {request.policy && <span class="muted"> (policy {request.policy})</span>}.
+        {request.simulated && ' The machines are simulated, and so are these times.'}
       </p>
       {handoff?.failure && (
         <p class="why lost">
@@ -174,6 +175,7 @@ const Row = memo(({ request }: { request: Request }) => {
         <span class="when num">{clock(request.at_ms)}</span>
         <span class="route">
           <strong>{route(request)}</strong>
+          {request.simulated && <span class="tag simulated">simulated</span>}
           <span class="reason">{request.handoff?.failure ? `fell back: ${request.handoff.failure}` : request.reason.replaceAll('_', ' ')}</span>
         </span>
         <Bar request={request} />

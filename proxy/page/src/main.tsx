@@ -12,7 +12,7 @@ import { connect, connectWhileVisible, useLive } from './live';
 import type { Connection } from './live';
 import { Plan } from './Plan';
 import { Requests } from './Requests';
-import type { State } from './state';
+import type { Model, State } from './state';
 import './style/base.css';
 import './style/cluster.css';
 import './style/requests.css';
@@ -126,6 +126,20 @@ function useModels(state: State, connection: Connection): string[] | null {
   return state.at_ms > 0 ? served : null;
 }
 
+/** Says on every view which figures are a simulation's. */
+function Simulated({ models }: { models: Model[] }) {
+  const nodes = models.flatMap((model) => model.nodes);
+  const names = [...new Set(nodes.filter((node) => node.simulated).map((node) => node.name))];
+  if (names.length === 0) return null;
+  const isAll = nodes.every((node) => node.simulated);
+  return (
+    <p class="notice simulated">
+      <strong>Simulated:</strong> {isAll ? 'all machines are' : `${names.join(', ')} ${names.length === 1 ? 'is' : 'are'}`} simulated, so the times
+      and rates {isAll ? 'on this page' : 'of their requests'} are a simulation’s. The endpoint is real.
+    </p>
+  );
+}
+
 function Overview({ state, theme }: { state: State; theme: string }) {
   return (
     <div class="overview">
@@ -193,6 +207,7 @@ function Page() {
       )}
       <main id="content" tabIndex={-1}>
         {isLocked && <Key refused={connection.refused} />}
+        {!isLocked && <Simulated models={state.models} />}
         {/* Hidden instead of taken away: another view must not end a reply or lose a text. */}
         <div hidden={view !== 'plan' || !mayAsk}>
           <Plan models={models} />

@@ -21,6 +21,10 @@ export interface NodeReport {
   barred?: string;
   address?: string;
   engine: string;
+  /** Its figures are a simulation's. */
+  simulated: boolean;
+  /** The endpoint itself started it. */
+  own: boolean;
   devices?: string[];
   model: string;
   n_ctx: number;
@@ -122,6 +126,8 @@ export interface Request {
   ttft_ms: number | null;
   e2e_ms: number;
   handoff: Handoff | null;
+  /** A node of its route is simulated, and so are its times. */
+  simulated?: boolean;
   outcome: Outcome | null;
   error?: string;
 }

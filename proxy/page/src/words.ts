@@ -23,7 +23,7 @@ export const OUTCOME: Record<Outcome, string> = {
 };
 
 /** Why a node or a pair of nodes is not used, or how it failed. */
-const BARS: Record<string, string> = {
+export const BARS: Record<string, string> = {
   unloaded: 'its model is not in memory',
   starting: 'it is still starting',
   draining: 'it is stopping and takes no new requests',
@@ -72,7 +72,7 @@ export function fallback(word: string): string {
   return word.replaceAll('_', ' ');
 }
 
-const REASONS: Record<string, string> = {
+export const REASONS: Record<string, string> = {
   faster: 'handed over, because that is predicted to be done first',
   not_worth_it: 'not handed over, because one machine alone is predicted to be as fast',
   only_route: 'there is one route',

@@ -83,6 +83,9 @@ pub struct RouteRecord {
     pub e2e_ms: f64,
     /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
+    /// True if a node of the route is simulated: then the times are.
+    #[serde(default)]
+    pub simulated: bool,
     /// How it ended; missing while it runs.
     pub outcome: Option<RequestOutcome>,
     /// Why it failed or was refused, in one word.
@@ -137,6 +140,7 @@ mod tests {
             ttft_ms: None,
             e2e_ms: 1.0,
             handoff: None,
+            simulated: false,
             outcome: Some(RequestOutcome::Done),
             error: None,
         };

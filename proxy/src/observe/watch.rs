@@ -63,6 +63,8 @@ pub struct PlannedRoute {
     pub prediction: Option<Prediction>,
     /// From the plan to the first token, predicted for the direct route, ms.
     pub direct_ttft_ms: Option<f64>,
+    /// True if a node of the route is simulated: then the times are.
+    pub simulated: bool,
 }
 
 /// A route that the request took, and when.
@@ -199,6 +201,7 @@ impl RequestWatch {
             prefill: None,
             prediction: None,
             direct_ttft_ms: None,
+            simulated: false,
         };
         self.taken = Some(TakenRoute { route, at: asked });
         self.publish();
@@ -319,6 +322,7 @@ impl RequestWatch {
             ttft_ms: taken.zip(self.first_token).map(|(taken, first)| millis(taken.at, first)),
             e2e_ms: millis(self.arrived, Instant::now()),
             handoff: self.handoff,
+            simulated: route.is_some_and(|route| route.simulated),
             outcome,
             error: self.error.map(|error| error.as_str().to_owned()),
         }

@@ -11,6 +11,7 @@ mod process;
 mod prompts;
 pub mod relay;
 mod sse;
+mod terminal;
 mod wait;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ pub use front::{Answer, ReloadableServer, said, upstream};
 pub use process::{BatonNode, BatonServer, Process, children_of, free_address, is_alive, read_all, resident_kib};
 pub use prompts::{PROMPTS, chat, long_prompt};
 pub use sse::{ChatText, SseReply, chunks};
+pub use terminal::Terminal;
 pub use wait::{eventually, eventually_async};
 
 /// The `baton` binary under test: Cargo puts it into the folder above that of the tests' binaries.

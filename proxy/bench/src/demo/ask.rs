@@ -13,9 +13,6 @@ pub(super) const MODEL: &str = "demo";
 /// A small model on a busy machine takes a minute at most.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Tokens of the reply: enough to compare two replies.
-const MAX_TOKENS: u32 = 24;
-
 /// The longest stream that is read; a normal one has a few kilobytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
@@ -30,6 +27,10 @@ pub(super) struct DemoReply {
     /// From sending the request to the end of the reply.
     pub(super) total_ms: f64,
     pub(super) n_prompt: u64,
+    /// Tokens of the prompt that a cache had.
+    pub(super) n_cached: u64,
+    /// Tokens of the reply.
+    pub(super) n_reply: u64,
     /// The handoff's report, if there was a handoff.
     pub(super) handoff: Option<DemoHandoff>,
 }
@@ -68,6 +69,15 @@ struct DemoDelta {
 #[derive(Deserialize)]
 struct DemoUsage {
     prompt_tokens: u64,
+    completion_tokens: u64,
+    #[serde(default)]
+    prompt_tokens_details: DemoPromptDetails,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DemoPromptDetails {
+    cached_tokens: u64,
 }
 
 #[derive(Deserialize)]
@@ -75,11 +85,11 @@ struct DemoTimings {
     handoff: Option<DemoHandoff>,
 }
 
-/// Sends a prompt and reads the reply to its end.
-pub(super) async fn ask(base: &str, prompt: &str) -> Result<DemoReply, CommandFailure> {
+/// Sends a prompt and reads the reply, of at most `max_tokens`, to its end.
+pub(super) async fn ask(base: &str, prompt: &str, max_tokens: u32) -> Result<DemoReply, CommandFailure> {
     let body = json!({
         "model": MODEL, "messages": [{ "role": "user", "content": prompt }], "temperature": 0,
-        "max_tokens": MAX_TOKENS, "stream": true, "stream_options": { "include_usage": true },
+        "max_tokens": max_tokens, "stream": true, "stream_options": { "include_usage": true },
     });
     let client = reqwest::Client::builder().no_proxy().build()?;
     let call = client.post(format!("{base}/v1/chat/completions")).json(&body);
@@ -128,6 +138,8 @@ impl DemoReply {
         }
         if let Some(usage) = chunk.usage {
             self.n_prompt = usage.prompt_tokens;
+            self.n_cached = usage.prompt_tokens_details.cached_tokens;
+            self.n_reply = usage.completion_tokens;
         }
         if let Some(handoff) = chunk.timings.and_then(|timings| timings.handoff) {
             self.handoff = Some(handoff);

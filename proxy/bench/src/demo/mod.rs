@@ -4,7 +4,8 @@
 //! prompt to an endpoint alone. No process outlives the command.
 
 mod ask;
-mod endpoint;
+mod serve;
+mod simulate;
 mod waterfall;
 
 use std::ffi::OsString;
@@ -16,7 +17,8 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use self::ask::ask;
-use self::endpoint::DemoEndpoint;
+use self::serve::serve;
+use self::simulate::SimulatedCluster;
 use crate::node_process::NodeProcess;
 use crate::prompts::TEXT;
 
@@ -32,20 +34,38 @@ pub struct DemoArgs {
     /// Compute threads of each node
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: u32,
+    /// Play on simulated machines instead, at published rates, in real time
+    #[arg(long, value_enum, value_name = "CLUSTER", conflicts_with_all = ["model", "words", "threads"])]
+    simulate: Option<SimulatedCluster>,
+    /// With --simulate: print the page's address, and do not open a browser
+    #[arg(long, requires = "simulate")]
+    no_open: bool,
+    /// With --simulate: end after the play, also on a terminal
+    #[arg(long, requires = "simulate")]
+    exit: bool,
 }
+
+/// Tokens of the reply: enough to compare two replies.
+const MAX_TOKENS: u32 = 24;
 
 /// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
 pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     tokio::select! {
-        shown = show(args) => shown,
+        // The play ends well if the signal comes after it.
+        biased;
+        shown = show(args, &stop) => shown,
         // Dropping the other branch kills its processes.
         () = stop.cancelled() => Err(CommandFailure("stopped".into())),
     }
 }
 
-async fn show(args: DemoArgs) -> Result<String, CommandFailure> {
+async fn show(args: DemoArgs, stop: &CancellationToken) -> Result<String, CommandFailure> {
+    if let Some(cluster) = args.simulate {
+        let options = simulate::PlayOptions { opens_page: !args.no_open, ends: args.exit };
+        return simulate::run(cluster, options, stop).await;
+    }
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let engine_args: Vec<OsString> =
         vec!["--model".into(), model.into(), "--threads".into(), args.threads.to_string().into()];
@@ -58,13 +78,13 @@ async fn show(args: DemoArgs) -> Result<String, CommandFailure> {
     let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
     // Between equal nodes a handoff gains nothing, so the default policy would not choose it.
     let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
-    let endpoint = DemoEndpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
+    let endpoint = serve(&key, engine_args.iter().cloned().chain(prefill), &[]).await?;
     eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);
-    let handed = ask(&endpoint.base, &prompt).await?;
+    let handed = ask(&endpoint.base, &prompt, MAX_TOKENS).await?;
     drop((endpoint, node));
 
     eprintln!("The same prompt goes to one node alone.");
-    let alone = DemoEndpoint::start(&key, engine_args).await?;
-    let direct = ask(&alone.base, &prompt).await?;
+    let alone = serve(&key, engine_args, &[]).await?;
+    let direct = ask(&alone.base, &prompt, MAX_TOKENS).await?;
     Ok(waterfall::draw(&handed, &direct))
 }

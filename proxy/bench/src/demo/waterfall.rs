@@ -8,12 +8,21 @@ use super::ask::{DemoHandoff, DemoReply};
 const WIDTH: usize = 42;
 
 /// A bar: its name, its start and end in milliseconds, and a note after its length.
-struct TimeBar {
-    name: &'static str,
-    from: f64,
-    to: f64,
-    note: String,
+pub(super) struct TimeBar {
+    pub(super) name: String,
+    pub(super) from: f64,
+    pub(super) to: f64,
+    pub(super) note: String,
 }
+
+/// What the two machines of a handoff are called.
+#[derive(Clone, Copy)]
+pub(super) struct PairNames {
+    pub(super) prefill: &'static str,
+    pub(super) decode: &'static str,
+}
+
+const NODES: PairNames = PairNames { prefill: "node A", decode: "node B" };
 
 /// Draws a prompt that was handed over, and the same prompt on one node.
 pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
@@ -26,7 +35,7 @@ pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
                 // Writing to a String cannot fail.
                 let _ = writeln!(out, "the handoff failed ({failure}); node B computed the rest");
             }
-            for bar in bars(handoff, handed.ttft_ms) {
+            for bar in bars(handoff, handed.ttft_ms, NODES) {
                 line(&mut out, scale, &bar);
             }
         }
@@ -49,29 +58,31 @@ pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
 
 /// The only bar of a request without a handoff.
 fn whole_prefill(reply: &DemoReply) -> TimeBar {
-    TimeBar { name: "prefill, first token", from: 0.0, to: reply.ttft_ms, note: String::new() }
+    TimeBar { name: "prefill, first token".into(), from: 0.0, to: reply.ttft_ms, note: String::new() }
 }
 
 /// The handoff's parts. Node B sends its request at 0. The endpoint's work before that takes a few milliseconds, and is
 /// shown with the first token's step.
-fn bars(handoff: &DemoHandoff, ttft_ms: f64) -> Vec<TimeBar> {
+pub(super) fn bars(handoff: &DemoHandoff, ttft_ms: f64, names: PairNames) -> Vec<TimeBar> {
     let DemoHandoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
     let prefilled = (total_ms - unhidden_ms).max(0.0);
     let began = (prefilled - prefill_ms).max(0.0);
     let hidden_from = (total_ms - transfer_ms).clamp(0.0, prefilled);
     let bytes = format!("{:.1} MB in all", handoff.n_bytes as f64 / 1e6);
-    let bar = |name, from, to, note: &str| TimeBar { name, from, to, note: note.to_owned() };
+    let PairNames { prefill, decode } = names;
+    let bar = |name: String, from, to, note: &str| TimeBar { name, from, to, note: note.to_owned() };
     vec![
-        bar("queue on node A", (began - queue_ms).max(0.0), began, ""),
-        bar("prefill on node A", began, prefilled, ""),
-        bar("transfer, hidden", hidden_from, prefilled, &bytes),
-        bar("transfer, un-hidden", prefilled, total_ms, ""),
-        bar("import on node B", (total_ms - import_ms).max(0.0), total_ms, "sum of chunks"),
-        bar("first token on node B", total_ms, ttft_ms, ""),
+        bar(format!("queue on {prefill}"), (began - queue_ms).max(0.0), began, ""),
+        bar(format!("prefill on {prefill}"), began, prefilled, ""),
+        bar("transfer, hidden".into(), hidden_from, prefilled, &bytes),
+        bar("transfer, un-hidden".into(), prefilled, total_ms, ""),
+        bar(format!("import on {decode}"), (total_ms - import_ms).max(0.0), total_ms, "sum of chunks"),
+        bar(format!("first token on {decode}"), total_ms, ttft_ms, ""),
     ]
 }
 
-fn line(out: &mut String, scale: f64, bar: &TimeBar) {
+/// Draws a bar of an axis that is `scale` milliseconds long.
+pub(super) fn line(out: &mut String, scale: f64, bar: &TimeBar) {
     let column = |ms: f64| ((ms / scale * WIDTH as f64).round().max(0.0) as usize).min(WIDTH);
     let from = column(bar.from).min(WIDTH - 1);
     let to = column(bar.to);
@@ -109,7 +120,7 @@ mod tests {
             total_ms: 4_150.0,
             failure: None,
         };
-        let bars = bars(&handoff, 4_200.0);
+        let bars = bars(&handoff, 4_200.0, NODES);
         let find = |name| bars.iter().find(|bar| bar.name == name).unwrap();
         assert_eq!((find("prefill on node A").from, find("prefill on node A").to), (50.0, 4_050.0));
         assert_eq!((find("transfer, hidden").from, find("transfer, hidden").to), (1_150.0, 4_050.0));

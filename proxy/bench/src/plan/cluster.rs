@@ -68,7 +68,7 @@ impl ClusterSpec {
 }
 
 /// A link with this rate in gigabits per second.
-pub(super) fn link(gbps: f64) -> LinkSpeed {
+pub(crate) fn link(gbps: f64) -> LinkSpeed {
     LinkSpeed { bytes_per_second: gbps * 1e9 / 8.0, round_trip: Duration::from_micros(300) }
 }
 

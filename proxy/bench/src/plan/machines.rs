@@ -8,14 +8,14 @@
 const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
 
 /// KV of one token: 32 layers, K and V, 8 heads of 128 values of 2 bytes.
-pub(super) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
+pub(crate) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
 
 /// The share of the bandwidth that a decode step uses. Published decode times give 0.79 for the M3 Ultra and 0.82 for the
 /// DGX Spark.
 const USABLE: f64 = 0.8;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct MachineSpec {
+pub(crate) struct MachineSpec {
     /// The name in tables.
     pub name: &'static str,
     /// Prompt tokens per second.
@@ -25,23 +25,23 @@ pub(super) struct MachineSpec {
 }
 
 /// 5,570 tokens/s published; 231–234 GB/s measured.
-pub(super) const DGX_SPARK: MachineSpec = MachineSpec { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
+pub(crate) const DGX_SPARK: MachineSpec = MachineSpec { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
 
 /// 1,470 tokens/s and 819 GB/s published.
-pub(super) const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
+pub(crate) const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
 
 /// 546 GB/s published. Its prefill rate is an assumption: half of the M3 Ultra's, as it has half the GPU cores.
-pub(super) const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
+pub(crate) const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
 
 impl MachineSpec {
     /// Tokens per second of one stream alone, with this much context.
-    pub(super) fn decode_tps(&self, n_context: u32) -> f64 {
+    pub(crate) fn decode_tps(&self, n_context: u32) -> f64 {
         USABLE * self.bandwidth / (WEIGHT_BYTES + kv_bytes(n_context))
     }
 }
 
 /// The share by which one more stream lengthens a decode step: its KV ÷ the bytes that one stream reads.
-pub(super) fn sharing_cost(n_context: u32) -> f64 {
+pub(crate) fn sharing_cost(n_context: u32) -> f64 {
     kv_bytes(n_context) / (WEIGHT_BYTES + kv_bytes(n_context))
 }
 

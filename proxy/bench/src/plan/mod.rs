@@ -5,11 +5,11 @@
 
 mod bursts;
 mod chart;
-mod cluster;
+pub(crate) mod cluster;
 mod drift;
 mod grading;
 mod grid;
-mod machines;
+pub(crate) mod machines;
 mod published;
 mod real;
 mod report;

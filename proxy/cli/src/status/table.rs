@@ -35,6 +35,9 @@ pub(super) fn render(state: &EndpointState) -> String {
     for model in &state.models {
         let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
         let _ = write!(out, "\nMODEL {}  policy {}", clean(name), model.policy);
+        if model.nodes.iter().any(|node| node.simulated) {
+            out += "  simulated machines: so are the figures";
+        }
         if model.prediction_error > 0.0 {
             let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
         }
@@ -300,6 +303,7 @@ mod tests {
             ttft_ms: Some(1_600.0),
             e2e_ms: 2_000.0,
             handoff: None,
+            simulated: false,
             outcome: Some(RequestOutcome::Done),
             error: None,
         };

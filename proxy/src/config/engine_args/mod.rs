@@ -10,7 +10,7 @@ use baton_engines::options::{
     parse_override,
 };
 use baton_engines::registry::{EngineKind, EngineOptions};
-use baton_engines::sim::{ABORT_VARIABLE, SimAbort};
+use baton_engines::sim::{ABORT_VARIABLE, SimAbort, SimMachine};
 use baton_schemas::kv::Codec;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -162,6 +162,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "WORK:TEXT", hide = true, env = ABORT_VARIABLE, value_parser = SimAbort::parse)]
     #[serde(skip)]
     pub sim_abort: Option<SimAbort>,
+    /// Simulator: a machine whose speeds and link it has, for `baton demo --simulate`
+    #[arg(long, value_name = "JSON", hide = true, value_parser = SimMachine::parse)]
+    #[serde(skip)]
+    pub sim_machine: Option<SimMachine>,
 }
 
 /// A value that is one of some words, each with a description for the long help.
@@ -335,7 +339,7 @@ impl EngineArgs {
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
         let overrides = self.override_tensor.as_ref().filter(|all| !all.is_empty());
-        let options: [(&str, Option<OsString>); 38] = [
+        let options: [(&str, Option<OsString>); 39] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -374,6 +378,7 @@ impl EngineArgs {
             ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
             ("--sim-abort", self.sim_abort.as_ref().map(|fault| fault.to_value().into())),
+            ("--sim-machine", self.sim_machine.as_ref().map(|machine| machine.to_value().into())),
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
     }
@@ -435,6 +440,7 @@ impl EngineArgs {
             sim_prefill_tps,
             sim_decode_tps,
             sim_abort,
+            sim_machine,
         } = self;
         EngineOptions {
             kind: engine.unwrap_or_default(),
@@ -461,6 +467,7 @@ impl EngineArgs {
             sim_prefill_tps,
             sim_decode_tps,
             sim_abort,
+            sim_machine,
         }
     }
 }

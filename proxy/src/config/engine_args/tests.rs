@@ -53,6 +53,11 @@ fn every_option_reaches_the_child() {
         sim_prefill_tps: Some(9.5),
         sim_decode_tps: Some(10.25),
         sim_abort: Some(SimAbort { during: SimWork::Prefill, text: "a:b c".into() }),
+        sim_machine: SimMachine::parse(
+            r#"{"name":"a b","prefill_tps":1.5,"decode_tps":2,"decode_sharing_cost":0,"kv_bytes_per_token":4,
+                "link_bytes_per_second":1e9,"link_round_trip_ms":0.3}"#,
+        )
+        .ok(),
     };
     let args = std::iter::once("baton".into()).chain(all.to_args());
     assert_eq!(EngineFlags::parse_from(args).engine, all);

@@ -1,5 +1,6 @@
 //! Nodes.
 
+use baton_engines::registry::EngineKind;
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use schemars::JsonSchema;
@@ -36,6 +37,12 @@ pub struct NodeReport {
     pub address: Option<String>,
     /// `llama` or `sim`.
     pub engine: String,
+    /// True if the engine is a simulator: its figures are those of a simulation.
+    #[serde(default)]
+    pub simulated: bool,
+    /// True for an engine that the endpoint itself started.
+    #[serde(default)]
+    pub own: bool,
     /// The devices that compute, as the engine names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
@@ -95,6 +102,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     };
     let of_info = status.running().map(|info| NodeReport {
         engine: info.engine.clone(),
+        simulated: EngineKind::is_simulated(&info.engine),
         devices: info.devices.clone(),
         model: info.model.clone(),
         n_ctx: info.n_ctx,
@@ -107,6 +115,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     NodeReport {
         name: node.name.clone(),
         task,
+        own: node.url.is_none(),
         state,
         reason: (state != NodeState::Ready).then_some(status.words),
         state_since_ms: unix_ms(status.since),

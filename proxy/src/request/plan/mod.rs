@@ -243,6 +243,7 @@ impl Plan {
             reason: self.reason,
             prediction: self.prediction,
             direct_ttft_ms: self.direct_ttft_ms,
+            simulated: self.decode().is_simulated() || self.prefill().is_some_and(|node| node.is_simulated()),
         }
     }
 

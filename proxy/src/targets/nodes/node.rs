@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use baton_engines::registry::EngineKind;
 use baton_engines::remote::NodePaths;
 use baton_engines::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
@@ -11,7 +12,7 @@ use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
+use baton_schemas::node::{KvIdentity, NodeInfo, NodeLoad, Phase};
 use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 
@@ -158,6 +159,11 @@ impl Node {
         self.health.last_info()
     }
 
+    /// Returns true if its engine is a simulator, as far as it is known.
+    pub fn is_simulated(&self) -> bool {
+        self.last_info().is_some_and(|info| EngineKind::is_simulated(&info.engine))
+    }
+
     /// The number of its process, as far as it is known.
     pub fn process(&self) -> u64 {
         self.last_info().map_or(0, |info| info.process)
@@ -257,7 +263,7 @@ impl Node {
                 decode: known(learned.rates.decode, load.decode_tps),
             },
             kv_bytes_per_token: info
-                .and_then(|info| info.kv.as_ref().map(|kv| kv.layout.bytes_per_position()))
+                .and_then(|info| info.kv.as_ref().map(KvIdentity::bytes_per_token))
                 .and_then(|n| u32::try_from(n).ok()),
         }
     }

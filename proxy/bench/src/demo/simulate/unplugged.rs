@@ -1,0 +1,81 @@
+//! A machine is unplugged while it works, and plugged in again. Requests go on.
+
+use std::time::Duration;
+
+use baton_proxy::observe::snapshot::EndpointState;
+use baton_proxy::serve::CommandFailure;
+
+use super::super::ask::{DemoReply, ask};
+use super::cluster::{MachineIndex, RunningCluster, SimulatedCluster, text};
+use super::said::{NAMES, say, waterfall};
+
+/// A prompt that the Spark computes for 1.5 s.
+const N_PROMPT: usize = 8_170;
+const N_REPLY: u32 = 32;
+
+/// A reply that is decoded for more than a second.
+const N_LONG_REPLY: u32 = 64;
+
+/// How long the Spark works on the prompt before it is unplugged.
+const WORK: Duration = Duration::from_millis(600);
+
+/// Tokens of the reply before the Mac is unplugged.
+const N_BEFORE: u32 = 8;
+
+pub(super) async fn play(cluster: &mut RunningCluster) -> Result<(), CommandFailure> {
+    let machine = match cluster.shape {
+        SimulatedCluster::SparkMac => spark_leaves(cluster).await?,
+        SimulatedCluster::TwoSparksTwoMacs => mac_leaves(cluster).await?,
+    };
+    let away = ask(&cluster.endpoint.base, &text("While it is away", N_PROMPT), N_REPLY).await?;
+    show("Without it", &away)?;
+    cluster.plug_in(machine).await?;
+    cluster.well().await?;
+    say("\nIt is plugged in again, and ready.")?;
+    let back = ask(&cluster.endpoint.base, &text("When it is back", N_PROMPT), N_REPLY).await?;
+    show("With it", &back)
+}
+
+/// The Spark leaves in the middle of a prefill: the Mac keeps what has come and computes the rest.
+async fn spark_leaves(cluster: &mut RunningCluster) -> Result<MachineIndex, CommandFailure> {
+    say("\n3. The Spark is unplugged while it computes a prompt")?;
+    let base = cluster.endpoint.base.clone();
+    let prompt = text("Unplugged", N_PROMPT);
+    let spark = MachineIndex::Spark(0);
+    let unplug = async {
+        tokio::time::sleep(WORK).await;
+        cluster.machine(spark).unplug().await
+    };
+    let (reply, ()) = tokio::try_join!(ask(&base, &prompt, N_REPLY), unplug)?;
+    show("The request during which it left", &reply)?;
+    Ok(spark)
+}
+
+/// The Mac leaves in the middle of a reply: the other one continues it.
+async fn mac_leaves(cluster: &mut RunningCluster) -> Result<MachineIndex, CommandFailure> {
+    say("\n3. A Mac is unplugged while it generates a reply")?;
+    let base = cluster.endpoint.base.clone();
+    let prompt = text("Unplugged", N_PROMPT);
+    let unplug = async {
+        let is_generating = |state: &EndpointState| generating(state).is_some();
+        cluster.until("the reply does not begin", is_generating).await?;
+        let decode = generating(&cluster.state().await?).unwrap_or_default();
+        let at = (0..cluster.macs.len()).find(|at| decode == format!("decode-{}", at + 1)).unwrap_or_default();
+        let mac = MachineIndex::Mac(at);
+        cluster.machine(mac).unplug().await?;
+        Ok::<_, CommandFailure>(mac)
+    };
+    let (reply, mac) = tokio::try_join!(ask(&base, &prompt, N_LONG_REPLY), unplug)?;
+    show("The request during which it left, continued on the other Mac", &reply)?;
+    Ok(mac)
+}
+
+/// The node whose reply has begun.
+fn generating(state: &EndpointState) -> Option<String> {
+    let begun = state.running.iter().find(|request| request.n_completion >= N_BEFORE)?;
+    Some(begun.decode.clone())
+}
+
+fn show(heading: &str, reply: &DemoReply) -> Result<(), CommandFailure> {
+    Ok(say(&waterfall(heading, reply, reply.total_ms, NAMES.decode))?)
+}

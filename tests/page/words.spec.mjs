@@ -1,0 +1,31 @@
+// The page has a sentence for each of the endpoint's words, and for no other: they are compared with the enums' sources.
+import { readFile } from 'node:fs/promises';
+import { expect, test } from '@playwright/test';
+import { BARS, LIFE, OUTCOME, REASONS } from '../../proxy/page/src/words.ts';
+
+/** The words of an enum: those that its `as_str` gives. */
+async function words(path, name) {
+  const source = await readFile(new URL(`../../${path}`, import.meta.url), 'utf8');
+  const all = [...source.matchAll(new RegExp(`${name}::\\w+ => "(\\w+)"`, 'g'))].map((match) => match[1]);
+  expect(all.length, `${name} in ${path}`).toBeGreaterThan(0);
+  return all;
+}
+
+const REASON = 'proxy/planner/src/reason.rs';
+
+test('every word of a state, an outcome, a bar and a reason has a sentence', async () => {
+  const sorted = (all) => [...new Set(all)].sort();
+  expect(sorted(Object.keys(LIFE))).toEqual(sorted(await words('proxy/src/targets/nodes/node_state.rs', 'NodeState')));
+  expect(sorted(Object.keys(OUTCOME))).toEqual(sorted(await words('proxy/src/observe/journal.rs', 'RequestOutcome')));
+  expect(sorted(Object.keys(REASONS))).toEqual(sorted(await words(REASON, 'RouteReason')));
+  const bars = await Promise.all([
+    words(REASON, 'BarReason'),
+    words(REASON, 'FailureReason'),
+    words('schemas/src/handoff.rs', 'HandoffFailure'),
+    words('proxy/src/targets/nodes/fallbacks.rs', 'FallbackReason'),
+  ]);
+  // A prefill server of an upstream has failures of its own; the page shows this one's word.
+  const upstream = (await words('engines/src/upstream/failure.rs', 'PrefillFailure')).filter((word) => word in BARS);
+  expect(upstream).toContain('prefill_failed');
+  expect(sorted(Object.keys(BARS))).toEqual(sorted([...bars.flat(), ...upstream]));
+});
