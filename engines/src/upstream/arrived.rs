@@ -57,6 +57,6 @@ impl UpstreamKind {
     /// The error that a refused call becomes.
     #[doc(hidden)]
     pub fn read_refusal(self, status: u16, headers: &HeaderMap, body: &[u8]) -> UpstreamError {
-        refusal::of_status(status, headers, body)
+        refusal::of_status(status, headers, body, "chat/completions")
     }
 }

@@ -41,6 +41,15 @@ pub(super) enum ApiPath {
     Root(&'static str),
 }
 
+impl ApiPath {
+    /// The path alone.
+    pub(super) fn route(self) -> &'static str {
+        match self {
+            ApiPath::Api(route) | ApiPath::Root(route) => route,
+        }
+    }
+}
+
 /// How a reply is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyDelivery {

@@ -106,29 +106,22 @@ impl Upstream {
 
     /// The names of the models that it lists. The list may be empty.
     pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
-        let path = self.server.path(self.protocol.models_path());
-        let call = Call { method: Method::GET, path, headers: self.headers.clone(), body: Bytes::new() };
-        let list = in_time(LIST_TIMEOUT, whole(&self.server, &call, MAX_WHOLE_BYTES)).await?;
+        let path = self.protocol.models_path();
+        let list = in_time(LIST_TIMEOUT, self.get(path, None, self.headers.clone())).await?;
         Ok(self.protocol.model_names(&list))
     }
 
     /// The upstream's description of a model. Empty for a kind that describes none.
     pub async fn model_info(&self, model: &str, request_id: &str) -> Result<UpstreamModelInfo, UpstreamError> {
-        let path = match self.protocol.model_info_call(model) {
-            None => return Ok(UpstreamModelInfo::default()),
-            Some(ModelInfoCall::Get(path)) => self.server.path(path),
-            Some(ModelInfoCall::GetModel(path, model)) => {
-                let query = form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
-                format!("{}?{query}", self.server.path(path))
-            }
-            Some(ModelInfoCall::Post(call)) => {
-                let reply = in_time(LIST_TIMEOUT, self.ask(call, request_id, MAX_WHOLE_BYTES)).await?;
-                return Ok(self.protocol.read_model_info(model, &reply));
+        let Some(call) = self.protocol.model_info_call(model) else { return Ok(UpstreamModelInfo::default()) };
+        let reply = async {
+            match call {
+                ModelInfoCall::Get(path) => self.get(path, None, self.headers(request_id)).await,
+                ModelInfoCall::GetModel(path, model) => self.get(path, Some(model), self.headers(request_id)).await,
+                ModelInfoCall::Post(call) => self.ask(call, request_id, MAX_WHOLE_BYTES).await,
             }
         };
-        let call = Call { method: Method::GET, path, headers: self.headers(request_id), body: Bytes::new() };
-        let reply = in_time(LIST_TIMEOUT, whole(&self.server, &call, MAX_WHOLE_BYTES)).await?;
-        Ok(self.protocol.read_model_info(model, &reply))
+        Ok(self.protocol.read_model_info(model, &in_time(LIST_TIMEOUT, reply).await?))
     }
 
     /// Prepares the call for one choice. Sends nothing. Errors: the upstream does not take this request.
@@ -153,12 +146,13 @@ impl Upstream {
         let first_due = Instant::now() + first;
         let reader = self.protocol.delta_reader(&call);
         let form = call.form;
+        let route = call.path.route();
         let reply = async {
             let call = self.post(&self.server, call, request_id).await?;
             self.server.connections.send(&call).await
         };
         let reply = timeout_at(first_due, reply).await.map_err(|_| UpstreamError::late())??;
-        let reply = accepted(reply).await?;
+        let reply = accepted(reply, route).await?;
         let framing = match self.protocol.framing() {
             Framing::ServerSentEvents if form_of(&reply.headers, form) == ReplyDelivery::Whole => Framing::Whole,
             framing => framing,
@@ -253,6 +247,17 @@ impl Upstream {
         headers
     }
 
+    /// The reply to a GET request, with the parameter `model` if there is one.
+    async fn get(&self, path: ApiPath, model: Option<&str>, headers: HeaderMap) -> Result<Value, UpstreamError> {
+        let mut target = self.server.path(path);
+        if let Some(model) = model {
+            let query = form_urlencoded::Serializer::new(String::new()).append_pair("model", model).finish();
+            target = format!("{target}?{query}");
+        }
+        let call = Call { method: Method::GET, path: target, headers, body: Bytes::new() };
+        whole(&self.server, &call, MAX_WHOLE_BYTES, path.route()).await
+    }
+
     async fn post(&self, server: &ApiServer, call: ApiCall, request_id: &str) -> Result<Call, UpstreamError> {
         let mut headers = self.headers(request_id);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -264,8 +269,9 @@ impl Upstream {
     /// Sends a call whose reply comes in one piece.
     async fn ask(&self, call: ApiCall, request_id: &str, max_bytes: usize) -> Result<Value, UpstreamError> {
         let reply = async {
+            let route = call.path.route();
             let call = self.post(&self.server, call, request_id).await?;
-            whole(&self.server, &call, max_bytes).await
+            whole(&self.server, &call, max_bytes, route).await
         };
         in_time(self.settings.deadlines.first, reply).await
     }
@@ -277,8 +283,9 @@ impl Upstream {
         let turn = self.next_prefill.fetch_add(1, Ordering::Relaxed);
         let server = servers.get(turn.checked_rem(servers.len())?)?;
         let reply = async {
+            let route = call.path.route();
             let call = self.post(server, (steps.call)(call), request_id).await?;
-            whole(server, &call, MAX_WHOLE_BYTES).await
+            whole(server, &call, MAX_WHOLE_BYTES, route).await
         };
         let outcome = timeout_at(due, reply).await;
         Some(match outcome.unwrap_or_else(|_| Err(UpstreamError::late())) {
@@ -319,9 +326,9 @@ impl ApiServer {
     }
 }
 
-/// A reply in one piece.
-async fn whole(server: &ApiServer, call: &Call, max_bytes: usize) -> Result<Value, UpstreamError> {
-    let body = bounded(accepted(server.connections.send(call).await?).await?, max_bytes).await?;
+/// A reply of `route` in one piece.
+async fn whole(server: &ApiServer, call: &Call, max_bytes: usize, route: &'static str) -> Result<Value, UpstreamError> {
+    let body = bounded(accepted(server.connections.send(call).await?, route).await?, max_bytes).await?;
     long_json::parsed(body, parsed).await.map_err(UpstreamError::malformed)?
 }
 
@@ -349,15 +356,15 @@ fn read_to_its_end(mut deltas: TextStream) -> TextStream {
     ReceiverStream::new(receiver).boxed()
 }
 
-/// A successful reply, or the upstream's error.
-async fn accepted(reply: Reply) -> Result<Reply, UpstreamError> {
+/// A successful reply of `route`, or the upstream's error.
+async fn accepted(reply: Reply, route: &'static str) -> Result<Reply, UpstreamError> {
     if reply.status.is_success() {
         return Ok(reply);
     }
     let status = reply.status.as_u16();
     let headers = reply.headers.clone();
     let body = timeout(ERROR_TIMEOUT, bounded(reply, MAX_WHOLE_BYTES)).await;
-    Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
+    Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default(), route))
 }
 
 /// The form in which a reply comes: as its head says, otherwise as it was requested.

@@ -15,6 +15,12 @@ pub enum UpstreamError {
         /// The field, by its name in OpenAI's dialect.
         field: &'static str,
     },
+    /// The upstream's API has no such route.
+    #[error("the upstream has no route {route}")]
+    NoRoute {
+        /// The route below its API's address or the server's root.
+        route: &'static str,
+    },
     /// The request is wrong: sending it again, here or to another upstream, fails the same way.
     #[error(transparent)]
     Refused(EngineError),
@@ -39,6 +45,7 @@ impl UpstreamError {
     pub fn as_str(&self) -> &'static str {
         match self {
             UpstreamError::Unsupported { .. } => "unsupported",
+            UpstreamError::NoRoute { .. } => "no_route",
             UpstreamError::Refused(_) => "refused",
             UpstreamError::Busy { .. } => "busy",
             UpstreamError::Failed { failure, .. } => failure.as_str(),
@@ -68,6 +75,8 @@ pub enum UpstreamFailure {
     TimedOut,
     /// The reply ended before it was complete.
     CutShort,
+    /// The upstream ended a reply that it had begun, because it lost what computed it.
+    Interrupted,
     /// The reply cannot be read.
     Malformed,
     /// The upstream answered with a redirect, which is not followed.
@@ -87,6 +96,7 @@ impl UpstreamFailure {
             UpstreamFailure::Unreachable => "unreachable",
             UpstreamFailure::TimedOut => "timed_out",
             UpstreamFailure::CutShort => "cut_short",
+            UpstreamFailure::Interrupted => "interrupted",
             UpstreamFailure::Malformed => "malformed",
             UpstreamFailure::Redirected => "redirected",
             UpstreamFailure::Unauthorized => "unauthorized",

@@ -19,8 +19,8 @@ const MAX_FIELDS: usize = 3;
 /// The longest wait that a header may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 
-/// The error of a reply whose status is no success. `body` may hold anything.
-pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> UpstreamError {
+/// The error of a reply of `route` whose status is no success. `body` may hold anything.
+pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8], route: &'static str) -> UpstreamError {
     let envelope = Envelope::read(body);
     let detail = || format!("HTTP {status}: {}", envelope.message);
     match status {
@@ -30,8 +30,10 @@ pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> Upstre
         ),
         // The key is wrong or out of credit: the client cannot change that.
         401..=403 => UpstreamError::failed(UpstreamFailure::Unauthorized, detail()),
+        405 => UpstreamError::NoRoute { route },
+        404 if envelope.is_about_route => UpstreamError::NoRoute { route },
         // The model is configured here, so the upstream lacks it.
-        404 | 405 => UpstreamError::failed(UpstreamFailure::ModelMissing, detail()),
+        404 => UpstreamError::failed(UpstreamFailure::ModelMissing, detail()),
         408 => UpstreamError::failed(UpstreamFailure::ServerError, detail()),
         429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
         400..=499 => UpstreamError::Refused(envelope.refusal()),
@@ -61,6 +63,8 @@ struct Envelope {
     code: Option<u64>,
     /// The request does not fit the context.
     is_overflow: bool,
+    /// Behind a 404: the route is missing, and not the model.
+    is_about_route: bool,
     /// Tokens of the prompt and of the context, if the upstream reports both.
     counts: Option<(u32, u32)>,
 }
@@ -82,6 +86,7 @@ impl Envelope {
         Envelope {
             message: message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect(),
             code: field("code").and_then(Value::as_u64),
+            is_about_route: words.is_none_or(says_no_route),
             is_overflow: is_named || counts.is_some() || says_overflow(&message),
             counts,
         }
@@ -144,6 +149,15 @@ fn says_overflow(message: &str) -> bool {
     names_context && ["exceed", "maximum", "too long", "too large"].iter().any(|words| message.contains(words))
 }
 
+/// Returns true if the message of a 404 says that there is no such route: FastAPI's ("Not Found"), llama-server's ("File Not
+/// Found"), Go's and OpenAI's. Those for a missing model name the model. As with an overflow, the words decide at the edge.
+fn says_no_route(message: &str) -> bool {
+    let message = message.trim().trim_end_matches('.').to_lowercase();
+    ["not found", "file not found", "page not found", "404 page not found", "route not found"]
+        .contains(&message.as_str())
+        || message.starts_with("invalid url")
+}
+
 /// The time to wait, which the header gives in seconds or as a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let milliseconds = headers.get("retry-after-ms").and_then(|value| value.to_str().ok()?.trim().parse().ok());
@@ -168,7 +182,7 @@ mod tests {
     use super::*;
 
     fn of(status: u16, body: &str) -> UpstreamError {
-        of_status(status, &HeaderMap::new(), body.as_bytes())
+        of_status(status, &HeaderMap::new(), body.as_bytes(), "embeddings")
     }
 
     #[test]
@@ -231,7 +245,8 @@ mod tests {
         for (status, expected) in [
             (301, "redirected"),
             (401, "unauthorized"),
-            (404, "model_missing"),
+            (404, "no_route"),
+            (405, "no_route"),
             (413, "refused"),
             (429, "busy"),
             (500, "server_error"),
@@ -241,6 +256,26 @@ mod tests {
         }
         assert!(matches!(in_stream(br#"{"error":{"code":400,"message":"x"}}"#), UpstreamError::Refused(_)));
         assert!(matches!(in_stream(br#"{"error":{"code":"x"}}"#), UpstreamError::Failed { .. }));
+    }
+
+    #[test]
+    fn a_missing_route_is_told_from_a_missing_model() {
+        for route in [
+            "",
+            "404 page not found",
+            "<html>",
+            r#"{"detail":"Not Found"}"#,
+            r#"{"error":{"message":"File Not Found"}}"#,
+        ] {
+            assert_eq!(of(404, route), UpstreamError::NoRoute { route: "embeddings" }, "{route}");
+        }
+        for model in [
+            r#"{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}"#,
+            r#"{"error":"model 'x' not found"}"#,
+            r#"{"message":"No endpoints found for x"}"#,
+        ] {
+            assert_eq!(of(404, model).as_str(), "model_missing", "{model}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use baton_schemas::EngineError;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::{Map, Value, json};
 
+use super::openai::dialect::OpenAiQuirks;
 use super::protocol::{PrefillSteps, Protocol};
 use super::tokens::{chat_prompt, no_pieces};
 use super::{
@@ -41,6 +42,10 @@ impl Protocol for Vllm {
             UpstreamField::ChatTemplateKwargs,
             UpstreamField::StreamOptions,
         ]
+    }
+
+    fn quirks(&self) -> OpenAiQuirks {
+        OpenAiQuirks { forced_needs_strict: true, ..OpenAiQuirks::default() }
     }
 
     fn prefill_steps(&self) -> Option<PrefillSteps> {

@@ -59,6 +59,48 @@ async fn a_reply_that_breaks_off_is_never_a_success() {
     }
 }
 
+/// A front end of many workers reports a lost one as an error with the code of a busy server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_lost_while_it_replies_is_not_told_as_busy() {
+    let lost = json!({ "error": { "code": 503, "message": "no instances" } });
+    let mock = Mock::start(move |_, _| vec![head(), text("begun"), event(&lost)]).await;
+    let front = ReloadableServer::start(&one(&mock.url, ""));
+    for _ in 0..2 {
+        let streamed = front.chat(json!({ "stream": true })).await;
+        assert!(streamed.text.contains("begun") && streamed.text.contains("lost what computed"), "{streamed:?}");
+    }
+    assert_eq!(mock.n_asked(), 2, "the front end and its other workers are well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_route_that_an_upstream_lacks_is_named() {
+    let mock = Mock::start(|_, asked| match asked.path.ends_with("/embeddings") {
+        true => whole(404, "", &json!({ "detail": "Not Found" })),
+        false => says("well"),
+    })
+    .await;
+    let front = ReloadableServer::start(&one(&mock.url, ""));
+    let answer = front.post("/v1/embeddings", &json!({ "model": "m", "input": "x" })).await;
+    assert!(answer.status == 501 && answer.text.contains("embeddings, since"), "{answer:?}");
+    assert_eq!(front.chat(json!({})).await.content(), "well");
+}
+
+/// As a front end whose workers are all gone, which then lists nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_of_an_upstream_that_lists_none_any_more_are_unavailable_and_not_unknown() {
+    let mock = Mock::listing(&["theirs"], |_, _| whole(500, "", &json!({}))).await;
+    let front = ReloadableServer::start(&one(&mock.url, "models = {}"));
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    mock.list(&[]);
+    let n_before = mock.log.n_lists.load(Ordering::SeqCst);
+    // A failure causes a probe, which finds no models.
+    for _ in 0..2 {
+        let answer = front.chat(json!({ "model": "theirs" })).await;
+        assert_eq!((answer.status, answer.retry_after.is_some()), (503, true), "{answer:?}");
+        eventually_async("a probe", async || mock.log.n_lists.load(Ordering::SeqCst) > n_before + 1).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_upstream_takes_a_request_that_the_first_does_not_begin() {
     let overlong = Step::Send(format!("data: {}\n\n", "x".repeat(2 << 20)));
@@ -71,6 +113,7 @@ async fn another_upstream_takes_a_request_that_the_first_does_not_begin() {
         whole(500, "", &json!({})),
         whole(401, "", &json!({})),
         whole(404, "", &json!({ "error": { "message": "no such model" } })),
+        whole(404, "", &json!({ "detail": "Not Found" })),
         whole(302, "location: http://127.0.0.1:1/\r\n", &json!({})),
         whole(429, "retry-after: 30\r\n", &json!({})),
         vec![head(), Step::Hang],

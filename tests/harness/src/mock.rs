@@ -37,6 +37,8 @@ type Script = dyn Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync;
 pub struct MockLog {
     /// All `POST` requests, in order.
     pub requests: Mutex<Vec<MockRequest>>,
+    /// Lists of models that were asked for.
+    pub n_lists: AtomicUsize,
     /// Clients that left before their answer was complete.
     pub n_left: AtomicUsize,
     /// Requests whose last step is still to come. A client that has read the whole answer is no longer counted.
@@ -51,6 +53,7 @@ pub struct Mock {
     pub url: String,
     /// What it recorded so far.
     pub log: Arc<MockLog>,
+    models: Arc<Mutex<Vec<String>>>,
 }
 
 impl Mock {
@@ -62,22 +65,26 @@ impl Mock {
     ) -> Mock {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let models: Vec<Value> = models.iter().map(|id| json!({ "id": id })).collect();
-        let list = whole(200, "", &json!({ "object": "list", "data": models }));
+        let models = Arc::new(Mutex::new(models.iter().map(|&model| model.to_owned()).collect()));
         let log = Arc::<MockLog>::default();
         let script: Arc<Script> = Arc::new(script);
-        let recorder = Arc::clone(&log);
+        let (recorder, listed) = (Arc::clone(&log), Arc::clone(&models));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, list.clone(), Arc::clone(&script), Arc::clone(&recorder)));
+                tokio::spawn(serve(stream, Arc::clone(&listed), Arc::clone(&script), Arc::clone(&recorder)));
             }
         });
-        Mock { url, log }
+        Mock { url, log, models }
     }
 
     /// The same with no models in its list.
     pub async fn start(script: impl Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync + 'static) -> Mock {
         Mock::listing(&[], script).await
+    }
+
+    /// From now on lists these models.
+    pub fn list(&self, models: &[&str]) {
+        *self.models.lock().unwrap() = models.iter().map(|&model| model.to_owned()).collect();
     }
 
     /// The number of `POST` requests so far.
@@ -96,11 +103,18 @@ impl Mock {
     }
 }
 
-async fn serve(mut stream: TcpStream, list: Vec<Step>, script: Arc<Script>, log: Arc<MockLog>) -> Option<()> {
+async fn serve(
+    mut stream: TcpStream,
+    listed: Arc<Mutex<Vec<String>>>,
+    script: Arc<Script>,
+    log: Arc<MockLog>,
+) -> Option<()> {
     let asked = read(&mut stream).await?;
     let is_list = asked.head.starts_with("get ");
     let steps = if is_list {
-        list
+        log.n_lists.fetch_add(1, Ordering::SeqCst);
+        let models: Vec<Value> = listed.lock().unwrap().iter().map(|id| json!({ "id": id })).collect();
+        whole(200, "", &json!({ "object": "list", "data": models }))
     } else {
         let n_before = {
             let mut all = log.requests.lock().unwrap();

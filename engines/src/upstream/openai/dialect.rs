@@ -7,7 +7,7 @@ use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
 use baton_schemas::generate::{Conversation, Input};
-use baton_schemas::tools::{Strictness, ToolChoice};
+use baton_schemas::tools::{Strictness, Tool, ToolChoice};
 use serde_json::{Map, Value, json};
 
 use crate::upstream::body::{BodyWriter, calls_of, unsupported};
@@ -51,13 +51,21 @@ pub(in crate::upstream) struct OpenAiQuirks {
     pub(in crate::upstream) takes_named_tool: bool,
     /// A message's `content` may be `null`.
     pub(in crate::upstream) takes_null_content: bool,
+    /// Arguments of forced calls follow their schema only if the tool is marked as strict.
+    pub(in crate::upstream) forced_needs_strict: bool,
     /// The least number of alternatives that yields log-probabilities.
     pub(in crate::upstream) min_top_logprobs: u32,
 }
 
 impl Default for OpenAiQuirks {
     fn default() -> Self {
-        OpenAiQuirks { takes_suffix: false, takes_named_tool: true, takes_null_content: true, min_top_logprobs: 0 }
+        OpenAiQuirks {
+            takes_suffix: false,
+            takes_named_tool: true,
+            takes_null_content: true,
+            forced_needs_strict: false,
+            min_top_logprobs: 0,
+        }
     }
 }
 
@@ -206,11 +214,16 @@ impl DialectWriter<'_> {
             ToolChoice::Named(name) if !self.quirks.takes_named_tool => Some(name),
             _ => None,
         };
+        let is_forced = |tool: &Tool| match &tools.choice {
+            ToolChoice::Auto | ToolChoice::None => false,
+            ToolChoice::Required => true,
+            ToolChoice::Named(name) => *name == tool.name,
+        };
         let offered = tools.offered().iter().filter(|tool| only.is_none_or(|name| tool.name == *name));
         let definitions = offered.map(|tool| {
             let mut definition = tool.definition();
-            // Without `strict` from the client it stays out: servers refuse strict schemas that they cannot hold.
-            if tool.strict == Strictness::Strict {
+            // Otherwise `strict` stays out: servers refuse strict schemas that they cannot hold.
+            if tool.strict == Strictness::Strict || self.quirks.forced_needs_strict && is_forced(tool) {
                 definition["function"]["strict"] = true.into();
             }
             definition

@@ -178,6 +178,18 @@ fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
 }
 
 #[test]
+fn forced_calls_are_strict_where_a_server_needs_that() {
+    let strict = |choice| {
+        let (_, body) = call(UpstreamKind::Vllm, |request| with_tools(request, choice)).unwrap();
+        body["tools"][1]["function"]["strict"].as_bool()
+    };
+    assert_eq!(strict(ToolChoice::Required), Some(true));
+    assert_eq!(strict(ToolChoice::Named("g".into())), Some(true));
+    assert_eq!(strict(ToolChoice::Named("f".into())), None, "another tool is not called");
+    assert_eq!(strict(ToolChoice::Auto), None);
+}
+
+#[test]
 fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
     let named = |kind| call(kind, |request| with_tools(request, ToolChoice::Named("g".into()))).unwrap().1;
     for kind in [UpstreamKind::OpenAi, UpstreamKind::Vllm] {

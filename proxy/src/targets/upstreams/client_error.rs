@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use baton_engines::upstream::{UpstreamError, UpstreamFailure};
+use baton_schemas::EngineError;
 
 use crate::error::RequestError;
 
@@ -14,6 +15,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(super) fn client_error(error: UpstreamError) -> RequestError {
     match error {
         UpstreamError::Unsupported { field } => RequestError::FieldUnsupported { field },
+        UpstreamError::NoRoute { route } => RequestError::Engine(EngineError::Unsupported {
+            feature: format!("{route}, since the upstream that serves this model has no such route"),
+        }),
         UpstreamError::Refused(error) => RequestError::Engine(error),
         UpstreamError::Busy { retry_after } => RequestError::Unavailable {
             reason: "the upstream that serves it is busy".to_owned(),
@@ -26,6 +30,7 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
                 UpstreamFailure::TimedOut => "the upstream that serves it did not answer in time",
                 UpstreamFailure::Unreachable => "the upstream that serves it does not answer",
                 UpstreamFailure::CutShort
+                | UpstreamFailure::Interrupted
                 | UpstreamFailure::Malformed
                 | UpstreamFailure::Redirected
                 | UpstreamFailure::ServerError => "the upstream that serves it answered with an error",
@@ -39,6 +44,8 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
 pub(super) fn broken_reply(error: UpstreamError) -> RequestError {
     match error {
         UpstreamError::Failed { failure, .. } => RequestError::ReplyBrokeOff { failure },
+        // It had accepted the request, so what computed it is gone.
+        UpstreamError::Busy { .. } => RequestError::ReplyBrokeOff { failure: UpstreamFailure::Interrupted },
         error => client_error(error),
     }
 }
@@ -60,12 +67,26 @@ mod tests {
             (UpstreamFailure::Malformed, "answered with an error"),
             (UpstreamFailure::Redirected, "answered with an error"),
             (UpstreamFailure::CutShort, "answered with an error"),
+            (UpstreamFailure::Interrupted, "answered with an error"),
             (UpstreamFailure::Unauthorized, "refused this server"),
             (UpstreamFailure::ModelMissing, "does not have it"),
         ] {
             let said = client_error(failed(failure)).to_string();
             assert!(said.ends_with(expected) && !said.contains("secret"), "{failure}: {said}");
         }
+    }
+
+    #[test]
+    fn a_missing_route_is_named_and_not_the_clients_fault() {
+        let error = client_error(UpstreamError::NoRoute { route: "embeddings" });
+        assert!(matches!(error, RequestError::Engine(EngineError::Unsupported { .. })));
+        assert!(error.to_string().contains("embeddings"), "{error}");
+    }
+
+    #[test]
+    fn a_lost_worker_is_not_a_busy_one() {
+        let error = broken_reply(UpstreamError::Busy { retry_after: None });
+        assert_eq!(error.to_string(), "The upstream that serves this model lost what computed its reply.");
     }
 
     #[test]

@@ -111,6 +111,13 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         // The upstream's own message may quote prompts and keys: for debug logs only.
         tracing::debug!(request_id, upstream = server.name(), error = %failure, "an upstream did not answer a request");
         match &failure {
+            // Another upstream may have it.
+            UpstreamError::NoRoute { route } => {
+                server.breaker.succeeded();
+                tracing::warn!(request_id, upstream = server.name(), route, "an upstream has no such route");
+                unsupported = Some(failure);
+                continue;
+            }
             // Another upstream may be configured differently.
             UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
                 server.breaker.succeeded();

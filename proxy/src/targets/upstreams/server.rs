@@ -117,7 +117,11 @@ impl UpstreamServer {
         if let Ok(mut listed) = outcome {
             listed.retain(|name| is_name(name));
             listed.truncate(MAX_LISTED);
-            known.listed = listed;
+            // A front end without workers lists nothing until they are back. Until then its models are not unknown but
+            // unavailable.
+            if !listed.is_empty() {
+                known.listed = listed;
+            }
         }
         drop(known);
         if failure.is_none() {
