@@ -43,7 +43,7 @@ fn a_simulated_pair_hands_over_and_survives_an_unplugged_machine() {
     let handed = "Handed over: the Spark prefills, the Mac decodes";
     let lines = under(&text, handed);
     assert!(has(&lines, "route: handoff; prefill=prefill-1; decode=decode-1"), "{text}");
-    assert!(has(&lines, "1073") && has(&lines, "MB in all"), "the whole KV of 8,192 tokens: {text}");
+    assert!(has(&lines, " 107") && has(&lines, "MB in all"), "the whole KV of 8,192 tokens: {text}");
     let (mac, spark, both) =
         (seconds(&text, "The Mac alone"), seconds(&text, "The Spark alone"), seconds(&text, handed));
     assert!(both < mac && both < spark, "{both} s, {mac} s on the Mac, {spark} s on the Spark");

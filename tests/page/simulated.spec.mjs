@@ -8,13 +8,13 @@ const MACHINE = JSON.stringify({
 });
 
 test('simulated machines are marked, and so are their requests', async ({ page, problems, cluster }) => {
-  const node = await cluster.node('--engine', 'sim', '--name', 'sim', '--sim-machine', MACHINE);
-  const { url } = await cluster.serve('--decode', node.url);
+  const { url } = await cluster.serve('--engine', 'sim', '--name', 'sim', '--sim-machine', MACHINE);
   await chat(url, 'hi', { model: 'sim' });
   await page.goto(url);
-  const machine = page.locator('.machine', { hasText: 'decode-1' });
+  const machine = page.locator('.machine', { hasText: 'local' });
   await expect(machine.locator('.tag.simulated')).toHaveText('simulated');
   await expect(machine).toContainText('M3 Ultra, simulated');
+  await expect(machine).toContainText('the endpoint’s own machine');
   await expect(row(page, 'Done').locator('.tag.simulated')).toHaveText('simulated');
   const notice = page.locator('.notice.simulated');
   for (const view of ['Overview', 'Plan', 'Try it']) {
@@ -24,11 +24,11 @@ test('simulated machines are marked, and so are their requests', async ({ page, 
   // A real machine beside it has real figures.
   const state = await (await fetch(`${url}/baton/state`)).json();
   const [model] = state.models;
-  const real = { ...model.nodes[0], name: 'decode-2', engine: 'llama', devices: ['CPU'], simulated: false };
+  const real = { ...model.nodes[0], name: 'decode-1', engine: 'llama', devices: ['CPU'], simulated: false, own: false };
   await answerStreams(page, { ...state, history: [], models: [{ ...model, nodes: [...model.nodes, real] }] });
   await page.goto(`${url}/#overview`);
   await page.reload();
-  await expect(notice).toContainText('decode-1 is simulated');
-  await expect(page.locator('.machine', { hasText: 'decode-2' }).locator('.tag.simulated')).toHaveCount(0);
+  await expect(notice).toContainText('local is simulated');
+  await expect(page.locator('.machine', { hasText: 'decode-1' }).locator('.tag.simulated')).toHaveCount(0);
   expect(problems).toEqual([]);
 });

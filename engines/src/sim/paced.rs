@@ -105,3 +105,60 @@ impl Pace {
         PullEnd { report: HandoffReport { n_bytes: self.n_bytes as u64, transfer_ms, ..end.report }, ..end }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_schemas::SequenceRequest;
+    use baton_schemas::sequence::SequenceEvent;
+    use futures::StreamExt;
+
+    use super::super::link::{LinkEnd, LinkSpeed, SimLink};
+    use super::super::{SimConfig, SimEngine};
+    use super::*;
+    use crate::engine::Engine;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_takes_the_time_of_the_whole_kv_and_reports_it() {
+        let machine = SimMachine {
+            name: "Spark".into(),
+            prefill_tps: 5_570.0,
+            decode_tps: 50.0,
+            decode_sharing_cost: 0.0,
+            kv_bytes_per_token: 131_072,
+            link_bytes_per_second: 0.125e9,
+            link_round_trip_ms: 2.0,
+        };
+        let config = machine.configure(SimConfig::default());
+        let speed = LinkSpeed { bytes_per_second: 0.0, round_trip: Duration::ZERO };
+        let engine = Arc::new(SimEngine::new(config.clone()));
+        let inner = SimLink::new([LinkEnd { url: "sim://spark".into(), engine, speed }]);
+        let puller = PacedPuller::new(Arc::new(inner), &machine);
+        let measured = puller.measure_link(&KvSource::at("sim://spark")).await.unwrap();
+        assert!((measured.n_bytes as f64 / measured.seconds / 0.125e9 - 1.0).abs() < 1e-3, "{measured:?}");
+        let decode = SimEngine::with_puller(config, Some(Arc::new(puller)));
+        let request = SequenceRequest {
+            prompt: (0..8_192).map(|i| i % 251).collect(),
+            max_tokens: Some(1),
+            ignore_eos: true,
+            kv_source: Some(KvSource::at("sim://spark")),
+            ..SequenceRequest::default()
+        };
+        let began = Instant::now();
+        let mut events = decode.generate(request).await.unwrap();
+        let mut handoff = None;
+        while let Some(event) = events.next().await {
+            if let SequenceEvent::Handoff(report) = event.unwrap() {
+                handoff = Some(report);
+            }
+        }
+        // 1 GiB at 0.125 GB/s, after the first chunk was computed, and a decode step.
+        let seconds = began.elapsed().as_secs_f64();
+        assert!((8.6..8.9).contains(&seconds), "{seconds}");
+        let handoff = handoff.unwrap();
+        assert_eq!((handoff.n_bytes, handoff.failure), (8_191 * 131_072, None));
+        // The link holds the prefill up, or is waited for after it.
+        assert!(handoff.stalled_ms + handoff.unhidden_ms > 7_000.0, "{handoff:?}");
+    }
+}

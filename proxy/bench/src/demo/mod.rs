@@ -4,22 +4,21 @@
 //! prompt to an endpoint alone. No process outlives the command.
 
 mod ask;
+mod serve;
 mod simulate;
 mod waterfall;
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use baton_fetch as models;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
-use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use self::ask::ask;
+use self::serve::serve;
 use self::simulate::SimulatedCluster;
-use crate::endpoint_process::{EndpointProcess, EndpointStart};
 use crate::node_process::NodeProcess;
 use crate::prompts::TEXT;
 
@@ -46,23 +45,8 @@ pub struct DemoArgs {
     exit: bool,
 }
 
-/// The longest start of an endpoint; loading the model takes much less.
-const START_DEADLINE: Duration = Duration::from_secs(120);
-
 /// Tokens of the reply: enough to compare two replies.
 const MAX_TOKENS: u32 = 24;
-
-/// Starts an endpoint with these arguments and variables, on a port of its own.
-async fn serve(
-    key: &str,
-    args: impl IntoIterator<Item = OsString>,
-    variables: &[(&str, &str)],
-) -> Result<EndpointProcess, CommandFailure> {
-    let own = ["--listen", "127.0.0.1:0", "--name", ask::MODEL].map(OsString::from);
-    let args = own.into_iter().chain(args).collect();
-    let variables = [&[(KEY_VARIABLE, key)], variables].concat();
-    EndpointProcess::start(EndpointStart { args, variables: &variables, deadline: START_DEADLINE }).await
-}
 
 /// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
 pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {

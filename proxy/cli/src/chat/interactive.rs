@@ -16,57 +16,66 @@ const PROMPT: &str = "> ";
 
 /// Chats until the person ends it.
 pub(super) async fn run(args: ChatArgs) -> Result<(), CommandFailure> {
+    // First, because the editor's handler of Ctrl-C replaces the one before it, and ours calls the editor's.
+    let (editor, problem) = LineEditor::open(!args.no_history)?;
     // From here on Ctrl-C ends no process by itself. At the prompt it is a key.
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut connection = tokio::select! {
         opened = Connection::open(&args) => opened?,
         _ = interrupts.recv() => return Err(CommandFailure("stopped".into())),
     };
-    let chatted = chat(&args, &mut connection, &mut interrupts).await;
+    let mut screen = Screen::new();
+    if let Some(problem) = problem {
+        screen.remark(&problem)?;
+    }
+    let chat = Chat { connection: &mut connection, conversation: Conversation::new(args.system), screen, editor };
+    let chatted = chat.run(&mut interrupts).await;
     connection.close().await;
     chatted
 }
 
-async fn chat(args: &ChatArgs, connection: &mut Connection, interrupts: &mut Signal) -> Result<(), CommandFailure> {
-    let mut screen = Screen::new();
-    let mut conversation = Conversation::new(args.system.clone());
-    let (mut editor, problem) = LineEditor::open(!args.no_history)?;
-    if let Some(problem) = problem {
-        screen.remark(&problem)?;
-    }
-    screen.remark(&format!("{} at {}. /help lists the commands.", clean(&connection.model), connection.base))?;
-    loop {
-        let read = tokio::task::spawn_blocking(move || {
-            let line = editor.read(PROMPT);
-            (editor, line)
-        });
-        let (returned, line) = read.await?;
-        editor = returned;
-        let Line::Text(line) = line? else { return Ok(()) };
-        match Typed::parse(&line) {
-            Typed::Empty => {}
-            Typed::Quit => return Ok(()),
-            Typed::Help => screen.remark(HELP)?,
-            Typed::Clear => {
-                conversation.clear();
-                screen.remark("The conversation is forgotten.")?;
-            }
-            Typed::System(text) => {
-                screen.remark(if text.is_some() {
-                    "The system message is set."
-                } else {
-                    "There is no system message."
-                })?;
-                conversation.system = text;
-            }
-            Typed::Model(wanted) => choose_model(connection, &mut screen, wanted).await?,
-            Typed::Unknown(name) => {
-                screen.problem(&format!("There is no command /{}. /help lists them.", clean(&name)))?;
-            }
-            Typed::Message(message) => {
-                let asked = Asked { connection, conversation: &conversation, message: &message };
-                let text = answer(asked, &mut screen, interrupts).await?;
-                conversation.keep(message, text);
+/// A chat that goes on.
+struct Chat<'a> {
+    connection: &'a mut Connection,
+    conversation: Conversation,
+    screen: Screen,
+    editor: LineEditor,
+}
+
+impl Chat<'_> {
+    async fn run(self, interrupts: &mut Signal) -> Result<(), CommandFailure> {
+        let Chat { connection, mut conversation, mut screen, mut editor } = self;
+        screen.remark(&format!("{} at {}. /help lists the commands.", clean(&connection.model), connection.base))?;
+        loop {
+            let read = tokio::task::spawn_blocking(move || {
+                let line = editor.read(PROMPT);
+                (editor, line)
+            });
+            let (returned, line) = read.await?;
+            editor = returned;
+            let Line::Text(line) = line? else { return Ok(()) };
+            match Typed::parse(&line) {
+                Typed::Empty => {}
+                Typed::Quit => return Ok(()),
+                Typed::Help => screen.remark(HELP)?,
+                Typed::Clear => {
+                    conversation.clear();
+                    screen.remark("The conversation is forgotten.")?;
+                }
+                Typed::System(text) => {
+                    let is_set = text.is_some();
+                    screen.remark(if is_set { "The system message is set." } else { "There is no system message." })?;
+                    conversation.system = text;
+                }
+                Typed::Model(wanted) => choose_model(connection, &mut screen, wanted).await?,
+                Typed::Unknown(name) => {
+                    screen.problem(&format!("There is no command /{}. /help lists them.", clean(&name)))?;
+                }
+                Typed::Message(message) => {
+                    let asked = Asked { connection, conversation: &conversation, message: &message };
+                    let text = answer(asked, &mut screen, interrupts).await?;
+                    conversation.keep(message, text);
+                }
             }
         }
     }
@@ -83,6 +92,12 @@ struct Asked<'a> {
 async fn answer(asked: Asked<'_>, screen: &mut Screen, interrupts: &mut Signal) -> Result<String, CommandFailure> {
     let mut text = String::new();
     let mut route = None;
+    // A Ctrl-C that came after the last reply is not for this one.
+    tokio::select! {
+        biased;
+        _ = interrupts.recv() => {}
+        () = std::future::ready(()) => {}
+    }
     let shown = tokio::select! {
         shown = show(asked, screen, &mut text, &mut route) => Some(shown),
         // Dropping the reply closes its connection, which cancels it.

@@ -65,7 +65,14 @@ impl LineEditor {
 
     /// Reads a line and keeps it. A line that begins with a space is not kept.
     pub(super) fn read(&mut self, prompt: &str) -> Result<Line, CommandFailure> {
-        match self.editor.readline(prompt) {
+        let typed = loop {
+            match self.editor.readline(prompt) {
+                // A Ctrl-C that stopped an earlier reply: the editor notices it when the window changes.
+                Err(ReadlineError::Signal(_)) => {}
+                typed => break typed,
+            }
+        };
+        match typed {
             Ok(line) => {
                 if line.len() <= MAX_LINE_BYTES && !line.trim().is_empty() {
                     self.editor.add_history_entry(&line)?;

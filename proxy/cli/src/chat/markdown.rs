@@ -5,10 +5,7 @@
 //! the character after it. It knows what models write: headings, lists, quotes, rules, code blocks, emphasis, and code in a
 //! line. Everything else stays as it is. Emphasis ends with its line, so a mistake never spreads.
 
-use super::screen::Style;
-
-/// A piece of text and how it looks.
-pub(super) type Styled = (Style, String);
+use super::style::{Style, Styled};
 
 /// The longest beginning of a line that is held back.
 const MAX_HELD: usize = 64;

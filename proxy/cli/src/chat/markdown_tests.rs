@@ -1,6 +1,5 @@
 //! What is shown for what models write, however it is cut.
 
-use super::super::screen::Style;
 use super::*;
 
 /// Writes each style as a tag, so that expectations are readable.

@@ -13,6 +13,7 @@ mod markdown;
 mod one_shot;
 mod screen;
 mod stream;
+mod style;
 
 use std::io::IsTerminal;
 

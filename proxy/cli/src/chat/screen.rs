@@ -2,34 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::markdown::{Markdown, Styled};
-
-/// How a piece of text looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Style {
-    Plain,
-    Bold,
-    Italic,
-    BoldItalic,
-    Code,
-    Heading,
-    /// Reasoning, routes, and marks of Markdown.
-    Dim,
-}
-
-impl Style {
-    fn sequence(self) -> &'static str {
-        match self {
-            Style::Plain => "",
-            Style::Bold => "\x1b[1m",
-            Style::Italic => "\x1b[3m",
-            Style::BoldItalic => "\x1b[1;3m",
-            Style::Code => "\x1b[36m",
-            Style::Heading => "\x1b[1;4m",
-            Style::Dim => "\x1b[2m",
-        }
-    }
-}
+use super::markdown::Markdown;
+use super::style::{Style, Styled};
 
 const RESET: &str = "\x1b[0m";
 

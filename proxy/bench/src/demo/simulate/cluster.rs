@@ -1,7 +1,6 @@
 //! The processes of a simulated cluster: a node for each machine, and an endpoint in front of all of them.
 
 use std::ffi::OsString;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use baton_engines::sim::SimMachine;
@@ -11,7 +10,7 @@ use baton_proxy::targets::nodes::NodeState;
 use clap::ValueEnum;
 
 use super::super::ask::DemoReply;
-use super::super::serve;
+use super::super::serve::serve;
 use crate::endpoint_process::EndpointProcess;
 use crate::node_process::NodeProcess;
 use crate::plan::cluster::link;
