@@ -18,7 +18,15 @@ fn chat(state: &tempfile::TempDir) -> (Terminal, [Pid; 2]) {
 fn a_chat_takes_its_own_endpoint_along() {
     let state = tempfile::tempdir().unwrap();
     let (mut terminal, processes) = chat(&state);
-    terminal.types_line(1, "Say hello.");
+    terminal.types_line(1, "Count to one thousand.");
+    eventually("the reply", || {
+        let shown = terminal.shown();
+        // Leaving the editor ends bracketed paste.
+        let reply = shown.rsplit_once("\x1b[?2004l")?.1.trim();
+        (!reply.is_empty()).then_some(())
+    });
+    terminal.types("\x03");
+    terminal.shows("Stopped.", 1);
     terminal.shows("direct; decode=local", 1);
     terminal.shows("\x1b[?2004h", 2);
     // Ctrl-C at the prompt ends the chat.

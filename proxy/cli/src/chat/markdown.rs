@@ -214,7 +214,7 @@ impl Markdown {
         let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         // Single ones and underscores stand within words, as in 2*3 and snake_case.
         let opens = !is_space(next) && !((mark == '_' || n == 1) && is_word(before));
-        let closes = !is_space(before) && !(mark == '_' && is_word(next));
+        let closes = !(is_space(before) || mark == '_' && is_word(next));
         let (bold, italic) = match n {
             1 => (false, true),
             2 => (true, false),
