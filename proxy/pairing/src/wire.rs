@@ -197,6 +197,8 @@ pub(crate) fn exactly<const N: usize>(payload: Vec<u8>) -> Result<[u8; N], Pairi
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn hello() -> Hello {
@@ -226,6 +228,23 @@ mod tests {
         let mut escape = bytes;
         escape[14] = 0x1b;
         assert_eq!(Hello::parse(&escape), Err(None));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_written_alike(rest in prop::collection::vec(any::<u8>(), 0..120), n_name in 0..70_u8) {
+            // Likely to be whole: a name of its length, and a SPAKE2 message of any bytes.
+            let name = vec![b'a'; usize::from(n_name)];
+            for rest in [rest.clone(), [&[n_name][..], &name, &rest[..rest.len().min(PAKE_BYTES)]].concat()] {
+                let bytes = [&MAGIC[..], &[VERSION, 1, 2], &rest].concat();
+                if let Ok(hello) = Hello::parse(&bytes) {
+                    prop_assert_eq!(hello.to_bytes(), bytes);
+                }
+                if let Ok(answer) = Answer::parse(&rest) {
+                    prop_assert_eq!(answer.to_bytes(), rest);
+                }
+            }
+        }
     }
 
     #[tokio::test]

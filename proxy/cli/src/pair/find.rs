@@ -22,6 +22,9 @@ const SEARCH_DEADLINE: Duration = Duration::from_secs(15);
 /// How long to search on after one that shows the same room has failed: it may not be the right one.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
+/// After this time no further address of a machine is tried.
+const ADDRESSES_DEADLINE: Duration = Duration::from_secs(15);
+
 /// Machines to try. Whoever announces the same room can be one of them, and gets one guess at the code by it.
 const MAX_TRIED: usize = 3;
 
@@ -80,7 +83,9 @@ pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure>
 /// Joins at the first of its addresses that answers. An answer ends it: each run is an attempt there.
 async fn join_instance(joiner: &Joiner, instance: &Instance) -> Result<About, PairingError> {
     let mut failure = None;
-    for address in &instance.addresses {
+    let deadline = Instant::now() + ADDRESSES_DEADLINE;
+    // Whoever announces a machine may name many addresses at which nothing answers.
+    for address in instance.addresses.iter().take_while(|_| Instant::now() < deadline) {
         match join(joiner, &address.to_string()).await {
             Err(error @ PairingError::Unreachable { .. }) => failure = Some(error),
             answer => return answer,
