@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
-use crate::kv::{Fingerprint, KvLayout};
+use crate::kv::{Fingerprint, KeyRotation, KvLayout};
 use crate::sequence::Token;
 use crate::streams::StreamVersions;
 
@@ -174,7 +174,7 @@ impl Role {
 }
 
 /// The identity of a model's KV. Two nodes compare it before one uses the other's KV.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvIdentity {
     /// Hashes of vocabulary and weights.
     pub fingerprint: Fingerprint,
@@ -182,6 +182,9 @@ pub struct KvIdentity {
     pub layout: KvLayout,
     /// The tokens of a fixed text. Its KV is compared if the weights differ.
     pub canary: Vec<Token>,
+    /// How K is rotated. `None`: not known, so no codec undoes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<KeyRotation>,
 }
 
 /// An engine's memory in bytes, as the engine reports it.

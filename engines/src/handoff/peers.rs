@@ -106,6 +106,7 @@ mod tests {
             fingerprint: Fingerprint { vocabulary: [vocabulary; 32], weights: [weights; 32] },
             layout: KvLayout { rope, sections: vec![Section { window: None, layers }] },
             canary: vec![1],
+            rotation: None,
         }
     }
 

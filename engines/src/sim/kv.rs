@@ -34,7 +34,7 @@ pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     let vocabulary = *blake3::hash(b"baton simulator").as_bytes();
     let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
     let fingerprint = Fingerprint { vocabulary, weights };
-    KvIdentity { fingerprint, layout: layout(config.kv_bytes_per_token), canary: (0..16).collect() }
+    KvIdentity { fingerprint, layout: layout(config.kv_bytes_per_token), canary: (0..16).collect(), rotation: None }
 }
 
 /// The identity and canary for its puller.
