@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
-use crate::kv::{Fingerprint, KvLayout};
+use crate::kv::{Fingerprint, KeyRotation, KvLayout};
 use crate::sequence::Token;
 use crate::streams::StreamVersions;
 
@@ -204,7 +204,7 @@ impl Role {
 }
 
 /// The identity of a model's KV. Two nodes compare it before one uses the other's KV.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvIdentity {
     /// Hashes of vocabulary and weights.
     pub fingerprint: Fingerprint,
@@ -212,6 +212,9 @@ pub struct KvIdentity {
     pub layout: KvLayout,
     /// The tokens of a fixed text. Its KV is compared if the weights differ.
     pub canary: Vec<Token>,
+    /// How K is rotated. `None`: not known, so no codec undoes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<KeyRotation>,
     /// Of a simulator: bytes of KV that a token of the simulated model has. Frames carry those of `layout` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated_bytes: Option<u32>,

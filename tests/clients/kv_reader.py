@@ -12,6 +12,8 @@ import zstandard
 from blake3 import blake3
 from pyaegis import AegisMac128X2
 
+import kvq
+
 DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 
 
@@ -44,10 +46,10 @@ def read(stream, cluster_key, handoff_id, tokens):
             head = json.loads(payload)
             check(head["version"] == 1 and head["handoff"] == handoff_id.hex(), "head")
             check(head.get("mac", "blake3") in ("blake3", "aegis128x2"), "MAC of an unknown kind")
-            next_position = head["start"]
+            next_position, channels = head["start"], {}
             yield "head", head
         elif kind == 2:
-            frame = read_frame(payload, head, tokens, next_position)
+            frame = read_frame(payload, head, tokens, next_position, channels)
             next_position, n_frames = frame.p1, n_frames + 1
             yield "frame", frame
         elif kind == 5:
@@ -60,14 +62,18 @@ def read(stream, cluster_key, handoff_id, tokens):
             return
 
 
-def read_frame(payload, head, tokens, next_position):
+def read_frame(payload, head, tokens, next_position, channels):
     p0, p1, prefix, codec, reserved, n_sections = struct.unpack_from("<II32sB3sI", payload)
     sections = head["layout"]["sections"]
     check(p0 == next_position < p1 <= head["end"] and reserved == bytes(3) and n_sections == len(sections), "frame")
-    check(codec == {"none": 0, "planes_zstd": 1, "q8_0": 2}[head["codec"]], "codec")
+    check(codec == {"none": 0, "planes_zstd": 1, "q8_0": 2, "kvq": 3, "kvq_fast": 4}[head["codec"]], "codec")
     check(blake3(struct.pack(f"<{p1}I", *tokens[:p1])).digest() == prefix, "computed for other tokens")
     starts = struct.unpack_from(f"<{n_sections}I", payload, 48)
     check(all(p0 <= s <= (p0 if "window" not in sec else p1) for s, sec in zip(starts, sections)), "section start")
+    rotations = head.get("rotation") or [None] * n_sections
+    places = [(start, rotation if t == "k" else None)
+              for start, rotation, section in zip(starts, rotations, sections)
+              for layer in section["layers"] for t in ("k", "v") if t in layer]
     shapes = [(start, layer[t]) for start, section in zip(starts, sections) for layer in section["layers"]
               for t in ("k", "v") if t in layer]
     body = payload[48 + 4 * n_sections:]
@@ -79,8 +85,15 @@ def read_frame(payload, head, tokens, next_position):
         body = body[4 + 4 * n_tensors:]
     check(sum(lengths) == len(body), "length of the body")
     values, at = [], 0
-    for (start, rows), length in zip(shapes, lengths):
-        values.append(decode(codec, rows["dtype"], body[at:at + length], (p1 - start, rows["n_values"])))
+    for tensor, ((start, rows), length) in enumerate(zip(shapes, lengths)):
+        encoded, shape = body[at:at + length], (p1 - start, rows["n_values"])
+        if codec >= 3 and length:
+            start, rotation = places[tensor]
+            plain = lambda raw: decode(0, rows["dtype"], raw, (-1, shape[1]))
+            values.append(kvq.decode(encoded, shape, start, head["layout"]["rope"], rotation, plain,
+                                     DTYPES[rows["dtype"]].itemsize, channels, tensor))
+        else:
+            values.append(decode(codec, rows["dtype"], encoded, shape))
         at += length
     values = iter(values)
     tensors = [[(next(values), next(values) if "v" in layer else None) for layer in s["layers"]] for s in sections]

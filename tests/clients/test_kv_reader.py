@@ -21,7 +21,7 @@ def stream(codec):
     return (FIXTURES / f"{codec}.bin").read_bytes()
 
 
-@pytest.mark.parametrize("codec", ["none", "planes_zstd", "q8_0", "aegis128x2"])
+@pytest.mark.parametrize("codec", ["none", "planes_zstd", "q8_0", "kvq", "kvq_fast", "aegis128x2"])
 def test_every_value_is_read(codec):
     events = list(kv_reader.read(stream(codec), KEY, HANDOFF, TOKENS))
     assert [kind for kind, _ in events] == ["head", "wait", "frame", "frame", "frame", "end"]
@@ -39,8 +39,8 @@ def test_every_value_is_read(codec):
                     positions = np.arange(frame.starts[s], frame.p1)[:, None]
                     wanted = value(s, l, is_v, positions, np.arange(rows.shape[1])[None, :])
                     assert rows.shape == wanted.shape
-                    # q8_0 rounds by at most half a step of the block's scale.
-                    tolerance = 3.76 / 254 if codec == "q8_0" else 0
+                    # Half a step: of the block's scale, or of the tensor, in both elements of a rotated pair.
+                    tolerance = {"q8_0": 3.76 / 254, "kvq": 0.4, "kvq_fast": 0.6}.get(codec, 0)
                     assert np.abs(rows - wanted).max(initial=0) <= tolerance
                     n_values += rows.size
     # Ten positions of two layers of K and V, and five of a windowed layer without V.

@@ -13,6 +13,7 @@ mod fingerprint;
 mod header;
 mod kv_shape;
 mod outline;
+mod rotation;
 mod sizes;
 mod tensor_types;
 #[cfg(test)]

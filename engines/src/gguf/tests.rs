@@ -394,3 +394,46 @@ fn weights_are_hashed_only_from_the_headers_own_file() {
     shorter.write_all(&draft.bytes()[..70]).unwrap();
     assert!(matches!(gguf.weights_hash(shorter.path()), Err(GgufError::Unreadable { .. })));
 }
+
+#[test]
+fn the_rotation_of_keys_follows_from_the_file() {
+    use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
+
+    use crate::options::{RopeOptions, RopeScaling};
+
+    let rows = Rows { dtype: Dtype::F16, n_values: 192 };
+    let layers = vec![LayerShape { k: rows, v: Some(rows) }];
+    let section = |window| Section { window, layers: layers.clone() };
+    let layout = |rope| KvLayout { rope, sections: vec![section(None), section(Some(512))] };
+    let rotation = |draft: &Draft, options: RopeOptions, rope| {
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(&draft.bytes()).unwrap();
+        let gguf = Gguf::open(file.path()).unwrap();
+        gguf.key_rotation(file.path(), options, &layout(rope)).map_err(|e| e.to_string())
+    };
+    let plain = RopeOptions::default();
+    let frequencies = |draft: &Draft, options| {
+        let rotation = rotation(draft, options, RopePairing::Interleaved).unwrap();
+        rotation.sections.into_iter().map(|section| section.unwrap().frequencies).collect::<Vec<_>>()
+    };
+    let base = |base: f64| (0..32).map(|i| base.powf(-f64::from(i) / 32.0)).collect::<Vec<_>>();
+    assert_eq!(frequencies(&tiny_llama(), plain), [base(1e5), base(1e5)]);
+    let changed = RopeOptions { freq_base: Some(5e4), freq_scale: Some(0.5), ..plain };
+    let halved: Vec<f64> = base(5e4).iter().map(|f| f * 0.5).collect();
+    assert_eq!(frequencies(&tiny_llama(), changed), [halved, base(5e4)], "layers with a window are not scaled");
+    // A part of each head, and factors.
+    let factors: Vec<u8> = [1f32, 8.0].iter().flat_map(|factor| factor.to_le_bytes()).collect();
+    let partial = tiny_llama().u32("llama.rope.dimension_count", 4).tensor("rope_freqs.weight", &[2], 0, 192).data(192);
+    let mut partial = partial;
+    partial.data.extend(&factors);
+    assert_eq!(frequencies(&partial, plain)[0], [1.0, 1e5f64.powf(-0.5) / 8.0]);
+    for (draft, options, rope) in [
+        (tiny_llama(), plain, RopePairing::None),
+        (tiny_llama(), RopeOptions { scaling: Some(RopeScaling::Yarn), ..plain }, RopePairing::HalfSplit),
+        (tiny_llama().text("llama.rope.scaling.type", "yarn"), plain, RopePairing::HalfSplit),
+        (tiny_llama().u32("llama.attention.key_length", 80), plain, RopePairing::HalfSplit),
+        (tiny_llama().u32("llama.attention.key_length_mla", 64), plain, RopePairing::HalfSplit),
+    ] {
+        assert!(rotation(&draft, options, rope).is_err());
+    }
+}

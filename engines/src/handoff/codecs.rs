@@ -110,7 +110,8 @@ mod tests {
         codecs.measured("b", &link(125_000_000));
         assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::None);
         assert_eq!(codecs.choose("b", &LOSSLESS)[0], Codec::PlanesZstd);
-        assert_eq!(codecs.choose("b", &Codec::ALL)[0], Codec::Q8_0);
+        assert_eq!(codecs.choose("b", &[Codec::None, Codec::PlanesZstd, Codec::Q8_0])[0], Codec::Q8_0);
+        assert_eq!(codecs.choose("b", &Codec::ALL)[0], Codec::KvqFast);
         assert_eq!(codecs.choose("b", &[Codec::None]), [Codec::None], "only allowed codecs are used");
         assert_eq!(codecs.choose("b", &LOSSLESS).len(), 2, "the others follow, for a node that lacks the first");
     }

@@ -107,6 +107,7 @@ mod tests {
             layout: KvLayout { rope, sections: vec![Section { window: None, layers }] },
             canary: vec![1],
             simulated_bytes: None,
+            rotation: None,
         }
     }
 

@@ -44,6 +44,7 @@ mod step_budget;
 mod text_work;
 mod tokenizer;
 pub mod transfer;
+pub mod trial;
 mod vocabulary;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -47,6 +47,11 @@ impl Reference {
         Ok(Reference { model, config })
     }
 
+    /// The configuration that it was loaded with.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
     pub fn model(&self) -> &LlamaModel {
         &self.model
     }

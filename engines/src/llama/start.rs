@@ -153,11 +153,18 @@ impl Start {
         let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
         let canary = canary::compute(context, &transfer, &tokens)?;
         let layout = KvLayout::clone(transfer.layout());
-        let fingerprint = self.fingerprint;
-        Ok((
-            LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens, simulated_bytes: None }, canary },
-            transfer,
-        ))
+        let rotation = self.gguf.key_rotation(&self.config.model, self.config.rope, &layout);
+        let rotation = rotation.inspect_err(|reason| {
+            tracing::info!(%reason, "K stays rotated in lossy codecs, which costs some compression");
+        });
+        let identity = KvIdentity {
+            fingerprint: self.fingerprint,
+            layout,
+            canary: tokens,
+            rotation: rotation.ok(),
+            simulated_bytes: None,
+        };
+        Ok((LocalKv { identity, canary }, transfer))
     }
 }
 

@@ -67,7 +67,8 @@ async fn begin(
         start: request.start,
         tokens: request.tokens.clone(),
     };
-    let (writer, head) = HandoffWriter::begin(node.key.secret(), handoff, codec, mac).map_err(invalid)?;
+    let (writer, head) =
+        HandoffWriter::begin_rotated(node.key.secret(), handoff, codec, mac, kv.rotation.as_ref()).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.

@@ -153,7 +153,10 @@ fn to_hex(bytes: &[u8]) -> String {
 
 /// At most the bytes of a message.
 fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() > 2 * MESSAGE_BYTES || !text.len().is_multiple_of(2) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+    if text.len() > 2 * MESSAGE_BYTES
+        || !text.len().is_multiple_of(2)
+        || !text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    {
         return None;
     }
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()

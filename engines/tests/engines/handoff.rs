@@ -118,6 +118,7 @@ async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_repor
 mod llama {
     use baton_engines::handoff::KvPuller;
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    use baton_schemas::kv::Codec;
     use tiny_gguf::Architecture;
 
     use super::*;
@@ -164,6 +165,30 @@ mod llama {
             assert_eq!(expected.timings.prompt_n, 1);
             let expected = expected.tokens;
             assert_eq!(reply.tokens, expected, "{architecture:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn lossy_codecs_shrink_a_prompt_and_keep_its_continuation() {
+        let Some(config) = config() else { return };
+        let prefill = start(config.clone(), None).await;
+        let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
+        let tokens = prompt(&*prefill, 700, 4).await;
+        let expected = generate(&*prefill, &tokens, 6, None).await.tokens;
+        let identity = prefill.info().await.unwrap().kv.unwrap();
+        let rotation = identity.rotation.expect("K's rotation is known").sections.remove(0).unwrap();
+        assert_eq!((rotation.head_size, rotation.frequencies.len(), rotation.frequencies[0]), (64, 32, 1.0));
+        let plain = 699 * identity.layout.bytes_per_position() as u64;
+        for (codec, ratio) in [(Codec::Q8_0, 1.8), (Codec::Kvq, 3.0), (Codec::KvqFast, 3.5)] {
+            let policy = PullPolicy { codecs: vec![codec], ..PullPolicy::default() };
+            let decoder = start(config.clone(), Some(peers::puller(policy))).await;
+            let reply = generate(&*decoder, &tokens, 6, Some(&node)).await;
+            let handoff = reply.handoff.unwrap();
+            assert_eq!((handoff.n_tokens, handoff.failure), (699, None), "{codec:?}");
+            let found = plain as f64 / handoff.n_bytes as f64;
+            assert!(found > ratio, "{codec:?}: {found:.2} times smaller");
+            // The text repeats itself, so its continuation is certain.
+            assert_eq!(reply.tokens, expected, "{codec:?}");
         }
     }
 

@@ -13,6 +13,8 @@
 mod backends;
 #[cfg(feature = "llama")]
 mod capture;
+#[cfg(feature = "llama")]
+mod codec;
 pub mod demo;
 pub mod endpoint_process;
 #[cfg(feature = "llama")]
@@ -52,6 +54,9 @@ enum What {
     /// Every device of this machine alone, and every handoff between two of them: exactness, and what it costs.
     #[cfg(feature = "llama")]
     Backends(backends::BackendsBenchArgs),
+    /// What each KV codec costs in exactness and time, and what it saves.
+    #[cfg(feature = "llama")]
+    Codec(codec::CodecBenchArgs),
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Engine(engine::EngineBenchArgs),
@@ -72,6 +77,8 @@ pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
         #[cfg(feature = "llama")]
         What::Backends(args) => backends::run(args).await,
+        #[cfg(feature = "llama")]
+        What::Codec(args) => codec::run(args).await,
         #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]

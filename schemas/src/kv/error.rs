@@ -5,6 +5,7 @@ use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
 use super::mac::Mac;
 use super::record_kind::RecordKind;
+use super::rotation::RotationError;
 
 /// Why a reader refused a stream. The frames that it yielded before remain valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +48,8 @@ pub enum FrameError {
     CodecRefused { codec: Codec },
     #[error("the MAC {mac:?} was not offered")]
     MacRefused { mac: Mac },
+    #[error(transparent)]
+    Rotation(#[from] RotationError),
     #[error("the stream's end counts {found} frames; {expected} arrived")]
     FrameCount { expected: u32, found: u32 },
     #[error("the stream ends at position {next}, before {end}")]
@@ -103,6 +106,8 @@ pub enum WriteError {
     Chunk(#[from] ChunkError),
     #[error(transparent)]
     Codec(#[from] CodecError),
+    #[error(transparent)]
+    Rotation(#[from] RotationError),
     /// A reader would refuse the frame or the end.
     #[error(transparent)]
     Frame(#[from] FrameError),

@@ -49,6 +49,12 @@ impl Span {
         })
     }
 
+    /// Iterates over the position of the first row of every tensor, in the order of [`Span::tensors`].
+    pub(super) fn tensor_starts<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = u32> + 'a {
+        let sections = layout.sections.iter().zip(&self.starts);
+        sections.flat_map(|(section, start)| std::iter::repeat_n(*start, section.n_tensors()))
+    }
+
     /// Returns the number of bytes of all rows.
     pub fn n_bytes(&self, layout: &KvLayout) -> u64 {
         let sections = layout.sections.iter().zip(&self.starts);

@@ -6,6 +6,7 @@ use super::codec::Codec;
 use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
 use super::mac::Mac;
+use super::rotation::KeyRotation;
 
 /// The version of the format of payloads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -20,7 +21,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 const MAX_MS: f64 = 1e9;
 
 /// Describes the stream. The reader refuses values that differ from its request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoffHead {
     /// [`FORMAT_VERSION`].
     pub version: u32,
@@ -39,6 +40,9 @@ pub struct HandoffHead {
     /// The MAC of every record after this one.
     #[serde(default, skip_serializing_if = "Mac::is_default")]
     pub mac: Mac,
+    /// How K was rotated, if the codec undid it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<KeyRotation>,
 }
 
 impl HandoffHead {
@@ -53,6 +57,7 @@ impl HandoffHead {
             end: handoff.end(),
             codec,
             mac,
+            rotation: None,
         }
     }
 }

@@ -21,11 +21,12 @@ pub mod prefix;
 pub mod reader;
 pub mod record;
 mod record_kind;
+pub mod rotation;
 pub mod verified;
 pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
-pub use codec::{Codec, CodecEffect, CodecError};
+pub use codec::{Codec, CodecEffect, CodecError, KvqError};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};
@@ -37,6 +38,7 @@ pub use placement::{Contiguous, Placement, Places};
 pub use prefix::PrefixHasher;
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
+pub use rotation::{KeyRotation, RotationError, SectionRotation};
 pub use verified::VerifiedKv;
 pub use writer::HandoffWriter;
 

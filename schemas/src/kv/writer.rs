@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::chunk::Chunk;
-use super::codec::{Codec, Encoder};
+use super::codec::{Codec, Encoder, TensorRows};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
@@ -12,6 +12,7 @@ use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
+use super::rotation::KeyRotation;
 use crate::error::EngineError;
 
 /// The writing end of a handoff. Each call returns a record as pieces to send one after the other. A call that fails
@@ -42,15 +43,28 @@ impl HandoffWriter {
         codec: Codec,
         mac: Mac,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
+        HandoffWriter::begin_rotated(cluster_key, handoff, codec, mac, None)
+    }
+
+    /// The same for a model whose K was rotated so. `kvq` undoes the rotation.
+    pub fn begin_rotated(
+        cluster_key: &[u8],
+        handoff: Handoff,
+        codec: Codec,
+        mac: Mac,
+        rotation: Option<&KeyRotation>,
+    ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
         handoff.check()?;
         codec.check(&handoff.layout)?;
+        let rotation = rotation.filter(|_| codec.undoes_rotation());
+        rotation.map_or(Ok(()), |rotation| rotation.check(&handoff.layout))?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
             key: HandoffKey::derive(cluster_key, handoff.id),
             codec,
             mac: Mac::Blake3,
-            encoder: Encoder::new(codec)?,
+            encoder: Encoder::new(codec, &handoff.layout, rotation)?,
             prefix,
             next: handoff.start,
             n_frames: 0,
@@ -58,7 +72,8 @@ impl HandoffWriter {
             ended: false,
             handoff,
         };
-        let head = json(RecordKind::Head, &HandoffHead::of(&writer.handoff, codec, mac))?;
+        let head = HandoffHead { rotation: rotation.cloned(), ..HandoffHead::of(&writer.handoff, codec, mac) };
+        let head = json(RecordKind::Head, &head)?;
         let head = writer.record(RecordKind::Head, vec![head])?;
         writer.mac = mac;
         Ok((writer, head))
@@ -135,18 +150,26 @@ impl HandoffWriter {
 
 /// Writes the body of an encoded frame.
 fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
-    let shapes = handoff.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|layer| [Some(layer.k), layer.v]);
+    let layers = handoff
+        .layout
+        .sections
+        .iter()
+        .zip(&chunk.sections)
+        .flat_map(|(section, rows)| section.layers.iter().map(|shape| (rows.start, shape)).zip(&rows.layers));
+    // A missing V is not a tensor.
+    let tensors = layers.flat_map(|((start, shape), rows)| {
+        let v = shape.v.map(|v| (start, v, &rows.v));
+        [Some((start, shape.k, &rows.k)), v].into_iter().flatten()
+    });
     let mut lengths = (handoff.layout.n_tensors() as u32).to_le_bytes().to_vec();
-    let mut tensors = Vec::new();
-    for (bytes, shape) in chunk.tensors().zip(shapes) {
-        // A missing V has no length in the body.
-        let Some(rows) = shape else { continue };
-        let encoded = encoder.encode(rows, bytes)?;
+    let mut encoded_tensors = Vec::new();
+    for (index, (start, rows, bytes)) in tensors.enumerate() {
+        let encoded = encoder.encode(TensorRows { index, start, rows }, bytes)?;
         let too_long = |_| WriteError::TooLong { kind: RecordKind::Frame, n_bytes: encoded.len() };
         lengths.extend(u32::try_from(encoded.len()).map_err(too_long)?.to_le_bytes());
-        tensors.push(Bytes::from(encoded));
+        encoded_tensors.push(Bytes::from(encoded));
     }
-    Ok([Bytes::from(lengths)].into_iter().chain(tensors).collect())
+    Ok([Bytes::from(lengths)].into_iter().chain(encoded_tensors).collect())
 }
 
 /// Writes a JSON payload. Errors: it is longer than its kind allows.

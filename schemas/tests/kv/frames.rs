@@ -160,7 +160,7 @@ fn no_codec_carries_a_value_that_is_not_finite() {
 fn frames_are_encoded_as_the_head_says() {
     let other = FrameError::OtherCodec { p0: 2, p1: 5, expected: Codec::None, found: Codec::Q8_0 };
     assert_eq!(bad_frame(Codec::None, |frame| frame[40] = 2), other);
-    assert_eq!(bad_frame(Codec::None, |frame| frame[40] = 3), FrameError::UnknownCodec { p0: 2, p1: 5, codec: 3 });
+    assert_eq!(bad_frame(Codec::None, |frame| frame[40] = 9), FrameError::UnknownCodec { p0: 2, p1: 5, codec: 9 });
     assert_eq!(bad_frame(Codec::None, |frame| frame[42] = 1), FrameError::FrameReserved { p0: 2, p1: 5 });
 }
 

@@ -9,10 +9,12 @@ use baton_schemas::kv::{Codec, HandoffRecord, Mac};
 use crate::sample::{self, read_all};
 
 /// Each codec with BLAKE3, and AEGIS without a codec.
-const STREAMS: [(&str, Codec, Mac); 4] = [
+const STREAMS: [(&str, Codec, Mac); 6] = [
     ("none", Codec::None, Mac::Blake3),
     ("planes_zstd", Codec::PlanesZstd, Mac::Blake3),
     ("q8_0", Codec::Q8_0, Mac::Blake3),
+    ("kvq", Codec::Kvq, Mac::Blake3),
+    ("kvq_fast", Codec::KvqFast, Mac::Blake3),
     ("aegis128x2", Codec::None, Mac::Aegis128x2),
 ];
 

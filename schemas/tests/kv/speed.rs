@@ -27,6 +27,11 @@ fn handoff() -> Handoff {
     Handoff { layout, start: 0, tokens: (0..N_POSITIONS * N_FRAMES).collect(), ..sample::handoff() }
 }
 
+fn rotation() -> KeyRotation {
+    let frequencies = (0..64).map(|i| 500_000f64.powf(-f64::from(i) / 64.0)).collect();
+    KeyRotation { sections: vec![Some(SectionRotation { head_size: 128, frequencies })] }
+}
+
 /// Rows of random fractions: a codec finds no more repetition than in real KV.
 fn section(handoff: &Handoff) -> SectionRows {
     let mut random = StdRng::seed_from_u64(1);
@@ -56,7 +61,8 @@ fn speed() {
     let section = section(&handoff);
     let n_bytes = N_POSITIONS as usize * handoff.layout.bytes_per_position();
     for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
-        let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec, mac).unwrap();
+        let (mut writer, head) =
+            HandoffWriter::begin_rotated(b"k", handoff.clone(), codec, mac, Some(&rotation())).unwrap();
         let mut frames = Vec::new();
         measure(&format!("{codec:?}, {mac:?}: written"), n_bytes, 0..N_FRAMES, |frame| {
             let rows = SectionRows { start: frame * N_POSITIONS, ..section.clone() };

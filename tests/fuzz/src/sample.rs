@@ -23,6 +23,12 @@ pub fn layout() -> KvLayout {
     KvLayout { rope: RopePairing::HalfSplit, sections }
 }
 
+/// How K is rotated in [`layout`]: partly in the first section, not at all in the second.
+pub fn rotation() -> KeyRotation {
+    let frequencies = vec![1.0, 0.25, 0.0625];
+    KeyRotation { sections: vec![Some(SectionRotation { head_size: 16, frequencies }), None] }
+}
+
 pub fn handoff() -> Handoff {
     Handoff {
         id: HandoffId(std::array::from_fn(|i| i as u8)),
@@ -86,7 +92,8 @@ pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
 
 /// The same with another MAC.
 pub fn sealed_stream(codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
-    let (mut writer, head) = HandoffWriter::begin(CLUSTER_KEY, handoff(), codec, mac).unwrap();
+    let (mut writer, head) =
+        HandoffWriter::begin_rotated(CLUSTER_KEY, handoff(), codec, mac, Some(&rotation())).unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
     records.extend(chunks().iter().map(|chunk| writer.frame(chunk).unwrap()));
     let timings = PrefillTimings { queue_ms: 0.5, prefill_ms: 12.0, n_computed: 10, n_cached: 2, ..Default::default() };

@@ -143,7 +143,7 @@ pub struct EngineArgs {
     /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
     #[arg(long, value_name = "DISTANCE", value_parser = number)]
     pub max_canary_distance: Option<f64>,
-    /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0 is lossy [default: none,planes_zstd]
+    /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0, kvq and kvq_fast are lossy [default: none,planes_zstd]
     #[arg(long, value_name = "CODECS", value_parser = one_of(Codec::ALL, Codec::as_str, Some(Codec::about)), value_delimiter = ',')]
     pub kv_codecs: Option<Vec<Codec>>,
     /// A Jinja chat template instead of the model's own

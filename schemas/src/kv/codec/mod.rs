@@ -1,12 +1,17 @@
 //! Encodings of a frame's rows. A codec saves time only if the link is slower than the codec.
 
+mod floats;
+mod kvq;
 mod planes;
 mod q8_0;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::kvq::KvqError;
+use self::kvq::{KvqDecoder, KvqEncoder, Level};
 use super::layout::{KvLayout, Rows};
+use super::rotation::KeyRotation;
 
 /// An encoding of rows. It is chosen once per handoff. The numbers are part of the wire format and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -20,6 +25,10 @@ pub enum Codec {
     /// Lossy: ggml's `q8_0`, 8 bits per value and a scale per 32 values. F16 KV shrinks to 0.53 of its size.
     #[serde(rename = "q8_0")]
     Q8_0 = 2,
+    /// Lossy: 4 to 5 bits per value, with an error of the order of the noise between two kernels.
+    Kvq = 3,
+    /// Lossy: as `kvq`, with fewer bits and more noise.
+    KvqFast = 4,
 }
 
 /// Speed and compression of a codec.
@@ -67,11 +76,25 @@ pub enum CodecError {
         /// The index of the block in its tensor.
         block: usize,
     },
+    /// An error of `kvq` or `kvq_fast`.
+    #[error("kvq: {0}")]
+    Kvq(#[from] KvqError),
+}
+
+/// One tensor's rows in a frame.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TensorRows {
+    /// The tensor's index in canonical order.
+    pub(super) index: usize,
+    /// The position of the first row.
+    pub(super) start: u32,
+    /// The shape of a row.
+    pub(super) rows: Rows,
 }
 
 impl Codec {
     /// Every codec.
-    pub const ALL: [Codec; 3] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0];
+    pub const ALL: [Codec; 5] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
 
     /// Returns the codec's name in options, configuration files and tables.
     pub fn as_str(self) -> &'static str {
@@ -79,6 +102,8 @@ impl Codec {
             Codec::None => "none",
             Codec::PlanesZstd => "planes_zstd",
             Codec::Q8_0 => "q8_0",
+            Codec::Kvq => "kvq",
+            Codec::KvqFast => "kvq_fast",
         }
     }
 
@@ -88,6 +113,8 @@ impl Codec {
             Codec::None => "As it is",
             Codec::PlanesZstd => "Lossless: byte planes and zstd",
             Codec::Q8_0 => "Lossy: 8 bits a value",
+            Codec::Kvq => "Lossy: 4 to 5 bits a value",
+            Codec::KvqFast => "Lossy: 3 to 4 bits a value",
         }
     }
 
@@ -97,6 +124,8 @@ impl Codec {
             Codec::None => CodecEffect { encode_bps: 1.8e9, ratio: 1.0 },
             Codec::PlanesZstd => CodecEffect { encode_bps: 0.43e9, ratio: 1.08 },
             Codec::Q8_0 => CodecEffect { encode_bps: 1.1e9, ratio: 1.88 },
+            Codec::Kvq => CodecEffect { encode_bps: 0.6e9, ratio: 3.4 },
+            Codec::KvqFast => CodecEffect { encode_bps: 0.6e9, ratio: 4.2 },
         }
     }
 
@@ -105,10 +134,23 @@ impl Codec {
         Codec::ALL.into_iter().find(|codec| *codec as u8 == number)
     }
 
+    /// Returns true if decoded values differ from the encoded ones.
+    pub fn is_lossy(self) -> bool {
+        match self {
+            Codec::None | Codec::PlanesZstd => false,
+            Codec::Q8_0 | Codec::Kvq | Codec::KvqFast => true,
+        }
+    }
+
+    /// Returns true if the codec works better on K without its rotation.
+    pub fn undoes_rotation(self) -> bool {
+        matches!(self, Codec::Kvq | Codec::KvqFast)
+    }
+
     /// Checks that the codec can encode every tensor of `layout`.
     pub fn check(self, layout: &KvLayout) -> Result<(), CodecError> {
         match self {
-            Codec::None | Codec::PlanesZstd => Ok(()),
+            Codec::None | Codec::PlanesZstd | Codec::Kvq | Codec::KvqFast => Ok(()),
             Codec::Q8_0 => layout.tensors().try_for_each(q8_0::check),
         }
     }
@@ -119,6 +161,7 @@ impl Codec {
             Codec::None => n_bytes,
             Codec::PlanesZstd => planes::max_encoded_bytes(n_bytes),
             Codec::Q8_0 => q8_0::encoded_bytes(rows, n_bytes),
+            Codec::Kvq | Codec::KvqFast => kvq::max_encoded_bytes(n_bytes),
         }
     }
 }
@@ -127,24 +170,34 @@ impl Codec {
 pub(super) enum Encoder {
     Planes(planes::PlanesEncoder),
     Q8_0,
+    Kvq(Box<KvqEncoder>),
 }
 
 impl Encoder {
     /// Creates it. `None` for [`Codec::None`].
-    pub(super) fn new(codec: Codec) -> Result<Option<Encoder>, CodecError> {
+    pub(super) fn new(
+        codec: Codec,
+        layout: &KvLayout,
+        rotation: Option<&KeyRotation>,
+    ) -> Result<Option<Encoder>, CodecError> {
+        let kvq = |level| Some(Encoder::Kvq(Box::new(KvqEncoder::new(layout, rotation.cloned(), level))));
         Ok(match codec {
             Codec::None => None,
             Codec::PlanesZstd => Some(Encoder::Planes(planes::PlanesEncoder::new()?)),
             Codec::Q8_0 => Some(Encoder::Q8_0),
+            Codec::Kvq => kvq(Level::Quality),
+            Codec::KvqFast => kvq(Level::Fast),
         })
     }
 
-    /// Encodes one tensor. No rows become no bytes.
-    pub(super) fn encode(&mut self, rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
+    /// Encodes one tensor's rows in the next frame. No rows become no bytes.
+    pub(super) fn encode(&mut self, tensor: TensorRows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
+        let TensorRows { index, start, rows } = tensor;
         match self {
             _ if bytes.is_empty() => Ok(Vec::new()),
             Encoder::Planes(planes) => planes.encode(rows.dtype, bytes),
             Encoder::Q8_0 => q8_0::encode(rows, bytes),
+            Encoder::Kvq(kvq) => Ok(kvq.encode(index, start, bytes)?),
         }
     }
 }
@@ -153,26 +206,34 @@ impl Encoder {
 pub(super) enum Decoder {
     Planes(planes::PlanesDecoder),
     Q8_0,
+    Kvq(Box<KvqDecoder>),
 }
 
 impl Decoder {
     /// Creates it. `None` for [`Codec::None`].
-    pub(super) fn new(codec: Codec) -> Result<Option<Decoder>, CodecError> {
+    pub(super) fn new(
+        codec: Codec,
+        layout: &KvLayout,
+        rotation: Option<&KeyRotation>,
+    ) -> Result<Option<Decoder>, CodecError> {
         Ok(match codec {
             Codec::None => None,
             Codec::PlanesZstd => Some(Decoder::Planes(planes::PlanesDecoder::new()?)),
             Codec::Q8_0 => Some(Decoder::Q8_0),
+            Codec::Kvq | Codec::KvqFast => Some(Decoder::Kvq(Box::new(KvqDecoder::new(layout, rotation.cloned())))),
         })
     }
 
     /// Decodes all of `encoded` into all of `decoded`, whose length follows from the layout.
-    pub(super) fn decode(&mut self, rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(), CodecError> {
+    pub(super) fn decode(&mut self, tensor: TensorRows, encoded: &[u8], decoded: &mut [u8]) -> Result<(), CodecError> {
+        let TensorRows { index, start, rows } = tensor;
         match self {
             _ if decoded.is_empty() => {
                 exactly(0, encoded.len(), |expected, found| CodecError::EncodedLength { expected, found })
             }
             Decoder::Planes(planes) => planes.decode(rows.dtype, encoded, decoded),
             Decoder::Q8_0 => q8_0::decode(rows, encoded, decoded),
+            Decoder::Kvq(kvq) => Ok(kvq.decode(index, start, encoded, decoded)?),
         }
     }
 }

@@ -4,11 +4,10 @@
 //! type. It is larger only if the largest value is below 0.008, where F16 scales lose precision. Decoding converts the
 //! values to the layout's type; a value that rounding pushed out of its range becomes the type's largest value.
 
-use half::slice::HalfFloatSliceExt as _;
-use half::{bf16, f16};
+use half::f16;
 
-use super::{CodecError, exactly};
-use crate::kv::layout::{Dtype, Rows};
+use super::{CodecError, exactly, floats};
+use crate::kv::layout::Rows;
 
 /// The number of values that share a scale.
 const BLOCK: usize = 32;
@@ -33,7 +32,8 @@ pub(super) fn encode(rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
     check(rows)?;
     let mut encoded = Vec::with_capacity(encoded_bytes(rows, bytes.len()));
     for (block, bytes) in bytes.chunks_exact(BLOCK * rows.dtype.bytes()).enumerate() {
-        let values = load(rows.dtype, bytes);
+        let mut values = [0.0f32; BLOCK];
+        floats::load(rows.dtype, bytes, &mut values);
         let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
         let scale = f16::from_f32(largest / 127.0);
         // Check the values, too: `max` ignores NaN.
@@ -61,7 +61,7 @@ pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(
         }
         let scale = scale.to_f32();
         let quants: &[u8; BLOCK] = quants;
-        store(rows.dtype, quants.map(|q| f32::from(q as i8) * scale), out);
+        floats::store(rows.dtype, &quants.map(|q| f32::from(q as i8) * scale), out);
     }
     Ok(())
 }
@@ -71,52 +71,4 @@ pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(
 /// can vectorize this.
 fn round(value: f32) -> u8 {
     (value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as u8
-}
-
-/// Reads 32 values of type `dtype`.
-fn load(dtype: Dtype, bytes: &[u8]) -> [f32; BLOCK] {
-    let mut values = [0.0; BLOCK];
-    let halves = |i: usize| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
-    match dtype {
-        Dtype::F32 => {
-            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-        Dtype::F16 => {
-            let from: [f16; BLOCK] = std::array::from_fn(|i| f16::from_bits(halves(i)));
-            from.convert_to_f32_slice(&mut values);
-        }
-        Dtype::Bf16 => {
-            let from: [bf16; BLOCK] = std::array::from_fn(|i| bf16::from_bits(halves(i)));
-            from.convert_to_f32_slice(&mut values);
-        }
-    }
-    values
-}
-
-/// Writes 32 values as `dtype`. All are in the range of BF16: the largest is 65,504 · 128.
-fn store(dtype: Dtype, values: [f32; BLOCK], out: &mut [u8]) {
-    match dtype {
-        Dtype::F32 => {
-            for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
-                *out = value.to_le_bytes();
-            }
-        }
-        Dtype::F16 => {
-            let largest = f16::MAX.to_f32();
-            let mut to = [f16::ZERO; BLOCK];
-            to.convert_from_f32_slice(&values.map(|v| v.clamp(-largest, largest)));
-            for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(to) {
-                *out = value.to_le_bytes();
-            }
-        }
-        Dtype::Bf16 => {
-            let mut to = [bf16::ZERO; BLOCK];
-            to.convert_from_f32_slice(&values);
-            for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(to) {
-                *out = value.to_le_bytes();
-            }
-        }
-    }
 }

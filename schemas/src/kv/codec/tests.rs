@@ -1,19 +1,30 @@
 use half::f16;
 
 use super::*;
-use crate::kv::layout::Dtype;
+use crate::kv::layout::{Dtype, LayerShape, RopePairing, Section};
 
 fn rows(dtype: Dtype, n_values: u32) -> Rows {
     Rows { dtype, n_values }
 }
 
+/// A layout with one tensor.
+fn layout(rows: Rows) -> KvLayout {
+    let layers = vec![LayerShape { k: rows, v: None }];
+    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
+}
+
+fn tensor(rows: Rows) -> TensorRows {
+    TensorRows { index: 0, start: 0, rows }
+}
+
 fn encode(codec: Codec, rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
-    Encoder::new(codec).unwrap().unwrap().encode(rows, bytes)
+    Encoder::new(codec, &layout(rows), None).unwrap().unwrap().encode(tensor(rows), bytes)
 }
 
 fn decode(codec: Codec, rows: Rows, encoded: &[u8], n_bytes: usize) -> Result<Vec<u8>, CodecError> {
     let mut decoded = vec![0; n_bytes];
-    Decoder::new(codec).unwrap().unwrap().decode(rows, encoded, &mut decoded).map(|()| decoded)
+    let mut decoder = Decoder::new(codec, &layout(rows), None).unwrap().unwrap();
+    decoder.decode(tensor(rows), encoded, &mut decoded).map(|()| decoded)
 }
 
 fn f16s(values: &[f32]) -> Vec<u8> {
@@ -22,13 +33,13 @@ fn f16s(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn codecs_keep_their_numbers_and_names() {
-    for (codec, number, name) in
-        [(Codec::None, 0, "none"), (Codec::PlanesZstd, 1, "planes_zstd"), (Codec::Q8_0, 2, "q8_0")]
-    {
+    let names = ["none", "planes_zstd", "q8_0", "kvq", "kvq_fast"];
+    for (codec, (number, name)) in Codec::ALL.into_iter().zip((0..).zip(names)) {
         assert_eq!((codec as u8, Codec::from_number(number)), (number, Some(codec)));
         assert_eq!(serde_json::to_value(codec).unwrap(), name);
+        assert_eq!(codec.as_str(), name);
     }
-    assert_eq!(Codec::from_number(3), None);
+    assert_eq!(Codec::from_number(5), None);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::offer::Offer;
 use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
-use crate::kv::codec::{Codec, Decoder};
+use crate::kv::codec::{Codec, Decoder, TensorRows};
 use crate::kv::error::FrameError;
 use crate::kv::finite::all_finite;
 use crate::kv::frame::{FrameHeader, Span};
@@ -183,7 +183,10 @@ impl<P: Placement> ReaderProgress<P> {
         }
         self.mac = head.mac;
         self.codec = head.codec;
-        self.decoder = Decoder::new(head.codec).map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
+        let rotation = head.rotation.as_ref().filter(|_| head.codec.undoes_rotation());
+        rotation.map_or(Ok(()), |rotation| rotation.check(&self.layout))?;
+        let decoder = Decoder::new(head.codec, &self.layout, rotation);
+        self.decoder = decoder.map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
         Ok(head)
     }
 
@@ -226,12 +229,14 @@ impl<P: Placement> ReaderProgress<P> {
         let tensors = split_body(body, &header.span, self.layout.n_tensors())?;
         let places = self.places(&header.span)?;
         let mut buffer = self.buffer(places.n_bytes);
-        let shapes = header.span.tensors(&self.layout).zip(&places.tensors);
-        for (tensor, (encoded, ((rows, _), place))) in tensors.into_iter().zip(shapes).enumerate() {
+        let shapes = header.span.tensors(&self.layout).zip(header.span.tensor_starts(&self.layout));
+        for (tensor, (encoded, (((rows, _), start), place))) in
+            tensors.into_iter().zip(shapes.zip(&places.tensors)).enumerate()
+        {
             let decoded = &mut buffer[place.clone()];
             if let Some(decoder) = &mut self.decoder {
                 let wrong = |reason| FrameError::Decode { p0, p1, tensor, reason };
-                decoder.decode(rows, encoded, decoded).map_err(wrong)?;
+                decoder.decode(TensorRows { index: tensor, start, rows }, encoded, decoded).map_err(wrong)?;
             }
             if !all_finite(rows.dtype, decoded) {
                 return Err(FrameError::NotFinite { p0, p1, tensor });

@@ -1,0 +1,122 @@
+//! `baton bench codec`: what each KV codec costs in exactness and time, and what it saves.
+//!
+//! For each prompt, the model's predictions for the tokens that follow are computed from its KV as it is, and from the
+//! KV that went through a codec. Their divergence is compared with a floor: the KV that the same model computes in
+//! smaller batches, whose kernels add numbers in another order.
+
+mod divergence;
+mod q4_0;
+mod report;
+mod subject;
+
+use std::path::PathBuf;
+
+use baton_engines::llama::LlamaConfig;
+use baton_engines::llama::reference::Reference;
+use baton_engines::llama::trial::KvTrial;
+use baton_fetch as models;
+use baton_proxy::serve::CommandFailure;
+use baton_proxy::serve::model_files;
+use baton_schemas::Token;
+use clap::Args;
+
+use self::report::{CodecBenchReport, ModelReport};
+use self::subject::{Subject, Tally};
+
+/// Tokens of each prompt: from short to long, so that the figures hold for both.
+const LENGTHS: [usize; 4] = [600, 900, 1_300, 2_000];
+
+/// Options of `baton bench codec`.
+#[derive(Args)]
+pub(super) struct CodecBenchArgs {
+    /// .gguf files or catalogue names, by commas
+    #[arg(long, short, default_value = "smollm2", value_delimiter = ',')]
+    model: Vec<String>,
+    /// Prompts of 600 to 2,000 tokens
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=200))]
+    prompts: u32,
+    /// Tokens after each prompt whose predictions are compared
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    tokens: u32,
+    /// Positions of a frame
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=2_048))]
+    chunk: u32,
+    /// Compute threads
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: u32,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draw a chart of ratio and divergence for each model, as SVG files in this folder
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs the benchmark and prints tables.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
+    if let Some(folder) = &args.svg {
+        // Fail on a wrong path before minutes of work.
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut report = CodecBenchReport::default();
+    for name in &args.model {
+        let path = models::pull(name, &model_files::pull_options()?).await?;
+        let config = LlamaConfig {
+            n_slots: 1,
+            n_threads: Some(args.threads),
+            n_ubatch: args.chunk.max(args.tokens),
+            ..LlamaConfig::new(&path)
+        };
+        let sizes = Sizes { n_prompts: args.prompts, n_tokens: args.tokens as usize, n_chunk: args.chunk as usize };
+        let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_owned();
+        let model = tokio::task::spawn_blocking(move || measure(name, config, sizes)).await??;
+        println!("{}", model.table());
+        report.models.push(model);
+        if let Some(path) = &args.json {
+            // Write after each model, so that a failure loses no earlier figures.
+            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+        }
+    }
+    match &args.svg {
+        Some(folder) => report.models.iter().try_for_each(|model| model.draw(folder)),
+        None => Ok(()),
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n_prompts: u32,
+    n_tokens: usize,
+    n_chunk: usize,
+}
+
+fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelReport, CommandFailure> {
+    let model = Reference::load(config)?;
+    let longest = LENGTHS.into_iter().max().unwrap_or(0) + sizes.n_tokens;
+    let n_cells = u32::try_from(2 * longest)?.next_multiple_of(256);
+    let mut trial = KvTrial::new(&model, n_cells)?;
+    let text = model.tokenize(crate::prompts::TEXT);
+    let mut tallies: Vec<(Subject, Tally)> = Subject::ALL.map(|subject| (subject, Tally::default())).to_vec();
+    for n in 0..sizes.n_prompts as usize {
+        let length = LENGTHS[n % LENGTHS.len()];
+        eprintln!("{name}: prompt {} of {}, {length} tokens", n + 1, sizes.n_prompts);
+        let (prompt, next) = prompt(&text, n, length, sizes.n_tokens);
+        let plain = trial.prefill(&prompt, sizes.n_chunk)?;
+        let expected = trial.logits(&plain, &next)?;
+        for (subject, tally) in &mut tallies {
+            let passed = subject.pass(&mut trial, &prompt, &plain)?;
+            let found = trial.logits(&passed.chunks, &next)?;
+            tally.add(&passed, &divergence::all(&expected, &found));
+        }
+    }
+    Ok(ModelReport::new(name, sizes.n_prompts, tallies))
+}
+
+/// Prompt number `n` and the text's own tokens after it.
+fn prompt(text: &[Token], n: usize, length: usize, n_next: usize) -> (Vec<Token>, Vec<Token>) {
+    let mut tokens = text.iter().copied().cycle().skip(419 * n).take(length + n_next).collect::<Vec<_>>();
+    let next = tokens.split_off(length);
+    (tokens, next)
+}
