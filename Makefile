@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama check deny build dist portable cuda thin vulkan arm upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -23,6 +23,9 @@ run: build ## Install what is missing, build, fetch the default model, and serve
 
 demo: build ## Hand a long prompt from one node to another on this machine, and show where the time went
 	target/release/baton demo $(ARGS)
+
+quickstart: build ## Pair, discover and hand over between three network namespaces, as docs/quickstart.md shows (Linux, half a minute)
+	scripts/quickstart.sh $(ARGS)
 
 build: setup ## Build the binary
 	cargo build $(PROFILE) --locked

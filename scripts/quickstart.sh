@@ -67,26 +67,28 @@ began=$(now)
 echo "spark$ baton node --role prefill --model model.gguf --listen 0.0.0.0:9000"
 on spark "$baton" node --role prefill --model "$MODEL" --threads 1 --listen 0.0.0.0:9000 > "$WORK/node.log" 2>&1 &
 echo "mac$ baton serve --model model.gguf --discover --listen 0.0.0.0:8080"
-on mac "$baton" serve --model "$MODEL" --threads 1 --discover --listen 0.0.0.0:8080 ${SERVE_OPTIONS:-} > "$WORK/serve.log" 2>&1 &
+# Both hosts are the same processor, so no handoff would save time.
+on mac "$baton" serve --model "$MODEL" --threads 1 --discover --listen 0.0.0.0:8080 \
+  --policy always_handoff > "$WORK/serve.log" 2>&1 &
 url=http://192.168.77.2:8080
 end=$((SECONDS + 60))
-until on mac curl -sf http://127.0.0.1:8080/baton/state | grep -q '"role":"prefill"'; do
+# Both engines have loaded the model, and the link between them was measured.
+until on mac curl -sf http://127.0.0.1:8080/baton/state | grep -q '"same_weights":true'; do
   [ $SECONDS -lt $end ] || { echo "quickstart: the Spark was not found" >&2; cat "$WORK"/{node,serve}.log >&2; exit 1; }
   sleep 0.1
 done
-step "start both; the Mac finds the Spark" "$began"
+step "start both; the Mac finds the Spark and measures the link" "$began"
 
 began=$(now)
-python3 - > "$WORK/request.json" <<'PYTHON'
-import json
+python3 - "$(basename "$MODEL" .gguf)" > "$WORK/request.json" <<'PYTHON'
+import json, sys
 text = " ".join(f"Fact {i}: the box number {i} holds {i * 7 % 93} marbles." for i in range(120))
-print(json.dumps({"model": "smollm2", "max_tokens": 16, "messages": [{"role": "user", "content": text + " Summarize."}]}))
+print(json.dumps({"model": sys.argv[1], "max_tokens": 16, "messages": [{"role": "user", "content": text + " Summarize."}]}))
 PYTHON
 echo "laptop$ curl $url/v1/chat/completions -d @request.json"
-on laptop curl -sf -D "$WORK/head" "$url/v1/chat/completions" -H 'content-type: application/json' \
-  -d @"$WORK/request.json" > "$WORK/reply.json"
+on laptop curl -sS -D "$WORK/head" "$url/v1/chat/completions" -d @"$WORK/request.json" > "$WORK/reply.json"
 grep -i '^x-baton-route' "$WORK/head"
-grep -qi '^x-baton-route: handoff' "$WORK/head" || { echo "quickstart: it was not handed over" >&2; exit 1; }
+grep -qi '^x-baton-route: handoff' "$WORK/head" || { echo "quickstart: it was not handed over" >&2; cat "$WORK/reply.json" >&2; exit 1; }
 step "a long prompt, computed on the Spark and continued on the Mac" "$began"
 
 if [ -n "$picture" ]; then
