@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_engines::mdns::{self, Announcement, ServiceType};
@@ -25,8 +26,12 @@ const STRANGER: &str = "BATON_TEST_STRANGER";
 /// A node must be gone this soon after it was killed.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
+/// Namespaces of one name exist once, so these tests run one after another.
+static NAMESPACES: Mutex<()> = Mutex::new(());
+
 /// Runs `test` of this file where it may make namespaces: in this process for root, or in one of a user namespace.
 fn with_namespaces(test: &str, run: impl FnOnce()) {
+    let _alone = NAMESPACES.lock().unwrap_or_else(PoisonError::into_inner);
     let works = |program: &str, args: &[&str]| {
         Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
     };

@@ -24,12 +24,12 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
     println!("{table}");
     let figures: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let rows = figures["overlap"]["rows"].as_array().unwrap();
-    // Three codecs over three links.
-    assert_eq!(rows.len(), 9);
+    // Five codecs over three links.
+    assert_eq!(rows.len(), 15);
     for row in rows {
         assert_eq!(row["n_tokens"], 48);
-        // 47 tokens of KV; the most a codec does to them is to halve them.
-        assert!(row["n_bytes"].as_f64().unwrap() > 47.0 * 23_040.0 / 2.0, "{row}");
+        // 47 tokens of KV; the most a codec does to them is to quarter them.
+        assert!(row["n_bytes"].as_f64().unwrap() > 47.0 * 23_040.0 / 5.0, "{row}");
         assert!(row["prefill_ms"].as_f64().unwrap() > 0.0 && row["unhidden_ms"].as_f64().unwrap() >= 0.0, "{row}");
     }
     // Moving KV after the prefill takes at least the wire's time.

@@ -1,4 +1,4 @@
-//! Services on the local network, by mDNS and DNS-SD (RFC 6762 and 6763): [`announce`] and [`browse`].
+//! Services on the local network, by mDNS and DNS-SD (RFC 6762 and 6763): [`announce()`] and [`browse()`].
 //!
 //! Anyone in the network can announce anything, so nothing that is found here is trusted: it says where to ask, and the
 //! caller must authenticate what answers there. Names are short and printable, and addresses are such that a machine in

@@ -61,6 +61,10 @@ impl Prover {
         let question = Question::new(cluster_key);
         let call = self.client.get(format!("{url}{BASE_PATH}/proof")).query(&[("message", question.message())]);
         let reply = call.send().await.map_err(|error| failure_of(&error, url))?;
+        let is_here = |at: SocketAddr| at.ip() == self.address.ip() && at.port() == self.address.port();
+        if !reply.remote_addr().is_some_and(is_here) {
+            return Err(NotProven::Elsewhere.into());
+        }
         let certificate = reply.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate).map(Place::hash);
         if reply.status() != StatusCode::OK || (certificate.is_none() && url.starts_with("https:")) {
             return Err(NotProven::NotANode.into());

@@ -168,6 +168,16 @@ impl ClusterFolder {
         if !self.0.try_exists()? {
             return Ok(None);
         }
+        // A folder that was named by mistake must not be removed.
+        for entry in fs::read_dir(&self.0)? {
+            let name = entry?.file_name();
+            if !FILES.iter().any(|file| name == *file) {
+                let name = name.display();
+                return Err(io::Error::other(format!(
+                    "it holds {name}, which is no part of a pairing: name another folder"
+                )));
+            }
+        }
         let aside = tempfile::Builder::new().prefix(".cluster-").tempdir_in(parent)?;
         fs::rename(&self.0, aside.path().join("old"))?;
         Ok(Some(aside))
@@ -184,6 +194,9 @@ impl ClusterFolder {
         }
     }
 }
+
+/// All files of a pairing.
+const FILES: [&str; 6] = [ABOUT, CLUSTER_KEY, AUTHORITY, AUTHORITY_KEY, CERTIFICATE, PRIVATE_KEY];
 
 fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Result<ClusterFolder, PairingError> {
     if let Some(folder) = var(FOLDER_VARIABLE) {
@@ -211,6 +224,21 @@ mod tests {
 
     fn member(name: &str) -> Membership {
         found_cluster(MachineName::parse(name).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_folder_with_other_files_is_neither_replaced_nor_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = ClusterFolder(parent.path().join("etc"));
+        fs::create_dir(&folder.0).unwrap();
+        fs::write(folder.0.join("baton.toml"), "x").unwrap();
+        for replaces in [false, true] {
+            let error = folder.store(&member("mac"), replaces).unwrap_err().to_string();
+            assert!(error.contains("baton.toml"), "{error}");
+        }
+        assert!(folder.forget().is_err());
+        assert_eq!(fs::read_to_string(folder.0.join("baton.toml")).unwrap(), "x");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     fn mode(path: &Path) -> u32 {

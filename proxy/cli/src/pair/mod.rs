@@ -3,6 +3,7 @@
 mod find;
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use baton_pairing::{
     About, Admission, AdmissionEvent, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner,
@@ -113,7 +114,7 @@ async fn show_code(admission: &Admission, args: &PairArgs, stop: &CancellationTo
     let announced = find::announce(admission, listening);
     print_code(admission, listening)?;
     let end = tokio::select! {
-        end = admission.admit(listener, args.expect.map(|n| n as usize), print_event) => Some(end.reason),
+        end = admission.admit(listener, args.expect.map(|n| n as usize), event_printer()) => Some(end.reason),
         () = stop.cancelled() => None,
     };
     if let Some(announced) = announced {
@@ -128,7 +129,7 @@ async fn show_code(admission: &Admission, args: &PairArgs, stop: &CancellationTo
         ))),
         _ if n_joined == 0 => {
             let why = if end.is_some() { "the code has expired" } else { "stopped" };
-            Err(CommandFailure(format!("{why}, and no machine has joined. Nothing was changed")))
+            Err(CommandFailure(format!("{why}, and no machine has said that it joined")))
         }
         _ => {
             let cluster = &admission.about().cluster;
@@ -158,8 +159,11 @@ fn print_code(admission: &Admission, listening: SocketAddr) -> Result<(), Comman
     Ok(terminal::print_line(text)?)
 }
 
-fn print_event(event: AdmissionEvent) {
-    match event {
+/// Prints who joined, and failures that cost an attempt. Others can be caused without end by anyone who reaches the port, and must
+/// not move the code off the screen.
+fn event_printer() -> impl Fn(AdmissionEvent) + Send + Sync + 'static {
+    let printed_left = AtomicU32::new(MAX_FAILED_ATTEMPTS);
+    move |event| match event {
         AdmissionEvent::Joined { machine, address } => {
             let line = terminal::print_line(format_args!("{machine} joined, from {}", address.ip()));
             if let Err(error) = line {
@@ -167,6 +171,9 @@ fn print_event(event: AdmissionEvent) {
             }
         }
         AdmissionEvent::Failed { address, error, n_left } => {
+            if n_left >= printed_left.fetch_min(n_left, Ordering::Relaxed) {
+                return tracing::debug!(%address, %error, "a connection did not pair, and spent no attempt");
+            }
             let error = match error {
                 // As the joiner reads it, it speaks of "there".
                 PairingError::Refused(refusal) => format!("refused: {refusal}"),

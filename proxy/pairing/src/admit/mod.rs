@@ -194,6 +194,8 @@ impl Admission {
                 let run = self.run(connection, &hello);
                 tokio::time::timeout(RUN_DEADLINE, run).await.unwrap_or(Err(PairingError::Late))
             }
+            // A joiner refuses nothing, and its words must not pass for those of this machine.
+            Err(PairingError::Refused(_)) => return Err(PairingError::Protocol("a message out of turn")),
             // Nobody who pairs: no answer.
             Err(error) => return Err(error),
         };

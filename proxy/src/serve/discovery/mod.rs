@@ -26,6 +26,10 @@ const TICK: Duration = Duration::from_millis(250);
 /// The pause after mDNS has failed: without a network, for example.
 const BROWSE_PAUSE: Duration = Duration::from_secs(10);
 
+/// How long one search goes on. mDNS repeats its question less and less often, and remembers what strangers announce; a new search
+/// asks at once and remembers nothing.
+const BROWSE_TIME: Duration = Duration::from_secs(60);
+
 /// How long the start waits for the first nodes.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
 
@@ -110,7 +114,10 @@ struct Search {
     transport: Transport,
     sighted: Sighted,
     browser: Option<Browser>,
+    /// When the next search begins.
     browse_at: Instant,
+    /// When addresses are asked next.
+    ask_at: Instant,
     problem: Option<String>,
     answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
 }
@@ -123,6 +130,7 @@ impl Search {
             sighted: Sighted::default(),
             browser: None,
             browse_at: Instant::now(),
+            ask_at: Instant::now(),
             problem: None,
             answers: mpsc::channel(MAX_ANSWERS),
         }
@@ -130,10 +138,12 @@ impl Search {
 
     /// Waits for an event or a tick, and asks what is due.
     async fn step(&mut self) {
-        if self.browser.is_none() && self.browse_at <= Instant::now() {
+        if self.browse_at <= Instant::now() {
+            self.browser = None;
             match mdns::browse(ServiceType::NODE) {
                 Ok(browser) => {
                     self.browser = Some(browser);
+                    self.browse_at = Instant::now() + BROWSE_TIME;
                     self.problem = None;
                 }
                 Err(error) => {
@@ -168,8 +178,11 @@ impl Search {
             }
             () = tokio::time::sleep(TICK) => {}
         }
-        let Some(key) = &self.key else { return };
-        for Ask { id, address, prover } in self.sighted.due(&self.transport, Instant::now()) {
+        // Not after each event: a flood of announcements must not ask more often.
+        let now = Instant::now();
+        let Some(key) = self.key.as_ref().filter(|_| self.ask_at <= now) else { return };
+        self.ask_at = now + TICK;
+        for Ask { id, address, prover } in self.sighted.due(&self.transport, now) {
             let (key, answers) = (key.clone(), self.answers.0.clone());
             tokio::spawn(async move {
                 let answer = prover.prove(&key).await;

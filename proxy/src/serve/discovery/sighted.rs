@@ -25,6 +25,9 @@ pub(super) const MAX_INSTANCES: usize = 64;
 const MAX_ASKED: usize = 32;
 const MAX_NEW: usize = 4;
 
+/// The most of those that one instance may have.
+const MAX_NEW_OF_ONE: usize = 2;
+
 /// The interval between two proofs of an address that has proven the key.
 const PROVEN_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -35,6 +38,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Failures in a row after which an address that has proven the key counts as lost. One may be a lost packet.
 const LOST_AFTER: u32 = 2;
 
+/// Failures in a row after which a node that said goodbye is forgotten, at [`MAX_PAUSE`] each: a day. Until then it is used at
+/// once when it comes back, even if its announcement is not heard.
+const FORGOTTEN_AFTER: u32 = 2_880;
+
 /// All announced instances.
 #[derive(Default)]
 pub(super) struct Sighted {
@@ -44,7 +51,7 @@ pub(super) struct Sighted {
 struct SightedInstance {
     instance: Instance,
     paths: BTreeMap<SocketAddr, SightedPath>,
-    /// It said goodbye, or its announcement has expired: one failure is enough to forget it.
+    /// It said goodbye, or its announcement has expired: one failure is enough to lose it.
     is_gone: bool,
     has_proven: bool,
 }
@@ -60,6 +67,18 @@ struct SightedPath {
     n_failed: u32,
     due: Instant,
     is_asked: bool,
+}
+
+impl SightedInstance {
+    /// Returns true if an address of it has proven the key and is not lost.
+    fn stands(&self) -> bool {
+        self.paths.values().any(|path| path.standing().is_some())
+    }
+
+    /// When its next address is due. `None`: all are being asked.
+    fn due(&self) -> Option<Instant> {
+        self.paths.values().filter(|path| !path.is_asked).map(|path| path.due).min()
+    }
 }
 
 impl SightedPath {
@@ -111,6 +130,10 @@ impl Sighted {
             has_proven: false,
         });
         if tls_name(&entry.instance) != tls_name(&instance) {
+            // A node that is started again has another name, so whoever says this is not the node that has proven the key.
+            if entry.stands() {
+                return;
+            }
             entry.paths.clear();
         }
         entry.is_gone = false;
@@ -138,14 +161,19 @@ impl Sighted {
         }
     }
 
-    /// Makes room for one more by forgetting an instance that has proven nothing.
+    /// Makes room for one more by forgetting a stranger, at best one that was asked, or a node that left.
     fn has_room(&mut self) -> bool {
         if self.instances.len() < MAX_INSTANCES {
             return true;
         }
-        let stranger =
-            |entry: &SightedInstance| !entry.has_proven && entry.paths.values().all(|path| path.latest.is_some());
-        let id = self.instances.iter().find(|(_, entry)| stranger(entry)).map(|(id, _)| id.clone());
+        let keeping = |entry: &SightedInstance| match entry.has_proven {
+            true if entry.is_gone && !entry.stands() => Some(2),
+            true => None,
+            false if entry.paths.values().all(|path| path.latest.is_some()) => Some(0),
+            false => Some(1),
+        };
+        let forgettable = self.instances.iter().filter_map(|(id, entry)| Some((keeping(entry)?, id)));
+        let id = forgettable.min().map(|(_, id)| id.clone());
         id.is_some_and(|id| self.instances.remove(&id).is_some())
     }
 
@@ -153,14 +181,20 @@ impl Sighted {
     pub(super) fn due(&mut self, transport: &Transport, now: Instant) -> Vec<Ask> {
         let mut due = Vec::new();
         let mut n_new = 0;
-        for (id, entry) in &mut self.instances {
+        // Those that have waited for longest come first, so that no announcement keeps others from being asked.
+        let mut waiting: Vec<(Instant, &String, &mut SightedInstance)> =
+            self.instances.iter_mut().filter_map(|(id, entry)| Some((entry.due()?, id, entry))).collect();
+        waiting.sort_by_key(|(due, ..)| *due);
+        for (_, id, entry) in waiting {
+            let mut n_new_here = 0;
             for (&address, path) in &mut entry.paths {
                 let Some(url) = path.url.as_ref().filter(|_| !path.is_asked && path.due <= now) else { continue };
                 let is_new = path.prover.is_none();
-                if due.len() >= MAX_ASKED || (is_new && n_new >= MAX_NEW) {
+                if due.len() >= MAX_ASKED || (is_new && (n_new_here >= MAX_NEW_OF_ONE || n_new >= MAX_NEW)) {
                     continue;
                 }
                 n_new += usize::from(is_new);
+                n_new_here += usize::from(is_new);
                 let prover = match &path.prover {
                     Some(prover) => Arc::clone(prover),
                     None => match Prover::new(url, address, transport) {
@@ -200,14 +234,18 @@ impl Sighted {
             Err(_) => {
                 path.n_failed = path.n_failed.saturating_add(1);
                 // What had the key is asked often, so that it is used at once when it comes back.
-                let most = if path.proven.is_some() { PROVEN_INTERVAL } else { MAX_PAUSE };
+                let most = if path.proven.is_some() && !entry.is_gone { PROVEN_INTERVAL } else { MAX_PAUSE };
                 (FIRST_PAUSE * 2u32.saturating_pow(path.n_failed.min(8) - 1)).min(most)
             }
         };
         path.due = now + pause;
         path.latest = Some(answer);
         let is_announced = entry.instance.addresses.contains(&address);
-        if path.n_failed > 0 && (entry.is_gone || !is_announced) {
+        if entry.is_gone && path.n_failed > 0 {
+            path.n_failed = path.n_failed.max(LOST_AFTER);
+        }
+        let is_forgotten = path.n_failed > 0 && !is_announced || path.n_failed > FORGOTTEN_AFTER && entry.is_gone;
+        if is_forgotten {
             entry.paths.remove(&address);
         }
         if entry.paths.is_empty() {
@@ -313,10 +351,13 @@ fn without_scope(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip(), address.port())
 }
 
+/// A number or an address is none: it would be called as it is, whatever was announced beside it.
 fn is_host_name(name: &str) -> bool {
     let is_plain = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'.';
     let is_label = |label: &str| !label.is_empty() && label.len() <= 63 && !label.starts_with('-');
-    name.len() <= 253 && name.bytes().all(is_plain) && name.split('.').all(is_label)
+    let is_domain =
+        |name: &str| reqwest::Url::parse(&format!("https://{name}")).is_ok_and(|url| url.domain().is_some());
+    name.len() <= 253 && name.bytes().all(is_plain) && name.split('.').all(is_label) && is_domain(name)
 }
 
 #[cfg(test)]
