@@ -201,8 +201,10 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     // Until the engine is ready, requests are answered with "the model is loading".
     let late = LateEngine::default();
     // It proves the key and tells its load while its model loads.
+    let about = args.transport.pairing().and_then(|folder| folder.about().ok().flatten());
+    let machine = about.map(|about| about.machine.to_string());
     let announced = match args.announce {
-        Announce::On if !args.child => address.and_then(|address| announce_at(address, tls.as_ref())),
+        Announce::On if !args.child => address.and_then(|address| announce_at(address, tls.as_ref(), machine)),
         Announce::On | Announce::Off => None,
     };
     let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
@@ -224,12 +226,13 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     Ok(StartedNode { server, address, tls, info, announced })
 }
 
-/// Announces the node, unless only this machine reaches it. That mDNS does not work here is no reason to end.
-fn announce_at(listening: SocketAddr, tls: Option<&ServerTls>) -> Option<Announced> {
+/// Announces the node, unless only this machine reaches it, by the machine's name in the cluster or else its host name. That mDNS
+/// does not work here is no reason to end.
+fn announce_at(listening: SocketAddr, tls: Option<&ServerTls>, machine: Option<String>) -> Option<Announced> {
     if listening.ip().to_canonical().is_loopback() {
         return None;
     }
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = machine.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let host: String =
         mdns::printable(&host).split('.').next().unwrap_or_default().chars().take(MAX_HOST_CHARS).collect();
     // Two nodes of one machine, and a node that is started again, are told apart.

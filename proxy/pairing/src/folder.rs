@@ -112,15 +112,45 @@ impl ClusterFolder {
         }
     }
 
+    /// Checks that a pairing can be stored here, before anything is agreed on. Errors: it cannot, or the folder holds something else.
+    pub fn check_usable(&self) -> Result<(), PairingError> {
+        let usable = || {
+            self.check_own_files()?;
+            tempfile::Builder::new().prefix(".cluster-").tempdir_in(self.made_parent()?).map(drop)
+        };
+        usable().map_err(|error| PairingError::File { path: self.0.clone(), error })
+    }
+
+    /// The folder around it, which is made if it is missing. It holds the secrets of a cluster, so nobody else needs to list it.
+    fn made_parent(&self) -> io::Result<&Path> {
+        let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        DirBuilder::new().recursive(true).mode(0o700).create(parent).map(|()| parent)
+    }
+
+    /// Errors: there is something else than a pairing. A folder that was named by mistake must not be removed.
+    fn check_own_files(&self) -> io::Result<()> {
+        if !self.0.try_exists()? {
+            return Ok(());
+        }
+        for entry in fs::read_dir(&self.0)? {
+            let name = entry?.file_name();
+            if !FILES.iter().any(|file| name == *file) {
+                let name = name.display();
+                return Err(io::Error::other(format!(
+                    "it holds {name}, which is no part of a pairing: name another folder"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes a pairing. Errors: there is one already, unless `replaces`.
     pub fn store(&self, member: &Membership, replaces: bool) -> Result<(), PairingError> {
         let failed = |error| PairingError::File { path: self.0.clone(), error };
         if !replaces {
             self.check_free()?;
         }
-        let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Baton's own folder holds the secrets of a cluster, so nobody else needs to list it.
-        DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
+        let parent = self.made_parent().map_err(failed)?;
         let new = tempfile::Builder::new().prefix(".cluster-").tempdir_in(parent).map_err(failed)?;
         fs::set_permissions(new.path(), Permissions::from_mode(0o700)).map_err(failed)?;
         let about = serde_json::to_string_pretty(&member.about).map_err(|error| failed(error.into()))?;
@@ -168,16 +198,7 @@ impl ClusterFolder {
         if !self.0.try_exists()? {
             return Ok(None);
         }
-        // A folder that was named by mistake must not be removed.
-        for entry in fs::read_dir(&self.0)? {
-            let name = entry?.file_name();
-            if !FILES.iter().any(|file| name == *file) {
-                let name = name.display();
-                return Err(io::Error::other(format!(
-                    "it holds {name}, which is no part of a pairing: name another folder"
-                )));
-            }
-        }
+        self.check_own_files()?;
         let aside = tempfile::Builder::new().prefix(".cluster-").tempdir_in(parent)?;
         fs::rename(&self.0, aside.path().join("old"))?;
         Ok(Some(aside))

@@ -30,9 +30,12 @@ pub struct Joiner {
 }
 
 impl Joiner {
-    /// Errors: this machine is in a cluster, and is not told to leave it.
+    /// Errors: this machine is in a cluster, and is not told to leave it; or a pairing cannot be stored.
     pub fn check(&self) -> Result<(), PairingError> {
-        if self.replaces { Ok(()) } else { self.folder.check_free() }
+        if !self.replaces {
+            self.folder.check_free()?;
+        }
+        self.folder.check_usable()
     }
 }
 

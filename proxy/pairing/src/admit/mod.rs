@@ -98,7 +98,10 @@ impl Admission {
         }
         let (member, unstored) = match present {
             Some(member) => (member, None),
-            None => (authority::found_cluster(machine)?, Some(Replaces(replaces))),
+            None => {
+                folder.check_usable()?;
+                (authority::found_cluster(machine)?, Some(Replaces(replaces)))
+            }
         };
         Ok(Admission(Arc::new(FirstMachine {
             code: PairingCode::random(),
