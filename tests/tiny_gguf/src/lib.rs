@@ -51,7 +51,7 @@ pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &
     draft.file.write(path);
 }
 
-/// [`write`] with a chat template: the role and the text of each message.
+/// [`write()`] with a chat template: the role and the text of each message.
 pub fn write_with_template(path: &Path, architecture: Architecture, seed: u64) {
     const CHAT_TEMPLATE: &str =
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
