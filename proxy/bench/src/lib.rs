@@ -27,7 +27,6 @@ mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
 mod mock;
-#[cfg_attr(not(feature = "llama"), expect(dead_code, reason = "the benchmarks of own engines use the rest"))]
 mod node_process;
 mod plan;
 #[cfg_attr(not(feature = "llama"), expect(dead_code, reason = "the benchmarks of own engines use the rest"))]
