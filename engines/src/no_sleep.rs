@@ -1,5 +1,5 @@
-//! Keeps a Mac from going to sleep while an engine computes, by `caffeinate`. A machine that sleeps between requests is the
-//! owner's choice; one that falls asleep in a reply is nobody's. Other systems do not sleep while programs run, unless told.
+//! Keeps a Mac from going to sleep while an engine computes, by `caffeinate`. Sleeping between requests is
+//! the owner's choice; falling asleep in a reply breaks it off. Other systems do not sleep while programs run, unless told.
 //!
 //! Written for macOS and not run there.
 

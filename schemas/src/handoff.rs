@@ -35,6 +35,19 @@ impl KvSource {
     pub fn at(url: impl Into<String>) -> KvSource {
         KvSource { url: url.into(), paths: Vec::new(), process: 0, patience_ms: None, traceparent: None }
     }
+
+    /// Base address, without a slash at its end.
+    pub fn base(&self) -> &str {
+        self.url.trim_end_matches('/')
+    }
+
+    /// What tells this node from every other one. Found nodes of a paired cluster share a certificate's name, and with it their URL.
+    pub fn node(&self) -> String {
+        match self.paths.is_empty() {
+            true => self.base().to_owned(),
+            false => format!("{} process {:016x}", self.base(), self.process),
+        }
+    }
 }
 
 fn is_zero(number: &u64) -> bool {

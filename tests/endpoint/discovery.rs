@@ -39,10 +39,10 @@ fn with_namespaces(test: &str, run: impl FnOnce()) {
         if works("ip", &["netns", "add", "baton-probe"]) && works("ip", &["netns", "delete", "baton-probe"]) {
             return run();
         }
-        return eprintln!("SKIPPED: ip netns does not work here, so finding nodes was not tested");
+        return harness::not_possible_here("ip netns does not work here, so finding nodes was not tested");
     }
     if !works("unshare", &["--user", "--map-root-user", "--net", "--mount", "true"]) {
-        return eprintln!("SKIPPED: no network namespaces can be made here, so finding nodes was not tested");
+        return harness::not_possible_here("no network namespaces can be made here, so finding nodes was not tested");
     }
     // `ip netns` keeps its files in /run.
     let inside = "mount -t tmpfs tmpfs /run && exec \"$0\" --exact \"$1\" --nocapture";
@@ -250,8 +250,8 @@ fn kv_takes_the_fastest_measured_network() {
         let slow =
             format!("netns exec {} tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 200ms", lab.name(1));
         if !Command::new("ip").args(slow.split(' ')).status().is_ok_and(|status| status.success()) {
-            return eprintln!(
-                "SKIPPED: tc cannot slow a network down here, so the choice of the fastest was not tested"
+            return harness::not_possible_here(
+                "tc cannot slow a network down here, so the choice of the fastest was not tested",
             );
         }
         let _endpoint = lab.endpoint(&[]);

@@ -238,7 +238,7 @@ impl Drop for Cable {
 #[test]
 fn the_code_alone_finds_the_first_machine_in_the_network() {
     let Some(cable) = Cable::new() else {
-        eprintln!("SKIPPED: network namespaces cannot be made here (root and `ip` make them)");
+        harness::not_possible_here("network namespaces cannot be made here (root and `ip` make them)");
         return;
     };
     let machines = Machines::new();

@@ -45,11 +45,11 @@ struct CodecRates {
 pub(super) struct LinkCodecs(Mutex<HashMap<String, CodecRates>>);
 
 impl LinkCodecs {
-    /// The allowed codecs for a pull from `url`, fastest first. Without a measurement of the link, no codec is the
+    /// The allowed codecs for a pull from `node`, fastest first. Without a measurement of the link, no codec is the
     /// fastest.
-    pub(super) fn choose(&self, url: &str, allowed: &[Codec]) -> Vec<Codec> {
+    pub(super) fn choose(&self, node: &str, allowed: &[Codec]) -> Vec<Codec> {
         let links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let link = links.get(url);
+        let link = links.get(node);
         let rate = |codec: Codec| {
             let bps = link.and_then(|l| l.bps).unwrap_or(f64::INFINITY);
             let effect = link.and_then(|l| l.effects.get(&codec)).copied().unwrap_or_else(|| codec.typical_effect());
@@ -62,33 +62,33 @@ impl LinkCodecs {
     }
 
     /// Records a measurement of the link's rate.
-    pub(super) fn measured(&self, url: &str, link: &LinkMeasurement) {
+    pub(super) fn measured(&self, node: &str, link: &LinkMeasurement) {
         let bps = link.n_bytes as f64 / link.seconds;
         if bps.is_finite() && bps > 0.0 {
-            self.update(url, |link| link.bps = Some(link.bps.map_or(bps, |old| old + WEIGHT * (bps - old))));
+            self.update(node, |link| link.bps = Some(link.bps.map_or(bps, |old| old + WEIGHT * (bps - old))));
         }
     }
 
     /// Records the effect of a codec in a transfer. Transfers of little KV are ignored.
-    pub(super) fn used(&self, url: &str, codec: Codec, sample: Sample) {
+    pub(super) fn used(&self, node: &str, codec: Codec, sample: Sample) {
         let encode_bps = sample.n_plain as f64 / (sample.encode_ms / 1e3);
         let ratio = sample.n_plain as f64 / sample.n_wire as f64;
         if sample.n_plain < ENOUGH_BYTES || !(encode_bps.is_finite() && encode_bps > 0.0 && ratio.is_finite()) {
             return;
         }
-        self.update(url, |link| {
+        self.update(node, |link| {
             let effect = link.effects.entry(codec).or_insert(CodecEffect { encode_bps, ratio });
             effect.encode_bps += WEIGHT * (encode_bps - effect.encode_bps);
             effect.ratio += WEIGHT * (ratio - effect.ratio);
         });
     }
 
-    fn update(&self, url: &str, change: impl FnOnce(&mut CodecRates)) {
+    fn update(&self, node: &str, change: impl FnOnce(&mut CodecRates)) {
         let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if links.len() >= MAX_LINKS && !links.contains_key(url) {
+        if links.len() >= MAX_LINKS && !links.contains_key(node) {
             links.clear();
         }
-        change(links.entry(url.to_owned()).or_default());
+        change(links.entry(node.to_owned()).or_default());
     }
 }
 

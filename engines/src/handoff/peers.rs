@@ -37,24 +37,24 @@ struct Finding {
 
 impl Peers {
     /// The remembered outcome for a peer, if it is recent.
-    pub(super) fn known(&self, url: &str) -> Option<Result<AdmittedPeer, HandoffFailure>> {
+    pub(super) fn known(&self, node: &str) -> Option<Result<AdmittedPeer, HandoffFailure>> {
         let peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let finding = peers.get(url)?;
+        let finding = peers.get(node)?;
         let lasts = if finding.outcome.is_ok() { ADMITTED_FOR } else { REFUSED_FOR };
         (finding.at.elapsed() < lasts).then_some(finding.outcome)
     }
 
-    pub(super) fn remember(&self, url: &str, outcome: Result<AdmittedPeer, HandoffFailure>) {
+    pub(super) fn remember(&self, node: &str, outcome: Result<AdmittedPeer, HandoffFailure>) {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.len() >= MAX_PEERS && !peers.contains_key(url) {
+        if peers.len() >= MAX_PEERS && !peers.contains_key(node) {
             peers.clear();
         }
-        peers.insert(url.to_owned(), Finding { outcome, at: Instant::now() });
+        peers.insert(node.to_owned(), Finding { outcome, at: Instant::now() });
     }
 
     /// Forgets a peer whose model has changed.
-    pub(super) fn forget(&self, url: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(url);
+    pub(super) fn forget(&self, node: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
     }
 }
 

@@ -80,14 +80,14 @@ impl KvPuller for HttpPuller {
         let inner = Arc::clone(&self.0);
         let source = source.clone();
         Box::pin(async move {
-            let url = source.url.trim_end_matches('/');
+            let url = source.base();
             if let Err(error) = inner.client.policy.transport.check(url) {
                 tracing::warn!(url, %error, "the link to the prefill node is not measured: its address is refused");
                 return Err(HandoffFailure::AddressRefused);
             }
             let client = &inner.client;
             let measured = client.sources.measure(&source, &client.cluster_key, &client.policy).await?;
-            client.links.measured(url, &measured);
+            client.links.measured(&source.node(), &measured);
             Ok(measured)
         })
     }
@@ -113,28 +113,28 @@ impl PullerState {
     /// Errors: the pull was not begun.
     async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullEnd, HandoffFailure> {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
-        let url = order.source.url.trim_end_matches('/').to_owned();
-        let url = url.as_str();
+        let source = order.source.clone();
+        let (url, node) = (source.base(), source.node());
         let client = &self.client;
         let reached = client.sources.reach(&order.source, &client.cluster_key, &client.policy).await?;
-        let AdmittedPeer { fingerprint, kv_distance } = match self.peers.known(url) {
+        let AdmittedPeer { fingerprint, kv_distance } = match self.peers.known(&node) {
             Some(known) => known?,
             None => {
-                let outcome = self.examine(url, &reached, local).await;
+                let outcome = self.examine(&source, &reached, local).await;
                 // An unreachable peer is examined again with the next request.
                 if !matches!(outcome, Err(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled)) {
-                    self.peers.remember(url, outcome);
+                    self.peers.remember(&node, outcome);
                 }
                 outcome?
             }
         };
-        let codecs = self.client.links.choose(url, self.client.policy.allowed_codecs());
-        let peer = PrefillPeer { http: &reached.http, url, fingerprint, codecs: &codecs };
+        let codecs = self.client.links.choose(&node, self.client.policy.allowed_codecs());
+        let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
         let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
         match end.report.failure {
-            Some(HandoffFailure::FingerprintMismatch) => self.peers.forget(url),
+            Some(HandoffFailure::FingerprintMismatch) => self.peers.forget(&node),
             Some(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled | HandoffFailure::PrefillLost) => {
-                self.client.sources.note_failure(url);
+                self.client.sources.note_failure(&source);
             }
             _ => {}
         }
@@ -144,11 +144,12 @@ impl PullerState {
     /// Decides whether a peer's KV may be used.
     async fn examine(
         &self,
-        url: &str,
+        source: &KvSource,
         reached: &ReachedSource,
         local: &LocalKv,
     ) -> Result<AdmittedPeer, HandoffFailure> {
         let policy = &self.client.policy;
+        let url = source.base();
         let node = RemoteEngine::with_transport(&reached.address, &self.client.cluster_key, &policy.transport);
         let node = node.map_err(|error| {
             tracing::warn!(url, %error, "no KV is pulled: the transport settings forbid this address");
@@ -181,7 +182,7 @@ impl PullerState {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(url, reached, peer.fingerprint, local).await?;
+                let distance = self.canary_distance(source, reached, peer.fingerprint, local).await?;
                 let admitted = distance <= limit;
                 tracing::warn!(
                     url,
@@ -199,11 +200,12 @@ impl PullerState {
     /// Pulls the KV of the canary's tokens from the peer. Returns its distance from this engine's.
     async fn canary_distance(
         &self,
-        url: &str,
+        source: &KvSource,
         reached: &ReachedSource,
         peer: Fingerprint,
         local: &LocalKv,
     ) -> Result<f64, HandoffFailure> {
+        let url = source.base();
         let order = PullOrder {
             source: KvSource::at(url),
             tokens: local.identity.canary.clone(),
@@ -219,7 +221,8 @@ impl PullerState {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        let peer = PrefillPeer { http: &reached.http, url, fingerprint: peer, codecs: &[Codec::None] };
+        let peer =
+            PrefillPeer { http: &reached.http, url, node: &source.node(), fingerprint: peer, codecs: &[Codec::None] };
         let end = self.client.receive(peer, local, order, keep).await;
         if let Some(failure) = end.report.failure {
             return Err(failure);

@@ -40,6 +40,8 @@ pub(super) struct PullClient {
 pub(super) struct PrefillPeer<'a> {
     pub(super) http: &'a Client,
     pub(super) url: &'a str,
+    /// [`KvSource::node`](baton_schemas::handoff::KvSource::node).
+    pub(super) node: &'a str,
     /// The fingerprint of its model.
     pub(super) fingerprint: Fingerprint,
     /// The codecs that it may use, fastest first.
@@ -76,7 +78,7 @@ impl PullClient {
         order: PullOrder,
         sink: Sink<'_, impl Fn(VerifiedKv) -> F>,
     ) -> Result<HandoffEnd, HandoffFailure> {
-        let PrefillPeer { http, url, fingerprint, codecs } = from;
+        let PrefillPeer { http, url, node, fingerprint, codecs } = from;
         let Sink { take, meter } = sink;
         let id = HandoffId(rand::random());
         let offer = Offer { codecs, macs: Mac::best_first() };
@@ -148,7 +150,7 @@ impl PullClient {
                 }
                 Some(HandoffRecord::End(end)) => {
                     if let Some((codec, sample)) = meter.sample(&end) {
-                        self.links.used(url, codec, sample);
+                        self.links.used(node, codec, sample);
                     }
                     return Ok(end);
                 }

@@ -28,6 +28,7 @@ const AVOIDED_FOR: Duration = Duration::from_secs(5);
 /// The connections to prefill nodes.
 pub(super) struct Sources {
     configured: Client,
+    /// By [`KvSource::node`].
     found: Mutex<HashMap<String, Arc<FoundSource>>>,
 }
 
@@ -50,12 +51,12 @@ impl Sources {
         key: &str,
         policy: &PullPolicy,
     ) -> Result<ReachedSource, HandoffFailure> {
-        let url = source.url.trim_end_matches('/');
+        let url = source.base();
         if source.paths.is_empty() {
             return Ok(ReachedSource { http: self.configured.clone(), address: NodeAddress::Url(url.to_owned()) });
         }
-        let found = self.found(url, source.process, policy)?;
-        found.prepare(url, source, key, policy).await?;
+        let found = self.found(source, policy)?;
+        found.prepare(source, key, policy, Unproven::InBackground).await?;
         Ok(ReachedSource {
             http: found.client.clone(),
             address: NodeAddress::Paths(url.to_owned(), found.paths.clone()),
@@ -69,12 +70,12 @@ impl Sources {
         key: &str,
         policy: &PullPolicy,
     ) -> Result<LinkMeasurement, HandoffFailure> {
-        let url = source.url.trim_end_matches('/');
+        let url = source.base();
         if source.paths.is_empty() {
             return link::measure(&self.configured, url, key).await.map_err(|error| failed(url, &error));
         }
-        let found = self.found(url, source.process, policy)?;
-        found.prepare(url, source, key, policy).await?;
+        let found = self.found(source, policy)?;
+        found.prepare(source, key, policy, Unproven::Now).await?;
         let mut measured = Vec::new();
         let mut failure = HandoffFailure::PrefillDown;
         for address in found.paths.addresses() {
@@ -97,8 +98,8 @@ impl Sources {
     }
 
     /// A pull from this node has failed: another of its addresses comes first for a while.
-    pub(super) fn note_failure(&self, url: &str) {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(url).cloned();
+    pub(super) fn note_failure(&self, source: &KvSource) {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).get(&source.node()).cloned();
         if let Some(found) = found
             && let Some(&address) = found.paths.addresses().first()
         {
@@ -107,18 +108,28 @@ impl Sources {
         }
     }
 
-    fn found(&self, url: &str, process: u64, policy: &PullPolicy) -> Result<Arc<FoundSource>, HandoffFailure> {
+    fn found(&self, source: &KvSource, policy: &PullPolicy) -> Result<Arc<FoundSource>, HandoffFailure> {
         let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(url).filter(|known| known.process == process) {
+        let node = source.node();
+        if let Some(known) = all.get(&node) {
             return Ok(Arc::clone(known));
         }
         if all.len() >= MAX_SOURCES {
             all.clear();
         }
-        let found = Arc::new(FoundSource::new(process, policy)?);
-        all.insert(url.to_owned(), Arc::clone(&found));
+        let found = Arc::new(FoundSource::new(source.process, policy)?);
+        all.insert(node, Arc::clone(&found));
         Ok(found)
     }
+}
+
+/// When the addresses that have not proven the key are asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unproven {
+    /// Before anything else: all are compared.
+    Now,
+    /// Meanwhile, if there is another address: an address that does not answer must not delay a request.
+    InBackground,
 }
 
 /// A node that was found in the network.
@@ -178,30 +189,31 @@ impl FoundSource {
 
     /// Proves new addresses, forgets those that are no longer announced, and puts one that is open first.
     async fn prepare(
-        &self,
-        url: &str,
+        self: &Arc<Self>,
         source: &KvSource,
         key: &str,
         policy: &PullPolicy,
+        when: Unproven,
     ) -> Result<(), HandoffFailure> {
         let candidates = || source.paths.iter().take(MAX_PATHS);
-        let unknown: Vec<SocketAddr> = {
+        let (unknown, has_proven): (Vec<SocketAddr>, bool) = {
             let mut tried = self.lock();
             tried.proven.retain(|address| candidates().any(|candidate| candidate == address));
             tried.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
-            candidates().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect()
+            let unknown = candidates().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect();
+            (unknown, !tried.proven.is_empty())
         };
-        let proofs = unknown.iter().map(|address| self.prove(url, *address, key, policy));
-        let proofs = join_all(proofs).await;
         let mut refused = None;
-        for (address, proof) in unknown.into_iter().zip(proofs) {
-            match proof {
-                Ok(()) => self.lock().proven.push(address),
-                Err(failure) => {
-                    refused = Some(failure);
-                    self.lock().avoided.insert(address, Instant::now());
-                }
+        if has_proven && when == Unproven::InBackground {
+            if !unknown.is_empty() {
+                // So that the next pull does not ask them, too.
+                let now = Instant::now();
+                self.lock().avoided.extend(unknown.iter().map(|address| (*address, now)));
+                let (found, source, key, policy) = (Arc::clone(self), source.clone(), key.to_owned(), policy.clone());
+                tokio::spawn(async move { found.prove_all(source.base(), unknown, &key, &policy).await });
             }
+        } else {
+            refused = self.prove_all(source.base(), unknown, key, policy).await;
         }
         self.arrange();
         let order = self.paths.addresses();
@@ -223,6 +235,36 @@ impl FoundSource {
             }
             (true, Some(ProofFailure::Unreachable(_)) | None) => Err(HandoffFailure::PrefillDown),
         }
+    }
+
+    /// Asks these addresses for a proof, at once, and notes the answers. Takes at most 2 s. Returns a failure, if there was one.
+    async fn prove_all(
+        &self,
+        url: &str,
+        addresses: Vec<SocketAddr>,
+        key: &str,
+        policy: &PullPolicy,
+    ) -> Option<ProofFailure> {
+        let proofs = join_all(addresses.iter().map(|address| self.prove(url, *address, key, policy))).await;
+        let mut refused = None;
+        let mut tried = self.lock();
+        for (address, proof) in addresses.into_iter().zip(proofs) {
+            match proof {
+                Ok(()) => {
+                    tried.avoided.remove(&address);
+                    if !tried.proven.contains(&address) {
+                        tried.proven.push(address);
+                    }
+                }
+                Err(failure) => {
+                    refused = Some(failure);
+                    tried.avoided.insert(address, Instant::now());
+                }
+            }
+        }
+        drop(tried);
+        self.arrange();
+        refused
     }
 
     async fn prove(&self, url: &str, address: SocketAddr, key: &str, policy: &PullPolicy) -> Result<(), ProofFailure> {

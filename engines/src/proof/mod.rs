@@ -72,7 +72,7 @@ impl Question {
     pub fn new(cluster_key: &str) -> Question {
         let (caller, node) = identities();
         let (state, message) = Spake2::start_a(&password(cluster_key.as_bytes()), &caller, &node);
-        Question { state, message: to_hex(&message) }
+        Question { state, message: hex::encode(&message) }
     }
 
     /// What the node gets, hexadecimal.
@@ -109,7 +109,7 @@ pub fn answer(cluster_key: &[u8], message: &str, place: Place, proven: Proven) -
     let shared = state.finish(&message).ok()?;
     let Proven { process, role } = proven;
     let confirmation = confirmation(&shared, place, proven).to_hex().to_string();
-    Some(KeyProof { message: to_hex(&ours), address: place.address, process, role, confirmation })
+    Some(KeyProof { message: hex::encode(&ours), address: place.address, process, role, confirmation })
 }
 
 fn password(cluster_key: &[u8]) -> Password {
@@ -147,19 +147,9 @@ fn confirmation(
     blake3::keyed_hash(&key, &told)
 }
 
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// At most the bytes of a message.
 fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() > 2 * MESSAGE_BYTES
-        || !text.len().is_multiple_of(2)
-        || !text.bytes().all(|byte| byte.is_ascii_hexdigit())
-    {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+    (text.len() <= 2 * MESSAGE_BYTES).then(|| hex::decode(text).ok())?
 }
 
 #[cfg(test)]

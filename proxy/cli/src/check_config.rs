@@ -27,7 +27,7 @@ pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
     // Not a mistake: the file may be for another machine.
     if has_nodes && config.startup.transport.cluster_key()?.is_none() {
         terminal::note(format_args!(
-            "{KEY_VARIABLE} is not set here, and this machine is not paired: `baton serve` needs one of both for these nodes"
+            "{KEY_VARIABLE} is not set here, and this machine is not paired: `baton serve` needs the one or the other for these nodes"
         ));
     }
     Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?)

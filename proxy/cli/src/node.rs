@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use super::engine_line::engine_line;
 use super::{lifeline, terminal};
 
-/// Characters of the host's name in an announcement. A name has 63 bytes at most.
-const MAX_HOST_CHARS: usize = 14;
+/// Characters of the host's name in an announcement: with the suffix as many as a node's name may have.
+const MAX_HOST_CHARS: usize = 27;
 
 /// Options of `baton node`.
 #[derive(Args)]
@@ -200,9 +200,9 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     };
     // Until the engine is ready, requests are answered with "the model is loading".
     let late = LateEngine::default();
-    // It proves the key and tells its load while its model loads.
     let about = args.transport.pairing().and_then(|folder| folder.about().ok().flatten());
     let machine = about.map(|about| about.machine.to_string());
+    // It proves the key and tells its load while its model loads.
     let announced = match args.announce {
         Announce::On if !args.child => address.and_then(|address| announce_at(address, tls.as_ref(), machine)),
         Announce::On | Announce::Off => None,

@@ -65,20 +65,23 @@ impl FoundState {
             FoundState::Configured => "used, as the configuration names it",
             FoundState::Proven => "has the cluster key; baton serve --discover uses it",
             FoundState::OtherModel => "found, but runs another model than those served here",
-            FoundState::OtherKey => "found, other key: it was started with another BATON_CLUSTER_KEY",
+            FoundState::OtherKey => {
+                "found, other key: `baton pair` both machines, or start them with the same BATON_CLUSTER_KEY"
+            }
             FoundState::Elsewhere => {
                 "found, but its address is translated on the way, or another machine pretends to be it; name it with --prefill \
                  or --decode if you trust the way"
             }
             FoundState::Certificate => {
-                "found, but its TLS certificate is not trusted here: --tls-ca FILE adds its authority"
+                "found, but its TLS certificate is not trusted here: its key is another cluster's until `baton pair` joins them; \
+                 without pairing, --tls-ca FILE adds its authority"
             }
             FoundState::PlainHttp => {
                 "found, but it speaks plain HTTP: give it a certificate, or allow it here with --allow-plain-http"
             }
             FoundState::NotANode => "found, but what answers is no Baton node of this version",
             FoundState::Unreachable => "found, but it does not answer: is a firewall between the machines?",
-            FoundState::NoKey => "found, but there is no cluster key here: set BATON_CLUSTER_KEY",
+            FoundState::NoKey => "found, but there is no cluster key here: `baton pair`, or set BATON_CLUSTER_KEY",
             FoundState::Asking => "found, being asked",
         }
     }

@@ -16,6 +16,9 @@ const GIB: u64 = 1 << 30;
 /// off gives, too.
 const EHOSTUNREACH: i32 = 65;
 
+/// "Connection refused" on macOS: somebody is there.
+const ECONNREFUSED: i32 = 61;
+
 /// What connecting to a machine in the local network gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Connecting {
@@ -23,17 +26,17 @@ enum Connecting {
     Answered,
     /// The system knows no way, or allows none.
     NoRoute,
-    /// Nothing came back in time.
+    /// Nothing came back in time, or this machine has no network: it tells nothing.
     Silence,
 }
 
 impl Connecting {
     /// The meaning of a failed connect.
-    fn failed(os_error: Option<i32>, is_timeout: bool) -> Connecting {
+    fn failed(os_error: Option<i32>) -> Connecting {
         match os_error {
             Some(EHOSTUNREACH) => Connecting::NoRoute,
-            _ if is_timeout => Connecting::Silence,
-            _ => Connecting::Answered,
+            Some(ECONNREFUSED) => Connecting::Answered,
+            _ => Connecting::Silence,
         }
     }
 }
@@ -51,7 +54,9 @@ fn local_network(gateway: Option<Connecting>) -> Finding {
             Topic::LocalNetwork,
             format!("the router cannot be reached (\"No route to host\"). If other programs reach it: {allow}"),
         ),
-        Some(Connecting::Silence) => Finding::unknown(Topic::LocalNetwork, format!("the router is silent. {service}")),
+        Some(Connecting::Silence) => {
+            Finding::unknown(Topic::LocalNetwork, format!("the router did not answer. {service}"))
+        }
         None => Finding::unknown(Topic::LocalNetwork, "there is no router to try it with".to_owned()),
     }
 }
@@ -142,7 +147,7 @@ fn connect(router: std::net::IpAddr) -> Connecting {
     const DEADLINE: Duration = Duration::from_secs(2);
     match TcpStream::connect_timeout(&SocketAddr::new(router, 53), DEADLINE) {
         Ok(_) => Connecting::Answered,
-        Err(error) => Connecting::failed(error.raw_os_error(), error.kind() == std::io::ErrorKind::TimedOut),
+        Err(error) => Connecting::failed(error.raw_os_error()),
     }
 }
 
@@ -160,13 +165,15 @@ mod tests {
 
     #[test]
     fn no_route_to_the_router_means_that_the_network_may_be_forbidden() {
-        for (os_error, is_timeout, state) in [
-            (Some(EHOSTUNREACH), false, State::Advice),
-            // Refused: somebody is there.
-            (Some(61), false, State::Fine),
-            (Some(60), true, State::Unknown),
+        for (os_error, state) in [
+            (Some(EHOSTUNREACH), State::Advice),
+            (Some(ECONNREFUSED), State::Fine),
+            // Timed out; no network; no number.
+            (Some(60), State::Unknown),
+            (Some(51), State::Unknown),
+            (None, State::Unknown),
         ] {
-            let finding = local_network(Some(Connecting::failed(os_error, is_timeout)));
+            let finding = local_network(Some(Connecting::failed(os_error)));
             assert_eq!(finding.state, state, "{finding:?}");
         }
         assert!(local_network(Some(Connecting::NoRoute)).text.contains("Local Network"));

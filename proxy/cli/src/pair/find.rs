@@ -6,6 +6,8 @@ use std::time::Duration;
 use baton_engines::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
 use baton_pairing::{About, Admission, Joiner, PairingError, join};
 use baton_proxy::serve::CommandFailure;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::terminal;
@@ -24,6 +26,9 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// After this time no further address of a machine is tried.
 const ADDRESSES_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long its addresses are tried together before they are tried one by one.
+const OPEN_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Machines to try. Whoever announces the same room can be one of them, and gets one guess at the code by it.
 const MAX_TRIED: usize = 3;
@@ -80,12 +85,32 @@ pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure>
     ))
 }
 
+/// The address that takes a connection first: a machine also announces its bridges, which nobody else reaches. Such a connection says
+/// nothing, and costs no attempt.
+async fn first_open(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let mut connecting = JoinSet::new();
+    for &address in addresses {
+        connecting.spawn(async move { TcpStream::connect(address).await.is_ok().then_some(address) });
+    }
+    let first = async {
+        while let Some(opened) = connecting.join_next().await {
+            if let Ok(Some(address)) = opened {
+                return Some(address);
+            }
+        }
+        None
+    };
+    tokio::time::timeout(OPEN_DEADLINE, first).await.ok().flatten()
+}
+
 /// Joins at the first of its addresses that answers. An answer ends it: each run is an attempt there.
 async fn join_instance(joiner: &Joiner, instance: &Instance) -> Result<About, PairingError> {
     let mut failure = None;
     let deadline = Instant::now() + ADDRESSES_DEADLINE;
+    let open = first_open(&instance.addresses).await;
+    let others = instance.addresses.iter().filter(|address| Some(**address) != open);
     // Whoever announces a machine may name many addresses at which nothing answers.
-    for address in instance.addresses.iter().take_while(|_| Instant::now() < deadline) {
+    for address in open.iter().chain(others).take_while(|_| Instant::now() < deadline) {
         match join(joiner, &address.to_string()).await {
             Err(error @ PairingError::Unreachable { .. }) => failure = Some(error),
             answer => return answer,

@@ -3,7 +3,7 @@
 //! Each address of each announced instance is asked for a proof of the cluster key (see `baton_engines::proof`), and again
 //! every 2 s: this notices nodes that die, come back, or get another address. Strangers are asked less and less often.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Failures in a row after which an address that has proven the key counts as lost. One may be a lost packet.
 const LOST_AFTER: u32 = 2;
 
+/// What is not announced for this long is forgotten, unless it has proven the key and no other announcement stands for it: twice
+/// the time of a search, which hears everything that is there, and a bit.
+const UNSEEN_FOR: Duration = Duration::from_secs(150);
+
 /// Failures in a row after which a node that said goodbye is forgotten, at [`MAX_PAUSE`] each: a day. Until then it is used at
 /// once when it comes back, even if its announcement is not heard.
 const FORGOTTEN_AFTER: u32 = 2_880;
@@ -54,6 +58,8 @@ struct SightedInstance {
     /// It said goodbye, or its announcement has expired: one failure is enough to lose it.
     is_gone: bool,
     has_proven: bool,
+    /// When it was announced last.
+    seen_at: Instant,
 }
 
 struct SightedPath {
@@ -72,7 +78,12 @@ struct SightedPath {
 impl SightedInstance {
     /// Returns true if an address of it has proven the key and is not lost.
     fn stands(&self) -> bool {
-        self.paths.values().any(|path| path.standing().is_some())
+        self.process().is_some()
+    }
+
+    /// The process that has proven the key. `None`: none has, or it is lost.
+    fn process(&self) -> Option<u64> {
+        self.paths.values().find_map(|path| path.standing().map(|proven| proven.process))
     }
 
     /// When its next address is due. `None`: all are being asked.
@@ -128,7 +139,9 @@ impl Sighted {
             paths: BTreeMap::new(),
             is_gone: false,
             has_proven: false,
+            seen_at: now,
         });
+        entry.seen_at = now;
         if tls_name(&entry.instance) != tls_name(&instance) {
             // A node that is started again has another name, so whoever says this is not the node that has proven the key.
             if entry.stands() {
@@ -177,8 +190,19 @@ impl Sighted {
         id.is_some_and(|id| self.instances.remove(&id).is_some())
     }
 
+    /// Forgets strangers that have vanished, and what a node was called before it was started again.
+    fn forget_unseen(&mut self, now: Instant) {
+        let is_seen = |entry: &SightedInstance| now.duration_since(entry.seen_at) < UNSEEN_FOR;
+        let seen: BTreeSet<u64> =
+            self.instances.values().filter(|entry| is_seen(entry)).filter_map(SightedInstance::process).collect();
+        self.instances.retain(|_, entry| {
+            is_seen(entry) || entry.has_proven && !entry.process().is_some_and(|process| seen.contains(&process))
+        });
+    }
+
     /// The addresses to ask now. The caller asks each, and notes the answer.
     pub(super) fn due(&mut self, transport: &Transport, now: Instant) -> Vec<Ask> {
+        self.forget_unseen(now);
         let mut due = Vec::new();
         let mut n_new = 0;
         // Those that have waited for longest come first, so that no announcement keeps others from being asked.

@@ -151,6 +151,28 @@ async fn a_flood_of_strangers_displaces_no_node() {
 }
 
 #[tokio::test]
+async fn what_is_no_longer_announced_is_no_ghost() {
+    let mut network = Network::new();
+    network.found("stranger", &["10.0.0.66:9000"]);
+    network.found("spark before", &["10.0.0.7:9000"]);
+    network.found("mac", &["10.0.0.8:9000"]);
+    let answer = |at: &str| match at {
+        "10.0.0.7:9000" => Ok(NODE),
+        "10.0.0.8:9000" => Ok(Proven { process: 8, role: Role::Decode }),
+        _ => Err(OTHER_KEY),
+    };
+    network.ask(answer);
+    network.wait(60);
+    // It was started again, and its old announcement never said goodbye.
+    network.found("spark after", &["10.0.0.7:9000"]);
+    network.ask(answer);
+    network.wait(100);
+    network.ask(answer);
+    assert_eq!(network.sighted.instances.keys().collect::<Vec<_>>(), ["mac", "spark after"]);
+    assert_eq!(network.sighted.proven().len(), 2, "a node whose announcement is not heard is still used");
+}
+
+#[tokio::test]
 async fn one_process_is_listed_once() {
     let mut network = Network::new();
     network.found("old name", &["10.0.0.7:9000"]);
