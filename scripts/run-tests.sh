@@ -27,6 +27,7 @@ run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
 run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others
+scripts/timed.sh "quickstart" scripts/quickstart.sh || status=1
 run "documentation tests" "${TEST_THREADS:-2}" --doc
 wait "$clients" || true
 scripts/timed.sh "client tests" scripts/run-clients.sh || status=1

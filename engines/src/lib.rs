@@ -32,7 +32,7 @@ pub mod lines;
 pub mod llama;
 mod long_json;
 pub mod mdns;
-mod no_sleep;
+pub mod no_sleep;
 pub mod node;
 pub mod options;
 pub mod proof;

@@ -1,25 +1,37 @@
-//! Keeps a Mac from going to sleep while an engine computes, by `caffeinate`. Sleeping between requests is
+//! Keeps a Mac from going to sleep while it computes or passes a reply on, by `caffeinate`. Sleeping between requests is
 //! the owner's choice; falling asleep in a reply breaks it off. Other systems do not sleep while programs run, unless told.
 //!
 //! Written for macOS and not run there.
 
+use futures::StreamExt;
 use futures::stream::BoxStream;
+
+/// While one exists, the machine does not sleep by itself.
+#[derive(Debug)]
+pub struct StayAwake {
+    #[cfg(target_os = "macos")]
+    _work: mac::Work,
+}
+
+impl StayAwake {
+    /// Begins now.
+    pub fn begin() -> StayAwake {
+        StayAwake {
+            #[cfg(target_os = "macos")]
+            _work: mac::Work::begin(),
+        }
+    }
+}
 
 /// The same stream; until it is dropped, the machine does not sleep by itself.
 pub(crate) fn awake_during<T: 'static>(stream: BoxStream<'static, T>) -> BoxStream<'static, T> {
-    #[cfg(target_os = "macos")]
-    {
-        use futures::StreamExt;
-        let work = mac::Work::begin();
-        let held = stream.map(move |item| {
-            // Moved into the stream, and dropped with it.
-            let _ = &work;
-            item
-        });
-        held.boxed()
-    }
-    #[cfg(not(target_os = "macos"))]
-    stream
+    let awake = StayAwake::begin();
+    let held = stream.map(move |item| {
+        // Moved into the stream, and dropped with it.
+        let _ = &awake;
+        item
+    });
+    held.boxed()
 }
 
 /// What is held while anything runs.
@@ -60,6 +72,7 @@ mod mac {
     static RUNNING: Mutex<WhileRunning<Child>> = Mutex::new(WhileRunning::new());
 
     /// Something that runs.
+    #[derive(Debug)]
     pub(super) struct Work;
 
     impl Work {

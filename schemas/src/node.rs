@@ -332,17 +332,17 @@ pub struct NodeErrorReply {
     pub error: EngineError,
 }
 
-/// A message of a child node to the process that started it: one line of JSON on standard output.
+/// A message of a child to the process that started it, a node or an endpoint: one line of JSON on standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ChildEvent {
-    /// The model is loaded, and the node accepts calls.
+    /// The model is loaded, and the child accepts calls.
     Ready {
-        /// The address, if the node listens on TCP. The system may have chosen the port.
+        /// The address, if it listens on TCP. The system may have chosen the port.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<SocketAddr>,
     },
-    /// The node cannot start and exits.
+    /// It cannot start and exits. An endpoint says why on standard error instead.
     Failed {
         /// For the operator: may contain file names.
         message: String,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use harness::lab::{Lab, Membership, OWNER, with_namespaces, within};
 use harness::{BATON, BatonNode, BatonServer, Process, eventually, eventually_async, long_prompt, read_all};
 use serde_json::{Value, json};
 
@@ -27,20 +28,28 @@ impl Machines {
         let mut command = Command::new(&*BATON);
         command.args(["pair", "--name", machine]).args(args);
         command.env("BATON_CLUSTER_FOLDER", self.folder(machine)).env_remove("BATON_CLUSTER_KEY");
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        piped(&mut command);
         command
     }
 
     /// Runs `baton pair` on a machine. Returns whether it succeeded, and what it printed.
     fn paired(&self, machine: &str, args: &[&str]) -> (bool, String) {
-        let Output { status, stdout, stderr } = self.pair(machine, args).output().unwrap();
-        (status.success(), String::from_utf8([stdout, stderr].concat()).unwrap())
+        outcome(self.pair(machine, args).output().unwrap())
     }
 
     /// Variables of a node or an endpoint on a machine: no key but the pairing's.
     fn variables<'a>(&self, folder: &'a str) -> [(&'static str, &'a str); 2] {
         [("BATON_CLUSTER_KEY", ""), ("BATON_CLUSTER_FOLDER", folder)]
     }
+}
+
+fn piped(command: &mut Command) -> &mut Command {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped())
+}
+
+/// Whether a command succeeded, and what it printed.
+fn outcome(output: Output) -> (bool, String) {
+    (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
 /// A first machine that shows a code.
@@ -54,10 +63,10 @@ struct Showing {
 impl Showing {
     fn start(machines: &Machines, machine: &str, args: &[&str]) -> Showing {
         let args = [&["--listen", "127.0.0.1:0"], args].concat();
-        Showing::of(machines.pair(machine, &args))
+        Showing::of(&mut machines.pair(machine, &args))
     }
 
-    fn of(mut command: Command) -> Showing {
+    fn of(command: &mut Command) -> Showing {
         let mut process = Process(command.spawn().unwrap());
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let words = loop {
@@ -188,66 +197,47 @@ fn five_wrong_codes_end_the_code_on_both_sides() {
     assert!(!machines.folder("first").exists() && !machines.folder("second").exists());
 }
 
-/// Two network namespaces with a cable between them, as two machines.
-struct Cable([String; 2]);
-
-impl Cable {
-    /// `None` where namespaces cannot be made: it needs root, and `ip`.
-    fn new() -> Option<Cable> {
-        let id = std::process::id();
-        let cable = Cable(["a", "b"].map(|end| format!("pair-{id}-{end}")));
-        let [a, b] = &cable.0;
-        let ip = |args: &str| {
-            let output = Command::new("ip").args(args.split_whitespace()).output();
-            output.is_ok_and(|output| output.status.success())
-        };
-        let wire = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
-        let made = ip(&format!("netns add {a}")) && ip(&format!("netns add {b}")) && ip(&wire);
-        let is_up = |end: &str, address: &str| {
-            ip(&format!("-n {end} addr add {address}/24 dev veth0"))
-                && ip(&format!("-n {end} link set lo up"))
-                && ip(&format!("-n {end} link set veth0 up"))
-        };
-        (made && is_up(a, "10.77.0.1") && is_up(b, "10.77.0.2")).then_some(cable)
-    }
-
-    /// The same command on the machine at this end.
-    fn at(&self, end: usize, command: &Command) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.0[end]]).arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
-        inside.stdout(Stdio::piped()).stderr(Stdio::piped());
-        inside
-    }
-}
-
-impl Drop for Cable {
-    fn drop(&mut self) {
-        for end in &self.0 {
-            // One that was not made cannot be removed.
-            let _ = Command::new("ip").args(["netns", "del", end]).output();
-        }
-    }
+#[test]
+fn the_code_alone_finds_the_first_machine_in_the_network() {
+    with_namespaces("pairing::the_code_alone_finds_the_first_machine_in_the_network", || {
+        let lab = Lab::new(&[1, 1]);
+        let first = Showing::of(piped(lab.on(0, &BATON).args(["pair", "--name", "first", "--expect", "1"])));
+        let second = piped(lab.on(1, &BATON).args(["pair", "--name", "second", &first.code])).output();
+        let (succeeded, text) = outcome(second.unwrap());
+        assert!(succeeded && text.contains("asking first code") && text.contains("of first"), "{text}");
+        let (succeeded, text) = first.end();
+        assert!(succeeded && text.contains("second joined, from "), "{text}");
+    });
 }
 
 #[test]
-fn the_code_alone_finds_the_first_machine_in_the_network() {
-    let Some(cable) = Cable::new() else {
-        harness::not_possible_here("network namespaces cannot be made here (root and `ip` make them)");
-        return;
-    };
-    let machines = Machines::new();
-    let first = Showing::of(cable.at(0, &machines.pair("first", &["--expect", "1"])));
-    let Output { status, stdout, stderr } = cable.at(1, &machines.pair("second", &[&first.code])).output().unwrap();
-    let text = String::from_utf8([stdout, stderr].concat()).unwrap();
-    assert!(status.success() && text.contains("asking first code") && text.contains("of first"), "{text}");
-    let (succeeded, text) = first.end();
-    assert!(succeeded && text.contains("second joined, from 10.77.0.2"), "{text}");
+fn one_command_on_each_machine_pairs_starts_and_finds() {
+    with_namespaces("pairing::one_command_on_each_machine_pairs_starts_and_finds", || {
+        let lab = Lab::new(&[1, 1]);
+        let sim = ["--engine", "sim", "--sim-prefill-tps", "3000"];
+        let serve = ["serve", "--pair", "--policy", "always_handoff", "--no-calibration", "--api-key", OWNER];
+        let serve = [&serve[..], &["--listen", "127.0.0.1:8080"], &sim].concat();
+        let node = |code: &str| {
+            let args = ["node", "--pair", code, "--role", "prefill", "--listen", "0.0.0.0:9000"];
+            lab.baton(1, Membership::Paired, &[&args[..], &sim].concat())
+        };
+        let mut endpoint = Process(lab.on(0, &BATON).args(&serve).stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(endpoint.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let command = lines.find_map(|line| line.trim().strip_prefix("baton node --pair ").map(str::to_owned)).unwrap();
+        let code = command.split(' ').next().unwrap();
+        std::thread::spawn(move || lines.for_each(drop));
+        let first = node(code);
+        within(Duration::from_secs(20), "paired and used", || lab.states() == ["used"]);
+        lab.hands_over("paired by one command");
+        // The same commands start both again, though the code is no longer good.
+        drop((endpoint, first));
+        let _endpoint = lab.baton(0, Membership::Paired, &serve);
+        let _node = node(code);
+        within(Duration::from_secs(20), "used again", || lab.states() == ["used"]);
+        // A key in the environment would win over the pairing.
+        let refused = lab.on(0, &BATON).args(&serve).env("BATON_CLUSTER_KEY", "a key").output().unwrap();
+        assert!(!refused.status.success() && outcome(refused).1.contains("BATON_CLUSTER_KEY is set"));
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,3 +53,25 @@ test('the time to the first token begins with the arrival, its prediction with t
   await expect(done.locator('.details')).toContainText('500 ms from arrival; 100 ms from the plan, predicted 90 ms from the plan (11 % slower than predicted)');
   expect(problems).toEqual([]);
 });
+
+test('what was found in the network is listed with its reason, whatever it calls itself', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const at = (address, state) => ({ address, state });
+  const found = [
+    { name: 'spark', state: 'used', reason: 'used', role: 'prefill', node: 'spark', addresses: [at('10.0.0.7:9000', 'proven')] },
+    { name: '<img src=x onerror=alert(1)>', state: 'other_key', reason: 'found, other key: `baton pair` both machines', addresses: [at('10.0.0.8:9000', 'other_key')] },
+  ];
+  await answerStreams(page, { discovery: { problem: null, found } });
+  await page.goto(url);
+  const list = page.locator('section[aria-labelledby=cluster]');
+  await expect(list).toContainText('spark (prefill) used');
+  await expect(list).toContainText('<img src=x onerror=alert(1)> found, other key');
+  await expect(list.locator('img')).toHaveCount(0);
+  await expect(page.getByTitle('10.0.0.8:9000')).toBeVisible();
+  await page.unroute('**/baton/state?stream=changes');
+  await answerStreams(page, { discovery: { problem: 'mDNS does not work on this machine', found: [] } });
+  await page.reload();
+  await expect(list).toContainText('mDNS does not work on this machine');
+  await expect(list).toContainText('No node announces itself.');
+  expect(problems).toEqual([]);
+});

@@ -5,11 +5,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use baton_proxy::serve::CommandFailure;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Bytes that an endpoint may write before it is ready; its banner has some lines.
-const MAX_BANNER_BYTES: u64 = 64 << 10;
+use crate::node_process::ready;
 
 /// How long an endpoint without requests may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -46,13 +44,9 @@ impl EndpointProcess {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the endpoint has no output".into()))?;
-        let mut output = BufReader::new(stdout).take(MAX_BANNER_BYTES);
-        let base = tokio::time::timeout(start.deadline, ready(&mut output)).await;
-        let base = base.map_err(|_| CommandFailure("the endpoint does not become ready".into()))??;
-        // Keep reading the child's output: a write to a closed pipe would end the endpoint.
-        tokio::spawn(async move { tokio::io::copy(&mut output.into_inner(), &mut tokio::io::sink()).await });
-        Ok(EndpointProcess { base, child })
+        let address = ready(&mut child, start.deadline).await?;
+        let address = address.ok_or_else(|| CommandFailure("the endpoint did not report its address".into()))?;
+        Ok(EndpointProcess { base: format!("http://{address}"), child })
     }
 
     /// Returns true if it has ended by itself.
@@ -66,15 +60,4 @@ impl EndpointProcess {
         // After the deadline, dropping it kills it.
         let _ = tokio::time::timeout(STOP_DEADLINE, self.child.wait()).await;
     }
-}
-
-/// The address in the ready message.
-async fn ready(output: impl AsyncBufReadExt + Unpin) -> Result<String, CommandFailure> {
-    let mut lines = output.lines();
-    while let Some(line) = lines.next_line().await? {
-        if let Some((_, url)) = line.split_once(" at http://") {
-            return Ok(format!("http://{}", url.trim_end_matches("/v1")));
-        }
-    }
-    Err(CommandFailure("the endpoint ended while starting".into()))
 }

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// The longest start: 20 GB from a slow disk take minutes.
-const START_DEADLINE: Duration = Duration::from_secs(600);
+pub(crate) const START_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Bytes that a child may write before it is ready.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
@@ -43,8 +43,9 @@ impl NodeProcess {
     ) -> Result<NodeProcess, CommandFailure> {
         // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
         let mut child = command(OsStr::new(listen), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
-        let address =
-            ready(&mut child).await?.ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
+        let address = ready(&mut child, START_DEADLINE)
+            .await?
+            .ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
         let url = format!("http://{address}");
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
         Ok(NodeProcess { url, engine, child })
@@ -76,16 +77,16 @@ pub(crate) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = 
     Ok(command)
 }
 
-/// Waits until the child reports that it is ready. Returns its address if it listens on TCP.
-pub(crate) async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, CommandFailure> {
-    let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the node has no output".into()))?;
+/// Waits until a node or an endpoint reports that it is ready. Returns its address if it listens on TCP.
+pub(crate) async fn ready(child: &mut Child, deadline: Duration) -> Result<Option<SocketAddr>, CommandFailure> {
+    let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the child process has no output".into()))?;
     let mut event = String::new();
     let mut stdout = BufReader::new(stdout.take(MAX_EVENT_BYTES));
-    let read = tokio::time::timeout(START_DEADLINE, stdout.read_line(&mut event)).await;
-    read.map_err(|_| CommandFailure("the node does not become ready".into()))??;
+    let read = tokio::time::timeout(deadline, stdout.read_line(&mut event)).await;
+    read.map_err(|_| CommandFailure("the child process does not become ready in time".into()))??;
     match serde_json::from_str(&event) {
         Ok(ChildEvent::Ready { address }) => Ok(address),
         Ok(ChildEvent::Failed { message, .. }) => Err(CommandFailure(message)),
-        Err(_) => Err(CommandFailure("the node ended while starting".into())),
+        Err(_) => Err(CommandFailure("the child process ended while starting".into())),
     }
 }

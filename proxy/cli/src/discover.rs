@@ -9,14 +9,14 @@ use baton_schemas::counted::counted;
 use clap::Args;
 
 use super::endpoint::EndpointArgs;
-use super::terminal;
+use super::terminal::{self, without_controls};
 
 /// Options of `baton discover`.
 #[derive(Args)]
 pub(super) struct DiscoverArgs {
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// How long to look, if no endpoint that searches runs there
+    /// How long to look, if no endpoint that searches runs at the default address
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
     #[command(flatten)]
@@ -35,8 +35,11 @@ const MAX_STATE_BYTES: usize = 16 << 20;
 /// Prints what a running endpoint has found, or else what this command finds itself.
 pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
     let state = match of_endpoint(&args.endpoint).await {
-        Some(state) => state,
-        None => {
+        Ok(state) => state,
+        // An endpoint that was named must answer.
+        Err(failure) if args.endpoint.is_named() => return Err(failure),
+        Err(CommandFailure(reason)) => {
+            tracing::debug!(reason, "no running endpoint tells what it has found");
             let transport = args.transport.or_paired();
             look_around(transport.cluster_key()?, transport.transport()?, Duration::from_secs(args.seconds)).await
         }
@@ -45,11 +48,18 @@ pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
     Ok(terminal::print_line(text)?)
 }
 
-/// `None`: there is no endpoint, it does not search, or it does not show its state to this key. Then it is no help.
-async fn of_endpoint(endpoint: &EndpointArgs) -> Option<DiscoveryState> {
-    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await.ok()?;
-    let body = endpoint.body(response, MAX_STATE_BYTES).await.ok()?;
-    serde_json::from_slice::<EndpointState>(&body).ok()?.discovery
+/// Errors: there is no endpoint, it does not search, or it does not show its state to this key.
+async fn of_endpoint(endpoint: &EndpointArgs) -> Result<DiscoveryState, CommandFailure> {
+    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
+    let status = response.status();
+    let body = endpoint.body(response, MAX_STATE_BYTES).await?;
+    let base = endpoint.base()?;
+    if !status.is_success() {
+        return Err(CommandFailure(format!("{base} does not tell its state: it answered {status}")));
+    }
+    let state: EndpointState =
+        serde_json::from_slice(&body).map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint")))?;
+    state.discovery.ok_or_else(|| CommandFailure(format!("{base} does not search: start it with --discover")))
 }
 
 /// A line for each, with its addresses.
@@ -57,7 +67,12 @@ pub(super) fn table(state: &DiscoveryState) -> String {
     let mut text = lines(state);
     for found in &state.found {
         for address in &found.addresses {
-            text += &format!("\n  {}  {}  {}", clean(&found.name), clean(&address.address), address.state.as_str());
+            text += &format!(
+                "\n  {}  {}  {}",
+                without_controls(&found.name),
+                without_controls(&address.address),
+                address.state.as_str()
+            );
         }
     }
     text
@@ -66,22 +81,17 @@ pub(super) fn table(state: &DiscoveryState) -> String {
 /// What was found, in a line for each.
 pub(super) fn lines(state: &DiscoveryState) -> String {
     if let Some(problem) = &state.problem {
-        return format!("Nodes in the network cannot be found: {}", clean(problem));
+        return format!("Nodes in the network cannot be found: {}", without_controls(problem));
     }
     if state.found.is_empty() {
         return "No node was found in the network. On another machine: baton pair, then baton node --listen 0.0.0.0:9000".to_owned();
     }
     let line = |found: &FoundNode| {
         let role = found.role.map_or_else(String::new, |role| format!(" ({})", role.as_str()));
-        format!("\n  {}{role}: {}", clean(&found.name), clean(&found.reason))
+        format!("\n  {}{role}: {}", without_controls(&found.name), without_controls(&found.reason))
     };
     let lines: String = state.found.iter().map(line).collect();
     format!("Found in the network: {}{lines}", counted(state.found.len(), "node"))
-}
-
-/// Removes control characters: a name from the network must not control this terminal.
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use reqwest::{RequestBuilder, Response, StatusCode};
 /// The endpoint to call.
 #[derive(Args)]
 pub(super) struct EndpointArgs {
-    /// Address of the endpoint
-    #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
-    endpoint: String,
+    /// Address of the endpoint [default: 127.0.0.1:8080]
+    #[arg(value_name = "HOST:PORT|URL")]
+    endpoint: Option<String>,
     /// The endpoint's key, if it needs one; `baton status` needs an operator's
     #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
     api_key: Option<String>,
@@ -37,12 +37,21 @@ impl AskFailure {
 impl EndpointArgs {
     /// The endpoint at an address.
     pub(super) fn at(endpoint: String, api_key: Option<String>) -> EndpointArgs {
-        EndpointArgs { endpoint, api_key }
+        EndpointArgs { endpoint: Some(endpoint), api_key }
+    }
+
+    /// Returns true if its address was given.
+    pub(super) fn is_named(&self) -> bool {
+        self.endpoint.is_some()
+    }
+
+    fn address(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or(DEFAULT_LISTEN)
     }
 
     /// Returns the address as a URL. Errors: it is not one.
     pub(super) fn base(&self) -> Result<String, CommandFailure> {
-        endpoint_url(&self.endpoint)
+        endpoint_url(self.address())
     }
 
     /// Sends the request that `prepare` builds from a client and the address. Errors: no answer in time, or the key is
@@ -89,7 +98,7 @@ impl EndpointArgs {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> CommandFailure {
-        CommandFailure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
+        CommandFailure(format!("no endpoint answers at {}: {}", self.address(), root_cause(error)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ends a child when its parent is gone, however it went.
+//! A child and its parent: what the child tells, and how it ends when its parent is gone, however it went.
 //!
 //! The parent holds the other end of the child's standard input and never writes. That pipe is the portable way; on Linux
 //! the kernel's parent-death signal also reaches a child that is stopped or stuck.
@@ -7,7 +7,10 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_schemas::node::ChildEvent;
 use rustix::process::{Signal, getpid, kill_process};
+
+use super::terminal;
 
 /// How long a child may take to stop after the signal, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -35,5 +38,13 @@ pub(super) fn tie_to_parent(signal: Signal, socket: Option<PathBuf>) {
     };
     if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
         tracing::warn!("the thread that watches the parent cannot start; this process may outlive its parent");
+    }
+}
+
+/// Standard output is the channel to the parent.
+pub(super) fn tell_parent(event: &ChildEvent) {
+    let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(terminal::print_line);
+    if let Err(error) = written {
+        tracing::error!(%error, "an event could not be written");
     }
 }

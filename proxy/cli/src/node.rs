@@ -9,6 +9,7 @@ use baton_engines::mdns::{self, Announced, Announcement, ServiceType};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
 use baton_engines::registry::{self, EngineOptions};
 use baton_engines::transport::{TlsError, Transport};
+use baton_pairing::PairingCode;
 use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_line::engine_line;
+use super::pair::{PairFirst, pair_first};
 use super::{lifeline, terminal};
 
 /// Characters of the host's name in an announcement: with the suffix as many as a node's name may have.
@@ -44,6 +46,9 @@ pub(super) struct NodeArgs {
     /// Which task the node has
     #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
     role: NodeRole,
+    /// Pair this machine first, unless it is paired: join the cluster of the machine that shows this code
+    #[arg(long, value_name = "CODE", conflicts_with_all = ["allow_plain_http", "child"])]
+    pair: Option<PairingCode>,
     /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -110,6 +115,9 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
     open_files::raise_limit();
     let stop = CancellationToken::new();
     let is_child = args.child;
+    if let Some(code) = args.pair.clone() {
+        pair_first(PairFirst::Join(code)).await?;
+    }
     if is_child {
         let socket = match &args.listen {
             ListenAddress::Unix(path) => Some(path.clone()),
@@ -123,7 +131,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             if is_child {
                 // The parent prints the message.
                 let NodeFailure { message, summary } = failure;
-                tell_parent(&ChildEvent::Failed { message, summary });
+                lifeline::tell_parent(&ChildEvent::Failed { message, summary });
                 std::process::exit(1);
             }
             Err(CommandFailure(failure.message))
@@ -134,7 +142,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
                 signals::on_hangup(move || renew(&tls));
             }
             if is_child {
-                tell_parent(&ChildEvent::Ready { address });
+                lifeline::tell_parent(&ChildEvent::Ready { address });
                 signals::ignore();
             } else {
                 if let Some(address) = address {
@@ -329,14 +337,6 @@ fn engine_options(args: EngineArgs, model: NodeModel) -> Result<EngineOptions, N
     });
     let chat_template = template.transpose()?;
     Ok(args.into_options(model.path, model.name, chat_template))
-}
-
-/// Standard output is the channel to the parent.
-fn tell_parent(event: &ChildEvent) {
-    let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(terminal::print_line);
-    if let Err(error) = written {
-        tracing::error!(%error, "an event could not be written");
-    }
 }
 
 /// Bounds how long OpenMP's threads spin before they sleep, by starting this program again with the variables set:

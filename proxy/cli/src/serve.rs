@@ -8,11 +8,13 @@ use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
 use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
 use baton_schemas::counted::counted;
+use baton_schemas::node::ChildEvent;
 use clap::Args;
 use rustix::process::Signal;
 
 use super::banner::Banner;
 use super::lan_address::lan_address;
+use super::pair::{PairFirst, pair_first};
 use super::{config_file, discover, lifeline, terminal};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
@@ -23,6 +25,10 @@ pub(super) struct ServeArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     flags: ConfigFlags,
+    /// Pair this machine first, unless it is paired: show a code for `baton node --pair CODE`, and start when a machine has joined.
+    /// Then search for nodes, as with --discover
+    #[arg(long, conflicts_with = "allow_plain_http")]
+    pair: bool,
     /// End when standard input does, for a command that starts an endpoint of its own
     #[arg(long, hide = true)]
     pub(super) child: bool,
@@ -50,7 +56,11 @@ impl ServeArgs {
 
     fn read(&self) -> Result<ConfigFile, ConfigError> {
         let file = self.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
-        Ok(file.with_flags(&self.flags)?.with_pairing(found_pairing()))
+        let mut file = file.with_flags(&self.flags)?.with_pairing(found_pairing());
+        if self.pair {
+            file.raw.discover = Some(true);
+        }
+        Ok(file)
     }
 }
 
@@ -64,10 +74,14 @@ fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
 
 /// Serves until a signal stops it.
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
-    if args.child {
+    let is_child = args.child;
+    if is_child {
         lifeline::tie_to_parent(Signal::TERM, None);
     }
     refuse_an_empty_variable()?;
+    if args.pair {
+        pair_first(PairFirst::Admit).await?;
+    }
     let config = args.check().map_err(config_file::print_mistakes)?;
     if let Some(remark) = args.remark() {
         terminal::note(format_args!("baton: {remark}"));
@@ -75,8 +89,12 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     let source = ConfigSource { path: args.config.clone(), read: Arc::new(move || args.check()) };
     let mut endpoint = Endpoint::start(config, source).await?;
     endpoint.drain_on_signal(print_drain);
-    if let Some(ready) = endpoint.ready().await? {
-        print_ready(&ready);
+    match endpoint.ready().await? {
+        Some(ready) if is_child => {
+            lifeline::tell_parent(&ChildEvent::Ready { address: ready.addresses.first().copied() });
+        }
+        Some(ready) => print_ready(&ready),
+        None => {}
     }
     endpoint.finished().await
 }

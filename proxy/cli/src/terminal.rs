@@ -23,3 +23,8 @@ pub(super) fn print_line(text: impl Display) -> io::Result<()> {
 pub(super) fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
+
+/// The text with `?` for control characters: text from another machine must not control this terminal.
+pub(super) fn without_controls(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}

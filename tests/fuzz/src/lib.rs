@@ -25,10 +25,11 @@ pub struct FuzzTarget {
 }
 
 /// Every target.
-pub const TARGETS: [FuzzTarget; 18] = [
+pub const TARGETS: [FuzzTarget; 19] = [
     FuzzTarget { name: "kv_reader_raw", body: nodes::kv_reader_raw, seeds: nodes::kv_reader_raw_seeds },
     FuzzTarget { name: "kv_reader", body: nodes::kv_reader, seeds: nodes::kv_reader_seeds },
     FuzzTarget { name: "node_messages", body: nodes::messages, seeds: nodes::messages_seeds },
+    FuzzTarget { name: "key_proofs", body: nodes::key_proofs, seeds: nodes::key_proofs_seeds },
     FuzzTarget { name: "stream_client", body: streams::client, seeds: streams::client_seeds },
     FuzzTarget { name: "stream_node", body: streams::node, seeds: streams::node_seeds },
     FuzzTarget { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },

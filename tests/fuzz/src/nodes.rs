@@ -1,7 +1,9 @@
 //! What nodes and endpoints send each other: handoff streams and JSON.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 
+use baton_engines::proof::{self, Place, Proven, Question};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;
@@ -99,6 +101,33 @@ pub(crate) fn messages(input: &[u8]) -> bool {
         12 => round_trip::<node::TokenList>(json),
         _ => round_trip::<node::DetokenizedText>(json),
     }
+}
+
+/// The proof of the cluster key, which strangers may ask for and answer: 0 and a question's message, or 1 and an answer in JSON.
+/// Nothing but the key proves it.
+pub(crate) fn key_proofs(input: &[u8]) -> bool {
+    let [side, text @ ..] = input else { return false };
+    let place = Place { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
+    if side % 2 == 0 {
+        let Ok(message) = std::str::from_utf8(text) else { return false };
+        let proven = Proven { process: 7, role: node::Role::Prefill };
+        let Some(answer) = proof::answer(b"key", message, place, proven) else { return false };
+        assert_ne!(Question::new("another key").verify(&answer, place), Ok(proven));
+        return true;
+    }
+    let Ok(answer) = serde_json::from_slice::<node::KeyProof>(text) else { return false };
+    let verified = Question::new("key").verify(&answer, place);
+    assert!(verified.is_err(), "an answer that is older than its question proves the key: {answer:?}");
+    true
+}
+
+pub(crate) fn key_proofs_seeds() -> Vec<Vec<u8>> {
+    let place = Place { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
+    let asked = Question::new("key");
+    let proven = Proven { process: 7, role: node::Role::Prefill };
+    let answer = proof::answer(b"key", asked.message(), place, proven).expect("a question is answered");
+    let answer = serde_json::to_vec(&answer).expect("an answer can be written");
+    vec![[&[0], asked.message().as_bytes()].concat(), [&[1], &answer[..]].concat()]
 }
 
 fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> bool {

@@ -5,6 +5,7 @@
 
 mod config_file;
 mod front;
+pub mod lab;
 pub mod mock;
 pub mod occupy;
 mod process;

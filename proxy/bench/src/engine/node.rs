@@ -57,7 +57,7 @@ impl BenchNode {
             }
             buffers
         });
-        node_process::ready(&mut child).await?;
+        node_process::ready(&mut child, node_process::START_DEADLINE).await?;
         let buffers = tokio::time::timeout(LOG_DEADLINE, log)
             .await
             .map_err(|_| CommandFailure("llama.cpp's log has no buffer sizes".into()))??;

@@ -63,6 +63,9 @@ impl Connection {
             }
             // An endpoint that was named must answer. One that answers with an error is there.
             Err(ListFailure::Unreachable(_)) if args.url.is_none() => Connection::start(args.model.clone()).await,
+            Err(ListFailure::Refused(CommandFailure(reason))) if args.url.is_none() => {
+                Err(CommandFailure(format!("{reason}. `baton chat --own` starts an endpoint of its own")))
+            }
             Err(ListFailure::Unreachable(failure) | ListFailure::Refused(failure)) => Err(failure),
         }
     }

@@ -1,4 +1,5 @@
-//! `baton pair`: puts machines into one cluster, with a short code. Parses and prints; [`baton_pairing`] does it.
+//! `baton pair`, and `--pair` of other commands: puts machines into one cluster, with a short code. Parses and prints;
+//! [`baton_pairing`] does it.
 
 mod find;
 
@@ -30,7 +31,7 @@ pub(super) struct PairArgs {
     #[arg(long, value_name = "HOST[:PORT]", requires = "code", value_parser = first_machine)]
     at: Option<String>,
     /// Where to show a code
-    #[arg(long, value_name = "HOST:PORT", default_value_t = format!("0.0.0.0:{DEFAULT_PORT}"))]
+    #[arg(long, value_name = "HOST:PORT", default_value_t = default_listen())]
     listen: String,
     /// End after this many machines have joined [default: when the code expires]
     #[arg(long, value_name = "MACHINES", value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -93,9 +94,52 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
         }
         None => {
             let admission = Admission::new(folder, name, args.replace)?;
-            show_code(&admission, &args, &stop).await
+            show_code(&admission, &args.listen, args.expect, JoinWith::Pair, &stop).await
         }
     }
+}
+
+/// What `--pair` does before a command begins.
+#[derive(Debug, Clone)]
+pub(super) enum PairFirst {
+    /// Shows a code, until a machine has joined.
+    Admit,
+    /// Joins the cluster of the machine that shows this code.
+    Join(PairingCode),
+}
+
+/// Puts this machine into a cluster, unless it is in one: so the same command starts it again. Errors: it was not paired, or a
+/// cluster key in the environment would win over the pairing.
+pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
+    if is_key_in_environment() {
+        return Err(CommandFailure(format!(
+            "{KEY_VARIABLE} is set here and would win over the pairing: unset it, or leave out --pair"
+        )));
+    }
+    let folder = ClusterFolder::of_user()?;
+    if let Some(about) = folder.about()? {
+        terminal::note(format_args!(
+            "baton: this machine is in cluster {} already, so --pair changes nothing",
+            about.cluster
+        ));
+        return Ok(());
+    }
+    let name = MachineName::of_this_machine();
+    match first {
+        PairFirst::Join(code) => {
+            print_joined(&join_cluster(&Joiner { code, name, folder, replaces: false }, None).await?)
+        }
+        PairFirst::Admit => {
+            let admission = Admission::new(folder, name, false)?;
+            // Without a signal handler, Ctrl-C ends this process.
+            let never = CancellationToken::new();
+            show_code(&admission, &default_listen(), Some(1), JoinWith::Node, &never).await
+        }
+    }
+}
+
+fn default_listen() -> String {
+    format!("0.0.0.0:{DEFAULT_PORT}")
 }
 
 async fn join_cluster(joiner: &Joiner, at: Option<&str>) -> Result<About, CommandFailure> {
@@ -105,16 +149,29 @@ async fn join_cluster(joiner: &Joiner, at: Option<&str>) -> Result<About, Comman
     }
 }
 
-/// Shows a code until it ends.
-async fn show_code(admission: &Admission, args: &PairArgs, stop: &CancellationToken) -> Result<(), CommandFailure> {
-    let listener = TcpListener::bind(&args.listen).await.map_err(|error| {
-        CommandFailure(format!("cannot listen on {}: {error}. Choose another address with --listen", args.listen))
+/// The command that is shown for the other machines.
+#[derive(Debug, Clone, Copy)]
+enum JoinWith {
+    Pair,
+    Node,
+}
+
+/// Shows a code until it ends, or until `expect` machines have joined.
+async fn show_code(
+    admission: &Admission,
+    listen: &str,
+    expect: Option<u32>,
+    with: JoinWith,
+    stop: &CancellationToken,
+) -> Result<(), CommandFailure> {
+    let listener = TcpListener::bind(listen).await.map_err(|error| {
+        CommandFailure(format!("cannot listen on {listen}: {error}. Choose another address with `baton pair --listen`"))
     })?;
     let listening = listener.local_addr()?;
     let announced = find::announce(admission, listening);
-    print_code(admission, listening)?;
+    print_code(admission, listening, with)?;
     let end = tokio::select! {
-        end = admission.admit(listener, args.expect.map(|n| n as usize), event_printer()) => Some(end.reason),
+        end = admission.admit(listener, expect.map(|n| n as usize), event_printer()) => Some(end.reason),
         () = stop.cancelled() => None,
     };
     if let Some(announced) = announced {
@@ -143,7 +200,7 @@ async fn show_code(admission: &Admission, args: &PairArgs, stop: &CancellationTo
 /// What the pairing does from now on.
 const USED: &str = "`baton node` and `baton serve` use its key and certificates from now on.";
 
-fn print_code(admission: &Admission, listening: SocketAddr) -> Result<(), CommandFailure> {
+fn print_code(admission: &Admission, listening: SocketAddr, with: JoinWith) -> Result<(), CommandFailure> {
     let code = admission.code();
     let ip = if listening.ip().is_unspecified() { lan_address(listening) } else { Some(listening.ip()) };
     let at = ip.map(|ip| match listening.port() {
@@ -151,9 +208,13 @@ fn print_code(admission: &Admission, listening: SocketAddr) -> Result<(), Comman
         port => SocketAddr::new(ip, port).to_string(),
     });
     let at = at.unwrap_or_else(|| "HOST".to_owned());
+    let command = match with {
+        JoinWith::Pair => format!("baton pair {code}"),
+        JoinWith::Node => format!("baton node --pair {code} --role prefill --model MODEL --listen 0.0.0.0:9000"),
+    };
     let minutes = CODE_LIFETIME.as_secs() / 60;
     let text = format!(
-        "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n\
+        "On each other machine:\n\n  {command}\n\nIf it does not find this machine: baton pair {code} --at {at}\n\
          The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.\n"
     );
     Ok(terminal::print_line(text)?)
@@ -192,9 +253,13 @@ fn print_joined(about: &About) -> Result<(), CommandFailure> {
     Ok(())
 }
 
+fn is_key_in_environment() -> bool {
+    std::env::var_os(KEY_VARIABLE).is_some_and(|key| !key.is_empty())
+}
+
 /// Says that a key in the environment wins.
 fn warn_of_the_variable() {
-    if std::env::var_os(KEY_VARIABLE).is_some_and(|key| !key.is_empty()) {
+    if is_key_in_environment() {
         terminal::note(format_args!("baton pair: {KEY_VARIABLE} is set here and wins over the pairing: unset it"));
     }
 }

@@ -10,6 +10,7 @@ use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
 
 use crate::discover;
+use crate::terminal::without_controls;
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -30,11 +31,11 @@ pub(super) fn render(state: &EndpointState) -> String {
         requests.waiting
     );
     for warning in &state.warnings {
-        let _ = writeln!(out, "WARNING {}", clean(warning));
+        let _ = writeln!(out, "WARNING {}", without_controls(warning));
     }
     for model in &state.models {
         let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
-        let _ = write!(out, "\nMODEL {}  policy {}", clean(name), model.policy);
+        let _ = write!(out, "\nMODEL {}  policy {}", without_controls(name), model.policy);
         if model.nodes.iter().any(|node| node.simulated) {
             out += "  simulated machines: so are the figures";
         }
@@ -221,7 +222,7 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let head = head.iter().map(|&cell| cell.to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head)
         .chain(rows)
-        .map(|row: Vec<String>| row.iter().map(|cell| clean(cell)).collect())
+        .map(|row: Vec<String>| row.iter().map(|cell| without_controls(cell)).collect())
         .collect();
     let n_columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
@@ -231,11 +232,6 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
         "  ".to_owned() + cells.collect::<Vec<_>>().join("  ").trim_end() + "\n"
     };
     rows.iter().map(line).collect()
-}
-
-/// Removes control characters: text from another machine must not control this terminal.
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use baton_engines::no_sleep::StayAwake;
+
 use super::gate::AdmittedRequest;
 
 /// The permit of an admitted request. Dropping it charges its key for the generated tokens.
@@ -10,11 +12,12 @@ use super::gate::AdmittedRequest;
 pub struct Permit {
     admitted: Arc<AdmittedRequest>,
     n_generated: Arc<AtomicU32>,
+    _awake: StayAwake,
 }
 
 impl Permit {
     pub(super) fn new(admitted: Arc<AdmittedRequest>) -> Permit {
-        Permit { admitted, n_generated: Arc::default() }
+        Permit { admitted, n_generated: Arc::default(), _awake: StayAwake::begin() }
     }
 
     /// The places of the request's sequences.

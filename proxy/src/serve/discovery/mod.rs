@@ -1,24 +1,23 @@
 //! Finds nodes in the local network, and uses those that prove the cluster key.
 
 mod sighted;
+mod used;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::Engine;
 use baton_engines::mdns::{self, Browser, ServiceType, Sighting};
 use baton_engines::proof::Proven;
-use baton_engines::remote::{NodeAddress, NodePaths, ProofFailure, RemoteEngine};
+use baton_engines::remote::ProofFailure;
 use baton_engines::transport::Transport;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::sighted::{Ask, ProvenNode, Sighted};
-use super::cluster_nodes::{ClusterNodes, NodeLists};
+use self::sighted::{Ask, Sighted};
+use self::used::UsedNodes;
+use super::cluster_nodes::ClusterNodes;
 use crate::targets::found::{DiscoveryState, FoundNodes, FoundState};
-use crate::targets::nodes::{FoundPaths, Node, info_watch};
 
 /// The interval between two looks at what is due. A look without due addresses costs microseconds.
 const TICK: Duration = Duration::from_millis(250);
@@ -36,9 +35,6 @@ const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// Answers that wait to be noted; more than are asked at once.
 const MAX_ANSWERS: usize = 64;
 
-/// The longest name of a found node in `x-baton-route`.
-const MAX_NAME_CHARS: usize = 32;
-
 /// The search of a running endpoint.
 pub(super) struct Discovery {
     pub key: String,
@@ -53,17 +49,12 @@ impl Discovery {
         tokio::spawn(async move {
             let Discovery { key, transport, found, cluster } = self;
             let mut search = Search::new(Some(key.clone()), transport.clone());
-            let mut used = UsedNodes { key, transport, cluster, nodes: BTreeMap::new() };
+            let mut used = UsedNodes::new(key, transport, cluster);
             loop {
                 search.step().await;
                 used.follow(&search.sighted.proven());
-                let configured = used.cluster.configured_processes();
-                let state = |process| match used.nodes.get(&process) {
-                    Some(node) => (FoundState::Used, Some(node.node.name.clone())),
-                    None if configured.contains(&process) => (FoundState::Configured, None),
-                    None => (FoundState::Asking, None),
-                };
-                found.set(DiscoveryState { problem: search.problem.clone(), found: search.sighted.report(state) });
+                let found_now = search.sighted.report(|process| used.state(process));
+                found.set(DiscoveryState { problem: search.problem.clone(), found: found_now });
             }
         });
     }
@@ -190,99 +181,5 @@ impl Search {
                 let _ = answers.send((id, address, answer)).await;
             });
         }
-    }
-}
-
-/// The found nodes that are in use.
-struct UsedNodes {
-    key: String,
-    transport: Transport,
-    cluster: Arc<ClusterNodes>,
-    nodes: BTreeMap<u64, UsedNode>,
-}
-
-struct UsedNode {
-    node: Arc<Node>,
-    /// Where this endpoint reaches it.
-    reachable: NodePaths,
-    /// Where others may reach it.
-    announced: NodePaths,
-    url: String,
-    proven: ProvenNode,
-}
-
-impl UsedNodes {
-    /// Uses exactly these nodes, except those that are configured. A node whose addresses change stays the same node.
-    fn follow(&mut self, proven: &BTreeMap<u64, ProvenNode>) {
-        let configured = self.cluster.configured_processes();
-        let is_wanted = |process: &u64, url: &str| {
-            !configured.contains(process) && proven.get(process).is_some_and(|node| node.url == url)
-        };
-        let n_before = self.nodes.len();
-        self.nodes.retain(|process, used| {
-            let stays = is_wanted(process, &used.url);
-            if !stays {
-                tracing::warn!(node = used.node.name, "a node in the network is gone");
-            }
-            stays
-        });
-        let mut has_changed = self.nodes.len() != n_before;
-        for (process, node) in proven.iter().filter(|(process, _)| !configured.contains(process)) {
-            match self.nodes.get_mut(process) {
-                Some(used) if used.proven == *node => {}
-                Some(used) => {
-                    tracing::info!(node = used.node.name, addresses = ?node.reachable, "a found node is reached elsewhere");
-                    used.reachable.set(node.reachable.clone());
-                    used.announced.set(node.announced.clone());
-                    used.proven = node.clone();
-                }
-                None => match self.connect(*process, node) {
-                    Ok(used) => {
-                        tracing::info!(node = used.node.name, role = ?node.role, addresses = ?node.reachable, "a node in the network has proven the cluster key and is used");
-                        self.nodes.insert(*process, used);
-                        has_changed = true;
-                    }
-                    Err(error) => tracing::warn!(%error, "a found node cannot be used"),
-                },
-            }
-        }
-        if has_changed {
-            let of = |has_task: fn(&ProvenNode) -> bool| -> Vec<Arc<Node>> {
-                self.nodes.values().filter(|used| has_task(&used.proven)).map(|used| Arc::clone(&used.node)).collect()
-            };
-            let decode = of(|node| node.role.decodes());
-            self.cluster.set_found(NodeLists { decode, prefill: of(|node| node.role.prefills()) });
-        }
-    }
-
-    fn connect(&self, process: u64, proven: &ProvenNode) -> Result<UsedNode, baton_engines::remote::ClientError> {
-        let ProvenNode { name, url, reachable, announced, .. } = proven;
-        let reachable = NodePaths::new(reachable.clone());
-        let announced = NodePaths::new(announced.clone());
-        let address = NodeAddress::Paths(url.clone(), reachable.clone());
-        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::with_transport(&address, &self.key, &self.transport)?);
-        let name = self.free_name(name);
-        let health = info_watch::watch(Arc::clone(&engine), &name).health;
-        let found = FoundPaths { process, paths: announced.clone() };
-        let node = Node::found(name, url.clone(), found, engine, health);
-        Ok(UsedNode { node, reachable, announced, url: url.clone(), proven: proven.clone() })
-    }
-
-    /// The announced name as a word for headers, which no other node has.
-    fn free_name(&self, announced: &str) -> String {
-        let word: String = announced
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
-            .take(MAX_NAME_CHARS)
-            .collect();
-        let word = match word.trim_matches('-') {
-            "" => "node",
-            word => word,
-        };
-        let is_free = |name: &String| {
-            name != "local" && !self.cluster.has_name(name) && !self.nodes.values().any(|used| used.node.name == *name)
-        };
-        let names = std::iter::once(word.to_owned()).chain((2..).map(|n| format!("{word}-{n}")));
-        names.into_iter().find(is_free).unwrap_or_default()
     }
 }

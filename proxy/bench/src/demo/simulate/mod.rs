@@ -43,12 +43,15 @@ pub(super) async fn run(
         open_page(&page);
     }
     cluster.calibrated().await?;
-    long_prompt::play(&cluster).await?;
+    let alone = long_prompt::play(&cluster).await?;
     load::play(&cluster).await?;
     unplugged::play(&mut cluster).await?;
     if is_terminal && !options.ends {
         say(&format!("\nThe machines stay up. Try them at {page}#try\nStop with Ctrl-C."))?;
         stop.cancelled().await;
+    }
+    for endpoint in alone {
+        endpoint.stop().await;
     }
     cluster.stop().await;
     Ok(String::new())

@@ -24,9 +24,14 @@ pub(super) fn say(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
+/// A heading with the route that the reply took.
+pub(super) fn routed(heading: &str, reply: &DemoReply) -> String {
+    format!("{heading}\nroute: {}", reply.route)
+}
+
 /// A reply under a heading, as a waterfall over an axis of `scale` milliseconds.
 pub(super) fn waterfall(heading: &str, reply: &DemoReply, scale: f64, direct: &str) -> String {
-    let mut out = format!("\n{heading}\nroute: {}\n", reply.route);
+    let mut out = format!("\n{heading}\n");
     let bar = |name: String, from: f64, to: f64, note: &str| TimeBar { name, from, to, note: note.to_owned() };
     match &reply.handoff {
         None => line(&mut out, scale, &bar(format!("prefill on {direct}"), 0.0, reply.ttft_ms, "")),
@@ -56,7 +61,7 @@ mod tests {
     fn every_line_is_marked() {
         assert_eq!(marked("a 1\n\nb 2"), "simulated a 1\n\nsimulated b 2\n");
         let reply = DemoReply { ttft_ms: 10.0, total_ms: 20.0, route: "direct".into(), ..DemoReply::default() };
-        let text = marked(&waterfall("One", &reply, 20.0, "the Mac"));
+        let text = marked(&waterfall(&routed("One", &reply), &reply, 20.0, "the Mac"));
         assert!(text.lines().all(|line| line.is_empty() || line.starts_with(MARK)), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }
