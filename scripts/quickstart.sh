@@ -67,7 +67,7 @@ code=$(grep -o 'baton node --pair [0-9-]*' "$WORK/serve.log" | head -n 1 | cut -
 echo "spark$ baton node --pair $code --role prefill --model model.gguf --listen 0.0.0.0:9000"
 on spark "$baton" node --pair "$code" --role prefill --model "$MODEL" --threads 1 --listen 0.0.0.0:9000 \
   > "$WORK/node.log" 2>&1 &
-until_says "$WORK/serve.log" 'machine joined' 30
+until_says "$WORK/serve.log" ' joined, from ' 30
 step "pair both machines" "$began"
 
 began=$(now)

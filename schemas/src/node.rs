@@ -117,7 +117,7 @@ pub struct NodeDescription {
     pub streams: StreamVersions,
 }
 
-/// A node's proof that it has the cluster key, and its place in the network. See `engines/src/proof/`.
+/// A node's proof that it has the cluster key, and which end of the connection it is. See `engines/src/proof/`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyProof {
     /// The node's message of SPAKE2, hexadecimal.
@@ -128,7 +128,7 @@ pub struct KeyProof {
     pub process: u64,
     /// The node's role.
     pub role: Role,
-    /// A MAC of the place, the process and the role under the key that both ends have agreed on; hexadecimal.
+    /// A MAC of the end of the connection, the process and the role under the key that both ends have agreed on; hexadecimal.
     pub confirmation: String,
 }
 

@@ -187,7 +187,7 @@ impl FoundSource {
         self.paths.set(order);
     }
 
-    /// Proves new addresses, forgets those that are no longer announced, and puts one that is open first.
+    /// Proves new addresses, forgets those that are no longer announced and failed, and puts one that is open first.
     async fn prepare(
         self: &Arc<Self>,
         source: &KvSource,
@@ -198,8 +198,11 @@ impl FoundSource {
         let candidates = || source.paths.iter().take(MAX_PATHS);
         let (unknown, has_proven): (Vec<SocketAddr>, bool) = {
             let mut tried = self.lock();
-            tried.proven.retain(|address| candidates().any(|candidate| candidate == address));
             tried.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
+            // One that has proven the key counts until it fails, whatever is announced meanwhile.
+            let TriedPaths { proven, avoided, .. } = &mut *tried;
+            proven
+                .retain(|address| !avoided.contains_key(address) || candidates().any(|candidate| candidate == address));
             let unknown = candidates().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect();
             (unknown, !tried.proven.is_empty())
         };

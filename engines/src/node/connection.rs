@@ -7,7 +7,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::tls::Certificate;
 use crate::connections::{ConnectionDeadlines, tune};
-use crate::proof::Place;
+use crate::proof::ConnectionEnd;
 
 /// The deadlines of a node's connections.
 pub(super) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
@@ -46,13 +46,13 @@ pub(super) enum AcceptedConnection {
 
 impl AcceptedConnection {
     /// Where it ends, for proofs of the cluster key. `None` for a Unix socket.
-    pub(super) fn place(&self) -> Option<Place> {
+    pub(super) fn end(&self) -> Option<ConnectionEnd> {
         let (stream, certificate) = match self {
             AcceptedConnection::Unix(_) => return None,
             AcceptedConnection::Tcp(stream) => (stream, None),
             AcceptedConnection::Tls(stream, certificate) => (stream, Some(certificate.hash)),
         };
-        Some(Place { address: stream.local_addr().ok()?, certificate })
+        Some(ConnectionEnd { address: stream.local_addr().ok()?, certificate })
     }
 
     /// The stream for HTTP. `None` if the TLS handshake fails. The caller sets the deadline.

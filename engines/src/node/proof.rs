@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{NodeService, refusal};
 use crate::connections::CloseConnection;
-use crate::proof::{self, Place, Proven};
+use crate::proof::{self, ConnectionEnd, Proven};
 
 /// The query: the caller's message, hexadecimal.
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct Question {
     message: String,
 }
 
-/// Answers a question over TCP. The place comes with each request of a connection. A Unix socket has none, and its
+/// Answers a question over TCP. The end comes with each request of a connection. A Unix socket has none, and its
 /// callers have the key. Computing an answer costs about as much as a handshake of TLS, and the connection closes after
 /// it.
 pub(super) async fn prove(State(node): State<NodeService>, request: Request) -> Response {
@@ -27,12 +27,12 @@ pub(super) async fn prove(State(node): State<NodeService>, request: Request) -> 
 }
 
 fn reply(node: &NodeService, request: &Request) -> Response {
-    let Some(place) = request.extensions().get::<Place>() else {
+    let Some(end) = request.extensions().get::<ConnectionEnd>() else {
         return refusal(StatusCode::UNAUTHORIZED, EngineError::Unauthorized);
     };
     let proven = Proven { process: node.process, role: node.role };
     let question = Query::<Question>::try_from_uri(request.uri()).ok();
-    match question.and_then(|Query(asked)| proof::answer(node.key.secret(), &asked.message, *place, proven)) {
+    match question.and_then(|Query(asked)| proof::answer(node.key.secret(), &asked.message, *end, proven)) {
         Some(proof) => Json(proof).into_response(),
         None => refusal(StatusCode::BAD_REQUEST, EngineError::invalid("message must be one of SPAKE2, hexadecimal")),
     }

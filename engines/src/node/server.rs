@@ -41,7 +41,7 @@ impl Listener {
                 next = connections.accept(|| self.accept()) => next?,
             };
             let router = router.clone();
-            let end = accepted.place();
+            let end = accepted.end();
             let answer = move |mut request: Request<Body>| {
                 if let Some(end) = end {
                     request.extensions_mut().insert(end);

@@ -7,7 +7,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio_rustls::TlsAcceptor;
 
-use crate::proof::Place;
+use crate::proof::ConnectionEnd;
 use crate::transport::{TlsError, certificates, private_key, unusable};
 
 /// The protocols inside TLS, preferred first: `auto::Builder` supports both.
@@ -27,7 +27,7 @@ struct TlsFiles {
 #[derive(Clone)]
 pub(super) struct Certificate {
     config: Arc<ServerConfig>,
-    /// [`Place::hash`] of it.
+    /// [`ConnectionEnd::hash`] of it.
     pub(super) hash: [u8; 32],
     dns_name: Option<Arc<str>>,
 }
@@ -85,7 +85,7 @@ fn read(cert: &Path, key: &Path) -> Result<Certificate, TlsError> {
         error => unusable(key, "private key", error),
     })?;
     config.alpn_protocols = ALPN.iter().map(|protocol| protocol.to_vec()).collect();
-    Ok(Certificate { config: Arc::new(config), hash: Place::hash(&leaf), dns_name: dns_name(&leaf) })
+    Ok(Certificate { config: Arc::new(config), hash: ConnectionEnd::hash(&leaf), dns_name: dns_name(&leaf) })
 }
 
 #[cfg(test)]

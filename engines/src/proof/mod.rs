@@ -4,12 +4,12 @@
 //! for one that was announced: whoever answers there would learn the key. So what is found must prove it first:
 //!
 //! 1. The caller sends its message of SPAKE2 (RFC 9382), whose password is the cluster key.
-//! 2. The node answers with its own message, and with a MAC of its place, its process and its role. The MAC's key is what
+//! 2. The node answers with its own message, and with a MAC of its end of the connection, its process and its role. The MAC's key is what
 //!    SPAKE2 has given to both; it differs each time, and is the same at both ends only if the cluster key is.
 //!
-//! Neither message helps to guess the key: each exchange tests one guess, also for a short key. A place is the
+//! Neither message helps to guess the key: each exchange tests one guess, also for a short key. That end is the
 //! address where the node was reached and the certificate that it showed. A stranger can pass the messages on to a real
-//! node and back, but then the place in the MAC is that node's and not the stranger's.
+//! node and back, but then the end in the MAC is that node's and not the stranger's.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -25,14 +25,14 @@ const CONTEXT: &str = "baton 2026-11 proof of the cluster key";
 
 /// Where a connection to a node ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct ConnectionEnd {
     /// The node's own end.
     pub address: SocketAddr,
     /// The hash of the certificate that the node shows there; `None` without TLS.
     pub certificate: Option<[u8; 32]>,
 }
 
-impl Place {
+impl ConnectionEnd {
     /// The hash of a certificate in DER.
     pub fn hash(certificate: &[u8]) -> [u8; 32] {
         *blake3::hash(certificate).as_bytes()
@@ -80,20 +80,21 @@ impl Question {
         &self.message
     }
 
-    /// Verifies the answer that came over a connection to `place`.
-    pub fn verify(self, answer: &KeyProof, place: Place) -> Result<Proven, NotProven> {
+    /// Verifies the answer that came over a connection to `end`.
+    pub fn verify(self, answer: &KeyProof, end: ConnectionEnd) -> Result<Proven, NotProven> {
         let message = from_hex(&answer.message).ok_or(NotProven::NotANode)?;
         let theirs: [u8; 32] =
             from_hex(&answer.confirmation).and_then(|bytes| bytes.try_into().ok()).ok_or(NotProven::NotANode)?;
         let shared = self.state.finish(&message).map_err(|_| NotProven::NotANode)?;
         let proven = Proven { process: answer.process, role: answer.role };
-        let of = |place: Place| bool::from(confirmation(&shared, place, proven).as_bytes().ct_eq(&theirs));
-        if of(place) {
+        let of = |end: ConnectionEnd| bool::from(confirmation(&shared, end, proven).as_bytes().ct_eq(&theirs));
+        if of(end) {
             return Ok(proven);
         }
-        // With the claimed address it is the right key in another place. A certificate is not told, so with TLS only
+        // With the claimed address it is the right key at another end. A certificate is not told, so with TLS only
         // another address shows.
-        match of(Place { address: answer.address, ..place }) || of(Place { address: answer.address, certificate: None })
+        match of(ConnectionEnd { address: answer.address, ..end })
+            || of(ConnectionEnd { address: answer.address, certificate: None })
         {
             true => Err(NotProven::Elsewhere),
             false => Err(NotProven::OtherKey),
@@ -102,14 +103,14 @@ impl Question {
 }
 
 /// A node's answer to the message of a question. `None`: it is no such message.
-pub fn answer(cluster_key: &[u8], message: &str, place: Place, proven: Proven) -> Option<KeyProof> {
+pub fn answer(cluster_key: &[u8], message: &str, end: ConnectionEnd, proven: Proven) -> Option<KeyProof> {
     let message = from_hex(message)?;
     let (caller, node) = identities();
     let (state, ours) = Spake2::<Ed25519Group>::start_b(&password(cluster_key), &caller, &node);
     let shared = state.finish(&message).ok()?;
     let Proven { process, role } = proven;
-    let confirmation = confirmation(&shared, place, proven).to_hex().to_string();
-    Some(KeyProof { message: hex::encode(&ours), address: place.address, process, role, confirmation })
+    let confirmation = confirmation(&shared, end, proven).to_hex().to_string();
+    Some(KeyProof { message: hex::encode(&ours), address: end.address, process, role, confirmation })
 }
 
 fn password(cluster_key: &[u8]) -> Password {
@@ -123,7 +124,7 @@ fn identities() -> (Identity, Identity) {
 
 fn confirmation(
     shared: &[u8],
-    Place { address, certificate }: Place,
+    ConnectionEnd { address, certificate }: ConnectionEnd,
     Proven { process, role }: Proven,
 ) -> blake3::Hash {
     let key = blake3::derive_key(CONTEXT, shared);

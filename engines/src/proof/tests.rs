@@ -2,12 +2,12 @@ use super::*;
 
 const NODE: Proven = Proven { process: 7, role: Role::Prefill };
 
-fn place(address: &str, certificate: Option<u8>) -> Place {
-    Place { address: address.parse().unwrap(), certificate: certificate.map(|byte| [byte; 32]) }
+fn end(address: &str, certificate: Option<u8>) -> ConnectionEnd {
+    ConnectionEnd { address: address.parse().unwrap(), certificate: certificate.map(|byte| [byte; 32]) }
 }
 
 /// What a caller with `ours` that dialled `dialled` makes of the answer of a node with `theirs` that was reached at `reached`.
-fn asked(ours: &str, theirs: &str, dialled: Place, reached: Place) -> Result<Proven, NotProven> {
+fn asked(ours: &str, theirs: &str, dialled: ConnectionEnd, reached: ConnectionEnd) -> Result<Proven, NotProven> {
     let question = Question::new(ours);
     let proof = answer(theirs.as_bytes(), question.message(), reached, NODE).unwrap();
     question.verify(&proof, dialled)
@@ -15,18 +15,18 @@ fn asked(ours: &str, theirs: &str, dialled: Place, reached: Place) -> Result<Pro
 
 #[test]
 fn the_same_key_at_the_same_place_is_proven() {
-    let here = place("192.168.0.7:9000", None);
+    let here = end("192.168.0.7:9000", None);
     assert_eq!(asked("secret", "secret", here, here), Ok(NODE));
     // A dual-stack socket shows IPv4 addresses as IPv6, and each end has its own scope.
-    assert_eq!(asked("secret", "secret", here, place("[::ffff:192.168.0.7]:9000", None)), Ok(NODE));
-    assert_eq!(asked("k", "k", place("[fe80::1%3]:1", None), place("[fe80::1%9]:1", None)), Ok(NODE));
-    let tls = place("192.168.0.7:9000", Some(1));
+    assert_eq!(asked("secret", "secret", here, end("[::ffff:192.168.0.7]:9000", None)), Ok(NODE));
+    assert_eq!(asked("k", "k", end("[fe80::1%3]:1", None), end("[fe80::1%9]:1", None)), Ok(NODE));
+    let tls = end("192.168.0.7:9000", Some(1));
     assert_eq!(asked("secret", "secret", tls, tls), Ok(NODE));
 }
 
 #[test]
 fn another_key_is_another_key() {
-    let here = place("192.168.0.7:9000", None);
+    let here = end("192.168.0.7:9000", None);
     for theirs in ["Secret", "", "secret2"] {
         assert_eq!(asked("secret", theirs, here, here), Err(NotProven::OtherKey));
     }
@@ -35,8 +35,8 @@ fn another_key_is_another_key() {
 /// A stranger at .66 passes the question on to the node at .7, whose answer names .7.
 #[test]
 fn an_answer_that_was_passed_on_proves_nothing() {
-    let stranger = place("192.168.0.66:9000", None);
-    let node = place("192.168.0.7:9000", None);
+    let stranger = end("192.168.0.66:9000", None);
+    let node = end("192.168.0.7:9000", None);
     assert_eq!(asked("secret", "secret", stranger, node), Err(NotProven::Elsewhere));
     let question = Question::new("secret");
     let honest = answer(b"secret", question.message(), node, NODE).unwrap();
@@ -46,7 +46,7 @@ fn an_answer_that_was_passed_on_proves_nothing() {
 
 #[test]
 fn another_certificate_than_the_nodes_proves_nothing() {
-    let at = |certificate| place("192.168.0.7:9000", certificate);
+    let at = |certificate| end("192.168.0.7:9000", certificate);
     for (dialled, reached) in [(Some(1), Some(2)), (None, Some(1)), (Some(1), None)] {
         assert!(asked("secret", "secret", at(dialled), at(reached)).is_err(), "{dialled:?} {reached:?}");
     }
@@ -54,7 +54,7 @@ fn another_certificate_than_the_nodes_proves_nothing() {
 
 #[test]
 fn a_changed_role_or_process_is_no_proof() {
-    let here = place("192.168.0.7:9000", None);
+    let here = end("192.168.0.7:9000", None);
     for change in [(|proof| KeyProof { role: Role::Decode, ..proof }) as fn(KeyProof) -> KeyProof, |proof| KeyProof {
         process: 8,
         ..proof
@@ -67,7 +67,7 @@ fn a_changed_role_or_process_is_no_proof() {
 
 #[test]
 fn an_answer_fits_one_question_only_and_no_message_answers_itself() {
-    let here = place("192.168.0.7:9000", None);
+    let here = end("192.168.0.7:9000", None);
     let earlier = Question::new("secret");
     let proof = answer(b"secret", earlier.message(), here, NODE).unwrap();
     assert_eq!(Question::new("secret").verify(&proof, here), Err(NotProven::OtherKey));
@@ -78,7 +78,7 @@ fn an_answer_fits_one_question_only_and_no_message_answers_itself() {
 
 #[test]
 fn what_is_no_message_is_refused() {
-    let here = place("192.168.0.7:9000", None);
+    let here = end("192.168.0.7:9000", None);
     let long = "00".repeat(34);
     for message in ["", "0", "zz", "00", &long, &"ff".repeat(33), "é"] {
         assert_eq!(answer(b"secret", message, here, NODE), None, "{message}");

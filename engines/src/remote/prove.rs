@@ -10,7 +10,7 @@ use reqwest::{Client, Response, StatusCode};
 
 use super::call_failure;
 use super::paths::NodePaths;
-use crate::proof::{NotProven, Place, Proven, Question};
+use crate::proof::{ConnectionEnd, NotProven, Proven, Question};
 use crate::transport::{AddressError, Transport, explain_tls};
 
 /// The deadline of a proof. Both ends compute it in a millisecond.
@@ -65,12 +65,13 @@ impl Prover {
         if !reply.remote_addr().is_some_and(is_here) {
             return Err(NotProven::Elsewhere.into());
         }
-        let certificate = reply.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate).map(Place::hash);
+        let certificate =
+            reply.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate).map(ConnectionEnd::hash);
         if reply.status() != StatusCode::OK || (certificate.is_none() && url.starts_with("https:")) {
             return Err(NotProven::NotANode.into());
         }
         let answer = answer_of(reply).await.ok_or(NotProven::NotANode)?;
-        Ok(question.verify(&answer, Place { address: self.address, certificate })?)
+        Ok(question.verify(&answer, ConnectionEnd { address: self.address, certificate })?)
     }
 }
 

@@ -84,7 +84,8 @@ pub(super) fn lines(state: &DiscoveryState) -> String {
         return format!("Nodes in the network cannot be found: {}", without_controls(problem));
     }
     if state.found.is_empty() {
-        return "No node was found in the network. On another machine: baton pair, then baton node --listen 0.0.0.0:9000".to_owned();
+        return "No node was found in the network. Unless both machines are paired, `baton serve --pair` shows a code here. On the \
+                other one: baton node --pair CODE --role prefill --listen 0.0.0.0:9000".to_owned();
     }
     let line = |found: &FoundNode| {
         let role = found.role.map_or_else(String::new, |role| format!(" ({})", role.as_str()));

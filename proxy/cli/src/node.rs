@@ -25,11 +25,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_line::engine_line;
-use super::pair::{PairFirst, pair_first};
+use super::pair::{PairFirst, first_machine, pair_first};
 use super::{lifeline, terminal};
 
-/// Characters of the host's name in an announcement: with the suffix as many as a node's name may have.
-const MAX_HOST_CHARS: usize = 27;
+/// Where a node listens unless told.
+const DEFAULT_PORT: u16 = 9000;
+
+/// Characters of the host's name in an announcement: with a port as many as a node's name may have.
+const MAX_HOST_CHARS: usize = 26;
 
 /// Options of `baton node`.
 #[derive(Args)]
@@ -49,6 +52,9 @@ pub(super) struct NodeArgs {
     /// Pair this machine first, unless it is paired: join the cluster of the machine that shows this code
     #[arg(long, value_name = "CODE", conflicts_with_all = ["allow_plain_http", "child"])]
     pair: Option<PairingCode>,
+    /// With --pair: the address of the machine that shows the code, instead of searching for it
+    #[arg(long, value_name = "HOST[:PORT]", requires = "pair", value_parser = first_machine)]
+    at: Option<String>,
     /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -116,7 +122,9 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
     let stop = CancellationToken::new();
     let is_child = args.child;
     if let Some(code) = args.pair.clone() {
-        pair_first(PairFirst::Join(code)).await?;
+        // Before the code is used up.
+        check_start(&args).await.map_err(|failure| CommandFailure(failure.message))?;
+        pair_first(PairFirst::Join { code, at: args.at.clone() }).await?;
     }
     if is_child {
         let socket = match &args.listen {
@@ -136,7 +144,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             }
             Err(CommandFailure(failure.message))
         }
-        Ok(StartedNode { server, address, tls, info, announced }) => {
+        Ok(StartedNode { server, address, tls, is_paired, info, announced }) => {
             let on_hangup = if tls.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
@@ -147,6 +155,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             } else {
                 if let Some(address) = address {
                     terminal::note(format_args!("baton node is ready on {address}"));
+                    if is_paired && address.ip().to_canonical().is_loopback() {
+                        terminal::note(
+                            "Only this machine can reach it: --listen 0.0.0.0:9000 lets the cluster find it",
+                        );
+                    }
                     if let Some(info) = info {
                         terminal::note(format_args!("with {}", engine_line(&info)));
                     }
@@ -170,8 +183,29 @@ struct StartedNode {
     /// Where, if it listens on TCP.
     address: Option<SocketAddr>,
     tls: Option<ServerTls>,
+    /// It uses a pairing.
+    is_paired: bool,
     info: Option<NodeInfo>,
     announced: Option<Announced>,
+}
+
+/// Finds mistakes that would end the start. Downloads nothing.
+async fn check_start(args: &NodeArgs) -> Result<(), NodeFailure> {
+    check_options(args)?;
+    if let Some(source) = args.model.as_ref().and_then(|model| model.to_str()) {
+        model_files::find(source).map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
+    }
+    // Dropped at once: the address is free.
+    Listener::bind(&args.listen).await.map(drop).map_err(NodeFailure::setup)
+}
+
+fn check_options(args: &NodeArgs) -> Result<(), NodeFailure> {
+    let mut problems = args.engine.problems().into_iter();
+    let prefills_only = Role::from(args.role) == Role::Prefill;
+    match problems.next().or_else(|| args.engine.handoff_problem().filter(|_| prefills_only)) {
+        Some((key, message)) => Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key)))),
+        None => Ok(()),
+    }
 }
 
 /// Listens, says that the model is loading, and loads it.
@@ -191,15 +225,10 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
     let puller = puller(&key, &args, transport)?;
     let role = Role::from(args.role);
+    check_options(&args)?;
     let model = args.model;
     let name = args.name;
     let options = args.engine;
-    if let Some((key, message)) = options.problems().into_iter().next() {
-        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
-    }
-    if let Some((key, message)) = options.handoff_problem().filter(|_| role == Role::Prefill) {
-        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
-    }
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
     let address = listener.tcp_address();
     let listener = match &tls {
@@ -209,6 +238,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     // Until the engine is ready, requests are answered with "the model is loading".
     let late = LateEngine::default();
     let about = args.transport.pairing().and_then(|folder| folder.about().ok().flatten());
+    let is_paired = about.is_some();
     let machine = about.map(|about| about.machine.to_string());
     // It proves the key and tells its load while its model loads.
     let announced = match args.announce {
@@ -231,7 +261,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let engine = started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?;
     let info = engine.info().await.ok();
     late.set(engine);
-    Ok(StartedNode { server, address, tls, info, announced })
+    Ok(StartedNode { server, address, tls, is_paired, info, announced })
 }
 
 /// Announces the node, unless only this machine reaches it, by the machine's name in the cluster or else its host name. That mDNS
@@ -243,8 +273,11 @@ fn announce_at(listening: SocketAddr, tls: Option<&ServerTls>, machine: Option<S
     let host = machine.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let host: String =
         mdns::printable(&host).split('.').next().unwrap_or_default().chars().take(MAX_HOST_CHARS).collect();
-    // Two nodes of one machine, and a node that is started again, are told apart.
-    let name = format!("{host}-{:04x}", rand::random::<u16>());
+    // The same when the node is started again. Two nodes of one machine have different ports.
+    let name = match listening.port() {
+        DEFAULT_PORT => host,
+        port => format!("{host}-{port}"),
+    };
     let tls = tls.map(|tls| (TLS_PROPERTY, tls.dns_name().as_deref().unwrap_or_default().to_owned()));
     let properties = tls.into_iter().collect();
     match mdns::announce(&Announcement { service: ServiceType::NODE, name, listening, properties }) {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use baton_proxy::config::engine_args;
 use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
-use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
+use baton_proxy::serve::{
+    CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems,
+};
 use baton_schemas::counted::counted;
 use baton_schemas::node::ChildEvent;
 use clap::Args;
@@ -25,8 +27,8 @@ pub(super) struct ServeArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     flags: ConfigFlags,
-    /// Pair this machine first, unless it is paired: show a code for `baton node --pair CODE`, and start when a machine has joined.
-    /// Then search for nodes, as with --discover
+    /// Show a code for `baton node --pair CODE`, and start when a machine has joined, or at once if this one is paired already. Then
+    /// search for nodes, as with --discover
     #[arg(long, conflicts_with = "allow_plain_http")]
     pair: bool,
     /// End when standard input does, for a command that starts an endpoint of its own
@@ -79,10 +81,19 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
         lifeline::tie_to_parent(Signal::TERM, None);
     }
     refuse_an_empty_variable()?;
+    let mut config = args.check().map_err(config_file::print_mistakes)?;
     if args.pair {
+        // Before the owner walks to the other machine.
+        if config.startup.transport.allow_plain_http {
+            return Err(CommandFailure(
+                "--pair is for TLS: remove allow_plain_http = true from the configuration".into(),
+            ));
+        }
+        check_start(&config.startup).await?;
         pair_first(PairFirst::Admit).await?;
+        // It has found the pairing now.
+        config = args.check().map_err(config_file::print_mistakes)?;
     }
-    let config = args.check().map_err(config_file::print_mistakes)?;
     if let Some(remark) = args.remark() {
         terminal::note(format_args!("baton: {remark}"));
     }

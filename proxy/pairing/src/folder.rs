@@ -3,11 +3,12 @@
 //! A pairing is written into a folder beside it, which is then renamed: a reader finds all of it or nothing.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::authority;
 use super::error::PairingError;
@@ -116,7 +117,9 @@ impl ClusterFolder {
     pub fn check_usable(&self) -> Result<(), PairingError> {
         let usable = || {
             self.check_own_files()?;
-            tempfile::Builder::new().prefix(".cluster-").tempdir_in(self.made_parent()?).map(drop)
+            let parent = self.made_parent()?;
+            self.remove_leftovers(parent, LEFTOVER_AFTER)?;
+            temporary_in(parent).map(drop)
         };
         usable().map_err(|error| PairingError::File { path: self.0.clone(), error })
     }
@@ -151,7 +154,7 @@ impl ClusterFolder {
             self.check_free()?;
         }
         let parent = self.made_parent().map_err(failed)?;
-        let new = tempfile::Builder::new().prefix(".cluster-").tempdir_in(parent).map_err(failed)?;
+        let new = temporary_in(parent).map_err(failed)?;
         fs::set_permissions(new.path(), Permissions::from_mode(0o700)).map_err(failed)?;
         let about = serde_json::to_string_pretty(&member.about).map_err(|error| failed(error.into()))?;
         let key_of_authority = member.authority_key.as_deref().map(|key| (AUTHORITY_KEY, key));
@@ -169,7 +172,7 @@ impl ClusterFolder {
         let old = self.set_aside(parent).map_err(failed)?;
         if let Err(error) = fs::rename(new.path(), &self.0) {
             if let Some(old) = old {
-                fs::rename(old.path().join("old"), &self.0).map_err(failed)?;
+                fs::rename(old.path().join(OLD), &self.0).map_err(failed)?;
             }
             return Err(failed(error));
         }
@@ -189,8 +192,31 @@ impl ClusterFolder {
         let old = self.set_aside(parent).map_err(failed)?;
         if let Some(old) = old {
             old.close().map_err(failed)?;
+            self.remove_leftovers(parent, LEFTOVER_AFTER).map_err(failed)?;
         }
         about
+    }
+
+    /// Removes what processes have left behind in `parent` that were killed while they wrote: it may hold a cluster's key. An old
+    /// pairing is left where it is, if there is no other.
+    fn remove_leftovers(&self, parent: &Path, after: Duration) -> io::Result<()> {
+        let may_go = |name: &OsStr| FILES.iter().any(|file| name == *file) || (name == OLD && self.exists());
+        for entry in fs::read_dir(parent)? {
+            let entry = entry?;
+            let is_temporary = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
+            let Ok(written) = entry.metadata().and_then(|found| found.modified()) else { continue };
+            if !is_temporary || !written.elapsed().is_ok_and(|age| age >= after) {
+                continue;
+            }
+            // A file, or a folder that happens to have such a name, stays. Another process may remove it meanwhile.
+            let Ok(mut inside) = fs::read_dir(entry.path()) else { continue };
+            if inside.all(|file| file.is_ok_and(|file| may_go(&file.file_name())))
+                && let Err(error) = fs::remove_dir_all(entry.path())
+            {
+                tracing::warn!(path = %entry.path().display(), %error, "an unfinished pairing cannot be removed");
+            }
+        }
+        Ok(())
     }
 
     /// Moves the folder into a temporary one, which removes it when dropped. `None` if there is none.
@@ -199,8 +225,8 @@ impl ClusterFolder {
             return Ok(None);
         }
         self.check_own_files()?;
-        let aside = tempfile::Builder::new().prefix(".cluster-").tempdir_in(parent)?;
-        fs::rename(&self.0, aside.path().join("old"))?;
+        let aside = temporary_in(parent)?;
+        fs::rename(&self.0, aside.path().join(OLD))?;
         Ok(Some(aside))
     }
 
@@ -214,6 +240,19 @@ impl ClusterFolder {
             Err(error) => Err(PairingError::File { path, error }),
         }
     }
+}
+
+/// A temporary folder this old belongs to no process that runs: writing a pairing takes milliseconds.
+const LEFTOVER_AFTER: Duration = Duration::from_secs(60);
+
+/// How temporary folders are called.
+const TEMPORARY: &str = ".cluster-";
+
+/// Where [`ClusterFolder::set_aside`] puts the old pairing in one.
+const OLD: &str = "old";
+
+fn temporary_in(parent: &Path) -> io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(parent)
 }
 
 /// All files of a pairing.
@@ -260,6 +299,30 @@ mod tests {
         assert!(folder.forget().is_err());
         assert_eq!(fs::read_to_string(folder.0.join("baton.toml")).unwrap(), "x");
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = ClusterFolder(parent.path().join("cluster"));
+        let make = |folder: &str, file: &str| {
+            fs::create_dir(parent.path().join(folder)).unwrap();
+            fs::write(parent.path().join(folder).join(file), "secret").unwrap();
+        };
+        make(".cluster-half", CLUSTER_KEY);
+        make(".cluster-other", "notes.txt");
+        make(".cluster-aside", OLD);
+        let left = || {
+            let names = fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        folder.remove_leftovers(parent.path(), LEFTOVER_AFTER).unwrap();
+        assert_eq!(left().len(), 3, "they may belong to a process that runs");
+        folder.remove_leftovers(parent.path(), Duration::ZERO).unwrap();
+        assert!(left().iter().eq([".cluster-aside", ".cluster-other"]), "the only pairing stays: {:?}", left());
+        folder.store(&member("mac"), false).unwrap();
+        folder.remove_leftovers(parent.path(), Duration::ZERO).unwrap();
+        assert!(left().iter().eq([".cluster-other", "cluster"]), "{:?}", left());
     }
 
     fn mode(path: &Path) -> u32 {

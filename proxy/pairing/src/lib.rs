@@ -1,7 +1,7 @@
 //! Pairing: makes machines share one cluster key and certificates, with a short code that an owner reads off one machine
 //! and types on the others. `baton pair` uses it; `docs/security.md` explains it.
 //!
-//! The first machine shows a code ([`Admission`]), each other one [`join`]s. Both run SPAKE2 with the code
+//! The first machine shows a code ([`PairingSession`]), each other one [`join`]s. Both run SPAKE2 with the code
 //! (`exchange.rs`), so that a man in the middle learns nothing and can try one code with each run; `attempts.rs` counts
 //! these runs before they are computed. Each machine makes its own TLS key, and the first machine's certificate
 //! [`authority`] signs it. All pin that authority, so every machine trusts every other, at any address.
@@ -19,15 +19,15 @@ mod membership;
 
 mod folder;
 
-mod admit;
 mod join;
+mod session;
 
-pub use self::admit::{Admission, AdmissionEnd, AdmissionEvent, EndReason};
 pub use self::code::{CODE_LIFETIME, CodeError, MAX_FAILED_ATTEMPTS, PairingCode};
 pub use self::error::{PairingError, Refusal};
 pub use self::folder::{ClusterFolder, FOLDER_VARIABLE};
 pub use self::join::{Joiner, join};
 pub use self::membership::{About, MachineName, Membership};
+pub use self::session::{EndReason, PairingEvent, PairingSession, SessionEnd};
 
 /// The port on which a machine that shows a code listens.
 pub const DEFAULT_PORT: u16 = 9010;

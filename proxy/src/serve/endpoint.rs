@@ -26,7 +26,7 @@ use super::remote_nodes::{RemoteNodes, key_to_discover};
 use super::request_service::RequestService;
 use super::signals::OnHangup;
 use super::supervisor::Supervised;
-use super::{service_manager, signals};
+use super::{model_files, service_manager, signals};
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
 use crate::http::access::host_check::HostCheck;
@@ -173,6 +173,13 @@ impl Endpoint {
     }
 }
 
+/// Finds what would end the start: an address in use, or a missing model. Downloads nothing.
+pub async fn check_start(startup: &StartupConfig) -> Result<(), CommandFailure> {
+    // Dropped at once: the addresses are free.
+    bind_all(startup).await?;
+    model_files::find(&startup.source).map(drop)
+}
+
 async fn bind_all(startup: &StartupConfig) -> Result<Vec<TcpListener>, CommandFailure> {
     let mut listeners = vec![bind(&startup.listen, "--listen").await?];
     if let Some(address) = &startup.ollama_listen {
@@ -220,7 +227,7 @@ fn start_pool(
     let models = primary.map(|model| plan_by(&routing.load(), model)).into_iter().collect();
     let pool = Arc::new(ModelPool::with_undeclared(models, nodes.decode.clone()));
     let routing = Arc::clone(routing);
-    models::keep_discovering(&pool, nodes.prefill.clone(), move |model| plan_by(&routing.load(), model));
+    models::serve_reported_models(&pool, nodes.prefill.clone(), move |model| plan_by(&routing.load(), model));
     pool
 }
 

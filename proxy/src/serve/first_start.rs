@@ -25,15 +25,15 @@ pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
     if tokio::time::timeout(ANSWER_DEADLINE, futures::future::join_all(answers)).await.is_err() {
         tracing::warn!("a node has not answered yet; requests are served without it until it does");
     }
-    // The models that nodes have reported are served after one more round of discovery.
-    tokio::time::sleep(2 * models::DISCOVERY_INTERVAL).await;
+    // The models that nodes have reported are served after one more look at them.
+    tokio::time::sleep(2 * models::REPORT_INTERVAL).await;
 }
 
 /// Gives upstreams a moment to list their models.
 pub(super) async fn wait_for_upstreams(upstreams: &UpstreamPool) {
     let answers = async {
         while upstreams.servers.iter().any(|server| server.health() == UpstreamHealth::Unknown) {
-            tokio::time::sleep(models::DISCOVERY_INTERVAL).await;
+            tokio::time::sleep(models::REPORT_INTERVAL).await;
         }
     };
     // An upstream that is late is used later; the log names it.

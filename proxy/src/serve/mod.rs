@@ -24,7 +24,7 @@ mod supervisor;
 
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;
-pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
+pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};
 pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;

@@ -17,7 +17,7 @@ pub async fn locate_or_pull(source: &str) -> Result<PathBuf, CommandFailure> {
 }
 
 /// The file of a model, if it is on this machine. Errors: the source names a path, and there is no file.
-pub(super) fn find(source: &str) -> Result<Option<PathBuf>, CommandFailure> {
+pub fn find(source: &str) -> Result<Option<PathBuf>, CommandFailure> {
     match models::locate(source, &cache::default_folder()?)? {
         Located::File(path) if path.exists() => Ok(Some(path)),
         Located::File(path) => Err(CommandFailure(format!("there is no model file at {}", path.display()))),

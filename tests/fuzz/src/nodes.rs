@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
-use baton_engines::proof::{self, Place, Proven, Question};
+use baton_engines::proof::{self, ConnectionEnd, Proven, Question};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;
@@ -107,7 +107,7 @@ pub(crate) fn messages(input: &[u8]) -> bool {
 /// Nothing but the key proves it.
 pub(crate) fn key_proofs(input: &[u8]) -> bool {
     let [side, text @ ..] = input else { return false };
-    let place = Place { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
+    let place = ConnectionEnd { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
     if side % 2 == 0 {
         let Ok(message) = std::str::from_utf8(text) else { return false };
         let proven = Proven { process: 7, role: node::Role::Prefill };
@@ -122,7 +122,7 @@ pub(crate) fn key_proofs(input: &[u8]) -> bool {
 }
 
 pub(crate) fn key_proofs_seeds() -> Vec<Vec<u8>> {
-    let place = Place { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
+    let place = ConnectionEnd { address: SocketAddr::from(([10, 0, 0, 7], 9000)), certificate: None };
     let asked = Question::new("key");
     let proven = Proven { process: 7, role: node::Role::Prefill };
     let answer = proof::answer(b"key", asked.message(), place, proven).expect("a question is answered");

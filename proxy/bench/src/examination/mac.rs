@@ -160,24 +160,24 @@ fn output(program: &str, args: &[&str]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::system::State;
+    use super::super::system::SystemState;
     use super::*;
 
     #[test]
     fn no_route_to_the_router_means_that_the_network_may_be_forbidden() {
         for (os_error, state) in [
-            (Some(EHOSTUNREACH), State::Advice),
-            (Some(ECONNREFUSED), State::Fine),
+            (Some(EHOSTUNREACH), SystemState::Advice),
+            (Some(ECONNREFUSED), SystemState::Fine),
             // Timed out; no network; no number.
-            (Some(60), State::Unknown),
-            (Some(51), State::Unknown),
-            (None, State::Unknown),
+            (Some(60), SystemState::Unknown),
+            (Some(51), SystemState::Unknown),
+            (None, SystemState::Unknown),
         ] {
             let finding = local_network(Some(Connecting::failed(os_error)));
             assert_eq!(finding.state, state, "{finding:?}");
         }
         assert!(local_network(Some(Connecting::NoRoute)).text.contains("Local Network"));
-        assert_eq!(local_network(None).state, State::Unknown);
+        assert_eq!(local_network(None).state, SystemState::Unknown);
     }
 
     #[test]
@@ -192,17 +192,17 @@ mod tests {
 
     #[test]
     fn the_wired_limit_is_compared_with_the_model() {
-        let check = |memory: u64, limit_mb: u64, model: u64, state: State, part: &str| {
+        let check = |memory: u64, limit_mb: u64, model: u64, state: SystemState, part: &str| {
             let finding = wired_limit(Some(memory * GIB), Some(limit_mb), model * GIB);
             assert!(finding.state == state && finding.text.contains(part), "{finding:?}");
         };
-        check(16, 0, 4, State::Fine, "default");
-        check(64, 0, 40, State::Fine, "48.0 GiB of 64.0 GiB");
-        check(64, 0, 45, State::Advice, "iogpu.wired_limit_mb=51712");
-        check(64, 60_000, 45, State::Fine, "set to 58.6 GiB");
-        check(64, 0, 60, State::Advice, "smaller");
-        check(64, 0, u64::MAX / GIB, State::Advice, "smaller");
-        assert_eq!(wired_limit(None, Some(0), 1).state, State::Unknown);
+        check(16, 0, 4, SystemState::Fine, "default");
+        check(64, 0, 40, SystemState::Fine, "48.0 GiB of 64.0 GiB");
+        check(64, 0, 45, SystemState::Advice, "iogpu.wired_limit_mb=51712");
+        check(64, 60_000, 45, SystemState::Fine, "set to 58.6 GiB");
+        check(64, 0, 60, SystemState::Advice, "smaller");
+        check(64, 0, u64::MAX / GIB, SystemState::Advice, "smaller");
+        assert_eq!(wired_limit(None, Some(0), 1).state, SystemState::Unknown);
         assert_eq!((number("51539607552\n"), number("sysctl: unknown oid")), (Some(51_539_607_552), None));
     }
 
@@ -213,9 +213,9 @@ mod tests {
                 "System-wide power settings:\nCurrently in use:\n standby 1\n disksleep 10\n {sleep}\n displaysleep 5\n"
             )
         };
-        assert_eq!(super::sleep(&settings("sleep 0 (sleep prevented by powerd)")).state, State::Fine);
+        assert_eq!(super::sleep(&settings("sleep 0 (sleep prevented by powerd)")).state, SystemState::Fine);
         let sleeps = super::sleep(&settings("sleep                1"));
-        assert!(sleeps.state == State::Advice && sleeps.text.contains("after 1 idle minutes"));
-        assert_eq!(super::sleep(" displaysleep 5\n").state, State::Unknown);
+        assert!(sleeps.state == SystemState::Advice && sleeps.text.contains("after 1 idle minutes"));
+        assert_eq!(super::sleep(" displaysleep 5\n").state, SystemState::Unknown);
     }
 }

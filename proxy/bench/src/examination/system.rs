@@ -27,7 +27,7 @@ impl Topic {
 /// Whether something must be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum SystemState {
     Fine,
     /// The text says what to do. No failure: Baton may work all the same.
     Advice,
@@ -39,7 +39,7 @@ pub enum State {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub topic: Topic,
-    pub state: State,
+    pub state: SystemState,
     pub text: String,
 }
 
@@ -47,14 +47,14 @@ pub struct Finding {
 #[cfg(any(target_os = "macos", test))]
 impl Finding {
     pub(super) fn fine(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: State::Fine, text }
+        Finding { topic, state: SystemState::Fine, text }
     }
 
     pub(super) fn advice(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: State::Advice, text }
+        Finding { topic, state: SystemState::Advice, text }
     }
 
     pub(super) fn unknown(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: State::Unknown, text }
+        Finding { topic, state: SystemState::Unknown, text }
     }
 }

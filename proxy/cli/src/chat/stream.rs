@@ -63,7 +63,7 @@ struct Call {
 }
 
 #[derive(Deserialize)]
-struct Chunk {
+struct ReplyChunk {
     #[serde(default)]
     choices: Vec<Choice>,
     error: Option<ErrorDetail>,
@@ -195,7 +195,7 @@ impl Reply {
         Ok(())
     }
 
-    fn take(&mut self, chunk: Chunk) -> Result<(), CommandFailure> {
+    fn take(&mut self, chunk: ReplyChunk) -> Result<(), CommandFailure> {
         if let Some(error) = chunk.error {
             return Err(CommandFailure(format!("the reply failed: {}", one_line(&error.message))));
         }

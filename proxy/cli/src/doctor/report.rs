@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use baton_bench::examination::{Examined, Finding, Machine, State, Verdict};
+use baton_bench::examination::{Examined, Finding, Machine, SystemState, Verdict};
 use baton_engines::llama::devices::Device;
 use serde::Serialize;
 
@@ -41,9 +41,9 @@ impl fmt::Display for DoctorReport {
         }
         for Finding { topic, state, text } in system_findings {
             let word = match state {
-                State::Fine => "fine",
-                State::Advice => "TO DO",
-                State::Unknown => "unknown",
+                SystemState::Fine => "fine",
+                SystemState::Advice => "TO DO",
+                SystemState::Unknown => "unknown",
             };
             writeln!(f, "{}: {word}: {text}", topic.as_str())?;
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_engines::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
-use baton_pairing::{About, Admission, Joiner, PairingError, join};
+use baton_pairing::{About, Joiner, MAX_FAILED_ATTEMPTS, PairingError, PairingSession, join};
 use baton_proxy::serve::CommandFailure;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -34,13 +34,13 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(2);
 const MAX_TRIED: usize = 3;
 
 /// Announces this machine, unless only itself can reach it. Without mDNS, the others need its address.
-pub(super) fn announce(admission: &Admission, listening: SocketAddr) -> Option<Announced> {
+pub(super) fn announce(session: &PairingSession, listening: SocketAddr) -> Option<Announced> {
     if listening.ip().is_loopback() {
         return None;
     }
-    let room = format!("{:03}", admission.code().room());
+    let room = format!("{:03}", session.code().room());
     // A name may have 63 bytes.
-    let machine: String = admission.about().machine.as_str().chars().take(40).collect();
+    let machine: String = session.about().machine.as_str().chars().take(40).collect();
     let name = format!("{machine} code {room}");
     let properties = vec![(ROOM, room)];
     let announced = mdns::announce(&Announcement { service: SERVICE, name, listening, properties });
@@ -55,7 +55,7 @@ pub(super) fn announce(admission: &Admission, listening: SocketAddr) -> Option<A
 pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure> {
     joiner.check()?;
     let room = format!("{:03}", joiner.code.room());
-    let by_hand = "Give its address: baton pair CODE --at HOST";
+    let by_hand = "give its address with --at HOST";
     let mut browser = mdns::browse(SERVICE)
         .map_err(|error| CommandFailure(format!("the local network cannot be searched: {error}. {by_hand}")))?;
     let mut deadline = Instant::now() + SEARCH_DEADLINE;
@@ -79,7 +79,10 @@ pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure>
     Err(failure.map_or_else(
         || {
             let seconds = SEARCH_DEADLINE.as_secs();
-            CommandFailure(format!("no machine that shows a code {room}-… was found in {seconds} s. {by_hand}"))
+            CommandFailure(format!(
+                "no machine that shows a code {room}-… was found in {seconds} s. A code that was used, expired, or had \
+                 {MAX_FAILED_ATTEMPTS} wrong attempts is void: show a new one there. If it is still shown: {by_hand}"
+            ))
         },
         CommandFailure::from,
     ))

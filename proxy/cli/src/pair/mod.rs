@@ -3,12 +3,15 @@
 
 mod find;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use baton_engines::mdns::Announced;
 use baton_pairing::{
-    About, Admission, AdmissionEvent, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner,
-    MAX_FAILED_ATTEMPTS, MachineName, PairingCode, PairingError, join,
+    About, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner, MAX_FAILED_ATTEMPTS, MachineName,
+    PairingCode, PairingError, PairingEvent, PairingSession, join,
 };
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, signals};
@@ -16,6 +19,7 @@ use baton_schemas::counted::counted;
 use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::lan_address::lan_address;
@@ -55,7 +59,7 @@ fn machine_name(text: &str) -> Result<MachineName, String> {
 }
 
 /// An address with the port that codes are shown at, unless it names another.
-fn first_machine(text: &str) -> Result<String, String> {
+pub(super) fn first_machine(text: &str) -> Result<String, String> {
     let has_port = text.rsplit_once(':').is_some_and(|(host, port)| {
         let is_whole = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
         is_whole && port.parse::<u16>().is_ok_and(|port| port != 0)
@@ -93,8 +97,8 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
             print_joined(&about)
         }
         None => {
-            let admission = Admission::new(folder, name, args.replace)?;
-            show_code(&admission, &args.listen, args.expect, JoinWith::Pair, &stop).await
+            let session = PairingSession::new(folder, name, args.replace)?;
+            ShownCode::open(session, &args.listen, JoinWith::Pair).await?.until_its_end(args.expect, &stop).await
         }
     }
 }
@@ -104,8 +108,8 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
 pub(super) enum PairFirst {
     /// Shows a code, until a machine has joined.
     Admit,
-    /// Joins the cluster of the machine that shows this code.
-    Join(PairingCode),
+    /// Joins the cluster of the machine that shows this code, which is searched for unless its address is given.
+    Join { code: PairingCode, at: Option<String> },
 }
 
 /// Puts this machine into a cluster, unless it is in one: so the same command starts it again. Errors: it was not paired, or a
@@ -117,23 +121,59 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
         )));
     }
     let folder = ClusterFolder::of_user()?;
-    if let Some(about) = folder.about()? {
-        terminal::note(format_args!(
-            "baton: this machine is in cluster {} already, so --pair changes nothing",
-            about.cluster
-        ));
-        return Ok(());
-    }
+    let stop = CancellationToken::new();
+    // SIGHUP is for the command that follows.
+    signals::stop_on_signal(stop.clone(), OnHangup::Rereads);
+    let stopped = || CommandFailure("stopped; this machine was not paired".into());
+    let about = folder.about()?;
+    let of = |about: &About| about.admitted_by.as_ref().map_or(String::new(), |first| format!(" of {first}"));
     let name = MachineName::of_this_machine();
-    match first {
-        PairFirst::Join(code) => {
-            print_joined(&join_cluster(&Joiner { code, name, folder, replaces: false }, None).await?)
+    match (first, about) {
+        (PairFirst::Join { code, .. }, Some(about)) => {
+            terminal::note(format_args!(
+                "This machine is in cluster {}{} already, so the code was not used. To join the machine that shows it: baton \
+                 pair {code} --replace",
+                about.cluster,
+                of(&about)
+            ));
+            Ok(())
         }
-        PairFirst::Admit => {
-            let admission = Admission::new(folder, name, false)?;
-            // Without a signal handler, Ctrl-C ends this process.
-            let never = CancellationToken::new();
-            show_code(&admission, &default_listen(), Some(1), JoinWith::Node, &never).await
+        (PairFirst::Join { code, at }, None) => {
+            let joiner = Joiner { code, name, folder, replaces: false };
+            tokio::select! {
+                joined = join_cluster(&joiner, at.as_deref()) => print_joined(&joined?),
+                () = stop.cancelled() => Err(stopped()),
+            }
+        }
+        (PairFirst::Admit, Some(about)) if about.admitted_by.is_some() => {
+            let cluster = &about.cluster;
+            terminal::note(format_args!(
+                "This machine is in cluster {cluster}{} already; that one admits more",
+                of(&about)
+            ));
+            Ok(())
+        }
+        (PairFirst::Admit, about) => {
+            let session = PairingSession::new(folder, name, false)?;
+            let is_paired = about.is_some();
+            let shown = match ShownCode::open(session, &default_listen(), JoinWith::Node { is_paired }).await {
+                Ok(shown) => shown,
+                Err(CommandFailure(reason)) if is_paired => {
+                    terminal::note(format_args!("baton: no code is shown for further machines: {reason}"));
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            };
+            let joined = Arc::clone(&shown.joined);
+            // Machines join until the code ends, also while the endpoint serves.
+            let showing = tokio::spawn(async move { shown.until_its_end(None, &stop).await });
+            if is_paired {
+                return Ok(());
+            }
+            tokio::select! {
+                () = joined.notified() => Ok(()),
+                end = showing => end?,
+            }
         }
     }
 }
@@ -153,46 +193,64 @@ async fn join_cluster(joiner: &Joiner, at: Option<&str>) -> Result<About, Comman
 #[derive(Debug, Clone, Copy)]
 enum JoinWith {
     Pair,
-    Node,
+    /// The endpoint starts with the first machine, or now if this one is paired.
+    Node {
+        is_paired: bool,
+    },
 }
 
-/// Shows a code until it ends, or until `expect` machines have joined.
-async fn show_code(
-    admission: &Admission,
-    listen: &str,
-    expect: Option<u32>,
-    with: JoinWith,
-    stop: &CancellationToken,
-) -> Result<(), CommandFailure> {
-    let listener = TcpListener::bind(listen).await.map_err(|error| {
-        CommandFailure(format!("cannot listen on {listen}: {error}. Choose another address with `baton pair --listen`"))
-    })?;
-    let listening = listener.local_addr()?;
-    let announced = find::announce(admission, listening);
-    print_code(admission, listening, with)?;
-    let end = tokio::select! {
-        end = admission.admit(listener, expect.map(|n| n as usize), event_printer()) => Some(end.reason),
-        () = stop.cancelled() => None,
-    };
-    if let Some(announced) = announced {
-        announced.withdraw().await;
+/// A code that others may use.
+struct ShownCode {
+    session: PairingSession,
+    listener: TcpListener,
+    announced: Option<Announced>,
+    /// Notified when a machine joins.
+    joined: Arc<Notify>,
+}
+
+impl ShownCode {
+    /// Listens, announces this machine and prints the code.
+    async fn open(session: PairingSession, listen: &str, with: JoinWith) -> Result<ShownCode, CommandFailure> {
+        let listener = TcpListener::bind(listen).await.map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => CommandFailure(format!(
+                "{listen} is in use: is a code shown on this machine already? See `baton pair --listen`"
+            )),
+            _ => CommandFailure(format!("cannot listen on {listen}: {error}. See `baton pair --listen`")),
+        })?;
+        let listening = listener.local_addr()?;
+        let announced = find::announce(&session, listening);
+        print_code(&session, listening, with)?;
+        Ok(ShownCode { session, listener, announced, joined: Arc::default() })
     }
-    let n_joined = admission.n_joined();
-    let machines = counted(n_joined, "machine");
-    match end {
-        Some(EndReason::Void) => Err(CommandFailure(format!(
-            "{MAX_FAILED_ATTEMPTS} attempts failed, so the code is void: somebody mistyped it, or guesses. {machines} \
-             joined. `baton pair` shows a new code"
-        ))),
-        _ if n_joined == 0 => {
-            let why = if end.is_some() { "the code has expired" } else { "stopped" };
-            Err(CommandFailure(format!("{why}, and no machine has said that it joined")))
+
+    /// Admits machines until the code ends, or until `expect` have joined.
+    async fn until_its_end(self, expect: Option<u32>, stop: &CancellationToken) -> Result<(), CommandFailure> {
+        let ShownCode { session, listener, announced, joined } = self;
+        let end = tokio::select! {
+            end = session.admit(listener, expect.map(|n| n as usize), event_printer(joined)) => Some(end.reason),
+            () = stop.cancelled() => None,
+        };
+        if let Some(announced) = announced {
+            announced.withdraw().await;
         }
-        _ => {
-            let cluster = &admission.about().cluster;
-            terminal::print_line(format_args!("{machines} joined cluster {cluster}. {USED}"))?;
-            warn_of_the_variable();
-            Ok(())
+        let n_joined = session.n_joined();
+        let machines = counted(n_joined, "machine");
+        match end {
+            Some(EndReason::Void) => Err(CommandFailure(format!(
+                "{MAX_FAILED_ATTEMPTS} attempts failed, so the code is void: somebody mistyped it, or guesses. {machines} \
+                 joined. The same command shows a new code"
+            ))),
+            _ if n_joined == 0 => {
+                let why =
+                    if end.is_some() { "the code has expired; the same command shows a new one" } else { "stopped" };
+                Err(CommandFailure(format!("no machine has said that it joined: {why}")))
+            }
+            _ => {
+                let cluster = &session.about().cluster;
+                terminal::print_line(format_args!("{machines} joined cluster {cluster}. {USED}"))?;
+                warn_of_the_variable();
+                Ok(())
+            }
         }
     }
 }
@@ -200,38 +258,45 @@ async fn show_code(
 /// What the pairing does from now on.
 const USED: &str = "`baton node` and `baton serve` use its key and certificates from now on.";
 
-fn print_code(admission: &Admission, listening: SocketAddr, with: JoinWith) -> Result<(), CommandFailure> {
-    let code = admission.code();
+fn print_code(session: &PairingSession, listening: SocketAddr, with: JoinWith) -> Result<(), CommandFailure> {
+    let code = session.code();
     let ip = if listening.ip().is_unspecified() { lan_address(listening) } else { Some(listening.ip()) };
     let at = ip.map(|ip| match listening.port() {
         DEFAULT_PORT => ip.to_string(),
         port => SocketAddr::new(ip, port).to_string(),
     });
     let at = at.unwrap_or_else(|| "HOST".to_owned());
-    let command = match with {
-        JoinWith::Pair => format!("baton pair {code}"),
-        JoinWith::Node => format!("baton node --pair {code} --role prefill --model MODEL --listen 0.0.0.0:9000"),
-    };
     let minutes = CODE_LIFETIME.as_secs() / 60;
-    let text = format!(
-        "On each other machine:\n\n  {command}\n\nIf it does not find this machine: baton pair {code} --at {at}\n\
-         The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.\n"
-    );
+    let good_for =
+        format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.");
+    let text = match with {
+        JoinWith::Pair => format!(
+            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for}\n"
+        ),
+        JoinWith::Node { is_paired } => {
+            let starts = if is_paired { "" } else { "The endpoint starts when the first machine has joined.\n" };
+            format!(
+                "On each other machine:\n\n  baton node --pair {code} --role prefill --model MODEL --listen 0.0.0.0:9000\n\n\
+                 If it does not find this machine, add: --at {at}\n{good_for}\n{starts}"
+            )
+        }
+    };
     Ok(terminal::print_line(text)?)
 }
 
 /// Prints who joined, and failures that cost an attempt. Others can be caused without end by anyone who reaches the port, and must
 /// not move the code off the screen.
-fn event_printer() -> impl Fn(AdmissionEvent) + Send + Sync + 'static {
+fn event_printer(joined: Arc<Notify>) -> impl Fn(PairingEvent) + Send + Sync + 'static {
     let printed_left = AtomicU32::new(MAX_FAILED_ATTEMPTS);
     move |event| match event {
-        AdmissionEvent::Joined { machine, address } => {
+        PairingEvent::Joined { machine, address } => {
+            joined.notify_one();
             let line = terminal::print_line(format_args!("{machine} joined, from {}", address.ip()));
             if let Err(error) = line {
                 tracing::debug!(%error, "a line could not be written: standard output is closed");
             }
         }
-        AdmissionEvent::Failed { address, error, n_left } => {
+        PairingEvent::Failed { address, error, n_left } => {
             if n_left >= printed_left.fetch_min(n_left, Ordering::Relaxed) {
                 return tracing::debug!(%address, %error, "a connection did not pair, and spent no attempt");
             }
@@ -267,7 +332,9 @@ fn warn_of_the_variable() {
 fn print_status(folder: &ClusterFolder) -> Result<(), CommandFailure> {
     let Some(member) = folder.read()? else {
         let path = folder.path().display();
-        return Ok(terminal::print_line(format_args!("This machine is in no cluster: there is no {path}"))?);
+        return Ok(terminal::print_line(format_args!(
+            "This machine is in no cluster: there is no {path}. `baton pair` here shows a code, `baton pair CODE` joins"
+        ))?);
     };
     let About { cluster, machine, admitted_by, since } = &member.about;
     let role = match admitted_by {

@@ -20,6 +20,9 @@ use crate::targets::found::{FoundAddress, FoundNode, FoundState};
 /// The most instances that are remembered; more than a cluster has.
 pub(super) const MAX_INSTANCES: usize = 64;
 
+/// The most addresses of one node that other machines are told.
+const MAX_ADDRESSES: usize = 16;
+
 /// The most addresses that are asked in one round; and those among them that were never asked, each of which needs a
 /// client of its own: a flood of announcements must not cost much.
 const MAX_ASKED: usize = 32;
@@ -124,7 +127,8 @@ pub(super) struct ProvenNode {
     pub url: String,
     /// The addresses that have proven the key here, those that answer first.
     pub reachable: Vec<SocketAddr>,
-    /// All announced addresses: other machines may reach other ones.
+    /// What other machines may reach: those that have proven the key here, then all announced ones, at most 16. A stranger may
+    /// announce the same instance with addresses of its own.
     pub announced: Vec<SocketAddr>,
 }
 
@@ -280,7 +284,7 @@ impl Sighted {
     /// The nodes that have proven the key, by their processes: a node that is announced twice is one.
     pub(super) fn proven(&self) -> BTreeMap<u64, ProvenNode> {
         let mut nodes: BTreeMap<u64, ProvenNode> = BTreeMap::new();
-        for entry in self.instances.values() {
+        for entry in self.latest_first() {
             let mut standing: Vec<_> =
                 entry.paths.iter().filter_map(|(at, path)| Some((*at, path.n_failed, path.standing()?))).collect();
             standing.sort_by_key(|(_, n_failed, _)| *n_failed);
@@ -290,22 +294,33 @@ impl Sighted {
                     name: entry.instance.name.clone(),
                     url: used_url(&entry.instance, address, process),
                     reachable: Vec::new(),
-                    announced: entry.instance.addresses.clone(),
+                    announced: Vec::new(),
                 });
-                if !node.reachable.contains(&address) {
-                    node.reachable.push(address);
-                }
+                push_new(&mut node.reachable, [address]);
+                push_new(&mut node.announced, entry.instance.addresses.iter().copied());
             }
         }
+        for node in nodes.values_mut() {
+            let claimed = std::mem::replace(&mut node.announced, node.reachable.clone());
+            push_new(&mut node.announced, claimed);
+            node.announced.truncate(MAX_ADDRESSES);
+        }
         nodes
+    }
+
+    /// The instances, those that were announced last first: a node that was started again may be there under its old name, too.
+    fn latest_first(&self) -> Vec<&SightedInstance> {
+        let mut all: Vec<_> = self.instances.values().collect();
+        all.sort_by_key(|entry| std::cmp::Reverse(entry.seen_at));
+        all
     }
 
     /// What was found. `used` tells, for a process that has proven the key, whether it is used, and its name.
     pub(super) fn report(&self, used: impl Fn(u64) -> (FoundState, Option<String>)) -> Vec<FoundNode> {
         let mut shown = Vec::new();
         let mut found: Vec<FoundNode> = self
-            .instances
-            .values()
+            .latest_first()
+            .into_iter()
             .filter_map(|entry| {
                 let proven = entry.paths.values().find_map(SightedPath::standing);
                 // A lost node is no ghost: it is asked on, but not shown. A second announcement of one process is not, either.
@@ -344,6 +359,14 @@ impl Sighted {
     /// Returns true if every address has been asked.
     pub(super) fn has_asked_all(&self) -> bool {
         self.instances.values().flat_map(|entry| entry.paths.values()).all(|path| path.latest.is_some())
+    }
+}
+
+fn push_new(all: &mut Vec<SocketAddr>, more: impl IntoIterator<Item = SocketAddr>) {
+    for address in more {
+        if !all.contains(&address) {
+            all.push(address);
+        }
     }
 }
 

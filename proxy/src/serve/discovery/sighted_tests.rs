@@ -151,6 +151,21 @@ async fn a_flood_of_strangers_displaces_no_node() {
 }
 
 #[tokio::test]
+async fn an_announcement_in_a_nodes_name_takes_no_address_from_it() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000", "10.0.1.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    let silent: Vec<String> = (1..=16).map(|i| format!("10.0.9.{i}:9000")).collect();
+    network.found("spark", &silent.iter().map(String::as_str).collect::<Vec<_>>());
+    network.ask(|at| if at.starts_with("10.0.9.") { Err(OTHER_KEY) } else { Ok(NODE) });
+    let nodes = network.sighted.proven();
+    let node = nodes.values().next().unwrap();
+    let real = ["10.0.0.7:9000", "10.0.1.7:9000"].map(|text| text.parse::<SocketAddr>().unwrap());
+    assert!(real.iter().all(|address| node.announced[..2].contains(address)), "{node:?}");
+    assert_eq!((node.reachable.len(), node.announced.len()), (2, 16), "{node:?}");
+}
+
+#[tokio::test]
 async fn what_is_no_longer_announced_is_no_ghost() {
     let mut network = Network::new();
     network.found("stranger", &["10.0.0.66:9000"]);

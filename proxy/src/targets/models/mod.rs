@@ -1,20 +1,20 @@
 //! The models that nodes serve: their names, their nodes, and the measurements of their routes.
 
 mod calibration;
-mod discovery;
 mod image_support;
 mod learned_routes;
 mod learning;
 mod pool;
 mod renamed_weights;
+mod reported;
 mod served_model;
 mod unused_nodes;
 
 pub use self::calibration::keep_calibrated;
-pub use self::discovery::{DISCOVERY_INTERVAL, keep_discovering};
 pub use self::image_support::ImageNeed;
 pub use self::learned_routes::{LearnedRoutes, expected_output};
 pub use self::pool::ModelPool;
+pub use self::reported::{REPORT_INTERVAL, serve_reported_models};
 pub use self::served_model::ServedModel;
 pub use self::unused_nodes::UnusedNode;
 

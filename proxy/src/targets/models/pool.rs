@@ -10,7 +10,7 @@ use crate::targets::nodes::{Node, READY_WAIT};
 
 /// All models that nodes serve, and undeclared nodes.
 pub struct ModelPool {
-    /// In the order of the configuration; then in the order of their discovery.
+    /// In the order of the configuration; then in the order in which nodes report them.
     models: RwLock<Vec<Arc<ServedModel>>>,
     undeclared: RwLock<UndeclaredNodes>,
     /// Nodes are searched for in the network, so a model may come at any time.
@@ -30,7 +30,7 @@ impl ModelPool {
         ModelPool::with_undeclared(models, Vec::new())
     }
 
-    /// A pool that also serves whatever these nodes run; see [`keep_discovering`](super::keep_discovering).
+    /// A pool that also serves whatever these nodes run; see [`serve_reported_models`](super::serve_reported_models).
     pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> ModelPool {
         let undeclared = UndeclaredNodes { decode: undeclared, prefill: Vec::new() };
         ModelPool {
@@ -70,7 +70,7 @@ impl ModelPool {
         self.undeclared.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets the prefill nodes that discovered models get.
+    /// Sets the prefill nodes that reported models get.
     pub(super) fn set_undeclared_prefill(&self, prefill: Vec<Arc<Node>>) {
         self.undeclared.write().unwrap_or_else(PoisonError::into_inner).prefill = prefill;
     }

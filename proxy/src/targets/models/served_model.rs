@@ -87,7 +87,7 @@ impl ServedModel {
         }
     }
 
-    /// Sets the identity of a model that was discovered on a node.
+    /// Sets the identity of a model that a node has reported.
     pub fn with_identity(self, identity: ModelIdentity) -> ServedModel {
         ServedModel { identity: OnceLock::from(identity), name_is_configured: false, ..self }
     }

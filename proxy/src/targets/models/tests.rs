@@ -54,12 +54,12 @@ fn endpoint(name: Option<&str>) -> (RequestService, [Arc<Health>; 2]) {
     let name = name.map_or_else(OnceLock::new, |name| OnceLock::from(name.to_owned()));
     let model = ServedModel::new(name, Vec::new(), decode.clone(), Vec::new());
     let pool = Arc::new(ModelPool::with_undeclared(vec![Arc::new(model)], decode));
-    keep_discovering(&pool, Vec::new(), Arc::new);
+    serve_reported_models(&pool, Vec::new(), Arc::new);
     (RequestService::over(pool), healths.try_into().unwrap())
 }
 
-async fn discovered() {
-    tokio::time::sleep(3 * DISCOVERY_INTERVAL).await;
+async fn reported() {
+    tokio::time::sleep(3 * REPORT_INTERVAL).await;
 }
 
 /// The node that a request for this model would be asked of, or the kind of the error.
@@ -79,13 +79,13 @@ fn barred(app: &RequestService, model: usize) -> Vec<Option<String>> {
 async fn a_configured_name_is_for_what_the_first_node_runs_and_not_the_fastest() {
     let (app, [first, second]) = endpoint(Some("m"));
     runs(&second, "new", "other").await;
-    discovered().await;
+    reported().await;
     let (served, ()) = tokio::join!(serving(&app, "m"), async {
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         runs(&first, "old", "one").await;
     });
     assert_eq!(served.unwrap(), "decode-1");
-    discovered().await;
+    reported().await;
     // The other node serves what it runs under its own name, and a warning says so.
     assert_eq!(serving(&app, "other").await.unwrap(), "decode-2");
     assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
@@ -100,7 +100,7 @@ async fn a_first_node_that_is_down_is_not_waited_for() {
     runs(&second, "new", "other").await;
     assert_eq!(serving(&app, "m").await.unwrap(), "decode-2");
     runs(&first, "old", "one").await;
-    discovered().await;
+    reported().await;
     assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "what a name stands for does not change by a return");
     assert_eq!(app.warnings().len(), 1);
 }
@@ -112,19 +112,19 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         for health in [&first, &second] {
             runs(health, "old", "m").await;
         }
-        discovered().await;
+        reported().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1");
         let old = app.targets.pool.models();
 
         runs(&first, "new", "m").await;
-        discovered().await;
+        reported().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "which still has the old ones");
         assert_eq!(barred(&app, 0), [Some("other_model".to_owned()), None]);
         assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
 
         // It may come back with the old ones: for a while nobody serves the name, and no health is claimed.
         goes_down(&second);
-        discovered().await;
+        reported().await;
         assert!(matches!(app.readiness(), Readiness::Unavailable { .. }));
         assert_eq!(serving(&app, "m").await.unwrap_err(), RequestErrorKind::Unavailable);
         tokio::time::sleep(Duration::from_secs(31)).await;
@@ -135,7 +135,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         assert!(old[0].ready_node(None, &[], ImageNeed::None).await.is_err());
 
         runs(&second, "new", "m").await;
-        discovered().await;
+        reported().await;
         assert_eq!(barred(&app, 0), [None, None]);
     }
 }
@@ -145,13 +145,13 @@ async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
     let (app, [first, second]) = endpoint(None);
     runs(&second, "third", "t").await;
     runs(&first, "old", "m").await;
-    discovered().await;
+    reported().await;
     runs(&first, "new", "m").await;
-    discovered().await;
+    reported().await;
     assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.readiness()), ("decode-1", Readiness::Ok));
     // Under another name it is another model, and nobody answers to the old name any more.
     runs(&first, "newer", "n").await;
-    discovered().await;
+    reported().await;
     assert_eq!(serving(&app, "n").await.unwrap(), "decode-1");
     assert_eq!(
         (serving(&app, "m").await.unwrap_err(), app.readiness()),

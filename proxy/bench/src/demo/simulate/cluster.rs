@@ -69,7 +69,7 @@ impl SimulatedCluster {
 }
 
 /// A machine, and its process unless it is unplugged.
-pub(super) struct Machine {
+pub(super) struct SimulatedMachine {
     spec: MachineSpec,
     /// `127.0.0.1:PORT`, the same each time it is plugged in.
     address: String,
@@ -82,15 +82,15 @@ pub(super) struct RunningCluster {
     /// In front of all machines.
     pub(super) endpoint: EndpointProcess,
     /// In the order of the endpoint's names: `prefill-1`, …
-    pub(super) sparks: Vec<Machine>,
+    pub(super) sparks: Vec<SimulatedMachine>,
     /// `decode-1`, …
-    pub(super) macs: Vec<Machine>,
+    pub(super) macs: Vec<SimulatedMachine>,
     key: String,
 }
 
-impl Machine {
-    async fn start(spec: MachineSpec, key: &str) -> Result<Machine, CommandFailure> {
-        let mut machine = Machine { spec, address: "127.0.0.1:0".into(), process: None };
+impl SimulatedMachine {
+    async fn start(spec: MachineSpec, key: &str) -> Result<SimulatedMachine, CommandFailure> {
+        let mut machine = SimulatedMachine { spec, address: "127.0.0.1:0".into(), process: None };
         machine.plug_in(key).await?;
         if let Some(node) = &machine.process {
             machine.address = node.url.trim_start_matches("http://").to_owned();
@@ -140,10 +140,10 @@ impl RunningCluster {
         let mut sparks = Vec::new();
         let mut macs = Vec::new();
         for _ in 0..shape.n_pairs() {
-            sparks.push(Machine::start(DGX_SPARK, &key).await?);
-            macs.push(Machine::start(M3_ULTRA, &key).await?);
+            sparks.push(SimulatedMachine::start(DGX_SPARK, &key).await?);
+            macs.push(SimulatedMachine::start(M3_ULTRA, &key).await?);
         }
-        let named = |flag: &'static str, machines: &[Machine]| {
+        let named = |flag: &'static str, machines: &[SimulatedMachine]| {
             machines.iter().flat_map(|m| [flag.to_owned(), m.address.clone()]).map(OsString::from).collect::<Vec<_>>()
         };
         let args = [named("--decode", &macs), named("--prefill", &sparks)].concat();
@@ -152,7 +152,7 @@ impl RunningCluster {
     }
 
     /// An endpoint in front of one machine alone, which computes prompts and replies.
-    pub(super) async fn alone(&self, machine: &Machine) -> Result<EndpointProcess, CommandFailure> {
+    pub(super) async fn alone(&self, machine: &SimulatedMachine) -> Result<EndpointProcess, CommandFailure> {
         quiet(&self.key, ["--no-calibration", "--decode", &machine.address].map(OsString::from)).await
     }
 
@@ -162,7 +162,7 @@ impl RunningCluster {
         self.machine(machine).plug_in(&key).await
     }
 
-    pub(super) fn machine(&mut self, index: MachineIndex) -> &mut Machine {
+    pub(super) fn machine(&mut self, index: MachineIndex) -> &mut SimulatedMachine {
         match index {
             MachineIndex::Spark(at) => &mut self.sparks[at],
             MachineIndex::Mac(at) => &mut self.macs[at],

@@ -16,11 +16,11 @@ use super::served_model::ServedModel;
 use crate::targets::nodes::{ModelIdentity, Node};
 
 /// The interval between two looks at the nodes. A look reads their known state and sends nothing.
-pub const DISCOVERY_INTERVAL: Duration = Duration::from_millis(100);
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches the pool's nodes until the pool is dropped. A discovered model gets all undeclared nodes and these prefill
+/// Watches the pool's nodes until the pool is dropped. A reported model gets all undeclared nodes and these prefill
 /// nodes; `found` completes it.
-pub fn keep_discovering(
+pub fn serve_reported_models(
     pool: &Arc<ModelPool>,
     prefill: Vec<Arc<Node>>,
     found: impl Fn(ServedModel) -> Arc<ServedModel> + Send + 'static,
@@ -50,7 +50,7 @@ pub fn keep_discovering(
             unused.difference(&logged).for_each(|unused| tracing::warn!("{unused}"));
             logged = unused;
             drop(pool);
-            tokio::time::sleep(DISCOVERY_INTERVAL).await;
+            tokio::time::sleep(REPORT_INTERVAL).await;
         }
     });
 }

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The first machine while it shows a code. Cheap to clone.
 #[derive(Clone)]
-pub struct Admission(Arc<FirstMachine>);
+pub struct PairingSession(Arc<FirstMachine>);
 
 struct FirstMachine {
     code: PairingCode,
@@ -54,7 +54,7 @@ struct Replaces(bool);
 
 /// What happened while a code is shown.
 #[derive(Debug)]
-pub enum AdmissionEvent {
+pub enum PairingEvent {
     /// A machine has joined and stored its pairing.
     Joined { machine: MachineName, address: SocketAddr },
     /// A run failed. `n_left` attempts are left; a run that spent none has the same number as before.
@@ -72,18 +72,18 @@ pub enum EndReason {
     Void,
 }
 
-/// The end of an admission.
+/// The end of an session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdmissionEnd {
+pub struct SessionEnd {
     pub reason: EndReason,
     pub n_joined: usize,
 }
 
-impl Admission {
+impl PairingSession {
     /// Shows a new code for this machine's cluster, or for a new one if it has none or `replaces` it. Errors: this machine
     /// is in a cluster without being its first machine.
-    pub fn new(folder: ClusterFolder, machine: MachineName, replaces: bool) -> Result<Admission, PairingError> {
-        Admission::with_lifetime(folder, machine, replaces, CODE_LIFETIME)
+    pub fn new(folder: ClusterFolder, machine: MachineName, replaces: bool) -> Result<PairingSession, PairingError> {
+        PairingSession::with_lifetime(folder, machine, replaces, CODE_LIFETIME)
     }
 
     fn with_lifetime(
@@ -91,7 +91,7 @@ impl Admission {
         machine: MachineName,
         replaces: bool,
         lifetime: Duration,
-    ) -> Result<Admission, PairingError> {
+    ) -> Result<PairingSession, PairingError> {
         let present = if replaces { None } else { folder.read()? };
         if let Some(admitted_by) = present.as_ref().and_then(|member| member.about.admitted_by.as_ref()) {
             return Err(PairingError::NotTheFirst { admitted_by: admitted_by.to_string() });
@@ -103,7 +103,7 @@ impl Admission {
                 (authority::found_cluster(machine)?, Some(Replaces(replaces)))
             }
         };
-        Ok(Admission(Arc::new(FirstMachine {
+        Ok(PairingSession(Arc::new(FirstMachine {
             code: PairingCode::random(),
             attempts: Attempts::new(lifetime),
             member,
@@ -133,8 +133,8 @@ impl Admission {
         &self,
         listener: TcpListener,
         expected: Option<usize>,
-        report: impl Fn(AdmissionEvent) + Send + Sync + 'static,
-    ) -> AdmissionEnd {
+        report: impl Fn(PairingEvent) + Send + Sync + 'static,
+    ) -> SessionEnd {
         let report = Arc::new(report);
         let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut runs = JoinSet::new();
@@ -153,19 +153,19 @@ impl Admission {
             };
             // Dropped, which closes it.
             let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else { continue };
-            let admission = self.clone();
+            let session = self.clone();
             let report = Arc::clone(&report);
             runs.spawn(async move {
                 let _permit = permit;
-                match admission.admit_one(&mut connection).await {
+                match session.admit_one(&mut connection).await {
                     Ok(machine) => {
-                        report(AdmissionEvent::Joined { machine, address });
-                        admission.0.n_joined.fetch_add(1, Ordering::Relaxed);
-                        admission.0.joined.notify_waiters();
+                        report(PairingEvent::Joined { machine, address });
+                        session.0.n_joined.fetch_add(1, Ordering::Relaxed);
+                        session.0.joined.notify_waiters();
                     }
                     Err(error) => {
-                        let n_left = admission.0.attempts.n_left();
-                        report(AdmissionEvent::Failed { address, error, n_left });
+                        let n_left = session.0.attempts.n_left();
+                        report(PairingEvent::Failed { address, error, n_left });
                     }
                 }
             });
@@ -173,7 +173,7 @@ impl Admission {
         // Those who have proved themselves may finish. The rest is silent, and dropping the set ends it.
         let finish = async { while runs.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(FINISH_DEADLINE, finish).await;
-        AdmissionEnd { reason, n_joined: self.n_joined() }
+        SessionEnd { reason, n_joined: self.n_joined() }
     }
 
     async fn has_admitted(&self, expected: Option<usize>) {

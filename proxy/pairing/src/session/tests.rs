@@ -11,7 +11,7 @@ use crate::wire::{Answer, VERSION};
 /// The first machine, and folders for it and for others.
 struct Home {
     folder: tempfile::TempDir,
-    admission: Admission,
+    session: PairingSession,
 }
 
 impl Home {
@@ -22,8 +22,8 @@ impl Home {
     fn living(lifetime: Duration) -> Home {
         let folder = tempfile::tempdir().unwrap();
         let of_first = ClusterFolder::at(folder.path().join("first"));
-        let admission = Admission::with_lifetime(of_first, name("first"), false, lifetime).unwrap();
-        Home { folder, admission }
+        let session = PairingSession::with_lifetime(of_first, name("first"), false, lifetime).unwrap();
+        Home { folder, session }
     }
 
     fn folder(&self, machine: &str) -> ClusterFolder {
@@ -35,7 +35,7 @@ impl Home {
     }
 
     fn code(&self) -> PairingCode {
-        self.admission.code().clone()
+        self.session.code().clone()
     }
 
     /// A code of the same room that is wrong.
@@ -49,8 +49,8 @@ impl Home {
     /// A connection to the first machine, and what becomes of it there.
     fn connect(&self) -> (DuplexStream, tokio::task::JoinHandle<Result<MachineName, PairingError>>) {
         let (near, mut far) = duplex(16 << 10);
-        let admission = self.admission.clone();
-        (near, tokio::spawn(async move { admission.admit_one(&mut far).await }))
+        let session = self.session.clone();
+        (near, tokio::spawn(async move { session.admit_one(&mut far).await }))
     }
 
     async fn join(&self, joiner: &Joiner) -> [Result<(), PairingError>; 2] {
@@ -81,13 +81,13 @@ async fn machines_with_the_code_share_a_key_and_an_authority() {
         assert!(member.authority_key.is_none() && member.private_key != first.private_key);
     }
     assert_ne!(second.private_key, third.private_key);
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS, "a right code costs no attempt");
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS, "a right code costs no attempt");
     // The first machine can admit more later, and the others cannot.
-    let later = Admission::new(home.folder("first"), name("first"), false).unwrap();
+    let later = PairingSession::new(home.folder("first"), name("first"), false).unwrap();
     assert_eq!(later.about(), &first.about);
-    let refused = Admission::new(home.folder("second"), name("second"), false).err().unwrap();
+    let refused = PairingSession::new(home.folder("second"), name("second"), false).err().unwrap();
     assert!(matches!(&refused, PairingError::NotTheFirst { admitted_by } if admitted_by == "first"), "{refused}");
-    assert!(Admission::new(home.folder("second"), name("second"), true).is_ok());
+    assert!(PairingSession::new(home.folder("second"), name("second"), true).is_ok());
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_wrong_code_leaves_nothing_on_either_side() {
         assert!(matches!(result, Err(PairingError::Refused(Refusal::WrongCode))), "{result:?}");
     }
     assert_eq!(std::fs::read_dir(home.folder.path()).unwrap().count(), 0);
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_guesser_that_leaves_before_its_proof_has_spent_an_attempt() {
     wire::receive(&mut connection, Kind::Answer).await.unwrap();
     drop(connection);
     assert!(matches!(first.await.unwrap(), Err(PairingError::Lost(_))));
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,7 +156,7 @@ async fn whoever_says_nothing_is_gone_after_a_deadline_and_costs_no_attempt() {
     let home = Home::new();
     let (_silent, first) = home.connect();
     assert!(matches!(first.await.unwrap(), Err(PairingError::Late)));
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS);
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS);
     // A first machine that says nothing is given up, too.
     let (mut near, _far) = duplex(1 << 10);
     let joined = join_over(&home.joiner("second", home.code()), &mut near).await;
@@ -188,7 +188,7 @@ async fn other_rooms_versions_and_strangers_cost_no_attempt() {
         assert_eq!(answer, reply.map_or(Vec::new(), |refusal| vec![8, 0, 1, refusal.to_byte()]));
         assert!(first.await.unwrap().is_err());
     }
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS);
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS);
 }
 
 /// Passes messages on between both sides. `change` sees each, with its kind.
@@ -282,7 +282,7 @@ async fn a_recorded_run_cannot_be_played_again() {
     let refused = wire::receive(&mut connection, Kind::FirstProof).await.unwrap_err();
     assert!(matches!(refused, PairingError::Refused(Refusal::WrongCode)), "{refused}");
     assert!(first.await.unwrap().is_err());
-    assert_eq!(home.admission.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
+    assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn a_machine_in_a_cluster_joins_another_only_when_told() {
     assert!(matches!(&refused, PairingError::AlreadyPaired { cluster } if *cluster == before.cluster), "{refused}");
     let joiner = Joiner { replaces: true, ..joiner };
     other.join(&joiner).await[0].as_ref().unwrap();
-    assert_eq!(home.folder("second").about().unwrap().unwrap().cluster, other.admission.about().cluster);
+    assert_eq!(home.folder("second").about().unwrap().unwrap().cluster, other.session.about().cluster);
 }
 
 #[tokio::test]
@@ -304,8 +304,8 @@ async fn an_admission_ends_when_all_have_joined_or_the_code_is_void() {
         let home = Home::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let admission = home.admission.clone();
-        let admitting = tokio::spawn(async move { admission.admit(listener, Some(n_expected), |_| ()).await });
+        let session = home.session.clone();
+        let admitting = tokio::spawn(async move { session.admit(listener, Some(n_expected), |_| ()).await });
         for machine in ["second", "third"] {
             crate::join::join(&home.joiner(machine, home.code()), &address).await.unwrap();
         }
@@ -314,6 +314,6 @@ async fn an_admission_ends_when_all_have_joined_or_the_code_is_void() {
                 assert!(crate::join::join(&home.joiner("guesser", home.wrong_code()), &address).await.is_err());
             }
         }
-        assert_eq!(admitting.await.unwrap(), AdmissionEnd { reason, n_joined: 2 });
+        assert_eq!(admitting.await.unwrap(), SessionEnd { reason, n_joined: 2 });
     }
 }
