@@ -147,4 +147,8 @@ pub(super) struct PrefillSteps {
     pub(super) call: fn(&ApiCall) -> ApiCall,
     /// Adds to a request where the prefill server keeps the KV cache, as its reply says. Returns false if it does not.
     pub(super) add_kv: fn(&mut ApiCall, &Value) -> bool,
+    /// The number of the prompt's tokens in the prefill server's reply.
+    pub(super) n_tokens: fn(&Value) -> Option<u32>,
+    /// The prefill server's request for one token of this model, which keeps nothing.
+    pub(super) probe: fn(&str) -> ApiCall,
 }
