@@ -64,6 +64,14 @@ struct ApiServer {
     root: String,
 }
 
+/// A model that an upstream lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedModel {
+    pub name: String,
+    /// The size of its context, if the list has it.
+    pub n_ctx: Option<u32>,
+}
+
 /// A prompt that a prefill server has computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefilledPrompt {
@@ -102,11 +110,12 @@ impl Upstream {
         self.prefill_servers.iter().for_each(|server| server.connections.close_unused());
     }
 
-    /// The names of the models that it lists. The list may be empty.
-    pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
+    /// The models that it lists. The list may be empty.
+    pub async fn models(&self) -> Result<Vec<ListedModel>, UpstreamError> {
         let path = self.protocol.models_path();
         let list = in_time(LIST_TIMEOUT, self.get(path, None, self.headers.clone())).await?;
-        Ok(self.protocol.model_names(&list))
+        let listed = |name: String| ListedModel { n_ctx: self.protocol.listed_context(&name, &list), name };
+        Ok(self.protocol.model_names(&list).into_iter().map(listed).collect())
     }
 
     /// The upstream's description of a model. Empty for a kind that describes none.

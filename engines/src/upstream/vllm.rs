@@ -52,6 +52,10 @@ impl Protocol for Vllm {
         Some(PrefillSteps { call: prefill_call, add_kv, n_tokens, probe })
     }
 
+    fn listed_context(&self, model: &str, list: &Value) -> Option<u32> {
+        self.read_model_info(model, list).n_ctx
+    }
+
     fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
         Some(ModelInfoCall::Get(self.models_path()))
     }

@@ -246,6 +246,75 @@ async fn a_prompt_that_a_prefill_server_refuses_does_not_bar_it() {
     assert_eq!((prefiller.n_asked(), n_fallbacks(&front, "prompt_refused").await), (2, 1));
 }
 
+/// A server that counts 30 tokens in every prompt, and refuses requests that exceed its context of 100.
+fn with_a_context(asked: &MockRequest) -> Vec<Step> {
+    match asked.path.as_str() {
+        "/tokenize" => whole(200, "", &json!({ "count": 30, "max_model_len": 100, "tokens": vec![7; 30] })),
+        _ if asked.body["max_tokens"].as_u64().unwrap_or(0) > 70 => {
+            let message = "This model's maximum context length is 100 tokens.";
+            whole(400, "", &json!({ "object": "error", "message": message, "code": 400 }))
+        }
+        _ => says("well"),
+    }
+}
+
+/// A pair whose decode server lists its model `theirs` with this context.
+async fn pair_with_context(prefiller: &Mock, decoder: &Mock, n_ctx: u32) -> ReloadableServer {
+    decoder.list_with_context("theirs", n_ctx);
+    let front = pair(prefiller, decoder, "models = {}");
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    front
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_tokens_than_the_context_has_left_are_cut_before_anything_is_computed() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, asked| with_a_context(asked)).await;
+    let front = pair_with_context(&prefiller, &decoder, 100).await;
+    for (max_tokens, sent) in [(32_000, 70), (71, 70), (70, 70), (9, 9)] {
+        let n_before = decoder.n_asked();
+        let answer = front.chat(json!({ "model": "theirs", "stream": true, "max_tokens": max_tokens })).await;
+        assert!(answer.status == 200 && answer.text.contains("well"), "{answer:?}");
+        let question = decoder.asked(n_before);
+        assert_eq!((question.path.as_str(), &question.body["messages"][0]["content"]), ("/tokenize", &json!("hi")));
+        assert_eq!(decoder.asked(n_before + 1).body["max_tokens"], sent);
+        assert!(decoder.asked(n_before + 1).body.get("kv_transfer_params").is_some());
+    }
+    let text = json!({ "model": "theirs", "prompt": "hi", "max_tokens": 32_000 });
+    assert_eq!(front.post("/v1/completions", &text).await.status, 200);
+    assert_eq!(decoder.asked(decoder.n_asked() - 1).body["max_tokens"], 70);
+    // Tokens need no counting.
+    let n_before = decoder.n_asked();
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 60], "max_tokens": 50 });
+    assert_eq!(front.post("/v1/completions", &tokens).await.status, 200);
+    assert_eq!((decoder.n_asked(), &decoder.asked(n_before).body["max_tokens"]), (n_before + 1, &json!(40)));
+    assert_eq!(prefiller.n_asked(), 6);
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 100], "max_tokens": 1 });
+    let refused = front.post("/v1/completions", &tokens).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    assert_eq!((prefiller.n_asked(), decoder.n_asked()), (6, n_before + 1), "nothing is computed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_counted_only_if_the_reply_may_not_fit() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        "/tokenize" => whole(404, "", &json!({ "detail": "Not Found" })),
+        _ => says("well"),
+    })
+    .await;
+    let front = pair_with_context(&prefiller, &decoder, 32_768).await;
+    for more in [json!({}), json!({ "max_tokens": 1_000 })] {
+        let mut more = more;
+        more["model"] = json!("theirs");
+        assert_eq!(front.chat(more).await.content(), "well");
+    }
+    assert_eq!(decoder.n_asked_at("/tokenize"), 0);
+    // Nobody counts: the request goes out as it is.
+    assert_eq!(front.chat(json!({ "model": "theirs", "max_tokens": 32_000 })).await.content(), "well");
+    assert_eq!((decoder.n_asked_at("/tokenize"), &decoder.asked(3).body["max_tokens"]), (1, &json!(32_000)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn state_metrics_and_log_show_which_server_prefilled_and_what_came_by_transfer() {
     let prefiller = Mock::start(|_, asked| prefill(asked)).await;

@@ -87,6 +87,11 @@ impl Mock {
         *self.models.lock().unwrap() = entries(models);
     }
 
+    /// From now on lists this model with the size of its context, as vLLM does.
+    pub fn list_with_context(&self, model: &str, n_ctx: u32) {
+        *self.models.lock().unwrap() = vec![json!({ "id": model, "max_model_len": n_ctx })];
+    }
+
     /// The number of `POST` requests so far to a path.
     pub fn n_asked_at(&self, path: &str) -> usize {
         self.log.requests.lock().unwrap().iter().filter(|asked| asked.path == path).count()

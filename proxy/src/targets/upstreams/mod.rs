@@ -15,6 +15,7 @@ mod retry;
 mod server;
 mod start;
 mod text_events;
+mod token_limit;
 mod unary;
 
 pub use self::model_info::{model_info, node_info};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use baton_engines::upstream::{Upstream, UpstreamError, UpstreamFailure};
+use baton_engines::upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -71,7 +71,7 @@ pub struct UpstreamServer {
 
 struct KnownFacts {
     health: UpstreamHealth,
-    listed: Vec<String>,
+    listed: Vec<ListedModel>,
     busy: BusyModels,
 }
 
@@ -119,7 +119,7 @@ impl UpstreamServer {
         }
         known.health = health;
         if let Ok(mut listed) = outcome {
-            listed.retain(|name| is_name(name));
+            listed.retain(|model| is_name(&model.name));
             listed.truncate(MAX_LISTED);
             // A front end without workers lists nothing until they are back. Until then its models are not unknown but
             // unavailable.
@@ -195,7 +195,7 @@ impl UpstreamServer {
         let now = Instant::now();
         let is_busy = |model: &str| known.busy.left(model, now).is_some();
         if named.is_empty() {
-            known.listed.iter().filter(|listed| is_busy(listed)).cloned().collect()
+            known.listed.iter().filter(|listed| is_busy(&listed.name)).map(|listed| listed.name.clone()).collect()
         } else {
             named.iter().filter(|model| is_busy(&model.theirs)).map(|model| model.ours.clone()).collect()
         }
@@ -226,7 +226,7 @@ impl UpstreamServer {
     pub fn models(&self) -> Vec<String> {
         let named = &self.client.settings().models;
         if named.is_empty() {
-            self.lock().listed.clone()
+            self.lock().listed.iter().map(|listed| listed.name.clone()).collect()
         } else {
             named.iter().map(|model| model.ours.clone()).collect()
         }
@@ -243,13 +243,20 @@ impl UpstreamServer {
 
     /// The name under which it lists a model.
     fn listed(&self, name: &str) -> Option<String> {
-        self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned()
+        let known = self.lock();
+        let found = known.listed.iter().find(|listed| model_name::are_same(&listed.name, name));
+        found.map(|listed| listed.name.clone())
+    }
+
+    /// The size of a model's context, by the upstream's own name, if its list has it.
+    pub(super) fn n_ctx(&self, model: &str) -> Option<u32> {
+        self.lock().listed.iter().find(|listed| listed.name == model)?.n_ctx
     }
 
     /// A model that it serves, by its own name.
     fn any_model(&self) -> Option<String> {
         let named = self.client.settings().models.first().map(|model| model.theirs.clone());
-        named.or_else(|| self.lock().listed.first().cloned())
+        named.or_else(|| self.lock().listed.first().map(|listed| listed.name.clone()))
     }
 
     /// The time until this model may be requested again, by the upstream's own name. `None`: now.

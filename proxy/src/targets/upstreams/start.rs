@@ -19,6 +19,7 @@ use super::prefill_servers::{PrefillFallback, Transfer};
 use super::prompt_estimate::estimated_tokens;
 use super::retry::{UpstreamQuestion, first_answer};
 use super::server::UpstreamPermit;
+use super::token_limit::n_left;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
@@ -89,7 +90,7 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         if self.request.n as usize > upstream.server.client.settings().max_concurrent {
             return Err(UpstreamError::Unsupported { field: "n" });
         }
-        self.prepare_choice(upstream, self.choices.start)
+        self.prepare_choice(upstream, self.choices.start, None)
     }
 
     /// Requests the choices, and waits for the first piece of each.
@@ -99,10 +100,11 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         prepared: PreparedChoice,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let mut prepared = Some(prepared);
+        let n_left = n_left(upstream, self.request, self.request_id).await?;
+        let mut prepared = Some(prepared).filter(|_| n_left.is_none());
         let calls = self.choices.clone().map(|choice| match prepared.take() {
-            Some(call) => Ok(ChoiceCall { choice, call }),
-            None => Ok(ChoiceCall { choice, call: self.prepare_choice(upstream, choice)? }),
+            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
+            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
         });
         let calls = calls.collect::<Result<Vec<_>, UpstreamError>>()?;
         let choices = calls.into_iter().zip(permits);
@@ -113,6 +115,8 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
 /// The call for one choice.
 struct ChoiceCall {
     choice: u32,
+    /// The tokens that it was limited to, if the model's context has no room for more.
+    n_left: Option<u32>,
     call: PreparedChoice,
 }
 
@@ -121,8 +125,9 @@ impl GenerateQuestion<'_> {
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         choice: u32,
+        n_left: Option<u32>,
     ) -> Result<PreparedChoice, UpstreamError> {
-        server.client.prepare(&ChoiceRequest { request: self.request, choice, model })
+        server.client.prepare(&ChoiceRequest { request: self.request, choice, model, n_left })
     }
 
     async fn ask_for_choice(
@@ -150,7 +155,7 @@ impl GenerateQuestion<'_> {
     async fn begin(
         &self,
         upstream: &ServingUpstream,
-        ChoiceCall { choice, mut call }: ChoiceCall,
+        ChoiceCall { choice, n_left, mut call }: ChoiceCall,
         permit: &Arc<UpstreamPermit>,
     ) -> Result<BegunReply, UpstreamError> {
         let server = &upstream.server;
@@ -187,7 +192,7 @@ impl GenerateQuestion<'_> {
             reason = error.as_str(),
             "an upstream failed with the KV of a prefill server; it is asked once more without"
         );
-        let call = self.prepare_choice(upstream, choice)?;
+        let call = self.prepare_choice(upstream, choice, n_left)?;
         let begun = first_piece(server, call, &new_id(), permit).await?;
         transfer.lost();
         server.prefill.fallbacks.count(PrefillFallback::Failed(PrefillFailure::KvLost));
