@@ -46,6 +46,8 @@ pub enum EventKind {
         n_prompt: u32,
         /// Prompt tokens that were cached.
         n_cached: u32,
+        /// Prompt tokens that the upstream got from a prefill server.
+        n_transferred: u32,
     },
     /// More text. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
     Text {

@@ -51,7 +51,9 @@ impl<'a> BodyWriter<'a> {
     /// The limit of new tokens, at least 1: no server computes a prompt without generating. Some take 0 for no limit,
     /// and others refuse it. For `max_tokens: 0` the one token is dropped where the reply is read.
     pub(super) fn max_tokens(&self) -> Option<u32> {
-        self.asked.request.max_tokens.or(self.settings.default_max_tokens).map(|n| n.max(1))
+        let ChoiceRequest { request, n_left, .. } = self.asked;
+        let n = self.settings.max_tokens(request)?;
+        Some(n.min(n_left.unwrap_or(n)).max(1))
     }
 
     /// Stop strings for a server whose replies are read to their end. Otherwise only Baton looks for them, and closes

@@ -13,6 +13,8 @@ pub struct ChoiceRequest<'a> {
     pub choice: u32,
     /// The upstream's own name for the model.
     pub model: &'a str,
+    /// The most tokens that the model's context has room for after the prompt. `None`: enough, or nobody knows.
+    pub n_left: Option<u32>,
 }
 
 /// The most tokens of a reply that is requested in one piece. A server may not notice that its client left, or died

@@ -1,6 +1,5 @@
 //! The client of one upstream.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_schemas::embed::EmbedRequest;
@@ -55,7 +54,6 @@ pub struct Upstream {
     prefill_servers: Vec<ApiServer>,
     headers: HeaderMap,
     protocol: &'static dyn Protocol,
-    next_prefill: AtomicUsize,
 }
 
 /// A server, and the path of its API.
@@ -66,11 +64,19 @@ struct ApiServer {
     root: String,
 }
 
-/// A reply whose head has come.
-pub struct UpstreamReply {
-    pub deltas: TextStream,
-    /// `Ok` if a prefill server computed the prompt. `None`: no prefill server is configured.
-    pub prefill: Option<Result<(), PrefillFailure>>,
+/// A model that an upstream lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedModel {
+    pub name: String,
+    /// The size of its context, if the list has it.
+    pub n_ctx: Option<u32>,
+}
+
+/// A prompt that a prefill server has computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefilledPrompt {
+    /// Its tokens, if the server reports them.
+    pub n_tokens: Option<u32>,
 }
 
 impl Upstream {
@@ -91,7 +97,7 @@ impl Upstream {
         let server = |url: &String| ApiServer::new(url, &settings, transport);
         let prefill_servers = settings.prefill.iter().map(server).collect::<Result<_, _>>()?;
         let server = server(&settings.url)?;
-        Ok(Upstream { settings, server, prefill_servers, headers, protocol, next_prefill: AtomicUsize::new(0) })
+        Ok(Upstream { settings, server, prefill_servers, headers, protocol })
     }
 
     /// The settings that it was made from.
@@ -104,11 +110,12 @@ impl Upstream {
         self.prefill_servers.iter().for_each(|server| server.connections.close_unused());
     }
 
-    /// The names of the models that it lists. The list may be empty.
-    pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
+    /// The models that it lists. The list may be empty.
+    pub async fn models(&self) -> Result<Vec<ListedModel>, UpstreamError> {
         let path = self.protocol.models_path();
         let list = in_time(LIST_TIMEOUT, self.get(path, None, self.headers.clone())).await?;
-        Ok(self.protocol.model_names(&list))
+        let listed = |name: String| ListedModel { n_ctx: self.protocol.listed_context(&name, &list), name };
+        Ok(self.protocol.model_names(&list).into_iter().map(listed).collect())
     }
 
     /// The upstream's description of a model. Empty for a kind that describes none.
@@ -132,18 +139,66 @@ impl Upstream {
         self.protocol.generate_call(asked, &self.settings).map(PreparedChoice)
     }
 
+    /// Has the prefill server of this index in the settings compute the choice's prompt. From then on the choice says
+    /// where the KV cache lies. `request_id` must be that of the choice.
+    pub async fn prefill(
+        &self,
+        prefill_server: usize,
+        PreparedChoice(call): &mut PreparedChoice,
+        request_id: &str,
+    ) -> Result<PrefilledPrompt, PrefillFailure> {
+        let Some((steps, server)) = self.protocol.prefill_steps().zip(self.prefill_servers.get(prefill_server)) else {
+            return Err(PrefillFailure::Failed);
+        };
+        let prompt_call = (steps.call)(call);
+        // A silent prefill server must leave time to do without it.
+        let limit = self.settings.deadlines.first / 2;
+        match in_time(limit, self.ask_server(server, prompt_call, request_id, MAX_WHOLE_BYTES)).await {
+            Ok(reply) if (steps.add_kv)(call, &reply) => Ok(PrefilledPrompt { n_tokens: (steps.n_tokens)(&reply) }),
+            Ok(_) => Err(PrefillFailure::NoKvTransferParams),
+            Err(error) => {
+                // The server's message may quote the prompt.
+                tracing::debug!(upstream = self.settings.name, %error, "the prefill server's error");
+                Err(match error {
+                    UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. } => PrefillFailure::TimedOut,
+                    UpstreamError::Refused(_) | UpstreamError::Unsupported { .. } => PrefillFailure::Refused,
+                    UpstreamError::Failed { .. } | UpstreamError::NoRoute { .. } | UpstreamError::Busy { .. } => {
+                        PrefillFailure::Failed
+                    }
+                })
+            }
+        }
+    }
+
+    /// Asks a prefill server for one token of this model. Returns true if it answers, be it that it has no such model. Its
+    /// list of models would not show that it computes: a server may send that while its engine hangs.
+    pub async fn prefill_server_computes(&self, prefill_server: usize, model: &str) -> bool {
+        let Some((steps, server)) = self.protocol.prefill_steps().zip(self.prefill_servers.get(prefill_server)) else {
+            return false;
+        };
+        let request_id = format!("probe-{:016x}", rand::random::<u64>());
+        let probe = self.ask_server(server, (steps.probe)(model), &request_id, MAX_WHOLE_BYTES);
+        match in_time(LIST_TIMEOUT, probe).await {
+            Ok(_)
+            | Err(
+                UpstreamError::Refused(_)
+                | UpstreamError::Unsupported { .. }
+                | UpstreamError::NoRoute { .. }
+                | UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. },
+            ) => true,
+            Err(UpstreamError::Busy { .. } | UpstreamError::Failed { .. }) => false,
+        }
+    }
+
     /// Requests one choice. Returns with the reply's head. `request_id` is sent as `x-request-id`. `hold` lives until the
     /// upstream has stopped working on the choice.
     pub async fn generate(
         &self,
-        PreparedChoice(mut call): PreparedChoice,
+        PreparedChoice(call): PreparedChoice,
         request_id: &str,
         hold: impl Send + Sync + 'static,
-    ) -> Result<UpstreamReply, UpstreamError> {
-        let first = self.settings.deadlines.first;
-        // A silent prefill server must leave time to do without it.
-        let prefill = self.prefill(&mut call, request_id, Instant::now() + first / 2).await;
-        let first_due = Instant::now() + first;
+    ) -> Result<TextStream, UpstreamError> {
+        let first_due = Instant::now() + self.settings.deadlines.first;
         let reader = self.protocol.delta_reader(&call);
         let form = call.form;
         let route = call.path.route();
@@ -159,8 +214,7 @@ impl Upstream {
         };
         let reading = ReplyReading { framing, deadlines: self.settings.deadlines, first_due, reader };
         let deltas = deltas(reply.body, reading, hold, ReplyBody::finish);
-        let deltas = if self.settings.abort { deltas } else { read_to_its_end(deltas) };
-        Ok(UpstreamReply { deltas, prefill })
+        Ok(if self.settings.abort { deltas } else { read_to_its_end(deltas) })
     }
 
     /// Checks that the upstream takes this request for vectors or scores. Sends nothing.
@@ -268,40 +322,19 @@ impl Upstream {
 
     /// Sends a call whose reply comes in one piece.
     async fn ask(&self, call: ApiCall, request_id: &str, max_bytes: usize) -> Result<Value, UpstreamError> {
-        let reply = async {
-            let route = call.path.route();
-            let call = self.post(&self.server, call, request_id).await?;
-            whole(&self.server, &call, max_bytes, route).await
-        };
-        in_time(self.settings.deadlines.first, reply).await
+        in_time(self.settings.deadlines.first, self.ask_server(&self.server, call, request_id, max_bytes)).await
     }
 
-    /// Has a prefill server compute the prompt, if there are any; they take turns.
-    async fn prefill(&self, call: &mut ApiCall, request_id: &str, due: Instant) -> Option<Result<(), PrefillFailure>> {
-        let steps = self.protocol.prefill_steps()?;
-        let servers = &self.prefill_servers;
-        let turn = self.next_prefill.fetch_add(1, Ordering::Relaxed);
-        let server = servers.get(turn.checked_rem(servers.len())?)?;
-        let reply = async {
-            let route = call.path.route();
-            let call = self.post(server, (steps.call)(call), request_id).await?;
-            whole(server, &call, MAX_WHOLE_BYTES, route).await
-        };
-        let outcome = timeout_at(due, reply).await;
-        Some(match outcome.unwrap_or_else(|_| Err(UpstreamError::late())) {
-            Ok(reply) if (steps.add_kv)(call, &reply) => Ok(()),
-            Ok(_) => Err(PrefillFailure::NoKvTransferParams),
-            Err(error) => {
-                tracing::info!(
-                    upstream = self.settings.name,
-                    reason = error.as_str(),
-                    "a prefill server failed; the upstream computes the prompt itself"
-                );
-                // The server's message may quote the prompt.
-                tracing::debug!(upstream = self.settings.name, %error, "the prefill server's error");
-                Err(PrefillFailure::Failed)
-            }
-        })
+    async fn ask_server(
+        &self,
+        server: &ApiServer,
+        call: ApiCall,
+        request_id: &str,
+        max_bytes: usize,
+    ) -> Result<Value, UpstreamError> {
+        let route = call.path.route();
+        let call = self.post(server, call, request_id).await?;
+        whole(server, &call, max_bytes, route).await
     }
 }
 

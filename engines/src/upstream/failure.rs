@@ -118,13 +118,19 @@ impl fmt::Display for UpstreamFailure {
     }
 }
 
-/// Why an upstream computed a prompt itself instead of using its prefill servers.
+/// Why the KV of a prefill server could not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PrefillFailure {
     /// The prefill server failed.
     Failed,
+    /// The prefill server did not answer in time.
+    TimedOut,
+    /// The prefill server refused the prompt, as the decode server probably does, too.
+    Refused,
     /// The prefill server's reply does not say where the KV cache lies.
     NoKvTransferParams,
+    /// The decode server could not use the KV cache.
+    KvLost,
 }
 
 impl PrefillFailure {
@@ -132,7 +138,10 @@ impl PrefillFailure {
     pub fn as_str(self) -> &'static str {
         match self {
             PrefillFailure::Failed => "prefill_failed",
+            PrefillFailure::TimedOut => "prefill_timed_out",
+            PrefillFailure::Refused => "prompt_refused",
             PrefillFailure::NoKvTransferParams => "no_kv_transfer_params",
+            PrefillFailure::KvLost => "kv_lost",
         }
     }
 }

@@ -36,7 +36,7 @@ mod vllm;
 
 use self::call::{ApiCall, ApiPath, ModelInfoCall, ReplyDelivery};
 pub use self::call::{ChoiceRequest, PreparedChoice};
-pub use self::client::{Upstream, UpstreamReply};
+pub use self::client::{ListedModel, PrefilledPrompt, Upstream};
 pub use self::delta::{TextDelta, TextEnd, TextStream, TextToken, TextUsage};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
 pub use self::field::UpstreamField;

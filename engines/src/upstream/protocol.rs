@@ -68,6 +68,11 @@ pub(super) trait Protocol: Send + Sync + Debug {
         dialect::model_names(list)
     }
 
+    /// The size of a listed model's context, if the list has it.
+    fn listed_context(&self, _model: &str, _list: &Value) -> Option<u32> {
+        None
+    }
+
     /// How the description of a model is requested. `None`: the server describes none.
     fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
         None
@@ -147,4 +152,8 @@ pub(super) struct PrefillSteps {
     pub(super) call: fn(&ApiCall) -> ApiCall,
     /// Adds to a request where the prefill server keeps the KV cache, as its reply says. Returns false if it does not.
     pub(super) add_kv: fn(&mut ApiCall, &Value) -> bool,
+    /// The number of the prompt's tokens in the prefill server's reply.
+    pub(super) n_tokens: fn(&Value) -> Option<u32>,
+    /// The prefill server's request for one token of this model, which keeps nothing.
+    pub(super) probe: fn(&str) -> ApiCall,
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use baton_schemas::GenerateRequest;
+
 use super::{UpstreamField, UpstreamKind};
 
 /// How long an upstream may take.
@@ -58,6 +60,11 @@ pub struct UpstreamSettings {
 }
 
 impl UpstreamSettings {
+    /// The limit of new tokens that a request gets here.
+    pub fn max_tokens(&self, request: &GenerateRequest) -> Option<u32> {
+        request.max_tokens.or(self.default_max_tokens)
+    }
+
     pub(super) fn takes(&self, field: UpstreamField) -> bool {
         self.fields.contains(&field)
     }

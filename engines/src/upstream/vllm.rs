@@ -3,7 +3,7 @@
 //! Where prefill servers are configured, a request goes to one of them first, for a single token that is dropped. Its
 //! `kv_transfer_params` ask the server to keep the prompt's KV cache, and those in its reply say where the cache lies.
 //! They go with the request to the decode server, which fetches it (vLLM's NixlConnector). Both requests carry the same
-//! `X-Request-Id`. Whatever goes wrong with the prefill server, the decode server computes the prompt itself.
+//! `X-Request-Id`. Whatever goes wrong with the prefill server or its KV cache, the decode server computes the prompt itself.
 
 use baton_schemas::EngineError;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
@@ -49,7 +49,11 @@ impl Protocol for Vllm {
     }
 
     fn prefill_steps(&self) -> Option<PrefillSteps> {
-        Some(PrefillSteps { call: prefill_call, add_kv })
+        Some(PrefillSteps { call: prefill_call, add_kv, n_tokens, probe })
+    }
+
+    fn listed_context(&self, model: &str, list: &Value) -> Option<u32> {
+        self.read_model_info(model, list).n_ctx
     }
 
     fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
@@ -123,6 +127,15 @@ fn add_kv(call: &mut ApiCall, reply: &Value) -> bool {
     true
 }
 
+fn n_tokens(reply: &Value) -> Option<u32> {
+    u32::try_from(reply.get("usage")?.get("prompt_tokens")?.as_u64()?).ok()
+}
+
+fn probe(model: &str) -> ApiCall {
+    let fields = [("model", model.into()), ("prompt", "1".into()), ("max_tokens", 1.into()), ("stream", false.into())];
+    ApiCall::new(ApiPath::Api("completions"), fields)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +161,8 @@ mod tests {
         let kept = json!({ "do_remote_prefill": true, "remote_block_ids": [1], "remote_host": "p" });
         assert!(add_kv(&mut call, &json!({ "kv_transfer_params": kept })));
         assert_eq!((call.body.get("kv_transfer_params"), call.body.get("max_tokens")), (Some(&kept), Some(&json!(9))));
+        let counted = |usage: Value| n_tokens(&json!({ "usage": usage }));
+        assert_eq!(counted(json!({ "prompt_tokens": 1_049 })), Some(1_049));
+        assert_eq!((counted(json!({ "prompt_tokens": -1 })), n_tokens(&json!({}))), (None, None));
     }
 }

@@ -79,7 +79,7 @@ function compared(actual: number, predicted: number | null | undefined): string 
 function Details({ request }: { request: Request }) {
   const all = course(request);
   const lanes = scale(all);
-  const { handoff, predicted } = request;
+  const { handoff, upstream_prefill, predicted } = request;
   const saidTtft = predicted?.ttft_ms;
   const steps = Math.max(0, request.n_completion - 1);
   return (
@@ -149,6 +149,7 @@ function Details({ request }: { request: Request }) {
           <dd>
             {count(request.n_prompt)} tokens: {count(request.n_cached)} cached in a slot
             {handoff ? `, ${count(handoff.n_tokens)} handed over (${bytes(handoff.n_bytes)})` : ''}
+            {upstream_prefill ? `, ${count(upstream_prefill.n_transferred)} transferred from ${request.prefill}` : ''}
           </dd>
         </div>
         <div>

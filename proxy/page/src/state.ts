@@ -94,6 +94,12 @@ export interface Handoff {
   failure?: string;
 }
 
+/** What a prefill server of an upstream did. */
+export interface UpstreamPrefill {
+  prefill_ms: number;
+  n_transferred: number;
+}
+
 export interface Prediction {
   queue_ms: number;
   prefill_ms: number;
@@ -126,6 +132,7 @@ export interface Request {
   ttft_ms: number | null;
   e2e_ms: number;
   handoff: Handoff | null;
+  upstream_prefill?: UpstreamPrefill;
   /** A node of its route is simulated, and so are its times. */
   simulated?: boolean;
   outcome: Outcome | null;

@@ -28,7 +28,7 @@ export function firstTokenOf(request: Request): number | null {
 
 /** The spans of a request, in the order in which they began. Those of a running request end now. */
 export function course(request: Request): Course {
-  const { e2e_ms: end, slot_ms: slot, handoff } = request;
+  const { e2e_ms: end, slot_ms: slot, handoff, upstream_prefill } = request;
   const isRunning = request.outcome === null;
   const hasRoute = request.decode !== '';
   const firstToken = firstTokenOf(request);
@@ -59,12 +59,16 @@ export function course(request: Request): Course {
         add('import', 'Import', Math.max(slot, imported - handoff.import_ms), imported);
       }
       prompt = imported;
+    } else if (upstream_prefill) {
+      prompt = slot + upstream_prefill.prefill_ms;
+      add('prefill', `Prefill on ${request.prefill}`, slot, prompt);
     } else if (request.prefill && firstToken === null && isRunning) {
       add('prefill', `Prefill on ${request.prefill} and transfer`, slot, null);
       prompt = end;
     }
     if (prompt < end || firstToken !== null) {
-      add('prefill', handoff && !handoff.failure ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
+      const isElsewhere = upstream_prefill || (handoff && !handoff.failure);
+      add('prefill', isElsewhere ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
     }
   }
   if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? null : end);

@@ -50,7 +50,7 @@ pub struct RouteRecord {
     pub model: String,
     /// The node that generates. Empty until the request has a route.
     pub decode: String,
-    /// The node that computes the prompt, if it is not the decode node.
+    /// The node, or the prefill server of an upstream, that computes the prompt, if another one generates.
     pub prefill: Option<String>,
     /// The policy that decided.
     pub policy: String,
@@ -83,6 +83,9 @@ pub struct RouteRecord {
     pub e2e_ms: f64,
     /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
+    /// What the prefill server of an upstream did, if the reply began with its KV.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_prefill: Option<UpstreamPrefill>,
     /// True if a node of the route is simulated: then the times are.
     #[serde(default)]
     pub simulated: bool,
@@ -91,6 +94,15 @@ pub struct RouteRecord {
     /// Why it failed or was refused, in one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// A prompt that a prefill server of an upstream computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct UpstreamPrefill {
+    /// From the request to the prefill server's answer.
+    pub prefill_ms: f64,
+    /// Tokens of the prompt that came by transfer, as far as the servers report them.
+    pub n_transferred: u32,
 }
 
 /// The last [`MAX_RECORDS`] routes.
@@ -140,6 +152,7 @@ mod tests {
             ttft_ms: None,
             e2e_ms: 1.0,
             handoff: None,
+            upstream_prefill: None,
             simulated: false,
             outcome: Some(RequestOutcome::Done),
             error: None,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 pub use self::embed_watch::EmbedWatch;
 use self::history::History;
-pub use self::journal::{Journal, MAX_RECORDS, RequestOutcome, RouteRecord};
+pub use self::journal::{Journal, MAX_RECORDS, RequestOutcome, RouteRecord, UpstreamPrefill};
 use self::metrics::requests::RequestMetrics;
 use self::running::RunningRequests;
 pub use self::watch::{PlannedRoute, RequestWatch};

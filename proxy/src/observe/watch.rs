@@ -14,10 +14,11 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::running::{RunningEntry, RunningRequest};
-use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL};
+use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL, UpstreamPrefill};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
+use crate::targets::upstreams::StartedReply;
 use crate::token_gaps::TokenGaps;
 
 /// Travels with a request. Dropping it ends the request. If choices are still open and [`RequestWatch::failed`] was not
@@ -44,6 +45,7 @@ pub struct RequestWatch {
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
+    upstream_prefill: Option<UpstreamPrefill>,
     /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
     running: Option<RunningEntry>,
 }
@@ -57,7 +59,7 @@ pub struct PlannedRoute {
     pub policy: Option<PolicyName>,
     /// The node or the upstream that generates.
     pub decode: String,
-    /// The node that computes the prompt, if it is not the decode node.
+    /// The node, or the prefill server of an upstream, that computes the prompt, if another one generates.
     pub prefill: Option<String>,
     /// The predicted times, if rates were known.
     pub prediction: Option<Prediction>,
@@ -119,6 +121,7 @@ impl RequestWatch {
             slot: None,
             first_token: None,
             handoff: None,
+            upstream_prefill: None,
             running: None,
         };
         watch.running = Some(observer.running.enter(watch.now()));
@@ -189,16 +192,22 @@ impl RequestWatch {
         self.publish();
     }
 
-    /// An upstream answers a call that began at `asked`. The prompt's length is an estimate until the upstream reports it.
-    pub fn upstream(&mut self, name: &str, reason: RouteReason, n_prompt: u32, asked: Instant) {
+    /// An upstream has begun to answer. The prompt's length is an estimate until the upstream reports it.
+    pub fn upstream(&mut self, started: &StartedReply, reason: RouteReason, n_prompt: u32) {
+        let asked = started.asked;
+        let transfer = started.choices.first().and_then(|choice| choice.transfer.as_ref());
         self.slot = Some(asked);
+        self.upstream_prefill = transfer.map(|transfer| UpstreamPrefill {
+            prefill_ms: transfer.prefill_time.as_secs_f64() * 1e3,
+            n_transferred: transfer.n_tokens,
+        });
         let route = PlannedRoute {
             n_prompt,
             kind: RouteKind::Upstream,
             reason,
             policy: None,
-            decode: name.to_owned(),
-            prefill: None,
+            decode: started.server.name().to_owned(),
+            prefill: transfer.map(|transfer| transfer.server.name.clone()),
             prediction: None,
             direct_ttft_ms: None,
             simulated: false,
@@ -223,8 +232,11 @@ impl RequestWatch {
                 self.publish();
             }
             EventKind::Prompt { .. } | EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
-            EventKind::Usage { n_prompt, n_cached, .. } => {
+            EventKind::Usage { n_prompt, n_cached, n_transferred, .. } => {
                 self.n_cached = *n_cached;
+                if let Some(prefill) = &mut self.upstream_prefill {
+                    prefill.n_transferred = *n_transferred;
+                }
                 if let Some(taken) = &mut self.taken {
                     taken.route.n_prompt = *n_prompt;
                 }
@@ -322,6 +334,7 @@ impl RequestWatch {
             ttft_ms: taken.zip(self.first_token).map(|(taken, first)| millis(taken.at, first)),
             e2e_ms: millis(self.arrived, Instant::now()),
             handoff: self.handoff,
+            upstream_prefill: self.upstream_prefill,
             simulated: route.is_some_and(|route| route.simulated),
             outcome,
             error: self.error.map(|error| error.as_str().to_owned()),
@@ -355,6 +368,8 @@ impl Drop for RequestWatch {
                 model = record.model,
                 decode = record.decode,
                 prefill = record.prefill.as_deref().unwrap_or_default(),
+                prefill_ms = record.upstream_prefill.map(|prefill| prefill.prefill_ms),
+                n_transferred = record.upstream_prefill.map(|prefill| prefill.n_transferred),
                 reason = record.reason,
                 n_prompt = record.n_prompt,
                 n_cached = record.n_cached,

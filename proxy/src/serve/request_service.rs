@@ -77,7 +77,8 @@ impl RequestService {
             model.fallbacks.view().into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
         for server in &self.targets.upstreams.load().servers {
-            server.fallbacks.view().into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
+            let of_prefill = server.prefill.fallbacks.view();
+            of_prefill.into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
         let running = self.admission.n_admitted() as u64;
         TickReport { running, waiting: self.admission.n_waiting() as u64, fallbacks }

@@ -1,8 +1,17 @@
-//! vLLM's prefill and decode servers are joined by the handshake of its NixlConnector.
+//! vLLM's prefill and decode servers are joined by the handshake of its NixlConnector. Whatever fails there, the client gets
+//! its reply.
 
-use harness::mock::{Mock, MockRequest, says, whole};
-use harness::{ReloadableServer, upstream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness::mock::{Mock, MockRequest, Step, event, head, says, text, whole};
+use harness::{ReloadableServer, eventually_async, upstream};
 use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Where Baton tests whether a prefill server computes.
+const PROBE: &str = "/v1/completions";
 
 /// The KV parameters that a prefill server with a NixlConnector returns.
 fn kept() -> Value {
@@ -14,7 +23,7 @@ fn kept() -> Value {
 }
 
 /// A prefill server, which keeps KV only for requests in vLLM's form.
-fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
+fn prefill(asked: &MockRequest) -> Vec<Step> {
     let body = &asked.body;
     let params = &body["kv_transfer_params"];
     let is_right = params["do_remote_decode"] == true
@@ -28,15 +37,30 @@ fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
     if !is_right {
         return whole(400, "", &json!({ "object": "error", "message": "not a prefill request", "code": 400 }));
     }
-    whole(200, "", &json!({ "object": "chat.completion", "choices": [], "kv_transfer_params": kept() }))
+    whole(
+        200,
+        "",
+        &json!({ "object": "chat.completion", "choices": [], "usage": { "prompt_tokens": 1_049 },
+        "kv_transfer_params": kept() }),
+    )
+}
+
+/// An endpoint in front of a pair.
+fn pair(prefiller: &Mock, decoder: &Mock, more: &str) -> ReloadableServer {
+    let more = format!("prefill = [\"{}\"]\n{more}", prefiller.url);
+    ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &more))
+}
+
+async fn n_fallbacks(front: &ReloadableServer, reason: &str) -> u64 {
+    let state = front.get("/baton/state").await;
+    state["upstreams"][0]["fallbacks"][reason]["count"].as_u64().unwrap_or(0)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_decode_server_learns_where_the_kv_is() {
     let prefiller = Mock::start(|_, asked| prefill(asked)).await;
     let decoder = Mock::start(|_, _| says("well")).await;
-    let front =
-        ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
+    let front = pair(&prefiller, &decoder, "");
     for stream in [false, true] {
         let answer = front.chat(json!({ "stream": stream, "max_completion_tokens": 7 })).await;
         assert!(answer.status == 200 && answer.text.contains("well"), "{answer:?}");
@@ -59,11 +83,287 @@ async fn without_a_prefill_server_the_decode_server_computes_the_prompt() {
     let broken = Mock::start(|_, _| whole(500, "", &json!({}))).await;
     for (server, reason) in [(&nothing, "no_kv_transfer_params"), (&broken, "prefill_failed")] {
         let decoder = Mock::start(|_, _| says("well")).await;
-        let front =
-            ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", server.url)));
+        let front = pair(server, &decoder, "");
         assert_eq!(front.chat(json!({})).await.content(), "well");
         assert_eq!(decoder.asked(0).body.get("kv_transfer_params"), None);
-        let state = front.get("/baton/state").await;
-        assert_eq!(state["upstreams"][0]["fallbacks"][reason]["count"], 1, "{state}");
+        assert_eq!(n_fallbacks(&front, reason).await, 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_prefill_server_costs_one_request_its_time_until_it_computes_again() {
+    let hangs = Arc::new(AtomicBool::new(true));
+    let is_hung = Arc::clone(&hangs);
+    // Its list of models answers all the time.
+    let prefiller = Mock::start(move |_, asked| match (is_hung.load(Ordering::SeqCst), asked.path.as_str()) {
+        (true, _) => vec![Step::Hang],
+        (false, PROBE) => whole(200, "", &json!({ "choices": [] })),
+        (false, _) => prefill(asked),
+    })
+    .await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&prefiller, &decoder, "first_seconds = 4");
+    for _ in 0..5 {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+    }
+    assert_eq!(prefiller.n_asked_at(CHAT), 1, "only the first request waits for it");
+    assert_eq!((n_fallbacks(&front, "prefill_timed_out").await, n_fallbacks(&front, "prefill_barred").await), (1, 4));
+    let state = front.get("/baton/state").await;
+    let upstream = &state["upstreams"][0];
+    assert_eq!(upstream["prefill"][0]["breaker"]["failures"], json!({ "prefill_timed_out": 1 }), "{state}");
+    assert_eq!(upstream["breaker"]["is_open"], false, "the decode server is well: {state}");
+
+    eventually_async("a probe", async || prefiller.n_asked_at(PROBE) > 0).await;
+    assert_eq!(front.chat(json!({})).await.content(), "well");
+    assert_eq!(prefiller.n_asked_at(CHAT), 1, "it does not answer the probe");
+
+    hangs.store(false, Ordering::SeqCst);
+    eventually_async("the prefill server", async || {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+        front.get("/baton/state").await["upstreams"][0]["prefill"][0]["prompts"] == 1
+    })
+    .await;
+    assert_eq!(front.get("/baton/state").await["upstreams"][0]["prefill"][0]["breaker"]["is_open"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_prefill_server_takes_the_turns_of_a_hung_one() {
+    let hung = Mock::start(|_, _| vec![Step::Hang]).await;
+    let good = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let more = format!("prefill = [\"{}\", \"{}\"]\nfirst_seconds = 4", hung.url, good.url);
+    let front = ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &more));
+    for _ in 0..4 {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+    }
+    assert_eq!((hung.n_asked_at(CHAT), good.n_asked_at(CHAT)), (1, 3));
+    assert_eq!(n_fallbacks(&front, "prefill_barred").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_kv_costs_the_client_no_reply_and_the_decode_server_no_trust() {
+    let error = json!({ "error": { "message": "Internal server error", "type": "InternalServerError", "code": 500 } });
+    let ended = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "error" }] });
+    let in_stream = vec![head(), event(&error), Step::Send("data: [DONE]\n\n".into())];
+    for lost in [in_stream, vec![head(), event(&ended)], whole(500, "", &error)] {
+        let shown = format!("{lost:?}");
+        // It answers no probe, so the pair stays barred.
+        let prefiller = Mock::start(|_, asked| match asked.path.as_str() {
+            PROBE => vec![Step::Hang],
+            _ => prefill(asked),
+        })
+        .await;
+        let decoder = Mock::start(move |_, asked| match asked.body.get("kv_transfer_params") {
+            Some(_) => lost.clone(),
+            None => says("well"),
+        })
+        .await;
+        let front = pair(&prefiller, &decoder, "");
+        for _ in 0..2 {
+            let answer = front.chat(json!({ "stream": true })).await;
+            assert!(answer.status == 200 && answer.text.contains("well"), "{shown}: {answer:?}");
+        }
+        assert_eq!((prefiller.n_asked_at(CHAT), decoder.n_asked()), (1, 3), "{shown}: the pair is barred");
+        let [with, without, _] = [0, 1, 2].map(|i| decoder.asked(i));
+        assert_eq!(
+            (with.body["messages"].clone(), with.body["seed"].clone()),
+            (without.body["messages"].clone(), without.body["seed"].clone())
+        );
+        assert_eq!((n_fallbacks(&front, "kv_lost").await, n_fallbacks(&front, "prefill_barred").await), (1, 1));
+        let state = front.get("/baton/state").await;
+        let upstream = &state["upstreams"][0];
+        assert_eq!(upstream["breaker"]["failures"], json!({}), "{shown}: {state}");
+        let of_prefill = &upstream["prefill"][0];
+        assert_eq!(of_prefill["breaker"]["last_reason"], "kv_lost", "{shown}: {state}");
+        assert_eq!((&of_prefill["prompts"], &of_prefill["transferred_tokens"]), (&json!(1), &json!(0)), "{state}");
+        let route = &state["routes"][0];
+        assert_eq!((&route["prefill"], &route["outcome"]), (&Value::Null, &json!("done")), "{state}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pair_that_lost_kv_is_tried_again() {
+    let prefiller = Mock::start(|_, asked| match asked.path.as_str() {
+        PROBE => whole(200, "", &json!({ "choices": [] })),
+        _ => prefill(asked),
+    })
+    .await;
+    let has_failed = AtomicBool::new(false);
+    let decoder = Mock::start(move |_, asked| {
+        let has_kv = asked.body.get("kv_transfer_params").is_some();
+        if has_kv && !has_failed.swap(true, Ordering::SeqCst) { whole(500, "", &json!({})) } else { says("well") }
+    })
+    .await;
+    let front = pair(&prefiller, &decoder, "");
+    eventually_async("a second prefill", async || {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+        front.get("/baton/state").await["upstreams"][0]["prefill"][0]["prompts"] == 2
+    })
+    .await;
+    assert_eq!(n_fallbacks(&front, "kv_lost").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_server_that_waits_in_vain_for_kv_does_so_once() {
+    let prefiller = Mock::start(|_, asked| match asked.path.as_str() {
+        PROBE => vec![Step::Hang],
+        _ => prefill(asked),
+    })
+    .await;
+    let decoder = Mock::start(|_, asked| match asked.body.get("kv_transfer_params") {
+        Some(_) => vec![Step::Hang],
+        None => says("well"),
+    })
+    .await;
+    let front = pair(&prefiller, &decoder, "first_seconds = 4");
+    assert_eq!(front.chat(json!({})).await.status, 503);
+    assert_eq!(front.chat(json!({})).await.content(), "well");
+    assert_eq!((prefiller.n_asked_at(CHAT), n_fallbacks(&front, "prefill_barred").await), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_server_that_fails_without_kv_too_is_not_excused() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, _| whole(500, "", &json!({}))).await;
+    let front = pair(&prefiller, &decoder, "");
+    assert_eq!(front.chat(json!({})).await.status, 503);
+    assert_eq!(decoder.n_asked(), 2, "once with the KV and once without");
+    let state = front.get("/baton/state").await;
+    let upstream = &state["upstreams"][0];
+    assert_eq!(upstream["breaker"]["failures"], json!({ "server_error": 1 }), "{state}");
+    assert_eq!((&upstream["fallbacks"], &upstream["prefill"][0]["breaker"]["is_open"]), (&json!({}), &json!(false)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_a_prefill_server_refuses_does_not_bar_it() {
+    let long = json!({ "object": "error", "message": "This model's maximum context length is 8 tokens.", "code": 400 });
+    let prefiller = Mock::start(move |n, asked| if n == 0 { whole(400, "", &long) } else { prefill(asked) }).await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&prefiller, &decoder, "");
+    for _ in 0..2 {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+    }
+    assert_eq!((prefiller.n_asked(), n_fallbacks(&front, "prompt_refused").await), (2, 1));
+}
+
+/// A server that counts 30 tokens in every prompt, and refuses requests that exceed its context of 100.
+fn with_a_context(asked: &MockRequest) -> Vec<Step> {
+    match asked.path.as_str() {
+        "/tokenize" => whole(200, "", &json!({ "count": 30, "max_model_len": 100, "tokens": vec![7; 30] })),
+        _ if asked.body["max_tokens"].as_u64().unwrap_or(0) > 70 => {
+            let message = "This model's maximum context length is 100 tokens.";
+            whole(400, "", &json!({ "object": "error", "message": message, "code": 400 }))
+        }
+        _ => says("well"),
+    }
+}
+
+/// A pair whose decode server lists its model `theirs` with this context.
+async fn pair_with_context(prefiller: &Mock, decoder: &Mock, n_ctx: u32) -> ReloadableServer {
+    decoder.list_with_context("theirs", n_ctx);
+    let front = pair(prefiller, decoder, "models = {}");
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    front
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_tokens_than_the_context_has_left_are_cut_before_anything_is_computed() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, asked| with_a_context(asked)).await;
+    let front = pair_with_context(&prefiller, &decoder, 100).await;
+    for (max_tokens, sent) in [(32_000, 70), (71, 70), (70, 70), (9, 9)] {
+        let n_before = decoder.n_asked();
+        let answer = front.chat(json!({ "model": "theirs", "stream": true, "max_tokens": max_tokens })).await;
+        assert!(answer.status == 200 && answer.text.contains("well"), "{answer:?}");
+        let question = decoder.asked(n_before);
+        assert_eq!((question.path.as_str(), &question.body["messages"][0]["content"]), ("/tokenize", &json!("hi")));
+        assert_eq!(decoder.asked(n_before + 1).body["max_tokens"], sent);
+        assert!(decoder.asked(n_before + 1).body.get("kv_transfer_params").is_some());
+    }
+    let text = json!({ "model": "theirs", "prompt": "hi", "max_tokens": 32_000 });
+    assert_eq!(front.post("/v1/completions", &text).await.status, 200);
+    assert_eq!(decoder.asked(decoder.n_asked() - 1).body["max_tokens"], 70);
+    // Tokens need no counting.
+    let n_before = decoder.n_asked();
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 60], "max_tokens": 50 });
+    assert_eq!(front.post("/v1/completions", &tokens).await.status, 200);
+    assert_eq!((decoder.n_asked(), &decoder.asked(n_before).body["max_tokens"]), (n_before + 1, &json!(40)));
+    assert_eq!(prefiller.n_asked(), 6);
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 100], "max_tokens": 1 });
+    let refused = front.post("/v1/completions", &tokens).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    assert_eq!((prefiller.n_asked(), decoder.n_asked()), (6, n_before + 1), "nothing is computed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_counted_only_if_the_reply_may_not_fit() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        "/tokenize" => whole(404, "", &json!({ "detail": "Not Found" })),
+        _ => says("well"),
+    })
+    .await;
+    let front = pair_with_context(&prefiller, &decoder, 32_768).await;
+    for more in [json!({}), json!({ "max_tokens": 1_000 })] {
+        let mut more = more;
+        more["model"] = json!("theirs");
+        assert_eq!(front.chat(more).await.content(), "well");
+    }
+    assert_eq!(decoder.n_asked_at("/tokenize"), 0);
+    // Nobody counts: the request goes out as it is.
+    assert_eq!(front.chat(json!({ "model": "theirs", "max_tokens": 32_000 })).await.content(), "well");
+    assert_eq!((decoder.n_asked_at("/tokenize"), &decoder.asked(3).body["max_tokens"]), (1, &json!(32_000)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn state_metrics_and_log_show_which_server_prefilled_and_what_came_by_transfer() {
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    // The second reply reports that the decode server computed a part of the prompt itself.
+    let decoder = Mock::start(|n, _| match n {
+        0 => says("well"),
+        _ => {
+            let usage = json!({ "prompt_tokens": 1_049, "prompt_tokens_details": { "cached_tokens": 1_000 } });
+            let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }], "usage": usage });
+            vec![head(), text("well"), event(&end), Step::Send("data: [DONE]\n\n".into())]
+        }
+    })
+    .await;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let config = upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url));
+    let front = ReloadableServer::started(log.reopen().unwrap(), &config, &[], &[("RUST_LOG", "info")]);
+    let long = harness::said(&"word ".repeat(1_000), json!({ "stream": true }));
+    for n_transferred in [1_049, 1_000] {
+        assert_eq!(front.post(CHAT, &long).await.status, 200);
+        let state = front.get("/baton/state").await;
+        let route = &state["routes"][0];
+        assert_eq!((&route["prefill"], &route["decode"]), (&json!("prefill-1"), &json!("pd")), "{route}");
+        assert_eq!(route["upstream_prefill"]["n_transferred"], n_transferred, "{route}");
+        assert!(route["upstream_prefill"]["prefill_ms"].as_f64() > Some(0.0), "{route}");
+    }
+    let state = front.get("/baton/state").await;
+    let server = &state["upstreams"][0]["prefill"][0];
+    assert_eq!(server["name"], "prefill-1", "{server}");
+    assert!(!state.to_string().contains(&prefiller.url), "addresses are for operators: {state}");
+    assert_eq!((&server["prompts"], &server["transferred_tokens"]), (&json!(2), &json!(2_049)), "{server}");
+    assert!(server["prompt_seconds"].as_f64() > Some(0.0), "{server}");
+    let metrics = reqwest::get(format!("{}/metrics", front.server.base)).await.unwrap().text().await.unwrap();
+    for line in [
+        "baton_upstream_prefill_prompts_total{upstream=\"pd\",prefill=\"prefill-1\"} 2",
+        "baton_upstream_transferred_tokens_total{upstream=\"pd\",prefill=\"prefill-1\"} 2049",
+        "baton_upstream_prefill_breaker_open{upstream=\"pd\",prefill=\"prefill-1\"} 0",
+        "baton_upstream_prefill_seconds_total{upstream=\"pd\",prefill=\"prefill-1\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    let has_line = |n_transferred: u32| {
+        logged().lines().any(|line| {
+            let has = |part: &str| line.contains(part);
+            has("request ended")
+                && has("prefill-1")
+                && has("prefill_ms")
+                && has(&format!("n_transferred={n_transferred}"))
+        })
+    };
+    eventually_async("the log", async || has_line(1_049) && has_line(1_000)).await;
 }

@@ -28,10 +28,15 @@ impl ReloadableServer {
 
     /// The same with this standard error.
     pub fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> ReloadableServer {
+        ReloadableServer::started(log, config, args, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    pub fn started(log: impl Into<Stdio>, config: &str, args: &[&str], variables: &[(&str, &str)]) -> ReloadableServer {
         let file = TempConfigFile::new(config);
         let config = file.path();
         let args = [&["--config", config.to_str().unwrap()], args].concat();
-        ReloadableServer { server: BatonServer::logging_to(log, &args), config, _file: file }
+        ReloadableServer { server: BatonServer::started(log, &args, variables), config, _file: file }
     }
 
     /// Posts JSON and returns the whole reply.

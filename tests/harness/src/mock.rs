@@ -53,7 +53,7 @@ pub struct Mock {
     pub url: String,
     /// What it recorded so far.
     pub log: Arc<MockLog>,
-    models: Arc<Mutex<Vec<String>>>,
+    models: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Mock {
@@ -65,7 +65,7 @@ impl Mock {
     ) -> Mock {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let models = Arc::new(Mutex::new(models.iter().map(|&model| model.to_owned()).collect()));
+        let models = Arc::new(Mutex::new(entries(models)));
         let log = Arc::<MockLog>::default();
         let script: Arc<Script> = Arc::new(script);
         let (recorder, listed) = (Arc::clone(&log), Arc::clone(&models));
@@ -84,7 +84,17 @@ impl Mock {
 
     /// From now on lists these models.
     pub fn list(&self, models: &[&str]) {
-        *self.models.lock().unwrap() = models.iter().map(|&model| model.to_owned()).collect();
+        *self.models.lock().unwrap() = entries(models);
+    }
+
+    /// From now on lists this model with the size of its context, as vLLM does.
+    pub fn list_with_context(&self, model: &str, n_ctx: u32) {
+        *self.models.lock().unwrap() = vec![json!({ "id": model, "max_model_len": n_ctx })];
+    }
+
+    /// The number of `POST` requests so far to a path.
+    pub fn n_asked_at(&self, path: &str) -> usize {
+        self.log.requests.lock().unwrap().iter().filter(|asked| asked.path == path).count()
     }
 
     /// The number of `POST` requests so far.
@@ -103,9 +113,13 @@ impl Mock {
     }
 }
 
+fn entries(models: &[&str]) -> Vec<Value> {
+    models.iter().map(|id| json!({ "id": id })).collect()
+}
+
 async fn serve(
     mut stream: TcpStream,
-    listed: Arc<Mutex<Vec<String>>>,
+    listed: Arc<Mutex<Vec<Value>>>,
     script: Arc<Script>,
     log: Arc<MockLog>,
 ) -> Option<()> {
@@ -113,8 +127,7 @@ async fn serve(
     let is_list = asked.head.starts_with("get ");
     let steps = if is_list {
         log.n_lists.fetch_add(1, Ordering::SeqCst);
-        let models: Vec<Value> = listed.lock().unwrap().iter().map(|id| json!({ "id": id })).collect();
-        whole(200, "", &json!({ "object": "list", "data": models }))
+        whole(200, "", &json!({ "object": "list", "data": *listed.lock().unwrap() }))
     } else {
         let n_before = {
             let mut all = log.requests.lock().unwrap();

@@ -8,7 +8,7 @@ use crate::upstream::openai::tests::{request, settings};
 use crate::upstream::{TextDelta, TextEnd, UpstreamFailure, UpstreamKind};
 
 fn asked<'a>(request: &'a GenerateRequest, model: &'a str) -> ChoiceRequest<'a> {
-    ChoiceRequest { request, choice: 0, model }
+    ChoiceRequest { request, choice: 0, model, n_left: None }
 }
 
 fn call(change: impl FnOnce(&mut GenerateRequest)) -> Result<Value, UpstreamError> {

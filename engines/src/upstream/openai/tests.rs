@@ -61,7 +61,7 @@ fn call(kind: UpstreamKind, change: impl FnOnce(&mut GenerateRequest)) -> Result
     let settings = settings(kind);
     let mut request = request();
     change(&mut request);
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs" };
+    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     Ok((call.path, call.body.into()))
 }
@@ -206,7 +206,7 @@ fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
 fn read_with_logprobs(kind: UpstreamKind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
     let settings = settings(kind);
     let request = GenerateRequest { top_logprobs: Some(0), input, ..request() };
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs" };
+    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     let mut reader = kind.protocol().delta_reader(&call);
     let mut out = Vec::new();

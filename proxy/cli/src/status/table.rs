@@ -299,6 +299,7 @@ mod tests {
             ttft_ms: Some(1_600.0),
             e2e_ms: 2_000.0,
             handoff: None,
+            upstream_prefill: None,
             simulated: false,
             outcome: Some(RequestOutcome::Done),
             error: None,

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::observe::snapshot::{
-    EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, UpstreamReport,
+    EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport, UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -146,6 +146,32 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             let fallbacks = upstream.fallbacks.iter();
             fallbacks.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), n.count))
         }),
+    );
+    let prefill_servers = || {
+        upstreams().flat_map(|(labels, upstream)| {
+            let name = |server: &PrefillServerReport| [&labels[..], &[("prefill", server.name.clone())]].concat();
+            upstream.prefill.iter().map(|server| (name(server), server)).collect::<Vec<_>>()
+        })
+    };
+    series.gauges(
+        "upstream_prefill_breaker_open",
+        "1 if prompts are kept away from a prefill server of an upstream",
+        prefill_servers().map(|(labels, server)| (labels, f64::from(u8::from(server.breaker.is_open)))),
+    );
+    series.counters(
+        "upstream_prefill_prompts",
+        "Prompts that a prefill server of an upstream computed",
+        prefill_servers().map(|(labels, server)| (labels, server.prompts)),
+    );
+    series.seconds(
+        "upstream_prefill",
+        "Time that a prefill server of an upstream took for its prompts",
+        prefill_servers().map(|(labels, server)| (labels, server.prompt_seconds)),
+    );
+    series.counters(
+        "upstream_transferred_tokens",
+        "Prompt tokens that an upstream got from a prefill server, of complete replies",
+        prefill_servers().map(|(labels, server)| (labels, server.transferred_tokens)),
     );
     series.registry
 }

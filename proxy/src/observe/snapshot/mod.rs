@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::counts::{BreakerReport, FallbackState};
 pub use self::models::{LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
-pub use self::upstreams::UpstreamReport;
+pub use self::upstreams::{PrefillServerReport, UpstreamReport};
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Observer, RouteRecord};
 pub use crate::targets::found::{DiscoveryState, FoundAddress, FoundNode, FoundState};

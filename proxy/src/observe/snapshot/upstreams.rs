@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
 use crate::targets::nodes::NodeState;
-use crate::targets::upstreams::{UpstreamHealth, UpstreamServer};
+use crate::targets::upstreams::{PrefillFallback, PrefillServer, PrefillTotals, UpstreamHealth, UpstreamServer};
 
 /// An upstream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,6 +41,28 @@ pub struct UpstreamReport {
     pub breaker: BreakerReport,
     /// How often its prefill servers could not be used, by reason.
     pub fallbacks: BTreeMap<String, FallbackState>,
+    /// The servers that compute prompts for it, in the order of the configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefill: Vec<PrefillServerReport>,
+}
+
+/// A server that computes prompts for an upstream.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "PrefillServerState")]
+pub struct PrefillServerReport {
+    /// `prefill-1` is the first one in the configuration.
+    pub name: String,
+    /// Its URL; only for operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Keeps prompts away from it while it fails, or while the upstream cannot use its KV.
+    pub breaker: BreakerReport,
+    /// Prompts that it computed.
+    pub prompts: u64,
+    /// The seconds that it took for them.
+    pub prompt_seconds: f64,
+    /// Tokens of prompts that came by transfer, of complete replies and as far as the servers report them.
+    pub transferred_tokens: u64,
 }
 
 pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamReport {
@@ -64,6 +86,21 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         limit: count(settings.max_concurrent),
         busy_ms: server.longest_busy().map_or(0, |left| left.as_millis() as u64),
         breaker: breaker(server.breaker.view(), UpstreamFailure::as_str),
-        fallbacks: fallbacks(&server.fallbacks, PrefillFailure::as_str),
+        fallbacks: fallbacks(&server.prefill.fallbacks, PrefillFallback::as_str),
+        prefill: (server.prefill.servers.iter().zip(&settings.prefill))
+            .map(|(server, url)| prefill_server(server, with_address.then(|| url.clone())))
+            .collect(),
+    }
+}
+
+fn prefill_server(server: &PrefillServer, address: Option<String>) -> PrefillServerReport {
+    let PrefillTotals { n_prompts, time, n_transferred } = server.totals();
+    PrefillServerReport {
+        name: server.name.clone(),
+        address,
+        breaker: breaker(server.breaker.view(), PrefillFailure::as_str),
+        prompts: n_prompts,
+        prompt_seconds: time.as_secs_f64(),
+        transferred_tokens: n_transferred,
     }
 }

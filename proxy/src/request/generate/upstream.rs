@@ -34,7 +34,7 @@ pub(super) async fn start_on_upstreams(
     let started = started.instrument(watch.span().clone()).await?;
     let n_prompt = upstreams::estimated_tokens(request);
     let reason = reason.unwrap_or(started.reason);
-    watch.upstream(started.server.name(), reason, n_prompt, started.asked);
+    watch.upstream(&started, reason, n_prompt);
     let route = route_words::of_upstream(started.server.name(), reason);
     let first = started.choices.into_iter().zip(std::mem::take(held));
     let first =

@@ -24,9 +24,13 @@ const TRIAL_TIME: Duration = MAX_PAUSE;
 /// How long after its pause a breaker waits for a request before it closes by itself.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
-/// A breaker of a node's task, of a pair of nodes, or of an upstream. `R` is the type of failure reasons.
+/// A breaker of a node's task, of a pair of nodes, of an upstream, or of one of its prefill servers. `R` is the type of
+/// failure reasons.
 #[derive(Debug)]
-pub struct Breaker<R>(Mutex<BreakerRecord<R>>);
+pub struct Breaker<R> {
+    record: Mutex<BreakerRecord<R>>,
+    max_pause: Duration,
+}
 
 #[derive(Debug)]
 struct BreakerRecord<R> {
@@ -57,7 +61,14 @@ pub struct BreakerView<R> {
 
 impl<R> Default for Breaker<R> {
     fn default() -> Breaker<R> {
-        Breaker(Mutex::new(BreakerRecord {
+        Breaker::pausing_up_to(MAX_PAUSE)
+    }
+}
+
+impl<R> Breaker<R> {
+    /// A breaker for what costs a request so much when it fails that it is tried less often.
+    pub fn pausing_up_to(max_pause: Duration) -> Breaker<R> {
+        let record = BreakerRecord {
             n_in_a_row: 0,
             open_until: None,
             is_on_trial: false,
@@ -65,7 +76,8 @@ impl<R> Default for Breaker<R> {
             has_answered: false,
             counts: BTreeMap::new(),
             last_reason: None,
-        }))
+        };
+        Breaker { record: Mutex::new(record), max_pause }
     }
 }
 
@@ -139,7 +151,7 @@ impl<R: Copy + Ord> Breaker<R> {
         let is_another = record.open_until.is_none_or(|until| until <= now) || record.is_on_trial;
         record.n_in_a_row = record.n_in_a_row.saturating_add(u32::from(is_another));
         let doublings = record.n_in_a_row.saturating_sub(1).min(8);
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(self.max_pause);
         record.is_on_trial = false;
         record.open_until = Some(now + pause);
         record.failed_at = Some(now);
@@ -165,7 +177,7 @@ impl<R: Copy + Ord> Breaker<R> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BreakerRecord<R>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -230,6 +242,24 @@ mod tests {
         breaker.answered(Instant::now());
         tokio::time::advance(QUIET_TIME).await;
         assert!(!breaker.close_if_quiet(), "the second pause is longer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_costs_much_is_tried_less_often() {
+        let minute = Duration::from_secs(60);
+        let breaker = Breaker::pausing_up_to(minute);
+        for _ in 0..100 {
+            breaker.failed(PREFILL_DOWN);
+            breaker.answered(Instant::now());
+            tokio::time::advance(minute).await;
+            assert!(breaker.try_pass());
+        }
+        breaker.failed(PREFILL_DOWN);
+        breaker.answered(Instant::now());
+        tokio::time::advance(minute - FIRST_PAUSE).await;
+        assert!(!breaker.try_pass());
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(breaker.try_pass());
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,15 +9,18 @@ mod client_error;
 mod image_support;
 mod model_info;
 mod pool;
+mod prefill_servers;
 mod prompt_estimate;
 mod retry;
 mod server;
 mod start;
 mod text_events;
+mod token_limit;
 mod unary;
 
 pub use self::model_info::{model_info, node_info};
 pub use self::pool::{ServedByUpstreams, ServingUpstream, UpstreamPool};
+pub use self::prefill_servers::{PrefillFallback, PrefillServer, PrefillServers, PrefillTotals, Transfer};
 pub(crate) use self::prompt_estimate::estimated_tokens;
 pub use self::server::{UpstreamHealth, UpstreamServer};
 pub use self::start::{StartedChoice, StartedReply, start};

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use baton_engines::upstream::{PrefillFailure, Upstream, UpstreamError, UpstreamFailure};
+use baton_engines::upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
+use super::prefill_servers::PrefillServers;
 use crate::model_name;
-use crate::targets::nodes::{Breaker, Fallbacks};
+use crate::targets::nodes::Breaker;
 
 /// The interval at which a healthy upstream is asked for its models.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
@@ -58,8 +59,8 @@ pub struct UpstreamServer {
     pub client: Upstream,
     /// Keeps requests away while it fails.
     pub breaker: Breaker<UpstreamFailure>,
-    /// How often its prefill servers could not be used, by reason.
-    pub fallbacks: Fallbacks<PrefillFailure>,
+    /// The servers that compute prompts for it.
+    pub prefill: PrefillServers,
     /// When it was put into service.
     pub since: SystemTime,
     capacity: Arc<Semaphore>,
@@ -70,7 +71,7 @@ pub struct UpstreamServer {
 
 struct KnownFacts {
     health: UpstreamHealth,
-    listed: Vec<String>,
+    listed: Vec<ListedModel>,
     busy: BusyModels,
 }
 
@@ -79,9 +80,9 @@ impl UpstreamServer {
     pub fn new(client: Upstream) -> Arc<UpstreamServer> {
         let server = Arc::new(UpstreamServer {
             capacity: Arc::new(Semaphore::new(client.settings().max_concurrent)),
+            prefill: PrefillServers::new(&client),
             client,
             breaker: Breaker::default(),
-            fallbacks: Fallbacks::default(),
             since: SystemTime::now(),
             n_claimed: AtomicUsize::new(0),
             has_failed: Arc::default(),
@@ -92,6 +93,9 @@ impl UpstreamServer {
             }),
         });
         tokio::spawn(poll(Arc::downgrade(&server), Arc::clone(&server.has_failed)));
+        if !server.prefill.servers.is_empty() {
+            tokio::spawn(poll_prefill_servers(Arc::downgrade(&server)));
+        }
         server
     }
 
@@ -115,7 +119,7 @@ impl UpstreamServer {
         }
         known.health = health;
         if let Ok(mut listed) = outcome {
-            listed.retain(|name| is_name(name));
+            listed.retain(|model| is_name(&model.name));
             listed.truncate(MAX_LISTED);
             // A front end without workers lists nothing until they are back. Until then its models are not unknown but
             // unavailable.
@@ -191,7 +195,7 @@ impl UpstreamServer {
         let now = Instant::now();
         let is_busy = |model: &str| known.busy.left(model, now).is_some();
         if named.is_empty() {
-            known.listed.iter().filter(|listed| is_busy(listed)).cloned().collect()
+            known.listed.iter().filter(|listed| is_busy(&listed.name)).map(|listed| listed.name.clone()).collect()
         } else {
             named.iter().filter(|model| is_busy(&model.theirs)).map(|model| model.ours.clone()).collect()
         }
@@ -213,7 +217,7 @@ impl UpstreamServer {
     pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
         let named = &self.client.settings().models;
         if named.is_empty() && discovered {
-            return self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned();
+            return self.listed(name);
         }
         named.iter().find(|model| model_name::are_same(&model.ours, name)).map(|model| model.theirs.clone())
     }
@@ -222,7 +226,7 @@ impl UpstreamServer {
     pub fn models(&self) -> Vec<String> {
         let named = &self.client.settings().models;
         if named.is_empty() {
-            self.lock().listed.clone()
+            self.lock().listed.iter().map(|listed| listed.name.clone()).collect()
         } else {
             named.iter().map(|model| model.ours.clone()).collect()
         }
@@ -232,9 +236,27 @@ impl UpstreamServer {
     pub(super) fn public_name(&self, name: &str) -> Option<String> {
         let named = &self.client.settings().models;
         if named.is_empty() {
-            return self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned();
+            return self.listed(name);
         }
         named.iter().find(|model| model_name::are_same(&model.ours, name)).map(|model| model.ours.clone())
+    }
+
+    /// The name under which it lists a model.
+    fn listed(&self, name: &str) -> Option<String> {
+        let known = self.lock();
+        let found = known.listed.iter().find(|listed| model_name::are_same(&listed.name, name));
+        found.map(|listed| listed.name.clone())
+    }
+
+    /// The size of a model's context, by the upstream's own name, if its list has it.
+    pub(super) fn n_ctx(&self, model: &str) -> Option<u32> {
+        self.lock().listed.iter().find(|listed| listed.name == model)?.n_ctx
+    }
+
+    /// A model that it serves, by its own name.
+    fn any_model(&self) -> Option<String> {
+        let named = self.client.settings().models.first().map(|model| model.theirs.clone());
+        named.or_else(|| self.lock().listed.first().map(|listed| listed.name.clone()))
     }
 
     /// The time until this model may be requested again, by the upstream's own name. `None`: now.
@@ -305,6 +327,17 @@ async fn poll(server: Weak<UpstreamServer>, has_failed: Arc<Notify>) {
             if !polled.is_well() || last_probe.elapsed() >= interval {
                 break;
             }
+        }
+    }
+}
+
+/// Probes the prefill servers that have failed, until the upstream is dropped.
+async fn poll_prefill_servers(server: Weak<UpstreamServer>) {
+    loop {
+        tokio::time::sleep(PROBE_INTERVAL).await;
+        let Some(server) = server.upgrade() else { return };
+        if let Some(model) = server.any_model() {
+            server.prefill.probe(&server.client, &model).await;
         }
     }
 }

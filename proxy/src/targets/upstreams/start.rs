@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::trace::TARGET;
-use baton_engines::upstream::{ChoiceRequest, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure};
+use baton_engines::upstream::{
+    ChoiceRequest, PrefillFailure, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure,
+};
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use futures::StreamExt;
@@ -13,8 +15,11 @@ use futures::future::try_join_all;
 use tracing::{Instrument, Span};
 
 use super::image_support::refuse_images;
+use super::prefill_servers::{PrefillFallback, Transfer};
+use super::prompt_estimate::estimated_tokens;
 use super::retry::{UpstreamQuestion, first_answer};
 use super::server::UpstreamPermit;
+use super::token_limit::n_left;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
@@ -36,6 +41,8 @@ pub struct StartedChoice {
     pub first: TextDelta,
     /// The pieces after it.
     pub rest: TextStream,
+    /// The prefill server's work, if the reply begins with its KV.
+    pub transfer: Option<Transfer>,
     /// The upstream, for noting a failure of the stream.
     pub server: Arc<UpstreamServer>,
     /// When the request was sent.
@@ -83,7 +90,7 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         if self.request.n as usize > upstream.server.client.settings().max_concurrent {
             return Err(UpstreamError::Unsupported { field: "n" });
         }
-        self.prepare_choice(upstream, self.choices.start)
+        self.prepare_choice(upstream, self.choices.start, None)
     }
 
     /// Requests the choices, and waits for the first piece of each.
@@ -93,16 +100,24 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         prepared: PreparedChoice,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let mut prepared = Some(prepared);
+        let n_left = n_left(upstream, self.request, self.request_id).await?;
+        let mut prepared = Some(prepared).filter(|_| n_left.is_none());
         let calls = self.choices.clone().map(|choice| match prepared.take() {
-            Some(first) => Ok((choice, first)),
-            None => Ok((choice, self.prepare_choice(upstream, choice)?)),
+            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
+            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
         });
         let calls = calls.collect::<Result<Vec<_>, UpstreamError>>()?;
         let choices = calls.into_iter().zip(permits);
-        let choices = choices.map(|((choice, call), permit)| self.ask_for_choice(upstream, choice, call, permit));
-        try_join_all(choices).await
+        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit))).await
     }
+}
+
+/// The call for one choice.
+struct ChoiceCall {
+    choice: u32,
+    /// The tokens that it was limited to, if the model's context has no room for more.
+    n_left: Option<u32>,
+    call: PreparedChoice,
 }
 
 impl GenerateQuestion<'_> {
@@ -110,29 +125,96 @@ impl GenerateQuestion<'_> {
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         choice: u32,
+        n_left: Option<u32>,
     ) -> Result<PreparedChoice, UpstreamError> {
-        server.client.prepare(&ChoiceRequest { request: self.request, choice, model })
+        server.client.prepare(&ChoiceRequest { request: self.request, choice, model, n_left })
     }
 
     async fn ask_for_choice(
         &self,
-        ServingUpstream { server, .. }: &ServingUpstream,
-        choice: u32,
-        call: PreparedChoice,
+        upstream: &ServingUpstream,
+        call: ChoiceCall,
         permit: UpstreamPermit,
     ) -> Result<StartedChoice, UpstreamError> {
+        let server = &upstream.server;
         let asked = Instant::now();
-        // The client chose the first part, and a server that uses the id as a key must not get it twice.
-        let request_id = format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
-        let span =
-            tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = server.name());
-        let mut reply = server.client.generate(call, &request_id, permit).instrument(span.clone()).await?;
-        if let Some(Err(failure)) = reply.prefill {
-            server.fallbacks.count(failure);
-        }
-        let cut =
-            || UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "there was no reply".to_owned() };
-        let first = reply.deltas.next().await.unwrap_or_else(|| Err(cut()))?;
-        Ok(StartedChoice { first, rest: reply.deltas, server: Arc::clone(server), asked, span })
+        let span = tracing::info_span!(
+            target: TARGET,
+            "upstream",
+            otel.kind = "client",
+            choice = call.choice,
+            server = server.name()
+        );
+        let begun = self.begin(upstream, call, &Arc::new(permit)).instrument(span.clone()).await?;
+        let BegunReply { first, rest, transfer } = begun;
+        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), asked, span })
     }
+
+    /// Requests a choice, with the KV of a prefill server if there is one. If the upstream fails with that, it is asked
+    /// once more without it.
+    async fn begin(
+        &self,
+        upstream: &ServingUpstream,
+        ChoiceCall { choice, n_left, mut call }: ChoiceCall,
+        permit: &Arc<UpstreamPermit>,
+    ) -> Result<BegunReply, UpstreamError> {
+        let server = &upstream.server;
+        // The client chose the first part, and a server that uses the id as a key must not get it twice.
+        let new_id = || format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
+        let request_id = new_id();
+        let n_prompt = estimated_tokens(self.request);
+        let transfer = server.prefill.compute(&server.client, &mut call, &request_id, n_prompt).await;
+        let begun = first_piece(server, call, &request_id, permit).await;
+        let Some(transfer) = transfer else { return begun };
+        let error = match begun {
+            Ok(begun) => {
+                transfer.arrived();
+                return Ok(BegunReply { transfer: Some(transfer), ..begun });
+            }
+            Err(error) => error,
+        };
+        match &error {
+            // As vLLM reports that it could not fetch the KV. It may also be an error of another cause.
+            UpstreamError::Failed { failure: UpstreamFailure::ServerError, .. } => {}
+            // Perhaps it waited for the KV. The next request must not.
+            UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. } => {
+                transfer.lost();
+                return Err(error);
+            }
+            _ => return Err(error),
+        }
+        // The upstream's own message may quote the prompt.
+        tracing::debug!(request_id, upstream = server.name(), %error, "the upstream's error");
+        tracing::warn!(
+            request_id,
+            upstream = server.name(),
+            prefill = transfer.server.name,
+            reason = error.as_str(),
+            "an upstream failed with the KV of a prefill server; it is asked once more without"
+        );
+        let call = self.prepare_choice(upstream, choice, n_left)?;
+        let begun = first_piece(server, call, &new_id(), permit).await?;
+        transfer.lost();
+        server.prefill.fallbacks.count(PrefillFallback::Failed(PrefillFailure::KvLost));
+        Ok(begun)
+    }
+}
+
+/// A reply whose first piece has come.
+struct BegunReply {
+    first: TextDelta,
+    rest: TextStream,
+    transfer: Option<Transfer>,
+}
+
+async fn first_piece(
+    server: &UpstreamServer,
+    call: PreparedChoice,
+    request_id: &str,
+    permit: &Arc<UpstreamPermit>,
+) -> Result<BegunReply, UpstreamError> {
+    let mut rest = server.client.generate(call, request_id, Arc::clone(permit)).await?;
+    let cut = || UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "there was no reply".to_owned() };
+    let first = rest.next().await.unwrap_or_else(|| Err(cut()))?;
+    Ok(BegunReply { first, rest, transfer: None })
 }

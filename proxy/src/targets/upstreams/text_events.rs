@@ -16,6 +16,7 @@ use futures::{FutureExt, Stream, StreamExt};
 use tracing::Span;
 
 use super::client_error::broken_reply;
+use super::prefill_servers::Transfer;
 use super::prompt_estimate::{most_tokens, tokens_of};
 use super::{StartedChoice, UpstreamServer};
 use crate::choice_clock::ChoiceClock;
@@ -74,6 +75,8 @@ enum TextSource {
 /// The stream of a choice. Dropping it closes the connection.
 struct RunningChoice {
     rest: TextStream,
+    /// For counting its tokens at the end.
+    transfer: Option<Transfer>,
     /// For noting a failure.
     server: Arc<UpstreamServer>,
     /// Ends with the reply.
@@ -110,10 +113,10 @@ impl Stream for TextEvents {
 
 impl TextEvents {
     /// Returns the first delta.
-    fn begin(&mut self, StartedChoice { first, rest, server, asked, span }: StartedChoice) -> TextDelta {
+    fn begin(&mut self, StartedChoice { first, rest, transfer, server, asked, span }: StartedChoice) -> TextDelta {
         self.clock.started_at(asked);
         self.ready.push_back(EventKind::Started { n_cached: 0 });
-        self.source = TextSource::Running(RunningChoice { rest, server, _span: span });
+        self.source = TextSource::Running(RunningChoice { rest, transfer, server, _span: span });
         first
     }
 
@@ -127,8 +130,12 @@ impl TextEvents {
     }
 
     fn finish(&mut self, TextEnd { reason, usage }: TextEnd) {
-        if let (true, TextSource::Running(RunningChoice { server, .. })) = (self.reader.is_overlong(), &self.source) {
-            tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
+        let mut n_transferred = 0;
+        if let TextSource::Running(RunningChoice { server, transfer, .. }) = &self.source {
+            if self.reader.is_overlong() {
+                tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
+            }
+            n_transferred = transfer.as_ref().map_or(0, |transfer| transfer.ended(usage.n_cached));
         }
         if let Some(n_completion) = usage.n_completion {
             self.clock.correct(self.reader.believable(n_completion));
@@ -137,7 +144,8 @@ impl TextEvents {
             let n_reported = n_reported.min(most_tokens(self.n_prompt));
             let n_cached = usage.n_cached.unwrap_or(0).min(n_reported);
             self.clock.n_computed = n_reported - n_cached;
-            self.ready.push_back(EventKind::Usage { n_estimated: self.n_prompt, n_prompt: n_reported, n_cached });
+            let n_estimated = self.n_prompt;
+            self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached, n_transferred });
         }
         self.ready.push_back(EventKind::Finished {
             reason,

@@ -1,0 +1,193 @@
+//! The servers that compute prompts for an upstream: which one computes the next prompt, and what became of the last ones.
+//!
+//! They take turns. Each has a breaker, which opens if the server fails or if the upstream cannot use its KV. Meanwhile the
+//! upstream computes prompts itself, so a server that fails costs one request its time and not all of them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_engines::upstream::{PrefillFailure, PrefilledPrompt, PreparedChoice, Upstream};
+use futures::future::join_all;
+
+use super::prompt_estimate::most_tokens;
+use crate::targets::nodes::{Breaker, Fallbacks};
+
+/// The longest pause of a breaker. A trial that fails costs its request up to half of `first_seconds`.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Why an upstream computed a prompt itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PrefillFallback {
+    /// Every prefill server had failed shortly before.
+    Barred,
+    /// A prefill server was asked, and its KV could not be used.
+    Failed(PrefillFailure),
+}
+
+impl PrefillFallback {
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PrefillFallback::Barred => "prefill_barred",
+            PrefillFallback::Failed(failure) => failure.as_str(),
+        }
+    }
+}
+
+/// The prefill servers of one upstream.
+pub struct PrefillServers {
+    /// In the order of the configuration.
+    pub servers: Vec<Arc<PrefillServer>>,
+    /// Prompts that the upstream computed itself, by reason.
+    pub fallbacks: Fallbacks<PrefillFallback>,
+    turn: AtomicUsize,
+}
+
+/// A server that computes prompts for an upstream.
+pub struct PrefillServer {
+    /// Its name in the state, logs and metrics: `prefill-1` is the first one in the configuration.
+    pub name: String,
+    /// Keeps prompts away from it while it fails, or while the upstream cannot use its KV.
+    pub breaker: Breaker<PrefillFailure>,
+    index: usize,
+    totals: Mutex<PrefillTotals>,
+}
+
+/// What a prefill server has done since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PrefillTotals {
+    /// Prompts that it computed.
+    pub n_prompts: u64,
+    /// The time that it took for these.
+    pub time: Duration,
+    /// Tokens of prompts that came by transfer, of complete replies.
+    pub n_transferred: u64,
+}
+
+/// A prompt whose KV a prefill server keeps for the upstream.
+pub struct Transfer {
+    /// The server.
+    pub server: Arc<PrefillServer>,
+    /// The time that the server took.
+    pub prefill_time: Duration,
+    /// The prompt's tokens; 0 if the server does not report them.
+    pub n_tokens: u32,
+}
+
+impl PrefillServers {
+    /// The servers of this client, with closed breakers.
+    pub(super) fn new(client: &Upstream) -> PrefillServers {
+        let server = |index: usize| PrefillServer {
+            name: format!("prefill-{}", index + 1),
+            breaker: Breaker::pausing_up_to(MAX_PAUSE),
+            index,
+            totals: Mutex::default(),
+        };
+        let servers = (0..client.settings().prefill.len()).map(|index| Arc::new(server(index))).collect();
+        PrefillServers { servers, fallbacks: Fallbacks::default(), turn: AtomicUsize::new(0) }
+    }
+
+    /// Has the next server compute the choice's prompt, if there is one that can. `n_estimated`: the prompt's tokens.
+    pub(super) async fn compute(
+        &self,
+        client: &Upstream,
+        choice: &mut PreparedChoice,
+        request_id: &str,
+        n_estimated: u32,
+    ) -> Option<Transfer> {
+        if self.servers.is_empty() {
+            return None;
+        }
+        let Some(server) = self.next() else {
+            self.fallbacks.count(PrefillFallback::Barred);
+            return None;
+        };
+        let asked = Instant::now();
+        let outcome = client.prefill(server.index, choice, request_id).await;
+        let time = asked.elapsed();
+        let ms = time.as_millis() as u64;
+        let upstream = &client.settings().name;
+        let prefill = &server.name;
+        match outcome {
+            Ok(PrefilledPrompt { n_tokens }) => {
+                let n_tokens = n_tokens.unwrap_or(0).min(most_tokens(n_estimated));
+                tracing::debug!(upstream, prefill, request_id, ms, n_tokens, "a prefill server computed a prompt");
+                server.add(PrefillTotals { n_prompts: 1, time, ..PrefillTotals::default() });
+                Some(Transfer { server, prefill_time: time, n_tokens })
+            }
+            Err(failure) => {
+                let reason = failure.as_str();
+                tracing::info!(
+                    upstream,
+                    prefill,
+                    request_id,
+                    reason,
+                    ms,
+                    "a prefill server did not compute a prompt; the upstream does"
+                );
+                self.fallbacks.count(PrefillFallback::Failed(failure));
+                match failure {
+                    // It answers, and other prompts may suit it.
+                    PrefillFailure::Refused => server.breaker.succeeded(),
+                    _ => server.breaker.failed(failure),
+                }
+                None
+            }
+        }
+    }
+
+    /// The server whose turn it is, or the next one whose breaker lets a prompt pass.
+    fn next(&self) -> Option<Arc<PrefillServer>> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let n = self.servers.len();
+        let mut in_turn = (0..n).map(|i| &self.servers[(turn % n + i) % n]);
+        in_turn.find(|server| server.breaker.try_pass()).map(Arc::clone)
+    }
+
+    /// Asks each server with an open breaker for a token of this model.
+    pub(super) async fn probe(&self, client: &Upstream, model: &str) {
+        let open = self.servers.iter().filter(|server| server.breaker.is_open());
+        join_all(open.map(|server| async move {
+            let asked = tokio::time::Instant::now();
+            if client.prefill_server_computes(server.index, model).await {
+                server.breaker.answered(asked);
+            }
+        }))
+        .await;
+    }
+}
+
+impl PrefillServer {
+    /// What it has done since the start.
+    pub fn totals(&self) -> PrefillTotals {
+        *self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, more: PrefillTotals) {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals.n_prompts += more.n_prompts;
+        totals.time += more.time;
+        totals.n_transferred += more.n_transferred;
+    }
+}
+
+impl Transfer {
+    /// The upstream has begun to answer with the KV.
+    pub(super) fn arrived(&self) {
+        self.server.breaker.succeeded();
+    }
+
+    /// The upstream could not use the KV.
+    pub(super) fn lost(&self) {
+        self.server.breaker.failed(PrefillFailure::KvLost);
+    }
+
+    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them. It may
+    /// have computed some again without a word. Returns the tokens that came by transfer.
+    pub(super) fn ended(&self, n_cached: Option<u32>) -> u32 {
+        let n_transferred = self.n_tokens.min(n_cached.unwrap_or(self.n_tokens));
+        self.server.add(PrefillTotals { n_transferred: n_transferred.into(), ..PrefillTotals::default() });
+        n_transferred
+    }
+}
