@@ -231,9 +231,10 @@ fn one_command_on_each_machine_pairs_starts_and_finds() {
         lab.hands_over("paired by one command");
         // The same commands start both again, though the code is no longer good.
         drop((endpoint, first));
-        let _endpoint = lab.baton(0, Membership::Paired, &serve);
+        let endpoint = lab.baton(0, Membership::Paired, &serve);
         let _node = node(code);
         within(Duration::from_secs(20), "used again", || lab.states() == ["used"]);
+        drop(endpoint);
         // A key in the environment would win over the pairing.
         let refused = lab.on(0, &BATON).args(&serve).env("BATON_CLUSTER_KEY", "a key").output().unwrap();
         assert!(!refused.status.success() && outcome(refused).1.contains("BATON_CLUSTER_KEY is set"));
