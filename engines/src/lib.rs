@@ -38,11 +38,15 @@ pub mod options;
 pub mod proof;
 pub mod registry;
 pub mod remote;
+#[cfg(feature = "models")]
+pub mod serving;
 pub mod sim;
 pub mod template;
 pub mod trace;
 pub mod transport;
 pub mod upstream;
+#[cfg(feature = "models")]
+mod vocabulary;
 
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 
