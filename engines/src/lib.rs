@@ -1,6 +1,6 @@
 //! Engines, which run models, and the ways to reach them.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, [`sim`] simulates a model at configured
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, [`candle`] in Rust, [`sim`] simulates a model at configured
 //! speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the node protocol.
 //! [`connections`] bounds what peers may do with a server's connections, also for the endpoint. [`handoff`] pulls a
 //! prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be sent unencrypted;
@@ -21,6 +21,8 @@
 //! ```
 
 pub mod awake;
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod connections;
 pub mod embed;
 pub mod engine;
