@@ -12,6 +12,27 @@ use super::shape::ModelShape;
 /// Positions are allocated in multiples of this. Each growth copies the slot's KV.
 pub(super) const GROWTH: usize = 256;
 
+/// One of a layer's two tensors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerTensor {
+    pub(super) layer: usize,
+    pub(super) kind: TensorKind,
+}
+
+/// K after the rotation, or V.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TensorKind {
+    K,
+    V,
+}
+
+impl LayerTensor {
+    /// K and V of a layer, in canonical order.
+    pub(super) fn of(layer: usize) -> [LayerTensor; 2] {
+        [TensorKind::K, TensorKind::V].map(|kind| LayerTensor { layer, kind })
+    }
+}
+
 /// K and V of one slot. See the module's documentation.
 #[derive(Default)]
 pub(super) struct SlotCache {
@@ -35,30 +56,39 @@ impl SlotCache {
 
     fn resize(&mut self, capacity: usize, shape: &ModelShape, device: &Device) -> Result<()> {
         let n = self.n.min(capacity);
+        let resized = |of: LayerTensor| -> Result<Tensor> {
+            let resized = Tensor::zeros((shape.n_kv_heads, capacity, shape.head_size), DType::F32, device)?;
+            if n > 0 {
+                resized.slice_set(&self.read(of, &(0..n))?.contiguous()?, 1, 0)?;
+            }
+            Ok(resized)
+        };
         let layers = (0..shape.n_layers).map(|layer| {
-            let tensor = |which: usize| -> Result<Tensor> {
-                let resized = Tensor::zeros((shape.n_kv_heads, capacity, shape.head_size), DType::F32, device)?;
-                if let Some(old) = self.layers.get(layer).filter(|_| n > 0) {
-                    resized.slice_set(&old[which].narrow(1, 0, n)?.contiguous()?, 1, 0)?;
-                }
-                Ok(resized)
-            };
-            Ok([tensor(0)?, tensor(1)?])
+            let [k, v] = LayerTensor::of(layer);
+            Ok([resized(k)?, resized(v)?])
         });
         self.layers = layers.collect::<Result<_>>()?;
         self.capacity = capacity;
         Ok(())
     }
 
-    /// Writes K or V (`which`) of a layer from position `from` on: `[n_kv_heads][n_positions][head_size]`.
-    pub(super) fn write(&self, layer: usize, which: usize, from: usize, rows: &Tensor) -> Result<()> {
+    /// Writes rows from position `from` on: `[n_kv_heads][n_positions][head_size]`.
+    pub(super) fn write(&self, of: LayerTensor, from: usize, rows: &Tensor) -> Result<()> {
         let rounded = rows.to_dtype(DType::F16)?.to_dtype(DType::F32)?.contiguous()?;
-        self.layers[layer][which].slice_set(&rounded, 1, from)
+        self.tensor(of).slice_set(&rounded, 1, from)
     }
 
-    /// K or V of a layer at `positions`, without a copy.
-    pub(super) fn read(&self, layer: usize, which: usize, positions: &Range<usize>) -> Result<Tensor> {
-        self.layers[layer][which].narrow(1, positions.start, positions.len())
+    /// The rows at `positions`, without a copy.
+    pub(super) fn read(&self, of: LayerTensor, positions: &Range<usize>) -> Result<Tensor> {
+        self.tensor(of).narrow(1, positions.start, positions.len())
+    }
+
+    fn tensor(&self, of: LayerTensor) -> &Tensor {
+        let [k, v] = &self.layers[of.layer];
+        match of.kind {
+            TensorKind::K => k,
+            TensorKind::V => v,
+        }
     }
 
     /// Keeps the first `n_keep` positions, and only the memory that they need.
@@ -79,8 +109,8 @@ impl SlotCache {
         let mut copy = SlotCache { n: 0, window_from: self.window_from.min(n), ..SlotCache::default() };
         copy.reserve(n, shape, device)?;
         for layer in 0..shape.n_layers {
-            for which in [0, 1] {
-                copy.layers[layer][which].slice_set(&self.read(layer, which, &(0..n))?.contiguous()?, 1, 0)?;
+            for of in LayerTensor::of(layer) {
+                copy.tensor(of).slice_set(&self.read(of, &(0..n))?.contiguous()?, 1, 0)?;
             }
         }
         copy.n = n;

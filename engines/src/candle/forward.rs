@@ -11,7 +11,7 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::{rope, rope_i};
 
-use super::cache::SlotCache;
+use super::cache::{LayerTensor, SlotCache};
 use super::load_error::Refusal;
 use super::rotation::Angles;
 use super::shape::{Family, ModelShape};
@@ -66,6 +66,7 @@ struct SectionInput {
 
 /// What the rows of one slot attend to.
 struct View {
+    part: SlotRows,
     positions: Range<usize>,
     /// 0 or -infinity, `[n_rows][n_positions]`. `None`: every row attends to all positions.
     mask: Option<Tensor>,
@@ -103,7 +104,7 @@ impl Model {
         let mut x = (self.embedding.embedding(&ids)?.to_device(&self.device)? * self.shape.embedding_scale)?;
         for (idx, layer) in self.layers.iter().enumerate() {
             let input = &sections[self.section_of[idx]];
-            x = self.attend(idx, layer, &x, input, parts, caches)?;
+            x = self.attend(idx, &x, input, caches)?;
             x = self.feed_forward(layer, &x)?;
         }
         for part in parts {
@@ -149,7 +150,7 @@ impl Model {
         let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
         let seen = first(part.from)..end;
         if n_rows == 1 {
-            return Ok(View { positions: seen, mask: None });
+            return Ok(View { part: part.clone(), positions: seen, mask: None });
         }
         let mask: Vec<f32> = (part.from..end)
             .flat_map(|row| {
@@ -158,19 +159,13 @@ impl Model {
             })
             .collect();
         let mask = Tensor::from_vec(mask, (n_rows, seen.len()), &self.device)?;
-        Ok(View { positions: seen, mask: Some(mask) })
+        Ok(View { part: part.clone(), positions: seen, mask: Some(mask) })
     }
 
     /// Adds attention to the rows `x`, `[n_rows][n_embd]`.
-    fn attend(
-        &self,
-        idx: usize,
-        layer: &Layer,
-        x: &Tensor,
-        input: &SectionInput,
-        parts: &[SlotRows],
-        caches: &[SlotCache],
-    ) -> Result<Tensor> {
+    fn attend(&self, idx: usize, x: &Tensor, input: &SectionInput, caches: &[SlotCache]) -> Result<Tensor> {
+        let layer = &self.layers[idx];
+        let [of_k, of_v] = LayerTensor::of(idx);
         let ModelShape { n_heads, n_kv_heads, head_size, epsilon, .. } = self.shape;
         let n_rows = x.dim(0)?;
         let normed = rms_norm(x, &layer.attention_norm, epsilon)?;
@@ -178,21 +173,20 @@ impl Model {
         let k = layer.k.forward(&normed)?.reshape((n_rows, n_kv_heads, head_size))?;
         let v = layer.v.forward(&normed)?.reshape((n_rows, n_kv_heads, head_size))?;
         let (q, k) = match &layer.head_norms {
-            Some([of_q, of_k]) => (rms_norm(&q, of_q, epsilon)?, rms_norm(&k, of_k, epsilon)?),
+            Some([norm_q, norm_k]) => (rms_norm(&q, norm_q, epsilon)?, rms_norm(&k, norm_k, epsilon)?),
             None => (q, k),
         };
         let q = (self.rotate(&q, &input.angles)? * self.shape.attention_scale)?;
         let k = self.rotate(&k, &input.angles)?;
         let v = v.transpose(0, 1)?;
-        let mut attended = Vec::with_capacity(parts.len());
-        for (part, view) in parts.iter().zip(&input.views) {
+        let mut attended = Vec::with_capacity(input.views.len());
+        for View { part, positions, mask } in &input.views {
             let rows = |x: &Tensor| x.narrow(1, part.rows.start, part.rows.len());
             let cache = &caches[part.slot];
-            cache.write(idx, 0, part.from, &rows(&k)?)?;
-            cache.write(idx, 1, part.from, &rows(&v)?)?;
-            let k = cache.read(idx, 0, &view.positions)?;
-            let v = cache.read(idx, 1, &view.positions)?;
-            attended.push(self.attention(&rows(&q)?.contiguous()?, &k, &v, view.mask.as_ref())?);
+            cache.write(of_k, part.from, &rows(&k)?)?;
+            cache.write(of_v, part.from, &rows(&v)?)?;
+            let (k, v) = (cache.read(of_k, positions)?, cache.read(of_v, positions)?);
+            attended.push(self.attention(&rows(&q)?.contiguous()?, &k, &v, mask.as_ref())?);
         }
         let attended = if let [one] = &attended[..] { one.clone() } else { Tensor::cat(&attended, 0)? };
         let out = layer.out.forward(&attended)?;

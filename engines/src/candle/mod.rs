@@ -104,8 +104,9 @@ impl CandleEngine {
         let messages = Arc::new(messages);
         let identity = KvIdentity { fingerprint, layout, canary, rotation: Some(rotation), simulated_bytes: None };
         let bytes_per_token = sizes.kv_bytes_per_token;
-        let n_ubatch = limits.budget.n_ubatch;
-        let vectors = TextVectors::new(model, embedding.pooling, n_ubatch, bytes_per_token, Arc::clone(&shared));
+        // A step cannot be interrupted, so it is as small as one of a prompt.
+        let n_step = limits.budget.alone;
+        let vectors = TextVectors::new(model, embedding.pooling, n_step, bytes_per_token, Arc::clone(&shared));
         let thread = Thread {
             slots,
             vectors,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use candle_core::{DType, Result, Tensor};
 use half::f16;
 
-use super::cache::SlotCache;
+use super::cache::{LayerTensor, SlotCache};
 use super::forward::{Model, SlotRows};
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
 use crate::serving::images::NoImages;
@@ -80,14 +80,14 @@ impl CandleSlots {
     }
 
     /// The bytes of K or V at `positions`: `[n_positions][n_kv_heads * head_size]` in f16.
-    fn rows(&self, slot: usize, layer: usize, which: usize, positions: &Range<usize>) -> Result<Bytes> {
-        let rows = self.caches[slot].read(layer, which, positions)?.transpose(0, 1)?.contiguous()?;
+    fn rows(&self, slot: usize, of: LayerTensor, positions: &Range<usize>) -> Result<Bytes> {
+        let rows = self.caches[slot].read(of, positions)?.transpose(0, 1)?.contiguous()?;
         let values: Vec<f16> = rows.to_dtype(DType::F16)?.flatten_all()?.to_vec1()?;
         Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
     /// Writes K or V from position `from` on.
-    fn write(&self, slot: usize, layer: usize, which: usize, from: usize, rows: &[u8]) -> Result<()> {
+    fn write(&self, slot: usize, of: LayerTensor, from: usize, rows: &[u8]) -> Result<()> {
         let shape = &self.model.shape;
         let values: Vec<f16> = rows.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect();
         let n_positions = values.len() / (shape.n_kv_heads * shape.head_size);
@@ -96,7 +96,7 @@ impl CandleSlots {
         }
         let dims = (n_positions, shape.n_kv_heads, shape.head_size);
         let rows = Tensor::from_vec(values, dims, &self.model.device)?.transpose(0, 1)?;
-        self.caches[slot].write(layer, which, from, &rows)
+        self.caches[slot].write(of, from, &rows)
     }
 
     /// Adds the rows of positions `[p0, p1)`, of which sections begin at `starts`. `tensors` are in canonical order.
@@ -114,9 +114,9 @@ impl CandleSlots {
         self.caches[slot].reserve(p1, &self.model.shape, &self.model.device)?;
         for (section, start) in (0..self.sections.len()).zip(starts) {
             for layer in self.sections[section].clone() {
-                for which in [0, 1] {
+                for of in LayerTensor::of(layer) {
                     let rows = tensors.next().unwrap_or_default();
-                    self.write(slot, layer, which, start as usize, rows)?;
+                    self.write(slot, of, start as usize, rows)?;
                 }
             }
             // Rows before a gap are of no use.
@@ -224,8 +224,11 @@ impl ModelContext for CandleSlots {
                 return Err(format!("a window of {window} positions has none before {start}"));
             }
             let range = start as usize..p1 as usize;
-            let rows = |layer: usize, which| self.rows(slot, layer, which, &range).map_err(|e| e.to_string());
-            let layers = layers.iter().map(|&layer| Ok(LayerRows { k: rows(layer, 0)?, v: rows(layer, 1)? }));
+            let rows = |of| self.rows(slot, of, &range).map_err(|e| e.to_string());
+            let layers = layers.iter().map(|&layer| {
+                let [k, v] = LayerTensor::of(layer);
+                Ok(LayerRows { k: rows(k)?, v: rows(v)? })
+            });
             Ok(SectionRows { start, layers: layers.collect::<std::result::Result<_, String>>()? })
         });
         Ok(Chunk { p0, p1, sections: sections.collect::<std::result::Result<_, String>>()? })

@@ -23,7 +23,8 @@ const MAX_TEXT: u32 = 8_192;
 pub(super) struct TextVectors {
     model: Arc<Model>,
     pooling: Pooling,
-    n_ubatch: usize,
+    /// Tokens of a step without streams.
+    n_step: usize,
     bytes_per_token: u64,
     shared: Arc<EngineLoad>,
     jobs: VecDeque<EmbedJob>,
@@ -55,7 +56,7 @@ impl TextVectors {
     pub(super) fn new(
         model: Arc<Model>,
         pooling: Pooling,
-        n_ubatch: usize,
+        n_step: usize,
         bytes_per_token: u64,
         shared: Arc<EngineLoad>,
     ) -> Self {
@@ -63,7 +64,7 @@ impl TextVectors {
         TextVectors {
             model,
             pooling,
-            n_ubatch,
+            n_step,
             bytes_per_token,
             shared,
             jobs: VecDeque::new(),
@@ -180,7 +181,7 @@ impl Vectors for TextVectors {
 
     fn step(&mut self, limit: Option<usize>) {
         self.drop_cancelled();
-        let mut left = limit.map_or(self.n_ubatch, |limit| limit.clamp(1, self.n_ubatch));
+        let mut left = limit.map_or(self.n_step, |limit| limit.clamp(1, self.n_step));
         while left > 0
             && let Some(n) = self.compute(left)
         {

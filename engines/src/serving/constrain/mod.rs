@@ -391,5 +391,6 @@ fn is_dead_end(matcher: &Matcher) -> bool {
     matches!(stop, Ok(StopReason::NoExtension | StopReason::NoExtensionBias))
 }
 
-#[cfg(all(test, feature = "llama"))]
+#[cfg(test)]
+#[cfg(feature = "llama")]
 mod tests;

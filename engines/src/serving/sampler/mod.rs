@@ -13,7 +13,8 @@ mod logprobs;
 mod peak;
 mod shaping;
 mod sort;
-#[cfg(all(test, feature = "llama"))]
+#[cfg(test)]
+#[cfg(feature = "llama")]
 mod tests;
 mod twister;
 

@@ -12,7 +12,8 @@ mod parking;
 mod placing;
 mod rates;
 mod room;
-#[cfg(all(test, feature = "llama"))]
+#[cfg(test)]
+#[cfg(feature = "llama")]
 mod tests;
 
 use std::collections::VecDeque;
