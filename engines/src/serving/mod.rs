@@ -1,7 +1,7 @@
 //! Serves a loaded model: what engines that compute in this process share.
 //!
 //! [`ModelEngine`] is the handle. It checks requests, renders and tokenizes prompts, compiles constraints, and sends
-//! sequences to the scheduler's thread, which owns the model's context ([`context::ModelContext`]); dropping the last handle
+//! sequences to the scheduler's thread, which owns the model's context (`context.rs`); dropping the last handle
 //! ends it. An engine's own folder loads the model and implements the context: `llama/` with llama.cpp, `candle/` in Rust.
 
 #![cfg_attr(not(feature = "llama"), allow(dead_code, reason = "images, pairs and parking, which candle does not have"))]
