@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -48,6 +48,9 @@ vulkan: ## Hand KV between the processor and Vulkan, on Mesa's software driver i
 arm: build ## Cross-compile for aarch64 Linux, test under qemu-user, hand KV to and from this machine (about an hour)
 	target/release/baton pull smollm2
 	scripts/check-arm.sh
+
+candle: build ## Build without C++ and serve with candle, then test it beside llama.cpp (docs/backends.md; 15 minutes)
+	scripts/check-candle.sh
 
 upstreams: build ## Run in front of llama-server and llama-cpp-python's server, which are built first (10 minutes)
 	@scripts/setup.sh test

@@ -21,8 +21,8 @@ done
 forbid baton-proxy baton-cli baton-bench llama-cpp-2 clap_complete
 forbid baton-bench baton-cli
 # Model code runs in the engines crate alone; the proxy reaches it through a process.
-if grep -rn 'llama_cpp_2\|llama_cpp_sys_2' schemas proxy --include='*.rs'; then
-  echo "llama.cpp may be used in engines/ only" >&2; fail=1
+if grep -rn 'llama_cpp_2\|llama_cpp_sys_2\|candle_core\|candle_nn' schemas proxy --include='*.rs'; then
+  echo "llama.cpp and candle may be used in engines/ only" >&2; fail=1
 fi
 # Only one module may use unsafe.
 if grep -rnE '\bunsafe( impl| fn|\s*\{)' schemas engines proxy --include='*.rs' | grep -v '^engines/src/llama/state.rs:'; then

@@ -1,13 +1,12 @@
 //! Engines, which run models, and the ways to reach them.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, [`sim`] simulates a model at configured
-//! speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the node protocol.
-//! [`connections`] bounds what peers may do with a server's connections, also for the endpoint. [`handoff`] pulls a
-//! prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be sent unencrypted;
-//! [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of them have the cluster
-//! key. All engines pass one contract suite
-//! (`engines/tests/engines/contract`). [`upstream`] is not an engine but a client of servers that speak text instead of
-//! tokens (Ollama, llama-server, vLLM, …).
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust, [`sim`] simulates a
+//! model at configured speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the
+//! node protocol. [`connections`] bounds what peers may do with a server's connections, also for the endpoint.
+//! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
+//! sent unencrypted; [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of
+//! them have the cluster key. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is
+//! not an engine but a client of servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
 //!
 //! ```
 //! use baton_engines::Engine;
@@ -21,6 +20,8 @@
 //! ```
 
 pub mod awake;
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod connections;
 pub mod embed;
 pub mod engine;
@@ -38,11 +39,15 @@ pub mod options;
 pub mod proof;
 pub mod registry;
 pub mod remote;
+#[cfg(feature = "models")]
+pub mod serving;
 pub mod sim;
 pub mod template;
 pub mod trace;
 pub mod transport;
 pub mod upstream;
+#[cfg(feature = "models")]
+mod vocabulary;
 
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 

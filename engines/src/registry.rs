@@ -14,24 +14,36 @@ use crate::handoff::KvPuller;
 use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
 use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 
+/// Where candle reads the number of its threads, once.
+pub const THREADS_VARIABLE: &str = "RAYON_NUM_THREADS";
+
 /// Which engine runs a model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// llama.cpp, for GGUF models.
-    #[default]
     Llama,
+    /// candle, for GGUF models of some families: in Rust alone, slower than llama.cpp.
+    Candle,
     /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
     Sim,
 }
 
+impl Default for EngineKind {
+    /// llama.cpp, unless this build has only candle.
+    fn default() -> Self {
+        if cfg!(all(feature = "candle", not(feature = "llama"))) { EngineKind::Candle } else { EngineKind::Llama }
+    }
+}
+
 impl EngineKind {
-    pub const ALL: [EngineKind; 2] = [EngineKind::Llama, EngineKind::Sim];
+    pub const ALL: [EngineKind; 3] = [EngineKind::Llama, EngineKind::Candle, EngineKind::Sim];
 
     /// The engine's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
             EngineKind::Llama => "llama",
+            EngineKind::Candle => "candle",
             EngineKind::Sim => "sim",
         }
     }
@@ -40,6 +52,7 @@ impl EngineKind {
     pub fn about(self) -> &'static str {
         match self {
             EngineKind::Llama => "llama.cpp, for GGUF models",
+            EngineKind::Candle => "candle, for GGUF models of some families: in Rust alone, slower than llama.cpp",
             EngineKind::Sim => {
                 "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
             }
@@ -49,6 +62,14 @@ impl EngineKind {
     /// Returns true if an engine of this name, as a node reports it, is a simulator: its figures are made up.
     pub fn is_simulated(name: &str) -> bool {
         EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name) == Some(EngineKind::Sim)
+    }
+
+    /// The types of K and V in the engine's memory, with the types that are configured for its cache.
+    pub fn cache_types(self, configured: CacheTypes) -> CacheTypes {
+        match self {
+            EngineKind::Candle => CacheTypes::F32,
+            EngineKind::Llama | EngineKind::Sim => configured,
+        }
     }
 
     /// Returns true if the engine runs a model from a file.
@@ -108,6 +129,22 @@ pub struct EngineOptions {
     pub sim_machine: Option<SimMachine>,
 }
 
+impl EngineOptions {
+    /// An option that is set and would change what the model computes. An engine that lacks it must not ignore it.
+    #[cfg(feature = "candle")]
+    fn changes_the_model(&self) -> Option<&'static str> {
+        let EngineOptions { cache_types, rope, lora, projector, .. } = self;
+        [
+            (*cache_types != CacheTypes::default(), "--cache-type-k or --cache-type-v"),
+            (*rope != RopeOptions::default(), "options of RoPE"),
+            (lora.is_some(), "--lora"),
+            (projector.is_some(), "--mmproj"),
+        ]
+        .into_iter()
+        .find_map(|(is_set, option)| is_set.then_some(option))
+    }
+}
+
 /// Why an engine did not start. For the operator: the message may name files.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineStartError {
@@ -115,8 +152,8 @@ pub enum EngineStartError {
     #[error("--model PATH or --model NAME is needed")]
     NoModel,
     /// This build lacks the engine.
-    #[error("this build of baton has no llama.cpp engine. Use the full build, or --engine sim")]
-    NotBuilt,
+    #[error("this build of baton has no {} engine. {}", .0.as_str(), how_to_build(*.0))]
+    NotBuilt(EngineKind),
     /// The thread that starts the engine panicked.
     #[error("{0}")]
     Panicked(tokio::task::JoinError),
@@ -124,17 +161,31 @@ pub enum EngineStartError {
     #[cfg(feature = "llama")]
     #[error(transparent)]
     Load(#[from] crate::llama::LoadError),
+    /// The model cannot be loaded by candle.
+    #[cfg(feature = "candle")]
+    #[error(transparent)]
+    Candle(#[from] crate::candle::LoadError),
+}
+
+/// What an operator can do without the engine.
+fn how_to_build(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Candle => "Build it with --features candle, or use --engine llama or sim",
+        EngineKind::Llama | EngineKind::Sim => "Use the full build, or --engine sim",
+    }
 }
 
 impl EngineStartError {
     /// The message for clients, without paths.
     pub fn summary(&self) -> &'static str {
         match self {
-            EngineStartError::NoModel | EngineStartError::NotBuilt | EngineStartError::Panicked(_) => {
+            EngineStartError::NoModel | EngineStartError::NotBuilt(_) | EngineStartError::Panicked(_) => {
                 "the engine is not set up correctly"
             }
             #[cfg(feature = "llama")]
             EngineStartError::Load(error) => error.summary(),
+            #[cfg(feature = "candle")]
+            EngineStartError::Candle(error) => error.summary(),
         }
     }
 }
@@ -146,6 +197,7 @@ pub async fn start(
 ) -> Result<Arc<dyn Engine>, EngineStartError> {
     match options.kind {
         EngineKind::Llama => llama(options, puller).await,
+        EngineKind::Candle => candle(options, puller).await,
         EngineKind::Sim => {
             let puller = match (puller, &options.sim_machine) {
                 (Some(puller), Some(machine)) => Some(Arc::new(PacedPuller::new(puller, machine)) as Arc<dyn KvPuller>),
@@ -207,5 +259,38 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
 
 #[cfg(not(feature = "llama"))]
 async fn llama(_: EngineOptions, _: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
-    Err(EngineStartError::NotBuilt)
+    Err(EngineStartError::NotBuilt(EngineKind::Llama))
+}
+
+#[cfg(feature = "candle")]
+async fn candle(
+    options: EngineOptions,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, EngineStartError> {
+    use crate::candle::{CandleConfig, CandleEngine, LoadError};
+    if let Some(option) = options.changes_the_model() {
+        let message = format!("the candle engine has no {option}; --engine llama has");
+        return Err(LoadError::Config(message).into());
+    }
+    let defaults = CandleConfig::new(options.model.ok_or(EngineStartError::NoModel)?);
+    let config = CandleConfig {
+        name: options.name,
+        n_slots: options.n_slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.n_ctx,
+        n_cells: options.n_cells,
+        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
+        small_steps: options.n_ubatch.is_none(),
+        device: options.device,
+        prefill_budget: options.prefill_budget,
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        chat_template: options.chat_template,
+        ..defaults
+    };
+    let started = tokio::task::spawn_blocking(move || CandleEngine::start(config, puller)).await;
+    Ok(Arc::new(started.map_err(EngineStartError::Panicked)??))
+}
+
+#[cfg(not(feature = "candle"))]
+async fn candle(_: EngineOptions, _: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    Err(EngineStartError::NotBuilt(EngineKind::Candle))
 }

@@ -102,27 +102,47 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
 /// Reads an array of strings from the header. `None`: the file has no such array.
 pub(super) fn read_strings(source: impl BufRead, file_bytes: u64, wanted: &str) -> Result<Option<Vec<String>>, Fault> {
     let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
-    read_version(&mut reader)?;
+    if find_array(&mut reader, wanted)? != Some(STRING) {
+        return Ok(None);
+    }
+    let n_strings = reader.count("array elements", MAX_KEPT_STRINGS)?;
+    let string = |_| {
+        let n_bytes = reader.string_length("string")?;
+        if !reader.keeps(n_bytes) {
+            return Err(Fault::Malformed(format!("the strings of {wanted:?} take more than {MAX_KEPT_BYTES} bytes")));
+        }
+        Ok(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned())
+    };
+    (0..n_strings).map(string).collect::<Result<_, _>>().map(Some)
+}
+
+/// Reads an array of integers or floats from the header. `None`: the file has no such array.
+pub(super) fn read_numbers(source: impl BufRead, file_bytes: u64, wanted: &str) -> Result<Option<Vec<f64>>, Fault> {
+    let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
+    let Some(element_type) = find_array(&mut reader, wanted)?.filter(|kind| scalar_bytes(*kind).is_some()) else {
+        return Ok(None);
+    };
+    let n_numbers = reader.count("array elements", MAX_KEPT_STRINGS)?;
+    let number = |_| {
+        Ok(match read_scalar(&mut reader, element_type)? {
+            Value::Unsigned(n) => n as f64,
+            Value::Signed(n) => n as f64,
+            Value::Float(n) => n,
+            _ => f64::NAN,
+        })
+    };
+    (0..n_numbers).map(number).collect::<Result<_, _>>().map(Some)
+}
+
+/// Reads up to the number of elements of an array. Returns their type. `None`: the file has no such array.
+fn find_array(reader: &mut HeaderReader<impl BufRead>, wanted: &str) -> Result<Option<u32>, Fault> {
+    read_version(reader)?;
     reader.count("tensors", MAX_TENSORS)?;
     for _ in 0..reader.count("metadata entries", MAX_METADATA)? {
-        if reader.name("metadata key", MAX_KEY_BYTES)? != wanted {
-            read_value(&mut reader)?;
-            continue;
+        if reader.name("metadata key", MAX_KEY_BYTES)? == wanted {
+            return if reader.u32()? == ARRAY { reader.u32().map(Some) } else { Ok(None) };
         }
-        if reader.u32()? != ARRAY || reader.u32()? != STRING {
-            return Ok(None);
-        }
-        let n_strings = reader.count("array elements", MAX_KEPT_STRINGS)?;
-        let string = |_| {
-            let n_bytes = reader.string_length("string")?;
-            if !reader.keeps(n_bytes) {
-                return Err(Fault::Malformed(format!(
-                    "the strings of {wanted:?} take more than {MAX_KEPT_BYTES} bytes"
-                )));
-            }
-            Ok(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned())
-        };
-        return (0..n_strings).map(string).collect::<Result<_, _>>().map(Some);
+        read_value(reader)?;
     }
     Ok(None)
 }

@@ -191,11 +191,15 @@ impl Gguf {
     /// Reads an array of strings from the header of the file at `path`, such as the tokenizer's merges, which a [`Gguf`]
     /// does not keep. Blocking, like [`Gguf::open`]. `None`: the file has no such array.
     pub fn strings(path: &Path, key: &str) -> Result<Option<Vec<String>>, GgufError> {
-        let unreadable = |source: io::Error| GgufError::Unreadable { path: path.to_owned(), source };
-        let file = File::open(path).map_err(unreadable)?;
-        let file_bytes = file.metadata().map_err(unreadable)?.len();
-        let source = BufReader::with_capacity(1 << 16, file);
+        let (source, file_bytes) = source(path)?;
         header::read_strings(source, file_bytes, key).map_err(|fault| fault.at(path))
+    }
+
+    /// Reads an array of numbers from the header of the file at `path`, such as the tokens' scores. Blocking, like
+    /// [`Gguf::open`]. `None`: the file has no such array.
+    pub fn numbers(path: &Path, key: &str) -> Result<Option<Vec<f64>>, GgufError> {
+        let (source, file_bytes) = source(path)?;
+        header::read_numbers(source, file_bytes, key).map_err(|fault| fault.at(path))
     }
 
     /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
@@ -312,6 +316,14 @@ impl Gguf {
     fn arch_key(&self, suffix: &str) -> Option<String> {
         Some(format!("{}.{suffix}", self.architecture()?))
     }
+}
+
+/// A file's bytes, and its length.
+fn source(path: &Path) -> Result<(BufReader<File>, u64), GgufError> {
+    let unreadable = |source: io::Error| GgufError::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    let file_bytes = file.metadata().map_err(unreadable)?.len();
+    Ok((BufReader::with_capacity(1 << 16, file), file_bytes))
 }
 
 impl Value {

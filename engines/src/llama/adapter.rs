@@ -12,7 +12,7 @@ use crate::options::LoraFile;
 
 /// A loaded adapter. The model owns its memory, and frees it.
 #[derive(Debug)]
-pub(super) struct Adapter {
+pub(crate) struct Adapter {
     /// llama-cpp-2 wants it mutable; applying it changes only the context.
     loaded: Mutex<LlamaLoraAdapter>,
     file: LoraFile,

@@ -9,24 +9,12 @@ use llama_cpp_2::model::LlamaModel;
 use super::probe::NoHandoff;
 use super::transfer::{self, KvTransfer};
 use super::vocabulary::{token, tokenize};
+use crate::serving::start::{CANARY, canary_tokens};
 
-/// Prose with numbers and punctuation, for tokens of many kinds.
-const TEXT: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, 3,000 km long, \
-    joined Ireland to Newfoundland. \"What hath been done,\" a clerk wrote, \"cannot be undone: two cities, one clock.\"";
-
-/// The most tokens of the canary: every layer attends over several positions, and the cost is negligible.
-const MAX_TOKENS: usize = 48;
-
-/// The canary's tokens, at most `limit`. They depend on the vocabulary alone, so that two nodes agree on them.
+/// The canary's tokens, at most `limit`.
 pub(super) fn tokens(model: &LlamaModel, limit: usize) -> Vec<Token> {
-    let mut tokens = tokenize(model, TEXT, true, false);
-    if tokens.is_empty() {
-        // A model without a tokenizer still has embeddings.
-        let n_vocab = u32::try_from(model.n_vocab()).unwrap_or(1).max(1);
-        tokens = (0..MAX_TOKENS as u32).map(|i| i % n_vocab).collect();
-    }
-    tokens.truncate(MAX_TOKENS.min(limit));
-    tokens
+    let n_vocab = u32::try_from(model.n_vocab()).unwrap_or(1);
+    canary_tokens(tokenize(model, CANARY, true, false), n_vocab, limit)
 }
 
 /// Computes the canary's KV in the first slot of an empty context, and empties the context again.

@@ -1,22 +1,17 @@
 //! Facts about the model, for clients that request its description.
 
-use baton_schemas::Token;
 use baton_schemas::node::{InfillTokens, ModelFacts};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 
-use super::LlamaConfig;
-use super::vocabulary::Vocabulary;
+use super::{LlamaConfig, id};
 use crate::gguf::Gguf;
+use crate::vocabulary::Vocabulary;
 
 /// Gathers the facts from the file and from llama.cpp.
 pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, vocabulary: &Vocabulary) -> ModelFacts {
     let vocab = model.vocab();
-    // llama.cpp writes −1 for a token that the vocabulary lacks.
-    let id = |token: LlamaToken| Token::try_from(token.0).ok();
-    let text = |token: LlamaToken| {
-        id(token).map_or_else(String::new, |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
-    };
+    let text = |token: LlamaToken| vocabulary.text(id(token));
     let infill = || {
         let prefix = id(vocab.fim_pre())?;
         let suffix = id(vocab.fim_suf())?;

@@ -17,10 +17,11 @@ use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
 use crate::options::{CacheType, RopeOptions, RopeScaling};
+use crate::serving::memory::available_memory;
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
-pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
+pub(crate) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let adapter = config.lora.as_ref().map(|lora| &*lora.path);
     let options = SizeOptions {
         n_ctx: config.n_ctx,
@@ -40,17 +41,7 @@ pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result
     })
 }
 
-/// Memory that can be allocated without swapping, bytes; unlimited if the system does not report it.
-pub(super) fn available_memory() -> u64 {
-    let mut system = sysinfo::System::new();
-    system.refresh_memory();
-    let available = system.available_memory();
-    // Not the group's `free_memory`: it counts the page cache as used, and with it a model file that was just read.
-    let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
-    if available == 0 { u64::MAX } else { available.min(in_cgroup) }
-}
-
-pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
+pub(crate) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
     let mut params = config.model_params()?;
     // llama.cpp reads them while it loads.
     let cpu_tensors = cpu_tensors::patterns(&config.cpu_tensors, gguf)?;
@@ -68,13 +59,13 @@ pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, Loa
 /// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
 /// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss), which an import needs while its slot's older cells are still in
 /// use.
-pub(super) const SCRATCH_SEQUENCES: u32 = 1;
+pub(crate) const SCRATCH_SEQUENCES: u32 = 1;
 
 /// Creates a context for generation: unified KV and flash attention.
 ///
 /// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. A quantized V
 /// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow.
-pub(super) fn context<'m>(
+pub(crate) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
     adapter: Option<&Adapter>,
@@ -91,7 +82,7 @@ pub(super) fn context<'m>(
 }
 
 /// Creates a context for vectors. Errors: memory is short, which the context for generation may already use.
-pub(super) fn embedding_context<'m>(
+pub(crate) fn embedding_context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
     adapter: Option<&Adapter>,

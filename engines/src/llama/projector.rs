@@ -10,13 +10,14 @@
 
 use std::collections::VecDeque;
 use std::ffi::CString;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 
 use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
 use baton_schemas::{EngineError, SequenceRequest};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::mtmd::{
@@ -30,6 +31,7 @@ use super::devices;
 use super::load_error::LoadError;
 use super::pixels::Pixels;
 use crate::gguf::Gguf;
+use crate::serving::images::{ImageEncoder, ImageFailure, ImageRun, Preparation};
 
 /// llama.cpp's code for no free cells. It also stands for a failure of the projector.
 const NO_CELLS: i32 = 1;
@@ -51,19 +53,14 @@ pub(super) type PreparedImage = Arc<MtmdInputChunks>;
 const MAX_QUEUED: usize = 16;
 
 /// An image of a sequence, prepared or about to be. After it is dropped, it takes no place in the queue.
-pub(super) struct ImagePreparation {
+pub(crate) struct ImagePreparation {
     image: ImageRun,
     outcome: OnceLock<Result<PreparedImage, EngineError>>,
 }
 
 impl ImagePreparation {
-    /// The first position of the image.
-    pub(super) fn start(&self) -> usize {
-        self.image.at.start
-    }
-
-    /// The outcome, once there is one.
-    pub(super) fn outcome(&self) -> Option<&Result<PreparedImage, EngineError>> {
+    /// The prepared image, or why there is none, once one of them is known.
+    pub(super) fn prepared(&self) -> Option<&Result<PreparedImage, EngineError>> {
         self.outcome.get()
     }
 
@@ -72,6 +69,16 @@ impl ImagePreparation {
         let prepared = catch_unwind(AssertUnwindSafe(|| chunks(&self.image.image)));
         let panicked = || Err(EngineError::internal("preparing an image panicked"));
         let _ = self.outcome.set(prepared.unwrap_or_else(|_| panicked()).map(Arc::new));
+    }
+}
+
+impl Preparation for ImagePreparation {
+    fn start(&self) -> usize {
+        self.image.at.start
+    }
+
+    fn outcome(&self) -> Option<Result<(), EngineError>> {
+        Some(self.outcome.get()?.as_ref().map(|_| ()).map_err(EngineError::clone))
     }
 }
 
@@ -101,7 +108,7 @@ impl KeptImages {
 }
 
 /// A loaded projector. It encodes one image at a time.
-pub(super) struct Projector {
+pub(crate) struct Projector {
     // Dropped before the model, whose vocabulary it reads.
     context: Mutex<MtmdContext>,
     _model: Arc<LlamaModel>,
@@ -120,28 +127,10 @@ pub(super) struct Projector {
     room: Arc<Semaphore>,
 }
 
-/// Why an image was not decoded.
-pub(super) enum ImageFailure {
-    /// The projector is at work on another image.
-    Busy,
-    /// No cells are free, or the projector failed: llama.cpp does not distinguish these.
-    NoCells,
-    /// The image is invalid, or the projector failed.
-    Failed(EngineError),
-}
-
-/// An image in a sequence.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct ImageRun {
-    /// The positions of its placeholders.
-    pub(super) at: Range<usize>,
-    pub(super) image: Image,
-}
-
 impl Projector {
     /// Loads the configured projector, if there is one. Errors: the file is not a projector, belongs to another model,
     /// or is of a kind that this engine cannot run.
-    pub(super) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Arc<Projector>>, LoadError> {
+    pub(crate) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Arc<Projector>>, LoadError> {
         let Some(path) = &config.projector else { return Ok(None) };
         let refused = |why: &str| LoadError::Projector { path: path.clone(), why: why.to_owned() };
         let gguf = Gguf::open_projector(path)?;
@@ -186,29 +175,8 @@ impl Projector {
     }
 
     /// The value of [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector): the hash of its weights, in hex.
-    pub(super) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &str {
         &self.id
-    }
-
-    /// Waits for the permit to prepare images. The thread that prepares them holds it, even after its caller has gone.
-    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.preparing).acquire_owned().await.ok()
-    }
-
-    /// Reserves memory for the files of these images until the permit is dropped. `None`: too little is free.
-    pub(super) fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit> {
-        let n_bytes: usize = images.iter().map(|run| run.image.bytes().len()).sum();
-        let n_kib = u32::try_from(n_bytes.div_ceil(1024)).ok()?;
-        Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
-    }
-
-    /// The number of tokens of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. The
-    /// caller holds [`Projector::turn`]. Errors: the image cannot be read or is too large.
-    pub(super) fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
-        let prepared = self.chunks(image)?;
-        let n_tokens = prepared.total_tokens();
-        lock(&self.kept).put(image.mark(), Arc::new(prepared));
-        Ok(n_tokens)
     }
 
     /// Takes an image of a sequence from those that are kept, or queues it for the projector's thread. `None`: the queue
@@ -249,12 +217,6 @@ impl Projector {
     /// Returns true if the projector is at work on an image, so that another one cannot be decoded now.
     pub(super) fn is_busy(&self) -> bool {
         matches!(self.context.try_lock(), Err(TryLockError::WouldBlock))
-    }
-
-    /// Finds the images of a request's prompt. Errors: the prompt was rendered with another projector, or placeholders
-    /// do not match its images.
-    pub(super) fn find(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
-        find(&request.prompt, request.images.as_ref(), &self.id)
     }
 
     /// Encodes a prepared image and decodes its embeddings into the cache of sequence `seq`, from the run's first
@@ -312,8 +274,31 @@ impl Projector {
     }
 
     /// Waits until the projector is not at work. Until the guard is dropped, no image is scaled or decoded.
-    pub(super) fn lock(&self) -> MutexGuard<'_, MtmdContext> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, MtmdContext> {
         lock(&self.context)
+    }
+}
+
+impl ImageEncoder for Projector {
+    fn turn(&self) -> BoxFuture<'_, Option<OwnedSemaphorePermit>> {
+        Arc::clone(&self.preparing).acquire_owned().map(Result::ok).boxed()
+    }
+
+    fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
+        let prepared = self.chunks(image)?;
+        let n_tokens = prepared.total_tokens();
+        lock(&self.kept).put(image.mark(), Arc::new(prepared));
+        Ok(n_tokens)
+    }
+
+    fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit> {
+        let n_bytes: usize = images.iter().map(|run| run.image.bytes().len()).sum();
+        let n_kib = u32::try_from(n_bytes.div_ceil(1024)).ok()?;
+        Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
+    }
+
+    fn find(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
+        find(&request.prompt, request.images.as_ref(), &self.id)
     }
 }
 
@@ -363,6 +348,7 @@ fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::time::{Duration, Instant};
 
     use super::*;

@@ -14,10 +14,10 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
-use super::sampler::argmax;
 use super::vocabulary::{token, tokenize};
 use super::{LlamaConfig, LoadError, load};
 use crate::gguf::Gguf;
+use crate::serving::sampler::argmax;
 
 /// A loaded model for plain loops.
 pub struct Reference {

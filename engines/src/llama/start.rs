@@ -12,33 +12,22 @@ use llama_cpp_2::model::LlamaModel;
 use super::adapter::Adapter;
 use super::canary;
 use super::config::LlamaConfig;
+use super::context::{LlamaSlots, blob_placement};
 use super::embed::Embedder;
 use super::embed::plan::EmbedPlan;
-use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load;
 use super::load_error::LoadError;
 use super::probe::{self, NoHandoff};
 use super::projector::Projector;
-use super::scheduler::{self, Handoffs, Parking, Scheduler, SchedulerLimits};
 use super::transfer::KvTransfer;
-use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
 use crate::handoff::{KvPuller, LocalKv};
 use crate::options::CacheTypes;
-
-/// Wakes the scheduler.
-pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
-
-/// Creates a [`Wake`] with a weak sender: the scheduler owns a `Wake` itself and ends when the last sender is dropped.
-pub(super) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {
-    let messages = Arc::downgrade(messages);
-    Arc::new(move || {
-        if let Some(messages) = messages.upgrade() {
-            // It fails if the scheduler has ended, which needs no waking.
-            let _ = messages.send(SchedulerMessage::Wake);
-        }
-    })
-}
+use crate::serving::jobs::{EngineLoad, SchedulerMessage};
+use crate::serving::memory::available_memory;
+use crate::serving::scheduler::{Handoffs, Parking, Scheduler, SchedulerLimits};
+use crate::serving::start::{AbortOnPanic, Wake};
+use crate::vocabulary::Vocabulary;
 
 /// Reports the outcome of the start: the KV's identity, if it can be handed over.
 type Outcome = std_mpsc::SyncSender<Result<Option<KvIdentity>, LoadError>>;
@@ -111,27 +100,34 @@ impl Start {
             Err(error) => return drop(started.send(Err(error))),
         };
         let _panic_ends_the_process = AbortOnPanic;
-        let (kv, handoffs) = match self.local_kv(&mut context) {
+        let (kv, handoffs, transfer) = match self.local_kv(&mut context) {
             Ok((local, transfer)) => {
                 let kv = local.identity.clone();
                 if let Some(puller) = &self.puller {
                     puller.introduce(local);
                 }
-                let placement = scheduler::blob_placement(&transfer);
-                let handoffs =
-                    Handoffs { transfer, placement, puller: self.puller.clone(), wake: Arc::clone(&self.wake) };
-                (Some(kv), Some(handoffs))
+                let handoffs = Handoffs {
+                    layout: Arc::clone(transfer.layout()),
+                    placement: blob_placement(&transfer),
+                    buffers: transfer.imports().clone(),
+                    puller: self.puller.clone(),
+                    wake: Arc::clone(&self.wake),
+                };
+                (Some(kv), Some(handoffs), Some(transfer))
             }
             Err(reason) => {
                 tracing::info!(%reason, "this model's KV cannot be handed over; it is served without handoffs");
-                (None, None)
+                (None, None, None)
             }
         };
         if started.send(Ok(kv)).is_ok() {
             let vocabulary = Arc::clone(&self.vocabulary);
-            let parking = handoffs.as_ref().and_then(|handoffs| self.parking(handoffs.transfer.layout()));
-            let scheduler = Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder);
-            scheduler.with_projector(self.projector.clone()).with_parking(parking).run(messages);
+            let parking = handoffs.as_ref().and_then(|handoffs| self.parking(&handoffs.layout));
+            let slots = LlamaSlots::new(context, self.limits.budget.n_ubatch + self.limits.n_slots)
+                .with_transfer(transfer, self.config.n_slots)
+                .with_projector(self.projector.clone());
+            let scheduler = Scheduler::new(slots, embedder, vocabulary, self.limits.clone(), Arc::clone(&self.shared));
+            scheduler.with_handoffs(handoffs).with_parking(parking).run(messages);
         }
     }
 
@@ -143,7 +139,7 @@ impl Start {
     /// Idle conversations get as much of the host's memory as the cache has, but no more than a quarter of what is free.
     fn parking(&self, layout: &KvLayout) -> Option<Parking> {
         let of_cache = self.kv_bytes.saturating_mul(self.limits.n_cells as u64);
-        let max_bytes = of_cache.min(load::available_memory() / 4);
+        let max_bytes = of_cache.min(available_memory() / 4);
         self.gpu.is_none().then(|| Parking::new(layout, self.config.n_slots, max_bytes))
     }
 
@@ -175,18 +171,5 @@ fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Rec
     let _panic_ends_the_process = AbortOnPanic;
     if started.send(prepared.map(|()| None)).is_ok() && is_ready {
         embedder.run(messages);
-    }
-}
-
-/// Aborts the process if the scheduler panics: otherwise the engine would accept requests and never answer them. The
-/// supervisor then starts a new process.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!("the scheduler has panicked; the process aborts so that its supervisor can restart it");
-            std::process::abort();
-        }
     }
 }

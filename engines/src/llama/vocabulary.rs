@@ -1,64 +1,22 @@
-//! A model's vocabulary, read once: the bytes of tokens, and which tokens are control tokens.
+//! Reads a model's vocabulary from llama.cpp, and tokenizes Baton's own short texts with it.
 
 use baton_schemas::Token;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
 
-/// Facts about every token, so that the scheduler's hot path needs no calls into C++.
-pub(super) struct Vocabulary {
-    pieces: Vec<Box<[u8]>>,
-    control: Vec<bool>,
-    end_of_generation: Vec<Token>,
+use crate::vocabulary::{SHOWN_CONTROL, TokenFacts, Vocabulary};
+
+/// The facts about every token of a model.
+pub(crate) fn vocabulary(model: &LlamaModel) -> Vocabulary {
+    let vocab = model.vocab();
+    let n_tokens = u32::try_from(vocab.n_tokens()).unwrap_or(0);
+    Vocabulary::new((0..n_tokens).map(token).map(|t| TokenFacts {
+        piece: vocab.token_to_piece(t, true, None),
+        is_control: vocab.is_control(t),
+        is_end_of_generation: vocab.is_eog(t),
+    }))
 }
-
-impl Vocabulary {
-    pub(super) fn of(model: &LlamaModel) -> Self {
-        let vocab = model.vocab();
-        let n_tokens = u32::try_from(vocab.n_tokens()).unwrap_or(0);
-        Vocabulary {
-            pieces: (0..n_tokens).map(|t| vocab.token_to_piece(token(t), true, None).into()).collect(),
-            control: (0..n_tokens).map(|t| vocab.is_control(token(t))).collect(),
-            end_of_generation: (0..n_tokens).filter(|&t| vocab.is_eog(token(t))).collect(),
-        }
-    }
-
-    pub(super) fn n_tokens(&self) -> usize {
-        self.pieces.len()
-    }
-
-    /// The length of the longest token, bytes.
-    pub(super) fn longest_piece(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0)
-    }
-
-    /// A token's bytes, control tokens spelled out; empty for a token outside the vocabulary.
-    pub(super) fn piece(&self, t: Token) -> Vec<u8> {
-        self.pieces.get(t as usize).map_or_else(Vec::new, |piece| piece.to_vec())
-    }
-
-    pub(super) fn is_control(&self, t: Token) -> bool {
-        self.control.get(t as usize).copied().unwrap_or(false)
-    }
-
-    pub(super) fn is_end_of_generation(&self, t: Token) -> bool {
-        self.end_of_generation.contains(&t)
-    }
-
-    /// All control tokens.
-    pub(super) fn control(&self) -> impl Iterator<Item = Token> {
-        (0..).zip(&self.control).filter(|(_, is_control)| **is_control).map(|(t, _)| t)
-    }
-
-    /// All tokens that end a reply.
-    pub(super) fn end_of_generation(&self) -> &[Token] {
-        &self.end_of_generation
-    }
-}
-
-/// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them, and then reads
-/// their spellings in any text as these tokens (`llama-vocab.cpp`, "hack for gpt-oss").
-pub(super) const SHOWN_CONTROL: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// The spellings of control tokens. Like llama.cpp, this includes the token for unknown text.
 pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {

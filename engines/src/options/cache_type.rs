@@ -82,6 +82,9 @@ pub struct CacheTypes {
 }
 
 impl CacheTypes {
+    /// Both in f32.
+    pub const F32: CacheTypes = CacheTypes { k: CacheType::F32, v: CacheType::F32 };
+
     /// A text for the fingerprint. It distinguishes the KV from that of the same weights with default types.
     pub fn changes(self) -> Vec<String> {
         let changed = [("cache_type_k", self.k), ("cache_type_v", self.v)].into_iter();

@@ -3,12 +3,14 @@
 
 #[cfg(feature = "llama")]
 mod kv_rig;
-#[cfg(feature = "llama")]
+#[cfg(feature = "models")]
 mod models;
 mod own_process;
 mod peers;
 
 mod cancel_handoff;
+#[cfg(feature = "candle")]
+mod candle;
 mod connections;
 mod contract;
 #[cfg(feature = "llama")]

@@ -1,9 +1,12 @@
 //! The real models. This crate cannot download anything, so the test runner pulls them and passes their files' names.
 
 use std::path::PathBuf;
+#[cfg(feature = "llama")]
 use std::sync::Arc;
 
+#[cfg(feature = "llama")]
 use baton_engines::handoff::KvPuller;
+#[cfg(feature = "llama")]
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
 
 /// SmolLM2 135M.
@@ -11,6 +14,7 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
     named_by("BATON_TEST_MODEL")
 }
 
+#[cfg(feature = "llama")]
 /// Gemma 3 270M, which has a sliding window.
 pub(crate) fn gemma3() -> Option<PathBuf> {
     named_by("BATON_TEST_SWA_MODEL")
@@ -25,6 +29,7 @@ fn named_by(variable: &str) -> Option<PathBuf> {
     model
 }
 
+#[cfg(feature = "llama")]
 /// Starts an engine off the async threads.
 pub(crate) async fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
     tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()

@@ -1,13 +1,16 @@
 //! `baton node`: serves one engine by the node protocol.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 
 use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_engines::mdns::{self, Announced, Announcement, ServiceType};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
-use baton_engines::registry::{self, EngineOptions};
+use baton_engines::registry::{self, EngineKind, EngineOptions, THREADS_VARIABLE};
 use baton_engines::transport::{TlsError, Transport};
 use baton_pairing::PairingCode;
 use baton_proxy::config::DEFAULT_MODEL;
@@ -118,6 +121,7 @@ impl NodeFailure {
 
 /// Runs until a signal stops it.
 pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
+    set_threads(&args.engine)?;
     open_files::raise_limit();
     let stop = CancellationToken::new();
     let is_child = args.child;
@@ -175,6 +179,19 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
             Ok(())
         }
     }
+}
+
+/// Gives candle its number of threads, which it reads from the environment of the process. So this process starts its own
+/// program again in its place, unless the environment has the number already.
+fn set_threads(engine: &EngineArgs) -> Result<(), CommandFailure> {
+    let threads = engine.threads.filter(|_| engine.engine.unwrap_or_default() == EngineKind::Candle);
+    let Some(threads) = threads.map(|n| OsString::from(n.to_string())) else { return Ok(()) };
+    if std::env::var_os(THREADS_VARIABLE).as_ref() == Some(&threads) {
+        return Ok(());
+    }
+    let program = std::env::current_exe()?;
+    let error = Command::new(program).args(std::env::args_os().skip(1)).env(THREADS_VARIABLE, threads).exec();
+    Err(CommandFailure(format!("the number of candle's threads cannot be set: {error}")))
 }
 
 /// A node that serves, or is still loading its model.

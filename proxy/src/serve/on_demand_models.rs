@@ -98,11 +98,12 @@ pub(super) fn size_model(
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let adapter = engine.lora_file().map(|lora| lora.path);
+    let kind = engine.engine.unwrap_or_default();
     let options = SizeOptions {
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
-        cache_types: engine.cache_types(),
+        cache_types: kind.cache_types(engine.cache_types()),
         companion_bytes: Gguf::companion_bytes(engine.mmproj.as_deref(), adapter.as_deref())?,
     };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
@@ -117,6 +118,7 @@ pub(super) fn size_model(
     });
     let mut outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
     let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
+    outline.engine = kind.as_str().into();
     outline.projector = projector.transpose()?.map(|hash| hash.to_hex().to_string());
     Ok(SizedModel { sizes, outline })
 }

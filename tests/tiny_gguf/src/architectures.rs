@@ -13,11 +13,18 @@ const N_FF: usize = 96;
 const N_EXPERT: usize = 4;
 const N_FF_EXPERT: usize = 32;
 
+/// Gemma's layers with and without a window.
+fn n_layer(architecture: Architecture) -> usize {
+    if architecture == Architecture::Gemma3 { 7 } else { N_LAYER }
+}
+
 impl Draft {
     pub(super) fn add_architecture(&mut self, architecture: Architecture) {
         self.architecture = match architecture {
             Architecture::Llama => "llama",
+            Architecture::Qwen2 => "qwen2",
             Architecture::Qwen3 => "qwen3",
+            Architecture::Gemma3 => "gemma3",
             Architecture::Qwen3Moe => "qwen3moe",
             Architecture::GptOss => "gpt-oss",
             Architecture::DeepSeek2 => "deepseek2",
@@ -30,7 +37,7 @@ impl Draft {
         self.numbers(&[
             ("context_length", 8192),
             ("embedding_length", N_EMBD as u32),
-            ("block_count", N_LAYER as u32),
+            ("block_count", n_layer(architecture) as u32),
             ("feed_forward_length", if architecture == Architecture::Mamba { 0 } else { N_FF as u32 }),
         ]);
         let epsilon = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
@@ -43,7 +50,11 @@ impl Draft {
                 self.attention_keys();
                 self.numbers(&[("rope.dimension_count", HEAD_DIM as u32)]);
             }
-            Architecture::Qwen3 => self.attention_keys(),
+            Architecture::Qwen2 | Architecture::Qwen3 => self.attention_keys(),
+            Architecture::Gemma3 => {
+                self.attention_keys();
+                self.numbers(&[("attention.sliding_window", WINDOW)]);
+            }
             Architecture::Qwen3Moe => {
                 self.attention_keys();
                 self.expert_keys();
@@ -57,7 +68,7 @@ impl Draft {
             Architecture::Mamba => self.mamba_keys(),
             Architecture::Bert => {}
         }
-        for layer in 0..N_LAYER {
+        for layer in 0..n_layer(architecture) {
             self.layer(architecture, &format!("blk.{layer}"));
         }
     }
@@ -69,10 +80,22 @@ impl Draft {
                 self.attention(blk);
                 self.feed_forward(blk);
             }
+            Architecture::Qwen2 => {
+                self.attention(blk);
+                self.input_biases(blk);
+                self.feed_forward(blk);
+            }
             Architecture::Qwen3 => {
                 self.attention(blk);
                 self.head_norms(blk);
                 self.feed_forward(blk);
+            }
+            Architecture::Gemma3 => {
+                self.attention(blk);
+                self.head_norms(blk);
+                self.ones(&format!("{blk}.post_attention_norm.weight"), N_EMBD);
+                self.feed_forward(blk);
+                self.ones(&format!("{blk}.post_ffw_norm.weight"), N_EMBD);
             }
             Architecture::Qwen3Moe => {
                 self.attention(blk);
@@ -96,20 +119,27 @@ impl Draft {
         }
     }
 
+    /// llama.cpp wants Qwen 2's heads to have as many elements together as an embedding.
+    fn head_dim(&self) -> usize {
+        if self.architecture == "qwen2" { N_EMBD / N_HEAD } else { HEAD_DIM }
+    }
+
     fn attention_keys(&mut self) {
+        let head_dim = self.head_dim();
         self.numbers(&[
             ("attention.head_count", N_HEAD as u32),
             ("attention.head_count_kv", N_HEAD_KV as u32),
-            ("attention.key_length", HEAD_DIM as u32),
-            ("attention.value_length", HEAD_DIM as u32),
+            ("attention.key_length", head_dim as u32),
+            ("attention.value_length", head_dim as u32),
         ]);
     }
 
     fn attention(&mut self, blk: &str) {
-        self.weight(&format!("{blk}.attn_q.weight"), &[N_EMBD, N_HEAD * HEAD_DIM]);
-        self.weight(&format!("{blk}.attn_k.weight"), &[N_EMBD, N_HEAD_KV * HEAD_DIM]);
-        self.weight(&format!("{blk}.attn_v.weight"), &[N_EMBD, N_HEAD_KV * HEAD_DIM]);
-        self.weight(&format!("{blk}.attn_output.weight"), &[N_HEAD * HEAD_DIM, N_EMBD]);
+        let head_dim = self.head_dim();
+        self.weight(&format!("{blk}.attn_q.weight"), &[N_EMBD, N_HEAD * head_dim]);
+        self.weight(&format!("{blk}.attn_k.weight"), &[N_EMBD, N_HEAD_KV * head_dim]);
+        self.weight(&format!("{blk}.attn_v.weight"), &[N_EMBD, N_HEAD_KV * head_dim]);
+        self.weight(&format!("{blk}.attn_output.weight"), &[N_HEAD * head_dim, N_EMBD]);
     }
 
     fn head_norms(&mut self, blk: &str) {
@@ -117,10 +147,15 @@ impl Draft {
         self.ones(&format!("{blk}.attn_k_norm.weight"), HEAD_DIM);
     }
 
+    fn input_biases(&mut self, blk: &str) {
+        let head_dim = self.head_dim();
+        self.bias(&format!("{blk}.attn_q.bias"), &[N_HEAD * head_dim]);
+        self.bias(&format!("{blk}.attn_k.bias"), &[N_HEAD_KV * head_dim]);
+        self.bias(&format!("{blk}.attn_v.bias"), &[N_HEAD_KV * head_dim]);
+    }
+
     fn attention_biases(&mut self, blk: &str) {
-        self.bias(&format!("{blk}.attn_q.bias"), &[N_HEAD * HEAD_DIM]);
-        self.bias(&format!("{blk}.attn_k.bias"), &[N_HEAD_KV * HEAD_DIM]);
-        self.bias(&format!("{blk}.attn_v.bias"), &[N_HEAD_KV * HEAD_DIM]);
+        self.input_biases(blk);
         self.bias(&format!("{blk}.attn_output.bias"), &[N_EMBD]);
         self.bias(&format!("{blk}.attn_sinks.weight"), &[N_HEAD]);
     }

@@ -22,8 +22,12 @@ use file::{Gguf, Precision, Tensor, Value};
 pub enum Architecture {
     /// Interleaved RoPE, grouped-query attention.
     Llama,
+    /// Half-split RoPE, biases on Q, K and V.
+    Qwen2,
     /// Half-split RoPE, norms on Q and K.
     Qwen3,
+    /// Norms on Q, K and the outputs, scaled embeddings, and a sliding window of [`WINDOW`] in all layers but every sixth.
+    Gemma3,
     /// The same with a mixture of experts.
     Qwen3Moe,
     /// Experts with biases, attention sinks, every other layer with a sliding window of [`WINDOW`].
@@ -36,7 +40,7 @@ pub enum Architecture {
     Bert,
 }
 
-/// Positions that the windowed layers of [`Architecture::GptOss`] look back.
+/// Positions that the windowed layers of [`Architecture::GptOss`] and [`Architecture::Gemma3`] look back.
 pub const WINDOW: u32 = 16;
 
 /// Writes a model. The same architecture and seed give the same bytes.

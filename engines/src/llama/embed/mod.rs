@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Instant;
 
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::{EngineError, Token};
@@ -21,13 +20,14 @@ use llama_cpp_2::model::LlamaModel;
 use self::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::adapter::Adapter;
 use super::config::LlamaConfig;
-use super::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
 use super::load;
 use super::load_error::LoadError;
 use super::vocabulary::token;
+use crate::serving::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
+use crate::serving::vectors::Vectors;
 
 /// Owns the context for vectors and the queue of texts. See the module's documentation.
-pub(super) struct Embedder<'m> {
+pub(crate) struct Embedder<'m> {
     model: &'m LlamaModel,
     config: LlamaConfig,
     adapter: Option<Arc<Adapter>>,
@@ -49,7 +49,7 @@ struct TextPart {
 }
 
 impl<'m> Embedder<'m> {
-    pub(super) fn new(
+    pub(crate) fn new(
         model: &'m LlamaModel,
         config: LlamaConfig,
         plan: Option<EmbedPlan>,
@@ -75,11 +75,6 @@ impl<'m> Embedder<'m> {
     pub(super) fn with_adapter(mut self, adapter: Option<Arc<Adapter>>) -> Self {
         self.adapter = adapter;
         self
-    }
-
-    /// The load that the thread shares with the engine's handles.
-    pub(super) fn shared(&self) -> Arc<EngineLoad> {
-        Arc::clone(&self.shared)
     }
 
     /// Runs until every handle is dropped. The loop of a model that only gives vectors.
@@ -109,19 +104,6 @@ impl<'m> Embedder<'m> {
         }
     }
 
-    pub(super) fn push(&mut self, job: EmbedJob) {
-        self.jobs.push_back(job);
-    }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
-    }
-
-    /// The number of tokens still to be computed.
-    pub(super) fn backlog(&self) -> usize {
-        self.jobs.iter().flat_map(|job| &job.inputs).map(Vec::len).sum::<usize>() - self.n_done
-    }
-
     /// Creates the context unless it exists.
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
@@ -133,7 +115,7 @@ impl<'m> Embedder<'m> {
     }
 
     /// Makes one `llama_decode` over at most `limit` tokens, or over one longer text that cannot be divided.
-    pub(super) fn step(&mut self, limit: Option<usize>) {
+    fn decode(&mut self, limit: Option<usize>) {
         self.drop_cancelled();
         if self.is_idle() {
             return;
@@ -252,11 +234,21 @@ impl<'m> Embedder<'m> {
     }
 }
 
-impl EmbedJob {
-    /// The first text. Its job starts now, unless it has started already.
-    fn begin(&mut self) -> Option<&Vec<Token>> {
-        self.started.get_or_insert_with(Instant::now);
-        self.inputs.front()
+impl Vectors for Embedder<'_> {
+    fn push(&mut self, job: EmbedJob) {
+        self.jobs.push_back(job);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    fn backlog(&self) -> usize {
+        self.jobs.iter().flat_map(|job| &job.inputs).map(Vec::len).sum::<usize>() - self.n_done
+    }
+
+    fn step(&mut self, limit: Option<usize>) {
+        self.decode(limit);
     }
 }
 

@@ -5,9 +5,6 @@
 //! such a word is therefore tokenized here, with the same tokens as a result. All other texts go to llama.cpp, after
 //! special tokens are cut out of them.
 
-mod byte_pairs;
-mod pre;
-mod special;
 #[cfg(test)]
 mod tests;
 
@@ -17,15 +14,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aho_corasick::AhoCorasick;
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token_type::LlamaTokenAttr;
 use tokio_util::sync::CancellationToken;
 
-use self::byte_pairs::BytePairs;
-use self::pre::PreTokenizer;
-use self::special::{Fragment, SpecialSpellings};
-use super::deep_stack::on_deep_stack;
 use super::load_error::LoadError;
 use super::vocabulary::{self, token};
 use crate::gguf::Gguf;
+use crate::serving::on_deep_stack;
+use crate::vocabulary::byte_pairs::BytePairs;
+use crate::vocabulary::pre::{PreTokenizer, Stages};
+use crate::vocabulary::special::{Fragment, SpecialSpelling, SpecialSpellings};
+use crate::vocabulary::{SHOWN_CONTROL, Tokenize, caller_has_gone, cut_spellings};
 
 /// The longest text, and the longest word, that llama.cpp gets on an ordinary thread, bytes. It needs up to 1 KiB of
 /// stack for each character, and threads have 2 MiB.
@@ -67,9 +66,8 @@ impl Tokenizer {
     pub(super) fn new(model: Arc<LlamaModel>, gguf: &Gguf, path: &Path) -> Result<Self, LoadError> {
         let spellings = spellings(&model);
         let failed = |e| LoadError::Config(format!("the special tokens cannot be searched for: {e}"));
-        let special = SpecialSpellings::of(&model, &spellings).map_err(failed)?;
-        let shown_control =
-            vocabulary::SHOWN_CONTROL.iter().filter(|shown| spellings.iter().any(|known| known == *shown));
+        let special = SpecialSpellings::new(special(&model, &spellings)).map_err(failed)?;
+        let shown_control = SHOWN_CONTROL.iter().filter(|shown| spellings.iter().any(|known| known == *shown));
         let shown_control = AhoCorasick::new(shown_control).map_err(failed)?;
         let long_words = LongWords::of(&model, &spellings, gguf, path);
         let [plain, whole] = [false, true].map(|add_special| vocabulary::tokenize(&model, SAMPLE, add_special, false));
@@ -78,10 +76,10 @@ impl Tokenizer {
         let after = whole.get(at + plain.len()..).unwrap_or_default().to_vec();
         Ok(Tokenizer { model, special, shown_control, long_words, before, after })
     }
+}
 
-    /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
-    /// tokens as these tokens. Errors: the text cannot be tokenized, or its caller has gone.
-    pub(super) fn tokenize(
+impl Tokenize for Tokenizer {
+    fn tokenize(
         &self,
         text: &str,
         add_special: bool,
@@ -94,7 +92,7 @@ impl Tokenizer {
         let mut tokens = if add_special { self.before.clone() } else { Vec::new() };
         for fragment in self.special.cut(text, parse_special, is_abandoned)? {
             if is_abandoned.is_cancelled() {
-                return Err(EngineError::internal("the caller of the tokenizer has gone"));
+                return Err(caller_has_gone());
             }
             match fragment {
                 Fragment::Special(special) => tokens.push(special),
@@ -107,26 +105,25 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Tokenizes a client's text, whose spellings of control tokens are only text. Errors: as for `tokenize`.
-    pub(super) fn tokenize_plain(
-        &self,
-        text: &str,
-        is_abandoned: &CancellationToken,
-    ) -> Result<Vec<Token>, EngineError> {
-        let mut tokens = Vec::new();
-        let mut from = 0;
-        for found in self.shown_control.find_iter(text) {
-            if is_abandoned.is_cancelled() {
-                return Err(EngineError::internal("the caller of the tokenizer has gone"));
-            }
-            // In two parts, the spelling is not a token.
-            let first = found.start() + 1;
-            tokens.extend(self.tokenize(&text[from..first], false, false, is_abandoned)?);
-            from = first;
-        }
-        tokens.extend(self.tokenize(&text[from..], false, false, is_abandoned)?);
-        Ok(tokens)
+    fn tokenize_plain(&self, text: &str, is_abandoned: &CancellationToken) -> Result<Vec<Token>, EngineError> {
+        cut_spellings(text, &self.shown_control, is_abandoned, |part| self.tokenize(part, false, false, is_abandoned))
     }
+}
+
+/// The tokens that llama.cpp cuts out of texts, of all tokens with these spellings.
+fn special<'v>(model: &'v LlamaModel, spellings: &'v [String]) -> impl Iterator<Item = SpecialSpelling<'v>> {
+    let vocab = model.vocab();
+    (0..).zip(spellings).filter_map(move |(id, spelling)| {
+        let attr = vocab.attr(token(id));
+        let is_control = attr.intersects(LlamaTokenAttr::Control | LlamaTokenAttr::Unknown);
+        (is_control || attr.contains(LlamaTokenAttr::UserDefined)).then(|| SpecialSpelling {
+            token: id,
+            spelling,
+            is_control,
+            strips_left: attr.contains(LlamaTokenAttr::LStrip),
+            strips_right: attr.contains(LlamaTokenAttr::RStrip),
+        })
+    })
 }
 
 /// The vocabularies of byte pairs, by their names in `tokenizer.ggml.model`. llama.cpp cuts their texts into words with
@@ -140,7 +137,7 @@ impl LongWords {
         }
         let pre = gguf.str("tokenizer.ggml.pre").filter(|name| !name.is_empty());
         let problem = match PreTokenizer::named(pre) {
-            Ok(PreTokenizer::Loop) => return LongWords::Native,
+            Ok(PreTokenizer::Loop(_)) => return LongWords::Native,
             Ok(PreTokenizer::Recursive(stages)) => match byte_pairs(model, spellings, stages, path) {
                 Ok(pairs) => return LongWords::BytePairs(Box::new(pairs)),
                 Err(problem) => problem,
@@ -168,7 +165,7 @@ impl LongWords {
             _ if text.len() <= MAX_SHALLOW_BYTES => Ok(native()),
             LongWords::Native => Ok(native()),
             LongWords::BytePairs(pairs) => {
-                Ok(pairs.tokenize(text, MAX_SHALLOW_BYTES, is_abandoned)?.unwrap_or_else(native))
+                Ok(pairs.tokenize_long_words(text, MAX_SHALLOW_BYTES, is_abandoned)?.unwrap_or_else(native))
             }
             LongWords::DeepStack(_) if text.len() > MAX_DEEP_BYTES => {
                 let message = format!(
@@ -195,11 +192,11 @@ fn spellings(model: &LlamaModel) -> Vec<String> {
 }
 
 /// Reads the vocabulary, and compares what it makes of a text with llama.cpp's tokens. Errors: why it cannot be used.
-fn byte_pairs(model: &LlamaModel, spellings: &[String], stages: pre::Stages, path: &Path) -> Result<BytePairs, String> {
+fn byte_pairs(model: &LlamaModel, spellings: &[String], stages: Stages, path: &Path) -> Result<BytePairs, String> {
     let merges = Gguf::strings(path, "tokenizer.ggml.merges").map_err(|e| e.to_string())?;
     let pairs = BytePairs::new(spellings, stages, &merges.unwrap_or_default())?;
-    let tokens = pairs.tokenize(SAMPLE, 0, &CancellationToken::new()).map_err(|e| e.to_string())?;
-    if tokens != Some(vocabulary::tokenize(model, SAMPLE, false, false)) {
+    let tokens = pairs.tokenize(SAMPLE, &CancellationToken::new()).map_err(|e| e.to_string())?;
+    if tokens != vocabulary::tokenize(model, SAMPLE, false, false) {
         return Err("Baton's tokens of a sample differ from llama.cpp's".to_owned());
     }
     Ok(pairs)

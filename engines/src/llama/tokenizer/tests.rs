@@ -44,6 +44,9 @@ const RECURSIVE: [&str; 19] = [
     "minimax-m2",
 ];
 
+/// Pre-tokenizers that llama.cpp has loops for, one of each kind.
+const LOOPS: [&str; 5] = ["gpt-2", "smollm", "llama-bpe", "qwen2", "dbrx"];
+
 fn file() -> PathBuf {
     std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").into()
 }
@@ -58,11 +61,14 @@ fn with_pre(name: &str) -> LlamaModel {
 }
 
 fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
-    let Ok(PreTokenizer::Recursive(stages)) = PreTokenizer::named(Some(name)) else { panic!("{name} is unknown") };
+    let (PreTokenizer::Recursive(stages) | PreTokenizer::Loop(Some(stages))) = PreTokenizer::named(Some(name)).unwrap()
+    else {
+        panic!("{name} is unknown")
+    };
     let spellings = spellings(&model);
     let pairs = byte_pairs(&model, &spellings, stages, &file()).unwrap_or_else(|problem| panic!("{name}: {problem}"));
-    let special = SpecialSpellings::of(&model, &spellings).unwrap();
-    let shown_control = AhoCorasick::new(vocabulary::SHOWN_CONTROL).unwrap();
+    let special = SpecialSpellings::new(special(&model, &spellings)).unwrap();
+    let shown_control = AhoCorasick::new(SHOWN_CONTROL).unwrap();
     let long_words = LongWords::BytePairs(Box::new(pairs));
     Tokenizer { model: Arc::new(model), special, shown_control, long_words, before: Vec::new(), after: Vec::new() }
 }
@@ -78,11 +84,7 @@ fn check(tokenizer: &Tokenizer, name: &str, text: &str) {
         let fragments = tokenizer.special.cut(text, parse_special, &is_abandoned).unwrap();
         let tokens = fragments.into_iter().flat_map(|fragment| match fragment {
             Fragment::Special(special) => vec![special],
-            // A fragment may have no words.
-            Fragment::Text(text) => pairs
-                .tokenize(text, 0, &is_abandoned)
-                .unwrap()
-                .unwrap_or_else(|| vocabulary::tokenize(&tokenizer.model, text, false, false)),
+            Fragment::Text(text) => pairs.tokenize(text, &is_abandoned).unwrap(),
         });
         let found: Vec<Token> = tokens.collect();
         let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
@@ -127,7 +129,7 @@ fn mixed(random: &mut StdRng, n_stretches: usize) -> String {
 #[test]
 fn ordinary_text_gives_llama_cpps_tokens() {
     let mut random = StdRng::seed_from_u64(7);
-    for name in RECURSIVE {
+    for name in RECURSIVE.into_iter().chain(LOOPS) {
         let tokenizer = tokenizer(with_pre(name), name);
         for _ in 0..10 {
             let text = mixed(&mut random, 1000);
@@ -157,7 +159,7 @@ fn words_of_64_kib_give_llama_cpps_tokens() {
         word("0123456789"),
         format!("var {}=function(){{return<|im_end|>1}};{}", word(letters), word("(){};,.!&|")),
     ];
-    for name in ["gpt-4o", "tekken", "deepseek-v3", "default", "exaone-moe"] {
+    for name in ["gpt-4o", "tekken", "deepseek-v3", "default", "exaone-moe", "smollm", "llama-bpe"] {
         let tokenizer = tokenizer(with_pre(name), name);
         texts.iter().for_each(|text| check(&tokenizer, name, text));
     }
@@ -169,11 +171,11 @@ fn only_texts_with_long_words_are_tokenized_here() {
     let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!() };
     let is_abandoned = CancellationToken::new();
     let prose = "A sentence of ordinary words, numbers (12,345) and lines.\n".repeat(1000);
-    assert_eq!(pairs.tokenize(&prose, MAX_SHALLOW_BYTES, &is_abandoned), Ok(None));
+    assert_eq!(pairs.tokenize_long_words(&prose, MAX_SHALLOW_BYTES, &is_abandoned), Ok(None));
     let word = "ab".repeat(1 << 17);
-    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_abandoned).unwrap().is_some());
+    assert!(pairs.tokenize_long_words(&word, MAX_SHALLOW_BYTES, &is_abandoned).unwrap().is_some());
     is_abandoned.cancel();
-    assert!(pairs.tokenize(&word, MAX_SHALLOW_BYTES, &is_abandoned).is_err(), "nobody waits for the tokens");
+    assert!(pairs.tokenize_long_words(&word, MAX_SHALLOW_BYTES, &is_abandoned).is_err(), "nobody waits for the tokens");
 }
 
 #[test]

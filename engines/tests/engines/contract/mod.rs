@@ -70,9 +70,13 @@ async fn check_llama(model: std::path::PathBuf) {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
 
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
-    let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
-    checks::check(Arc::clone(&engine) as Arc<dyn Engine>).await;
-    // The same engine through a node's socket.
+    check(Arc::new(LlamaEngine::start(config, None).unwrap())).await;
+}
+
+/// Checks an engine, and the same engine through a node's socket.
+#[cfg(feature = "models")]
+pub(crate) async fn check(engine: Arc<dyn Engine>) {
+    checks::check(Arc::clone(&engine)).await;
     let stop = CancellationToken::new();
     checks::check(Arc::new(remote(engine, stop.clone()).await)).await;
     stop.cancel();

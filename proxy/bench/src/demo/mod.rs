@@ -10,6 +10,7 @@ mod waterfall;
 
 use std::ffi::OsString;
 
+use baton_engines::registry::EngineKind;
 use baton_fetch as models;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
@@ -34,8 +35,14 @@ pub struct DemoArgs {
     /// Compute threads of each node
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: u32,
+    /// The engine of the node that prefills [default: llama]
+    #[arg(long, value_name = "ENGINE", value_parser = engine_name)]
+    from: Option<EngineKind>,
+    /// The engine of the node that decodes [default: llama]
+    #[arg(long, value_name = "ENGINE", value_parser = engine_name)]
+    to: Option<EngineKind>,
     /// Play on simulated machines instead, at published rates, in real time
-    #[arg(long, value_enum, value_name = "CLUSTER", conflicts_with_all = ["model", "words", "threads"])]
+    #[arg(long, value_enum, value_name = "CLUSTER", conflicts_with_all = ["model", "words", "threads", "from", "to"])]
     simulate: Option<SimulatedCluster>,
     /// With --simulate: print the page's address, and do not open a browser
     #[arg(long, requires = "simulate")]
@@ -43,6 +50,15 @@ pub struct DemoArgs {
     /// With --simulate: end after the play, also on a terminal
     #[arg(long, requires = "simulate")]
     exit: bool,
+}
+
+/// An engine that runs a model, by its name.
+fn engine_name(name: &str) -> Result<EngineKind, String> {
+    let real = EngineKind::ALL.into_iter().filter(|kind| kind.needs_file());
+    let known: Vec<&str> = real.clone().map(EngineKind::as_str).collect();
+    real.into_iter()
+        .find(|kind| kind.as_str() == name)
+        .ok_or_else(|| format!("the engines are {}", known.join(" and ")))
 }
 
 /// Tokens of the reply: enough to compare two replies.
@@ -67,24 +83,28 @@ async fn show(args: DemoArgs, stop: &CancellationToken) -> Result<String, Comman
         return simulate::run(cluster, options, stop).await;
     }
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let engine_args: Vec<OsString> =
-        vec!["--model".into(), model.into(), "--threads".into(), args.threads.to_string().into()];
+    let engine_args = |engine: Option<EngineKind>| -> Vec<OsString> {
+        let threads = ["--threads".into(), args.threads.to_string().into()];
+        let engine = engine.unwrap_or_default().as_str();
+        ["--model".into(), model.clone().into(), "--engine".into(), engine.into()].into_iter().chain(threads).collect()
+    };
+    let [prefill_args, decode_args] = [args.from, args.to].map(engine_args);
     let key = uuid::Uuid::new_v4().to_string();
     let words: Vec<&str> = TEXT.split_whitespace().cycle().take(args.words as usize).collect();
     let prompt = format!("Summarise this text in one sentence.\n\n{}", words.join(" "));
 
     eprintln!("Node A (prefill) and node B (decode) are starting.");
     let role = ["--role", "prefill"].map(OsString::from);
-    let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
+    let node = NodeProcess::start(&key, role.into_iter().chain(prefill_args)).await?;
     // Between equal nodes a handoff gains nothing, so the default policy would not choose it.
     let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
-    let endpoint = serve(&key, engine_args.iter().cloned().chain(prefill), &[]).await?;
+    let endpoint = serve(&key, decode_args.iter().cloned().chain(prefill), &[]).await?;
     eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);
     let handed = ask(&endpoint.base, &prompt, MAX_TOKENS).await?;
     drop((endpoint, node));
 
     eprintln!("The same prompt goes to one node alone.");
-    let alone = serve(&key, engine_args, &[]).await?;
+    let alone = serve(&key, decode_args, &[]).await?;
     let direct = ask(&alone.base, &prompt, MAX_TOKENS).await?;
     Ok(waterfall::draw(&handed, &direct))
 }

@@ -53,7 +53,7 @@ pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
             "The replies differ in a nearly equal choice: rounding depends on the chunks a prompt is computed in.\n"
         }
     };
-    out + "Both nodes run on this machine, equally fast: what a handoff gains on a real pair is node A's faster prefill."
+    out + "Both nodes run on this machine: what a handoff gains on a real pair is node A's faster prefill."
 }
 
 /// The only bar of a request without a handoff.

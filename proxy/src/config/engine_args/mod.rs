@@ -43,7 +43,7 @@ const YARN_FACTORS: RangeInclusive<f64> = 0.001..=1000.0;
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineArgs {
-    /// Which engine runs the model [default: llama]
+    /// Which engine runs the model [default: llama, in a build that has it]
     #[arg(long, value_name = "KIND", value_parser = one_of(EngineKind::ALL, EngineKind::as_str, Some(EngineKind::about)))]
     pub engine: Option<EngineKind>,
     /// Sequences decoded together [default: 4]

@@ -1,0 +1,271 @@
+//! Runs GGUF models in Rust, on candle's tensors: no C++ compiler is needed.
+//!
+//! [`CandleEngine::start`] loads a model and starts the scheduler's thread ([`crate::serving`]), which owns the weights and
+//! the slots' KV. `shape.rs` says which models are computed, `forward.rs` how. KV has llama.cpp's layout, so that it is
+//! handed over to and from the llama engine; both have the same fingerprint of the same file.
+
+mod cache;
+mod config;
+mod device;
+mod forward;
+mod load_error;
+mod rotation;
+mod shape;
+mod slots;
+mod vectors;
+mod weights;
+
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread::JoinHandle;
+
+use baton_schemas::kv::{Contiguous, Placement};
+use baton_schemas::node::{InfillTokens, KvIdentity, Memory, ModelFacts, NodeInfo, Role};
+use tokio_util::sync::CancellationToken;
+
+pub use self::config::CandleConfig;
+use self::device::NamedDevice;
+use self::forward::Model;
+pub use self::load_error::LoadError;
+use self::load_error::Refusal;
+use self::shape::ModelShape;
+use self::slots::CandleSlots;
+use self::vectors::TextVectors;
+use self::weights::Weights;
+use crate::gguf::{Gguf, ModelSizes, SizeError, SizeOptions};
+use crate::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use crate::options::{CacheTypes, RopeOptions};
+use crate::serving::jobs::{EngineLoad, SchedulerMessage};
+use crate::serving::memory::available_memory;
+use crate::serving::scheduler::{Handoffs, Scheduler, SchedulerLimits};
+use crate::serving::start::{AbortOnPanic, CANARY, Wake, canary_tokens, engine_load, file_stem, wake};
+use crate::serving::step_budget::PrefillBudget;
+use crate::serving::{EngineName, EngineParts, ModelEngine};
+use crate::template::{ChatTemplate, SpecialTokens};
+use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize, Vocabulary};
+
+/// A model that candle computes.
+pub type CandleEngine = ModelEngine<Candle>;
+
+/// The name of this engine.
+pub enum Candle {}
+
+impl EngineName for Candle {
+    // It sees no images; this is what llama-server writes.
+    const IMAGE_MARK: &'static str = "<__media__>";
+}
+
+impl CandleEngine {
+    /// Loads the model and starts its thread. Blocking: up to minutes.
+    ///
+    /// `puller` fetches KV for requests that name a prefill node; without a puller the engine computes such prompts
+    /// itself.
+    pub fn start(config: CandleConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<CandleEngine, LoadError> {
+        config.check()?;
+        let gguf = Gguf::open(&config.model)?;
+        let refused = |refusal: Refusal| refusal.at(&config.model);
+        if !gguf.generates() {
+            return Err(refused(Refusal::Unsupported("it generates no text".into())));
+        }
+        let shape = ModelShape::of(&gguf).map_err(refused)?;
+        let sizes = sizes(&gguf, &config)?;
+        let NamedDevice { device, name: device_name } = NamedDevice::choose(config.device.as_deref())?;
+        let file = FileVocabulary::read(&gguf, &config.model).map_err(|e| refused(e.into()))?;
+        let vocabulary = Arc::new(file.table());
+        if vocabulary.n_tokens() > shape.n_vocab {
+            return Err(refused(Refusal::Unsupported("it has more tokens than embeddings".into())));
+        }
+        let template = template(&config, &gguf, &file, &vocabulary)?.map(Arc::new);
+        let facts = facts(&config, &gguf, &file, &vocabulary);
+        let bos = file.bos.filter(|_| file.add_bos);
+        let tokenizer = Arc::new(FileTokenizer::new(file).map_err(|e| refused(e.into()))?);
+        let layout = shape.layout();
+        let rotation = gguf.key_rotation(&config.model, RopeOptions::default(), &layout);
+        let rotation = rotation.map_err(|e| refused(Refusal::Unsupported(e.to_string())))?;
+        let weights = Weights::open(&gguf, &config.model, &device).map_err(refused)?;
+        let window = shape.window.map(|window| window.n_positions);
+        let n_vocab = shape.n_vocab as u32;
+        let embedding = vectors::facts(&gguf, shape.n_embd, sizes.n_ctx);
+        let model = Arc::new(Model::load(shape, rotation.clone(), weights, &device).map_err(refused)?);
+        let slots = CandleSlots::new(Arc::clone(&model), config.n_slots as usize);
+        let fingerprint = gguf.fingerprint(&config.model, &[])?;
+        let limits = SchedulerLimits {
+            n_slots: config.n_slots as usize,
+            n_ctx: sizes.n_ctx as usize,
+            n_cells: sizes.n_cells as usize,
+            budget: PrefillBudget::new(config.n_ubatch, config.small_steps && device.is_cpu(), config.prefill_budget),
+            sliding_window: window,
+            indivisible: false,
+        };
+        let of_text = tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
+        let of_text = of_text.map_err(|e| LoadError::Config(e.to_string()))?;
+        let canary = canary_tokens(of_text, n_vocab, limits.budget.n_ubatch.min(limits.n_ctx));
+        let (shared, load) = engine_load();
+        let (messages, receiver) = std_mpsc::channel();
+        let messages = Arc::new(messages);
+        let identity = KvIdentity { fingerprint, layout, canary, rotation: Some(rotation), simulated_bytes: None };
+        let bytes_per_token = sizes.kv_bytes_per_token;
+        // A step cannot be interrupted, so it is as small as one of a prompt.
+        let n_step = limits.budget.alone;
+        let vectors = TextVectors::new(model, embedding.pooling, n_step, bytes_per_token, Arc::clone(&shared));
+        let thread = Thread {
+            slots,
+            vectors,
+            identity: identity.clone(),
+            puller: puller.clone(),
+            vocabulary: Arc::clone(&vocabulary),
+            limits,
+        };
+        let scheduler = thread.start(Arc::clone(&shared), wake(&messages), receiver)?;
+        let info = NodeInfo {
+            model: config
+                .name
+                .clone()
+                .or_else(|| gguf.name().map(str::to_owned))
+                .unwrap_or_else(|| file_stem(&config.model)),
+            engine: "candle".into(),
+            architecture: gguf.architecture().unwrap_or("unknown").to_owned(),
+            n_ctx: sizes.n_ctx,
+            n_ctx_train: gguf.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+            n_vocab: vocabulary.n_tokens() as u32,
+            n_slots: config.n_slots,
+            memory: Memory {
+                model: gguf.file_bytes.saturating_add(weights::widened_bytes(&gguf)),
+                kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
+            },
+            has_chat_template: template.is_some(),
+            generates: true,
+            embedding: Some(embedding),
+            reranking: None,
+            projector: None,
+            devices: vec![device_name],
+            role: Role::Both,
+            fingerprint: Some(fingerprint),
+            kv: Some(identity),
+            facts,
+            process: 0,
+        };
+        Ok(ModelEngine::new(EngineParts {
+            vocabulary,
+            tokenizer,
+            bos,
+            template,
+            pairs: None,
+            info,
+            max_queued: config.max_queued,
+            puller,
+            images: None,
+            shared,
+            load,
+            messages,
+            scheduler,
+        }))
+    }
+}
+
+/// What the scheduler's thread begins with.
+struct Thread {
+    slots: CandleSlots,
+    vectors: TextVectors,
+    identity: KvIdentity,
+    puller: Option<Arc<dyn KvPuller>>,
+    vocabulary: Arc<Vocabulary>,
+    limits: SchedulerLimits,
+}
+
+impl Thread {
+    /// Starts the thread, and waits until it has computed the canary, which also shows that the model can be computed.
+    fn start(
+        self,
+        shared: Arc<EngineLoad>,
+        wake: Wake,
+        messages: std_mpsc::Receiver<SchedulerMessage>,
+    ) -> Result<JoinHandle<()>, LoadError> {
+        let (started, has_started) = std_mpsc::sync_channel(1);
+        let run = move || {
+            let Thread { mut slots, vectors, identity, puller, vocabulary, limits } = self;
+            let _panic_ends_the_process = AbortOnPanic;
+            let canary = match slots.canary(&identity.canary) {
+                Ok(canary) => canary,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            if let Some(puller) = &puller {
+                puller.introduce(LocalKv { identity, canary });
+            }
+            let handoffs = Handoffs {
+                layout: Arc::clone(slots.layout()),
+                placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+                buffers: ChunkBuffers::default(),
+                puller,
+                wake,
+            };
+            if started.send(Ok(())).is_ok() {
+                let scheduler = Scheduler::new(slots, vectors, vocabulary, limits, shared);
+                scheduler.with_handoffs(Some(handoffs)).run(&messages);
+            }
+        };
+        let thread = std::thread::Builder::new().name("candle".into()).spawn(run);
+        let thread = thread.map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
+        match has_started.recv() {
+            Ok(Ok(())) => Ok(thread),
+            Ok(Err(error)) => Err(LoadError::Config(format!("the model cannot be computed: {error}"))),
+            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
+        }
+    }
+}
+
+/// Chooses the sizes of context and caches. Each slot's cache may have up to [`cache::GROWTH`] positions more than it holds.
+fn sizes(gguf: &Gguf, config: &CandleConfig) -> Result<ModelSizes, LoadError> {
+    let cache_types = CacheTypes::F32;
+    let bytes_per_token = gguf.kv_bytes_per_token(cache_types).unwrap_or(0);
+    let options = SizeOptions {
+        n_ctx: config.n_ctx,
+        n_cells: config.n_cells,
+        n_slots: config.n_slots,
+        cache_types,
+        companion_bytes: bytes_per_token
+            .saturating_mul(u64::from(config.n_slots) * cache::GROWTH as u64)
+            .saturating_add(weights::widened_bytes(gguf)),
+    };
+    ModelSizes::choose(gguf, options, available_memory()).map_err(|source| match source {
+        SizeError::OutOfRange(message) => LoadError::Config(message),
+        SizeError::TooLarge { .. } => LoadError::TooLittleMemory { path: config.model.clone(), source },
+    })
+}
+
+/// The operator's template, else the model's own.
+fn template_source<'a>(config: &'a CandleConfig, gguf: &'a Gguf) -> Option<&'a str> {
+    config.chat_template.as_deref().or_else(|| gguf.chat_template())
+}
+
+fn template(
+    config: &CandleConfig,
+    gguf: &Gguf,
+    file: &FileVocabulary,
+    vocabulary: &Vocabulary,
+) -> Result<Option<ChatTemplate>, LoadError> {
+    let Some(source) = template_source(config, gguf) else { return Ok(None) };
+    let special = SpecialTokens {
+        bos: vocabulary.text(file.bos),
+        eos: vocabulary.text(file.eos),
+        control: file.control_spellings(),
+    };
+    let compiled = ChatTemplate::compile(source, special).map(Some);
+    compiled.map_err(|error| LoadError::Template { path: config.model.clone(), message: error.to_string() })
+}
+
+fn facts(config: &CandleConfig, gguf: &Gguf, file: &FileVocabulary, vocabulary: &Vocabulary) -> ModelFacts {
+    let n_elements = |dims: &[u64]| dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim));
+    let infill = match file.infill {
+        [Some(prefix), Some(suffix), Some(middle)] => Some(InfillTokens { prefix, suffix, middle }),
+        _ => None,
+    };
+    ModelFacts {
+        n_params: gguf.tensors.iter().map(|tensor| n_elements(&tensor.dims)).fold(0, u64::saturating_add),
+        file_bytes: gguf.file_bytes,
+        quantization: gguf.quantization().unwrap_or_default().to_owned(),
+        chat_template: template_source(config, gguf).unwrap_or_default().to_owned(),
+        bos_token: vocabulary.text(file.bos),
+        eos_token: vocabulary.text(file.eos),
+        infill,
+    }
+}

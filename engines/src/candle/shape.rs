@@ -1,0 +1,161 @@
+//! The architecture of a model, from its file's header.
+
+use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
+
+use super::load_error::Refusal;
+use crate::gguf::Gguf;
+
+/// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Gemma3,
+}
+
+impl Family {
+    const ALL: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Gemma3];
+
+    /// The file's `general.architecture`.
+    fn as_str(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+            Family::Gemma3 => "gemma3",
+        }
+    }
+}
+
+/// Sizes and constants of a model.
+#[derive(Debug, Clone)]
+pub(super) struct ModelShape {
+    pub(super) family: Family,
+    pub(super) n_vocab: usize,
+    pub(super) n_embd: usize,
+    pub(super) n_layers: usize,
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    /// Elements of a head of Q, K and V.
+    pub(super) head_size: usize,
+    /// Added to the mean square in RMS norms.
+    pub(super) epsilon: f32,
+    /// The factor of attention's scores.
+    pub(super) attention_scale: f64,
+    /// The factor of embeddings: Gemma multiplies them by the square root of their size.
+    pub(super) embedding_scale: f64,
+    /// Logits are limited to this by tanh, if it is greater than 0.
+    pub(super) logit_cap: f64,
+    pub(super) window: Option<Window>,
+}
+
+/// The layers that attend to the last positions only.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    /// The positions that they attend to, the current one included.
+    pub(super) n_positions: usize,
+    /// Of so many layers in a row, the last one attends to all positions.
+    period: usize,
+}
+
+/// Gemma 3's period, where a file names none.
+const GEMMA_PERIOD: u64 = 6;
+
+/// The layers of the model whose scores are scaled by another size than the head's: Gemma 3 27B.
+const GEMMA_27B_LAYERS: usize = 62;
+
+impl ModelShape {
+    pub(super) fn of(gguf: &Gguf) -> Result<Self, Refusal> {
+        let unsupported = |why: String| Refusal::Unsupported(why);
+        let name = gguf.architecture().unwrap_or_default();
+        let Some(family) = Family::ALL.into_iter().find(|family| family.as_str() == name) else {
+            let known = Family::ALL.map(Family::as_str).join(", ");
+            return Err(unsupported(format!("its architecture is {name:?}; these are supported: {known}")));
+        };
+        let key = |suffix: &str| format!("{name}.{suffix}");
+        let number = |suffix: &str| {
+            let n = gguf.u64(&key(suffix)).and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=MAX_SIZE).contains(n));
+            n.ok_or_else(|| unsupported(format!("its file has no valid {suffix}")))
+        };
+        let optional = |n: Option<u64>, what: &str| {
+            let n = n.and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=MAX_SIZE).contains(n));
+            n.ok_or_else(|| unsupported(format!("its file has no valid {what}")))
+        };
+        let n_layers = number("block_count")?;
+        let n_heads = number("attention.head_count")?;
+        let n_kv_heads = optional(gguf.n_head_kv(0), "number of KV heads")?;
+        let head_size = optional(gguf.head_dim_k(), "head size")?;
+        let same_everywhere = (0..n_layers as u64).all(|layer| gguf.n_head_kv(layer) == Some(n_kv_heads as u64));
+        if !same_everywhere || gguf.head_dim_v() != Some(head_size as u64) || !n_heads.is_multiple_of(n_kv_heads) {
+            return Err(unsupported("its heads differ from layer to layer, or K's from V's".into()));
+        }
+        let n_rotated = gguf.u64(&key("rope.dimension_count")).unwrap_or(head_size as u64);
+        if n_rotated != head_size as u64 || !head_size.is_multiple_of(2) {
+            return Err(unsupported(format!("{n_rotated} of {head_size} elements of a head are rotated")));
+        }
+        if gguf.u64(&key("expert_count")).is_some_and(|n| n > 0) {
+            return Err(unsupported("it is a mixture of experts".into()));
+        }
+        let embedding = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+        let n_vocab = optional(embedding.and_then(|tensor| tensor.dims.get(1).copied()), "embedding")?;
+        let n_embd = number("embedding_length")?;
+        let is_gemma = family == Family::Gemma3;
+        let period = gguf.u64(&key("attention.sliding_window_pattern")).unwrap_or(GEMMA_PERIOD).max(1);
+        let window = gguf.sliding_window().filter(|_| is_gemma).map(|n| Window {
+            n_positions: usize::try_from(n).unwrap_or(usize::MAX),
+            period: usize::try_from(period).unwrap_or(usize::MAX),
+        });
+        let scaled_by = if is_gemma && n_layers == GEMMA_27B_LAYERS { n_embd / n_heads } else { head_size };
+        Ok(ModelShape {
+            family,
+            n_vocab,
+            n_embd,
+            n_layers,
+            n_heads,
+            n_kv_heads,
+            head_size,
+            epsilon: gguf.f32(&key("attention.layer_norm_rms_epsilon")).unwrap_or(DEFAULT_EPSILON),
+            attention_scale: 1.0 / (scaled_by as f64).sqrt(),
+            embedding_scale: if is_gemma { f64::from((n_embd as f32).sqrt()) } else { 1.0 },
+            logit_cap: gguf.f32(&key("final_logit_softcapping")).filter(|_| is_gemma).map_or(0.0, f64::from),
+            window,
+        })
+    }
+
+    /// Returns true if a layer attends to the last positions only.
+    pub(super) fn is_windowed(&self, layer: usize) -> bool {
+        self.window.is_some_and(|window| layer % window.period < window.period - 1)
+    }
+
+    /// The pairs of K's elements that are rotated together, in the order that GGUF files have.
+    pub(super) fn pairing(&self) -> RopePairing {
+        match self.family {
+            // The converter has permuted the rows of these models' Q and K.
+            Family::Llama => RopePairing::Interleaved,
+            Family::Qwen2 | Family::Qwen3 | Family::Gemma3 => RopePairing::HalfSplit,
+        }
+    }
+
+    /// The layers of each section of the KV layout: those that keep every position first, as in llama.cpp.
+    pub(super) fn sections(&self) -> Vec<Vec<usize>> {
+        let (windowed, full): (Vec<usize>, Vec<usize>) = (0..self.n_layers).partition(|&layer| self.is_windowed(layer));
+        [full, windowed].into_iter().filter(|layers| !layers.is_empty()).collect()
+    }
+
+    /// The layout in which KV is handed over: llama.cpp's for a cache of f16.
+    pub(super) fn layout(&self) -> KvLayout {
+        let rows = Rows { dtype: Dtype::F16, n_values: (self.n_kv_heads * self.head_size) as u32 };
+        let section = |layers: Vec<usize>| Section {
+            window: self.window.filter(|_| self.is_windowed(layers[0])).map(|window| window.n_positions as u32),
+            layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
+        };
+        KvLayout { rope: self.pairing(), sections: self.sections().into_iter().map(section).collect() }
+    }
+}
+
+/// Larger numbers in a header are mistakes.
+const MAX_SIZE: usize = 1 << 24;
+
+/// llama.cpp requires the key.
+const DEFAULT_EPSILON: f32 = 1e-6;

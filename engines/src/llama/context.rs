@@ -1,0 +1,171 @@
+//! The scheduler's view of a llama.cpp context. A slot's index is its llama.cpp sequence id.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_schemas::kv::{Chunk, Contiguous, Placement, VerifiedKv};
+use llama_cpp_2::DecodeError;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+
+use super::placement::{BlobPlacement, ImportBlob};
+use super::projector::{ImagePreparation, Projector};
+use super::transfer::KvTransfer;
+use super::vocabulary::token;
+use crate::handoff::PlaceRows;
+use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::images::{ImageFailure, ImageRun};
+
+/// A context with its batch, and what moves KV into it and out of it.
+pub(crate) struct LlamaSlots<'m> {
+    pub(crate) context: LlamaContext<'m>,
+    batch: LlamaBatch<'static>,
+    transfers: Option<Transfers>,
+    projector: Option<Arc<Projector>>,
+}
+
+struct Transfers {
+    to_node: KvTransfer,
+    /// With buffers of its own, since copies in this process keep theirs, and not in pinned memory, which is scarce.
+    to_host: KvTransfer,
+}
+
+impl<'m> LlamaSlots<'m> {
+    /// A context whose batches have at most `n_batch` tokens.
+    pub(crate) fn new(context: LlamaContext<'m>, n_batch: usize) -> Self {
+        LlamaSlots { context, batch: LlamaBatch::new(n_batch, 1), transfers: None, projector: None }
+    }
+
+    /// The same, whose KV can be handed over. Of `n_slots` slots.
+    pub(crate) fn with_transfer(self, transfer: Option<KvTransfer>, n_slots: u32) -> Self {
+        let transfers = transfer.map(|to_node| Transfers {
+            to_host: KvTransfer::new(to_node.layout().as_ref().clone(), n_slots, None),
+            to_node,
+        });
+        LlamaSlots { transfers, ..self }
+    }
+
+    /// The same with a projector for images.
+    pub(crate) fn with_projector(self, projector: Option<Arc<Projector>>) -> Self {
+        LlamaSlots { projector, ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn projector(&self) -> Option<&Arc<Projector>> {
+        self.projector.as_ref()
+    }
+}
+
+/// Places a chunk's rows where llama.cpp's state format has them, so that the import copies nothing.
+pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
+    let layout = Arc::clone(transfer.layout());
+    Arc::new(move |span, _| {
+        let placed = BlobPlacement::new(&layout, span.p0..span.p1, &span.starts);
+        placed.map_or_else(|_| Contiguous.place(span, &layout), |placement| placement.places())
+    })
+}
+
+/// A slot's llama.cpp sequence id.
+pub(crate) fn seq_id(slot: usize) -> i32 {
+    i32::try_from(slot).unwrap_or(i32::MAX)
+}
+
+const NO_HANDOFF: &str = "this model's KV is not handed over";
+
+impl ModelContext for LlamaSlots<'_> {
+    type Preparation = ImagePreparation;
+
+    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
+        self.batch.clear();
+        for t in batch {
+            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], t.wants_logits);
+            added.map_err(|e| ComputeError::Refused(e.to_string()))?;
+        }
+        self.context.decode(&mut self.batch).map_err(|error| match error {
+            DecodeError::NoKvCacheSlot => ComputeError::NoCells,
+            error => ComputeError::Refused(error.to_string()),
+        })
+    }
+
+    fn logits(&mut self, index: usize) -> &[f32] {
+        self.context.get_logits_ith(i32::try_from(index).unwrap_or(i32::MAX))
+    }
+
+    fn synchronize(&mut self) {
+        self.context.synchronize();
+    }
+
+    fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        // Without a first position, everything is removed, which never fails.
+        let from = u32::try_from(n_keep).ok().filter(|n| *n > 0);
+        self.context.kv_cache_seq_rm(seq_id(slot), from, None).map_err(|_| CannotCut)
+    }
+
+    fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
+        self.context.kv_cache_seq_cp(seq_id(source), seq_id(slot), Some(0), u32::try_from(n).ok()).is_ok()
+    }
+
+    fn forks_share_cells(&self) -> bool {
+        true
+    }
+
+    fn oldest(&self, slot: usize) -> usize {
+        usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0)
+    }
+
+    fn overwrite(&mut self) {
+        self.context.clear_kv_cache();
+    }
+
+    fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, to: ExportTo) -> Result<Chunk, String> {
+        let transfers = self.transfers.as_ref().ok_or(NO_HANDOFF)?;
+        let transfer = match to {
+            ExportTo::Node => &transfers.to_node,
+            ExportTo::Host => &transfers.to_host,
+        };
+        transfer.export(&mut self.context, slot as u32, positions, end).map_err(|e| e.to_string())
+    }
+
+    fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String> {
+        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
+        // The chunk's buffer becomes the blob: no row is copied.
+        let span = chunk.span();
+        let placement = BlobPlacement::new(transfer.layout(), span.p0..span.p1, &span.starts);
+        let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
+        transfer.import(&mut self.context, slot as u32, n_present, &blob).map_err(|e| e.to_string())?;
+        Ok(blob.into_buffer())
+    }
+
+    fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
+        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_host;
+        let blob = ImportBlob::build(chunk, transfer.layout()).map_err(|e| e.to_string())?;
+        transfer.import(&mut self.context, slot as u32, chunk.p0, &blob).map_err(|e| e.to_string())
+    }
+
+    fn can_continue(&self, slot: usize, n_present: usize) -> bool {
+        let can = |transfers: &Transfers| transfers.to_node.can_continue(&self.context, slot as u32, n_present as u32);
+        self.transfers.as_ref().is_none_or(can)
+    }
+
+    fn sees_images(&self) -> bool {
+        self.projector.is_some()
+    }
+
+    fn image_is_busy(&self) -> bool {
+        self.projector.as_ref().is_some_and(|projector| projector.is_busy())
+    }
+
+    fn prepare_image(&self, run: &ImageRun) -> Option<Arc<ImagePreparation>> {
+        self.projector.as_ref()?.prepare(run)
+    }
+
+    fn decode_image(&mut self, slot: usize, run: &ImageRun, image: &ImagePreparation) -> Result<(), ImageFailure> {
+        match (self.projector.clone(), image.prepared()) {
+            (Some(projector), Some(Ok(prepared))) => {
+                projector.decode_image(run, prepared, &mut self.context, seq_id(slot))
+            }
+            (_, Some(Err(error))) => Err(ImageFailure::Failed(error.clone())),
+            _ => Err(ImageFailure::Busy),
+        }
+    }
+}

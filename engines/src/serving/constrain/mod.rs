@@ -1,0 +1,396 @@
+//! Structured output with llguidance: decides which tokens may come next.
+//!
+//! A schema is compiled once and cached. Each sequence gets its own matcher, which follows the tokens and gives, before
+//! each draw, those that can still lead to a valid text. The compiler refuses unknown keywords, since ignoring one
+//! would break the constraint silently. It also refuses constraints that no text can satisfy, if that shows before the
+//! first token; if it shows later, the sequence ends with the same error.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use baton_schemas::constraint::{Asker, Constraint, Rule};
+use baton_schemas::{EngineError, Token};
+use llguidance::api::{StopReason, TopLevelGrammar};
+use llguidance::{Matcher, ParserFactory};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+
+use super::deep_stack::on_deep_stack;
+use super::derivable::is_derivable;
+use super::lane::Lane;
+use super::lark::{self, with_settings};
+use super::matcher_cache::MatcherCache;
+use crate::vocabulary::Vocabulary;
+
+/// Constraints that are compiled at the same time.
+const MAX_COMPILING: u32 = 4;
+
+/// Constraints that wait to be compiled.
+const MAX_WAITING: u32 = 64;
+
+/// The longest problem that an error tells.
+const MAX_PROBLEM_CHARS: usize = 500;
+
+/// How long a schema may take to compile.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the replay of what was generated before may take. It takes microseconds for each token.
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Stack for a compilation. llguidance follows chains of references by recursion, and a schema of the permitted size has
+/// up to 7,000.
+const STACK_BYTES: usize = 256 << 20;
+
+/// toktrie's prefix for tokens that are not text.
+const SPECIAL_MARK: u8 = 0xFF;
+
+/// Compiles constraints for one vocabulary.
+pub(crate) struct Compiler {
+    vocabulary: Arc<Vocabulary>,
+    /// Created at first use, since that reads the whole vocabulary.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// The compiled constraints.
+    cache: MatcherCache,
+    /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
+    compiling: Lane,
+}
+
+impl Compiler {
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Compiler {
+            vocabulary,
+            factory: OnceLock::new(),
+            cache: MatcherCache::default(),
+            compiling: Lane::new(MAX_COMPILING, MAX_WAITING),
+        }
+    }
+
+    /// Compiles a constraint and replays what was generated under it before. Each part has its own deadline, so that a
+    /// wait for others, or a long reply, never counts against the schema. The thread that owns the model waits for none.
+    /// Errors: the constraint cannot be enforced or takes too long to compile; too many others are compiled.
+    pub(crate) async fn constrained(
+        self: &Arc<Self>,
+        constraint: &Constraint,
+        generated: &[Token],
+    ) -> Result<Constrained, EngineError> {
+        let source = source(constraint)?;
+        let cached = self.cache.get(&source);
+        let turn = match cached {
+            Some(_) => None,
+            None => Some(self.compiling.turn().await?),
+        };
+        let is_abandoned = CancellationToken::new();
+        let _abandons = is_abandoned.clone().drop_guard();
+        let compile = {
+            let (compiler, constraint, is_abandoned) = (Arc::clone(self), constraint.clone(), is_abandoned.clone());
+            move || match cached {
+                Some(matcher) => Ok(matcher.deep_clone()),
+                None => compiler.compile(&constraint, source, turn, &is_abandoned),
+            }
+        };
+        let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
+            .await
+            .map_err(|_| EngineError::invalid_field(constraint.field(), "the schema takes too long to compile"))?;
+        let matcher = matcher.map_err(EngineError::internal)??;
+        let generated = generated.to_vec();
+        let replay = spawn_blocking(move || Constrained::after(matcher, &generated, &is_abandoned));
+        let replayed = timeout(REPLAY_TIMEOUT, replay).await.map_err(|_| EngineError::Unavailable {
+            reason: "the reply so far could not be checked against its schema in time".to_owned(),
+        })?;
+        replayed.map_err(EngineError::internal)?
+    }
+
+    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds, and keeps its turn
+    /// for so long. Errors: the constraint cannot be enforced, or its caller has gone.
+    fn compile(
+        &self,
+        constraint: &Constraint,
+        source: String,
+        _turn: Option<OwnedSemaphorePermit>,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Matcher, EngineError> {
+        // It may be cached by now.
+        if let Some(matcher) = self.cache.get(&source) {
+            return Ok(matcher.deep_clone());
+        }
+        let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
+        let factory = factory.as_ref().map_err(EngineError::internal)?;
+        let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
+        self.cache.put(source, matcher.deep_clone());
+        Ok(matcher)
+    }
+
+    fn compile_with(
+        &self,
+        factory: &ParserFactory,
+        constraint: &Constraint,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Matcher, EngineError> {
+        let problem = match self.matcher(factory, constraint, is_abandoned) {
+            Ok(matcher) => return Ok(matcher),
+            Err(problem) => problem,
+        };
+        let field = constraint.field();
+        let Constraint::Grammar { rule, .. } = constraint else {
+            return Err(EngineError::invalid_field(field, problem));
+        };
+        if !rule.has_alternatives() {
+            return Err(self
+                .culprit(factory, rule, field, is_abandoned)
+                .unwrap_or_else(|| EngineError::invalid_field(field, problem)));
+        }
+        // The problem may be in parts that need not be enforced, so each of them is tried alone. If each works alone,
+        // they are too complex together.
+        let mut n_known = 0;
+        let one_by_one = rule.decided(&mut |part| {
+            let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
+            let is_known = self.matcher(factory, &part, is_abandoned).is_ok();
+            n_known += u32::from(is_known);
+            is_known
+        });
+        tracing::info!(field, problem, n_known, "some schemas cannot be enforced; the optional ones are left out");
+        let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
+        self.compile_with(factory, &decided(one_by_one), is_abandoned).or_else(|error| match n_known {
+            0 => Err(error),
+            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false)), is_abandoned),
+        })
+    }
+
+    /// A matcher for a constraint that can be enforced. Errors: the reason why it cannot be, in words.
+    fn matcher(
+        &self,
+        factory: &ParserFactory,
+        constraint: &Constraint,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Matcher, String> {
+        if is_abandoned.is_cancelled() {
+            return Err("its caller has gone".to_owned());
+        }
+        let can_end = match constraint {
+            Constraint::JsonObject => true,
+            Constraint::JsonSchema { schema, .. } => is_derivable(schema),
+            Constraint::Grammar { rule, field } => {
+                rule.schemas(Asker { field, tool: None }).into_iter().all(|(_, schema)| is_derivable(schema))
+            }
+        };
+        if !can_end {
+            return Err("the schema describes no JSON that ends".to_owned());
+        }
+        let mut matcher = Matcher::new(factory.create_parser(self.grammar(constraint)));
+        if let Some(problem) = matcher.get_error() {
+            return Err(shortened(&reason(&problem)));
+        }
+        match matcher.compute_mask_or_eos() {
+            Ok(mask) if !mask.is_zero() => Ok(matcher),
+            outcome => {
+                tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint at the start of the text");
+                Err(if is_dead_end(&matcher) { "no text keeps it" } else { "is too complex" }.to_owned())
+            }
+        }
+    }
+
+    fn grammar(&self, constraint: &Constraint) -> TopLevelGrammar {
+        match constraint {
+            Constraint::JsonObject => TopLevelGrammar::from_json_schema(with_settings(json!({ "type": "object" }))),
+            Constraint::JsonSchema { schema, .. } => TopLevelGrammar::from_json_schema(with_settings(schema.clone())),
+            Constraint::Grammar { rule, .. } => TopLevelGrammar::from_lark(lark::write(rule, &self.vocabulary)),
+        }
+    }
+
+    /// The error of the first schema in a rule that cannot be enforced even on its own. `None`: each of them can be.
+    fn culprit(
+        &self,
+        factory: &ParserFactory,
+        rule: &Rule,
+        field: &str,
+        is_abandoned: &CancellationToken,
+    ) -> Option<EngineError> {
+        rule.schemas(Asker { field, tool: None }).into_iter().find_map(|(asker, schema)| {
+            let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
+            let problem = self.matcher(factory, &alone, is_abandoned).err()?;
+            Some(match asker.tool {
+                Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
+                None => EngineError::invalid_field(asker.field, problem),
+            })
+        })
+    }
+}
+
+/// The key of a constraint in the cache.
+fn source(constraint: &Constraint) -> Result<String, EngineError> {
+    serde_json::to_string(constraint).map_err(EngineError::internal)
+}
+
+fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
+    let Some(&end) = vocabulary.end_of_generation().first() else {
+        return Err("the model has no token that ends a reply".into());
+    };
+    let info = TokRxInfo::new(vocabulary.n_tokens() as u32, end);
+    let words: Vec<Vec<u8>> = (0..vocabulary.n_tokens() as Token)
+        .map(|t| {
+            let piece = vocabulary.piece(t);
+            let is_text = !vocabulary.is_control(t) && !vocabulary.is_end_of_generation(t);
+            if is_text || piece.is_empty() { piece } else { [&[SPECIAL_MARK], &piece[..]].concat() }
+        })
+        .collect();
+    let trie = TokTrie::from(&info, &words).with_eos_tokens(vocabulary.end_of_generation());
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    Ok(factory)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// The first line of a compiler's error. That of a regular expression has its reason further down, below the pattern.
+fn reason(problem: &str) -> String {
+    match problem.lines().find_map(|line| line.strip_prefix("error: ")) {
+        Some(reason) => format!("its regular expression is wrong: {reason}"),
+        None => first_line(problem).to_owned(),
+    }
+}
+
+/// The compiler's errors repeat patterns, which may be long.
+fn shortened(problem: &str) -> String {
+    // This advice names an option that no client has.
+    let problem = problem.replace("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf");
+    match problem.char_indices().nth(MAX_PROBLEM_CHARS) {
+        Some((at, _)) => format!("{}…", &problem[..at]),
+        None => problem,
+    }
+}
+
+impl NoToken {
+    /// The error that ends a sequence with this constraint.
+    pub(crate) fn error(self, constraint: Option<&Constraint>) -> EngineError {
+        match (self, constraint) {
+            (NoToken::DeadEnd, Some(constraint)) => {
+                let problem = "the text has come to where nothing that it allows can follow";
+                EngineError::invalid_field(constraint.field(), problem)
+            }
+            (NoToken::TooComplex, Some(constraint)) => {
+                let problem = "is too complex for the text that it has come to: it needs fewer properties, alternatives or \
+                               repetitions, or rules that read a text in one way only";
+                EngineError::invalid_field(constraint.field(), problem)
+            }
+            (_, None) => EngineError::internal("a token was refused without a constraint"),
+        }
+    }
+}
+
+/// One sequence's progress through its constraint.
+pub(crate) struct Constrained {
+    matcher: Matcher,
+    budget: Budget,
+}
+
+/// The processor time that a sequence's masks may take. In an ambiguous grammar, such as `s: s s | "a" | "b"`, a mask costs
+/// more the longer the text is: 0.2 s on average over 277 tokens. Masks of objects with 480 optional properties take 0.2 to
+/// 0.7 ms on average (llguidance 1.9.1 alone, 20,000 made-up tokens). It is the time of this thread alone, so that a busy
+/// machine ends no sequence. Counts of the parser's items are no measure: an item of that grammar costs 50 times as much as
+/// one of those objects.
+struct Budget {
+    left: Duration,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { left: Self::MOST }
+    }
+}
+
+impl Budget {
+    /// The most that a sequence may save. A mask may overdraw it once, and llguidance ends a mask after 50,000 items.
+    const MOST: Duration = Duration::from_secs(1);
+
+    /// The time that each token adds.
+    const PER_TOKEN: Duration = Duration::from_millis(10);
+
+    /// Runs a computation and charges its time. Returns `None` if it took more than there was.
+    fn charge<T>(&mut self, compute: impl FnOnce() -> T) -> Option<T> {
+        let began = thread_time();
+        let outcome = compute();
+        self.left = self.left.checked_sub(thread_time().saturating_sub(began))?;
+        Some(outcome)
+    }
+
+    fn add_token(&mut self) {
+        self.left = (self.left + Self::PER_TOKEN).min(Self::MOST);
+    }
+}
+
+/// The processor time that this thread has taken.
+fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a thread's time is never negative")
+}
+
+/// Why there is no next token. All tokens so far were allowed, so the fault is the constraint's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoToken {
+    /// None can follow.
+    DeadEnd,
+    /// Taking the last token, or computing the next ones, exceeds llguidance's limits or the sequence's budget.
+    TooComplex,
+}
+
+impl Constrained {
+    /// The state after `generated`, which was drawn under the same constraint, with a whole budget. Blocking: some
+    /// microseconds for each token. Errors: a token does not satisfy the constraint, or the caller has gone.
+    fn after(matcher: Matcher, generated: &[Token], is_abandoned: &CancellationToken) -> Result<Self, EngineError> {
+        let mut constrained = Constrained { matcher, budget: Budget::default() };
+        for &t in generated {
+            if !constrained.accept(t) || is_abandoned.is_cancelled() {
+                return Err(EngineError::internal("a token of the reply so far does not keep the constraint"));
+            }
+        }
+        Ok(constrained)
+    }
+
+    /// The tokens that may come next, at least one.
+    pub(crate) fn allowed(&mut self) -> Result<SimpleVob, NoToken> {
+        let mask = self.budget.charge(|| self.matcher.compute_mask_or_eos()).ok_or(NoToken::TooComplex)?;
+        self.budget.add_token();
+        match mask {
+            Ok(mask) if !mask.is_zero() => Ok(mask),
+            outcome => {
+                tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint");
+                Err(if is_dead_end(&self.matcher) { NoToken::DeadEnd } else { NoToken::TooComplex })
+            }
+        }
+    }
+
+    /// Advances by the token that was drawn. Returns false if the matcher cannot take it; the next mask then reports why.
+    pub(crate) fn accept(&mut self, t: Token) -> bool {
+        let is_taken = self.matcher.is_stopped() || self.matcher.consume_token(t).is_ok();
+        if !is_taken {
+            tracing::debug!(token = t, error = ?self.matcher.get_error(), "a token cannot follow under its constraint");
+        }
+        is_taken
+    }
+
+    /// Returns true if the text is complete and no token can follow. A matcher that failed has stopped, too, but its text
+    /// is not complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+}
+
+/// Returns true if no token could follow, false if llguidance could not compute which. After an error, its matcher
+/// only has words. For a dead end they are the name of the reason.
+fn is_dead_end(matcher: &Matcher) -> bool {
+    let Some(problem) = matcher.get_error() else { return true };
+    let stop = serde_json::from_value(first_line(&problem).into());
+    matches!(stop, Ok(StopReason::NoExtension | StopReason::NoExtensionBias))
+}
+
+#[cfg(test)]
+#[cfg(feature = "llama")]
+mod tests;

@@ -1,0 +1,202 @@
+use std::collections::HashMap;
+use std::sync::mpsc::{Sender, channel};
+
+use futures::FutureExt;
+use futures::future::join_all;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use tokio::time::advance;
+
+use super::super::lane::MAX_WAIT;
+use super::super::matcher_cache::MAX_KEPT_BYTES;
+use super::*;
+use crate::llama::backend::backend;
+use crate::llama::vocabulary::vocabulary;
+
+fn compiler() -> Arc<Compiler> {
+    let file = std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF");
+    let params = LlamaModelParams::default().with_vocab_only(true);
+    let model = LlamaModel::load_from_file(backend().unwrap(), file, &params).unwrap();
+    Arc::new(Compiler::new(Arc::new(vocabulary(&model))))
+}
+
+/// All compilations wait until the sender is dropped: they need the factory.
+fn hold(compiler: &Arc<Compiler>) -> Sender<()> {
+    let (gate, opens) = channel();
+    let (begun, begins) = channel();
+    let compiler = Arc::clone(compiler);
+    std::thread::spawn(move || {
+        compiler.factory.get_or_init(|| {
+            begun.send(()).unwrap();
+            let _ = opens.recv();
+            factory(&compiler.vocabulary)
+        });
+    });
+    begins.recv().unwrap();
+    gate
+}
+
+fn constraint(n: u32) -> Constraint {
+    Constraint::JsonSchema { schema: json!({ "const": n }), field: "f".to_owned() }
+}
+
+async fn all_turns(compiler: &Compiler) -> Vec<OwnedSemaphorePermit> {
+    let turns = join_all((0..MAX_COMPILING).map(|_| compiler.compiling.turn())).await;
+    turns.into_iter().collect::<Result<_, _>>().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compilation_that_takes_too_long_keeps_its_turn_until_it_ends() {
+    let compiler = compiler();
+    let gate = hold(&compiler);
+    let constraints: Vec<_> = (0..MAX_COMPILING).map(constraint).collect();
+    let mut slow = Box::pin(join_all(constraints.iter().map(|one| compiler.constrained(one, &[]))));
+    assert!(slow.as_mut().now_or_never().is_none());
+    advance(COMPILE_TIMEOUT).await;
+    for outcome in slow.await {
+        assert!(matches!(outcome.err(), Some(EngineError::InvalidRequest { field: Some(_), .. })));
+    }
+    // Their callers have gone, but they still run. The next caller learns that the engine is busy, not that its
+    // schema is at fault.
+    let next = constraint(9);
+    let mut waiting = Box::pin(compiler.constrained(&next, &[]));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    advance(MAX_WAIT).await;
+    assert_eq!(waiting.await.err(), Some(EngineError::QueueFull { limit: MAX_WAITING }));
+    // They notice that nobody waits.
+    drop(gate);
+    assert!(compiler.constrained(&next, &[]).await.is_ok());
+    assert!(constraints.iter().all(|one| compiler.cache.get(&source(one).unwrap()).is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_turn_does_not_count_as_compiling() {
+    let compiler = compiler();
+    let gate = hold(&compiler);
+    let turns = all_turns(&compiler).await;
+    let constraint = constraint(0);
+    let mut waiting = Box::pin(compiler.constrained(&constraint, &[]));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    advance(MAX_WAIT.mul_f64(0.8)).await;
+    drop(turns);
+    assert!(waiting.as_mut().now_or_never().is_none());
+    advance(COMPILE_TIMEOUT.mul_f64(0.8)).await;
+    assert!(waiting.as_mut().now_or_never().is_none());
+    drop(gate);
+    assert!(waiting.await.is_ok());
+    // A cached constraint needs no turn.
+    let _turns = all_turns(&compiler).await;
+    assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+}
+
+#[test]
+fn a_cached_constraint_that_is_evicted_meanwhile_is_not_compiled_without_a_turn() {
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_time().build().unwrap();
+    runtime.block_on(async {
+        let compiler = compiler();
+        let constraint = constraint(0);
+        assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+        let (gate, opens) = channel::<()>();
+        let only_thread = spawn_blocking(move || opens.recv());
+        let mut request = Box::pin(compiler.constrained(&constraint, &[]));
+        assert!(request.as_mut().now_or_never().is_none());
+        compiler.cache.clear();
+        drop(gate);
+        assert!(request.await.is_ok());
+        assert!(only_thread.await.unwrap().is_err());
+        assert!(compiler.cache.get(&source(&constraint).unwrap()).is_none(), "it was compiled again");
+    });
+}
+
+#[tokio::test]
+async fn a_constraint_that_is_compiled_twice_at_once_is_kept_once() {
+    let compiler = compiler();
+    let gate = hold(&compiler);
+    let constraint = constraint(0);
+    let mut same = Box::pin(join_all((0..MAX_COMPILING).map(|_| compiler.constrained(&constraint, &[]))));
+    assert!(same.as_mut().now_or_never().is_none());
+    drop(gate);
+    assert!(same.await.iter().all(Result::is_ok));
+    let source = source(&constraint).unwrap();
+    compiler.cache.put(source.clone(), Matcher::clone(&compiler.cache.get(&source).unwrap()));
+    assert_eq!(compiler.cache.sources().len(), 1);
+}
+
+#[tokio::test]
+async fn the_cache_is_bounded_in_bytes() {
+    let compiler = compiler();
+    let matcher = compiler.constrained(&constraint(0), &[]).await.unwrap().matcher;
+    for i in 0..3 {
+        compiler.cache.put(i.to_string().repeat(MAX_KEPT_BYTES / 2), matcher.clone());
+    }
+    let sources = compiler.cache.sources();
+    assert!(sources.iter().map(|source| &source[..1]).eq(["1", "2"]), "the oldest ones left");
+}
+
+fn schema(schema: serde_json::Value) -> Constraint {
+    Constraint::JsonSchema { schema, field: "f".to_owned() }
+}
+
+impl Compiler {
+    /// Writes a text one character at a time. Errors: how many were written, and why no more.
+    async fn write(self: &Arc<Self>, constraint: &Constraint, text: &str) -> Result<Constrained, (usize, String)> {
+        let vocabulary = &self.vocabulary;
+        let pieces = (0..vocabulary.n_tokens() as Token).map(|t| (vocabulary.piece(t), t));
+        let tokens: HashMap<Vec<u8>, Token> = pieces.filter(|(piece, _)| piece.len() == 1).collect();
+        let mut constrained = self.constrained(constraint, &[]).await.map_err(|error| (0, error.to_string()))?;
+        for (i, byte) in text.bytes().enumerate() {
+            constrained.allowed().map_err(|none| (i, none.error(Some(constraint)).to_string()))?;
+            constrained.accept(tokens[&vec![byte]]);
+        }
+        Ok(constrained)
+    }
+}
+
+#[tokio::test]
+async fn a_constraint_that_is_too_complex_is_no_dead_end() {
+    let compiler = compiler();
+    let pattern = |pattern: &str| schema(json!({ "type": "string", "pattern": pattern }));
+    // Where each of the last 30 letters was one of a to m is a state of its own.
+    let letters = (0..2000_u32).map(|i| if i.wrapping_mul(2_654_435_769) >> 31 == 0 { 'a' } else { 'z' });
+    let text = std::iter::once('"').chain(letters).collect::<String>();
+    let (_, problem) = compiler.write(&pattern("^.*[a-m].{30}$"), &text).await.err().unwrap();
+    assert!(problem.contains("too complex"), "{problem}");
+    let Err(error) = compiler.constrained(&pattern("[^\\s\\S]"), &[]).await else { panic!("it was accepted") };
+    assert!(!error.to_string().contains("too complex"), "{error}");
+}
+
+#[tokio::test]
+async fn only_an_ambiguous_grammar_uses_its_budget_up() {
+    let compiler = compiler();
+    let plain = |text: &str| Rule::Plain(text.to_owned());
+    let two = Rule::Sequence(vec![Rule::Ref(0), Rule::Ref(0)]);
+    let ambiguous = Rule::Rules(vec![Rule::OneOf(vec![two, plain("a"), plain("b")])]);
+    let ambiguous = Constraint::Grammar { rule: ambiguous, field: "f".to_owned() };
+    let began = thread_time();
+    let (n_written, problem) = compiler.write(&ambiguous, &"a".repeat(800)).await.err().unwrap();
+    assert!(n_written > 30 && problem.contains("too complex"), "{n_written}: {problem}");
+    // Taking the tokens is not charged.
+    let (took, most) = (thread_time() - began, 2 * (Budget::MOST + n_written as u32 * Budget::PER_TOKEN));
+    assert!(took < most, "{n_written} characters took {took:?}");
+
+    let properties = (0..480).map(|i| (format!("property_{i}"), json!({ "type": "integer" })));
+    let properties = properties.collect::<serde_json::Map<_, _>>();
+    let wide = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    // Each object has all its properties before it, which an object with many of them has not.
+    let sparse = schema(json!({ "type": "array", "items": wide }));
+    let objects = vec!["{\"property_0\": 1}"; 100].join(", ");
+    let wide = schema(wide);
+    let some = (0..480).step_by(3).map(|i| format!("\"property_{i}\": {i}")).collect::<Vec<_>>().join(", ");
+    let list = schema(json!({ "type": "array", "items": {
+        "type": "object",
+        "properties": { "name": { "type": "string" }, "size": { "anyOf": [{ "type": "integer" }, { "type": "null" }] } },
+        "required": ["name"],
+    } }));
+    let items = vec!["{\"name\": \"abc def\", \"size\": 12}"; 200].join(", ");
+    for (constraint, text) in
+        [(wide, format!("{{{some}")), (sparse, format!("[{objects}")), (list, format!("[{items}"))]
+    {
+        let rest = compiler.write(&constraint, &text).await.map(|constrained| constrained.budget.left);
+        assert!(rest.as_ref().is_ok_and(|&rest| rest > Budget::MOST / 2), "{rest:?} after {} bytes", text.len());
+    }
+}

@@ -1,0 +1,110 @@
+//! What the scheduler needs of the library that computes a model.
+//!
+//! A context computes batches of tokens for sequences, of which each slot holds one, and keeps their KV. A slot's KV is
+//! always that of consecutive positions from 0; in layers with a sliding window, old ones may be missing.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_schemas::kv::{Chunk, VerifiedKv};
+use baton_schemas::{EngineError, Token};
+
+use super::images::{ImageFailure, ImageRun, Preparation};
+
+/// A token of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BatchToken {
+    pub(crate) token: Token,
+    /// The next position of its slot.
+    pub(crate) position: u32,
+    pub(crate) slot: u32,
+    pub(crate) wants_logits: bool,
+}
+
+/// Why a batch was not computed. KV of some of its tokens may have been written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ComputeError {
+    /// No cell of the cache is free.
+    #[error("no cell of the KV cache is free")]
+    NoCells,
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A slot's KV cannot be cut to a part of its positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CannotCut;
+
+/// Where exported KV goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExportTo {
+    /// To another node, soon.
+    Node,
+    /// It stays in this process for long.
+    Host,
+}
+
+/// The context of a loaded model. One thread owns it.
+pub(crate) trait ModelContext {
+    /// An image of a sequence, prepared or about to be.
+    type Preparation: Preparation;
+
+    /// Computes the tokens of a batch. The order of each slot's tokens is that of their positions.
+    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError>;
+
+    /// The logits after the last batch's token at `index`, which wanted them: one for each token of the vocabulary.
+    fn logits(&mut self, index: usize) -> &[f32];
+
+    /// Waits until the last batch is computed.
+    fn synchronize(&mut self);
+
+    /// Keeps the first `n_keep` positions of a slot. With 0 it never fails.
+    fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut>;
+
+    /// Gives the empty `slot` the first `n` positions of `source`. Returns false if that is not possible.
+    fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool;
+
+    /// Returns true if slots that were forked from each other share the cells of their common positions, and false if
+    /// each has a copy.
+    fn forks_share_cells(&self) -> bool;
+
+    /// The first position of a slot that every layer has; 0 for an empty slot.
+    fn oldest(&self, slot: usize) -> usize;
+
+    /// Overwrites the whole cache. All slots are empty afterwards.
+    fn overwrite(&mut self);
+
+    /// Copies the KV of `positions`, as a part of a prompt that ends at `end`. Windowed rows that position `end` does not
+    /// attend to may be missing. Only for a model whose KV can be handed over, like the methods below.
+    fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, to: ExportTo) -> Result<Chunk, String>;
+
+    /// Adds a received chunk to a slot that holds `n_present` positions. Returns the chunk's buffer, for reuse.
+    fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String>;
+
+    /// Adds a chunk that this context exported.
+    fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String>;
+
+    /// Returns true if the next position, `n_present`, can be computed in a slot: every layer has all positions that it
+    /// attends to.
+    fn can_continue(&self, slot: usize, n_present: usize) -> bool;
+
+    /// Returns true if the model sees images.
+    fn sees_images(&self) -> bool {
+        false
+    }
+
+    /// Returns true if an image is being worked on, so that none can be decoded now.
+    fn image_is_busy(&self) -> bool {
+        false
+    }
+
+    /// Takes or queues an image of a sequence. `None`: too many are queued.
+    fn prepare_image(&self, _run: &ImageRun) -> Option<Arc<Self::Preparation>> {
+        None
+    }
+
+    /// Encodes a prepared image and adds its positions to a slot. Blocking: up to seconds.
+    fn decode_image(&mut self, _: usize, _: &ImageRun, _: &Self::Preparation) -> Result<(), ImageFailure> {
+        Err(ImageFailure::Failed(EngineError::internal("an image without a projector")))
+    }
+}

@@ -1,0 +1,188 @@
+//! The progress of KV into and out of a sequence, as the scheduler tracks it.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
+use baton_schemas::kv::{Chunk, Span, VerifiedKv};
+use tokio::sync::mpsc;
+
+use crate::engine::KvEvent;
+use crate::handoff::{PullEnd, PullEvent};
+
+/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed.
+pub(crate) struct Export {
+    chunks: mpsc::Sender<Exported>,
+    /// The first position that was not sent yet.
+    next: u32,
+    /// One past the last requested position.
+    end: u32,
+    /// When a computed chunk began to wait for room in the channel.
+    waits_since: Option<Instant>,
+}
+
+/// A chunk, the time that copying it out took, and the time it waited for room before that.
+pub(crate) struct Exported {
+    pub(crate) chunk: Chunk,
+    pub(crate) took: Duration,
+    pub(crate) waited: Duration,
+}
+
+impl Export {
+    /// An export of the positions `[start, end)` to `chunks`.
+    pub(crate) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32) -> Self {
+        Export { chunks, next: start, end, waits_since: None }
+    }
+
+    /// Returns true if positions below `n_kv` still have to be sent. Until then the sequence computes nothing more: a
+    /// sliding window would overwrite them, and a slow reader must not make chunks pile up.
+    pub(crate) fn is_behind(&self, n_kv: usize) -> bool {
+        self.next < self.reach(n_kv)
+    }
+
+    /// Returns true if all requested positions are computed.
+    pub(crate) fn is_computed(&self, n_kv: usize) -> bool {
+        self.reach(n_kv) == self.end
+    }
+
+    /// The next computed positions that can be sent now, at most `max`, and how long they waited for room.
+    pub(crate) fn next_range(&mut self, n_kv: usize, max: usize) -> Option<(Range<u32>, Duration)> {
+        let reach = self.reach(n_kv);
+        if self.next >= reach {
+            return None;
+        }
+        if self.chunks.capacity() == 0 {
+            self.waits_since.get_or_insert_with(Instant::now);
+            return None;
+        }
+        let waited = self.waits_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        Some((self.next..reach.min(self.next.saturating_add(max as u32)), waited))
+    }
+
+    /// Sends a chunk from [`Export::next_range`].
+    pub(crate) fn send(&mut self, exported: Exported) {
+        self.next = exported.chunk.p1;
+        if self.chunks.try_send(exported).is_err() {
+            tracing::debug!("the reader of a prefill has left");
+        }
+    }
+
+    /// One past the last requested position.
+    pub(crate) fn end(&self) -> u32 {
+        self.end
+    }
+
+    fn reach(&self, n_kv: usize) -> u32 {
+        u32::try_from(n_kv).unwrap_or(u32::MAX).min(self.end)
+    }
+}
+
+/// The import of KV from another node.
+pub(crate) struct Import {
+    pulled: mpsc::Receiver<PullEvent>,
+    /// The address of the node that it pulls from.
+    url: String,
+    began: Instant,
+    n_tokens: u32,
+    took: Duration,
+    last_chunk: Instant,
+}
+
+impl Import {
+    pub(crate) fn new(url: String, pulled: mpsc::Receiver<PullEvent>) -> Self {
+        let began = Instant::now();
+        Import { pulled, url, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
+    pub(crate) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, HandoffReport>> {
+        match self.pulled.try_recv() {
+            Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
+            Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            // The pulling task panicked: otherwise it always sends an end.
+            Err(mpsc::error::TryRecvError::Disconnected) => {
+                Some(KvEvent::End(self.report(HandoffFailure::PrefillLost.into())))
+            }
+        }
+    }
+
+    /// Returns true if another sequence should wait for `n_missing` further positions of this pull, instead of computing
+    /// them here in `compute`. `None`: that time is unknown.
+    pub(crate) fn is_worth_waiting(&self, n_missing: usize, compute: Option<Duration>) -> bool {
+        is_worth_waiting(self.began.elapsed(), self.n_tokens, n_missing, compute)
+    }
+
+    /// Counts a chunk that was imported in `took`.
+    pub(crate) fn count(&mut self, span: &Span, took: Duration) {
+        self.n_tokens += span.p1 - span.p0;
+        self.took += took;
+        self.last_chunk = Instant::now();
+    }
+
+    /// The whole handoff's report, from the end of its pull.
+    pub(crate) fn report(&self, end: PullEnd) -> HandoffReport {
+        let ended = if end.report.failure.is_some() { Instant::now() } else { self.last_chunk };
+        HandoffReport {
+            n_tokens: self.n_tokens,
+            import_ms: millis(self.took),
+            total_ms: millis(ended - self.began),
+            ..end.report(self.last_chunk)
+        }
+    }
+}
+
+/// The longest wait for the first chunk of another sequence's pull, counted from its start. Before that chunk nothing
+/// shows when the prefill node will begin.
+const FIRST_CHUNK_WAIT: Duration = Duration::from_millis(200);
+
+/// Compares when a pull that began `elapsed` ago and has brought `n_arrived` positions will have brought `n_missing` more
+/// with the time to compute them here. A pull that falls silent is predicted to take ever longer.
+fn is_worth_waiting(elapsed: Duration, n_arrived: u32, n_missing: usize, compute: Option<Duration>) -> bool {
+    let compute = compute.unwrap_or(FIRST_CHUNK_WAIT);
+    if n_arrived == 0 {
+        return elapsed < FIRST_CHUNK_WAIT.min(compute);
+    }
+    elapsed.as_secs_f64() * n_missing as f64 / f64::from(n_arrived) < compute.as_secs_f64()
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pull_is_worth_waiting_for_if_it_is_predicted_to_be_faster_than_computing() {
+        let check = |elapsed_ms, n_arrived, n_missing, compute_ms: Option<u64>, expected| {
+            let worth = is_worth_waiting(
+                Duration::from_millis(elapsed_ms),
+                n_arrived,
+                n_missing,
+                compute_ms.map(Duration::from_millis),
+            );
+            assert_eq!(worth, expected, "{n_arrived} in {elapsed_ms} ms, {n_missing} more, or {compute_ms:?} ms here");
+        };
+        // Before the first chunk: at most 200 ms, and no longer than computing takes.
+        check(0, 0, 60, Some(300), true);
+        check(199, 0, 60, Some(300), true);
+        check(200, 0, 60, Some(300), false);
+        check(8_000, 0, 6_000, Some(30_000), false);
+        check(25, 0, 60, Some(20), false);
+        check(199, 0, 60, None, true);
+        check(200, 0, 60, None, false);
+        // Then by its rate so far.
+        check(1_000, 512, 512, Some(1_100), true);
+        check(1_000, 512, 512, Some(900), false);
+        check(1_000, 512, 51, Some(150), true);
+        check(9_000, 512, 512, Some(1_100), false);
+        check(100, 512, 512, None, true);
+        check(1_000, 512, 512, None, false);
+    }
+}

@@ -1,0 +1,120 @@
+//! Draws the next token from logits.
+//!
+//! There is no random state between tokens: the draw at a position is seeded by (request seed, position). So a sequence
+//! that is resumed on another engine gets the same draws, and other tokens only where rounding moved the probabilities.
+//!
+//! llama.cpp's samplers, which [`chain`] has in Rust, would sort an array of the whole vocabulary. They get only the tokens
+//! that can still be drawn ([`cut`]), in the order that they would have given them, so the draw is the same to the bit.
+
+mod candidate;
+mod chain;
+mod cut;
+mod logprobs;
+mod peak;
+mod shaping;
+mod sort;
+#[cfg(test)]
+#[cfg(feature = "llama")]
+mod tests;
+mod twister;
+
+use baton_schemas::Token;
+use baton_schemas::generate::Sampling;
+use toktrie::SimpleVob;
+
+use self::chain::Candidates;
+use self::cut::{Truncation, keep_candidates};
+pub(crate) use self::logprobs::{logprobs, rank};
+#[cfg(feature = "llama")]
+pub(crate) use self::peak::argmax;
+use self::peak::first_largest;
+pub(crate) use self::peak::{Peak, peak};
+use self::shaping::Shaping;
+use super::constrain::{Constrained, NoToken};
+
+/// One sequence's sampler.
+pub(crate) struct Sampler {
+    shaping: Option<Shaping>,
+    draw: Option<Draw>,
+    /// The constraint on the text.
+    constraint: Option<Constrained>,
+}
+
+/// A random draw; without one, a sequence is greedy.
+struct Draw {
+    truncation: Truncation,
+    sampling: Sampling,
+    /// The memory of the last draw, for reuse.
+    candidates: Candidates,
+}
+
+impl Sampler {
+    /// A sampler for the token after `prompt` and `generated`. Tokens in `banned` are never drawn.
+    pub(crate) fn new(sampling: &Sampling, banned: &[Token], prompt: &[Token], generated: &[Token]) -> Self {
+        Sampler {
+            shaping: Shaping::new(sampling, banned, prompt, generated),
+            draw: (sampling.temperature > 0.0).then(|| Draw::new(sampling)),
+            constraint: None,
+        }
+    }
+
+    /// The same sampler under a constraint.
+    pub(crate) fn constrained(self, constraint: Option<Constrained>) -> Self {
+        Sampler { constraint, ..self }
+    }
+
+    /// Returns true if there is a constraint, the text satisfies it, and no token can follow.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(Constrained::is_complete)
+    }
+
+    /// Draws the token for `position` (the number of tokens before it, prompt included) and updates penalties and
+    /// constraint. `peak` is that of `logits`. Errors: no token satisfies the constraint.
+    pub(crate) fn sample(&mut self, logits: &[f32], peak: Peak, position: usize) -> Result<Token, NoToken> {
+        let allowed = self.constraint.as_mut().map(Constrained::allowed).transpose()?;
+        let chosen = self.choose(logits, peak, allowed.as_ref(), position).ok_or(NoToken::DeadEnd)?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(chosen);
+        }
+        Ok(chosen)
+    }
+
+    /// Chooses one of the `allowed` tokens, or of all, and counts it for the penalties. `None` if no token is allowed.
+    fn choose(&mut self, logits: &[f32], peak: Peak, allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
+        let shaped = self.shaping.as_mut().map(|shaping| shaping.shape(logits));
+        let chosen = match (&mut self.draw, shaped) {
+            (Some(draw), shaped) => draw.draw(shaped.unwrap_or(logits), allowed, position),
+            (None, None) if allowed.is_none() => Some(peak.token),
+            (None, shaped) => first_largest(shaped.unwrap_or(logits), allowed),
+        };
+        if let (Some(shaping), Some(chosen)) = (&mut self.shaping, chosen) {
+            shaping.accept(chosen);
+        }
+        chosen
+    }
+}
+
+impl Draw {
+    fn new(sampling: &Sampling) -> Self {
+        Draw { truncation: Truncation::of(sampling), sampling: sampling.clone(), candidates: Candidates::default() }
+    }
+
+    /// Draws one of the `allowed` tokens, or of all. `None` if no token is allowed.
+    fn draw(&mut self, logits: &[f32], allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
+        keep_candidates(self.truncation, logits, allowed, &mut self.candidates);
+        if self.candidates.all.is_empty() {
+            return None;
+        }
+        self.candidates.cut(&self.sampling);
+        self.candidates.draw(draw_seed(self.sampling.seed, position)).map(|candidate| candidate.token)
+    }
+}
+
+/// The 31-bit seed of the draw at a position: SplitMix64's finalizer (Steele et al. 2014) over seed and position. One
+/// bit is left out because llama.cpp reads 0xFFFFFFFF as "choose a seed for me".
+fn draw_seed(seed: u64, position: usize) -> u32 {
+    let mut z = seed.wrapping_add((position as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 33) as u32
+}

@@ -1,0 +1,490 @@
+//! The loop that owns a model's context: continuous batching over slots.
+//!
+//! One OS thread runs [`Scheduler::run`]; all others send it [`Job`](super::jobs::Job)s. Each turn takes in new jobs,
+//! drops those whose reader has left, gives free slots to waiting sequences, and makes one step: a batch with one token
+//! of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
+//! last, which is decoded, so that a prompt continues identically whether it was cached, handed over or computed here.
+
+mod drawing;
+mod handoffs;
+mod images;
+mod parking;
+mod placing;
+mod rates;
+mod room;
+#[cfg(test)]
+#[cfg(feature = "llama")]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use baton_schemas::EngineError;
+use baton_schemas::node::{NodeLoad, Phase};
+use baton_schemas::sequence::{FinishReason, Group, SequenceEvent};
+
+pub(crate) use self::handoffs::Handoffs;
+pub(crate) use self::parking::Parking;
+use super::context::{BatchToken, ComputeError, ModelContext};
+use super::jobs::{EngineLoad, SchedulerMessage};
+use super::prompt_scores::{MAX_STEP_TOKENS, NotFinite};
+use super::sequence::Sequence;
+use super::slots::CacheSlot;
+use super::step_budget::{PrefillBudget, share};
+use super::vectors::Vectors;
+use crate::vocabulary::Vocabulary;
+
+/// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
+pub(crate) const EVENT_WINDOW: usize = 64;
+
+/// Free places that a step needs in a reader's channel: for a token and the final event, so that sending never waits.
+const MIN_ROOM: usize = 2;
+
+/// How often paused sequences are checked when nothing else runs.
+const PAUSED_POLL: Duration = Duration::from_millis(5);
+
+/// How long the choices of a request wait for each other.
+const GROUP_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a sequence waits at most for others to end before the cache is overwritten. Then they are recomputed: this
+/// costs them a prefill, so NaN in every other prompt must not cause it all the time.
+const NAN_WAIT: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Clone)]
+pub(crate) struct SchedulerLimits {
+    pub(crate) n_slots: usize,
+    /// Tokens one sequence may hold.
+    pub(crate) n_ctx: usize,
+    /// Cells of the unified cache, shared by all slots.
+    pub(crate) n_cells: usize,
+    pub(crate) budget: PrefillBudget,
+    /// Sliding window in tokens, if the model has one.
+    pub(crate) sliding_window: Option<usize>,
+    /// The state cannot be cut to a prefix (recurrent and hybrid models).
+    pub(crate) indivisible: bool,
+}
+
+/// Owns the context. See the module's documentation.
+pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
+    context: C,
+    vocabulary: Arc<Vocabulary>,
+    limits: SchedulerLimits,
+    shared: Arc<EngineLoad>,
+    slots: Vec<CacheSlot>,
+    running: Vec<Option<Sequence>>,
+    waiting: VecDeque<Sequence>,
+    batch: Vec<BatchToken>,
+    /// The next image of each slot's sequence.
+    preparations: Vec<Option<Arc<C::Preparation>>>,
+    clock: u64,
+    /// A sequence was preempted for lack of cells, so none starts until a running one has ended. Counting cells cannot
+    /// replace this flag, because an engine may need more than the count, as for a sliding window that forks share.
+    short_of_cells: bool,
+    /// Since when freed cells may hold NaN. None starts until the cache is overwritten, which needs that no sequence runs.
+    nan_since: Option<Instant>,
+    prefill_tps: f64,
+    /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt
+    /// tokens of such steps.
+    mixed_tps: f64,
+    decode_tps: f64,
+    handoffs: Option<Handoffs>,
+    /// `None`: idle conversations stay in the cache.
+    parking: Option<Parking>,
+    vectors: V,
+    #[cfg(test)]
+    fails_at: Option<baton_schemas::Token>,
+}
+
+/// A slot's part of a step.
+struct BatchPart {
+    slot: usize,
+    n_tokens: usize,
+    /// Index in the batch of its first token.
+    first_at: usize,
+    /// Index in the batch of the token whose logits are sampled. `None` for prefill.
+    logits_at: Option<usize>,
+}
+
+impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    pub(crate) fn new(
+        context: C,
+        vectors: V,
+        vocabulary: Arc<Vocabulary>,
+        limits: SchedulerLimits,
+        shared: Arc<EngineLoad>,
+    ) -> Self {
+        Scheduler {
+            context,
+            vectors,
+            vocabulary,
+            shared,
+            slots: vec![CacheSlot::default(); limits.n_slots],
+            running: (0..limits.n_slots).map(|_| None).collect(),
+            waiting: VecDeque::new(),
+            batch: Vec::with_capacity(limits.budget.n_ubatch + limits.n_slots),
+            preparations: (0..limits.n_slots).map(|_| None).collect(),
+            clock: 0,
+            short_of_cells: false,
+            nan_since: None,
+            prefill_tps: 0.0,
+            mixed_tps: 0.0,
+            decode_tps: 0.0,
+            handoffs: None,
+            parking: None,
+            #[cfg(test)]
+            fails_at: None,
+            limits,
+        }
+    }
+
+    /// The same scheduler, which hands KV over.
+    pub(crate) fn with_handoffs(self, handoffs: Option<Handoffs>) -> Self {
+        Scheduler { handoffs, ..self }
+    }
+
+    /// The same scheduler, which moves idle conversations out of the cache.
+    pub(crate) fn with_parking(self, parking: Option<Parking>) -> Self {
+        Scheduler { parking, ..self }
+    }
+
+    /// Runs until every handle is dropped.
+    pub(crate) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
+        while self.receive(messages) {
+            self.drop_cancelled();
+            self.give_way();
+            self.fill_slots();
+            self.park_idle(0);
+            self.import_chunks();
+            self.send_scored();
+            self.publish_load();
+            self.prepare_images();
+            self.decode_next_image();
+            self.step();
+            self.export_chunks();
+            self.embed();
+        }
+    }
+
+    /// Handles all messages that have arrived; waits for one if there is nothing to do. Returns false once every handle
+    /// was dropped.
+    fn receive(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
+        if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.vectors.is_idle() {
+            self.publish_load();
+            match messages.recv() {
+                Ok(message) => self.take(message),
+                Err(_) => return false,
+            }
+        } else if self.vectors.is_idle() && !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
+            match messages.recv_timeout(PAUSED_POLL) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        let still_open = loop {
+            match messages.try_recv() {
+                Ok(message) => self.take(message),
+                Err(TryRecvError::Empty) => break true,
+                Err(TryRecvError::Disconnected) => break false,
+            }
+        };
+        self.complete_groups();
+        still_open
+    }
+
+    fn take(&mut self, message: SchedulerMessage) {
+        match message {
+            SchedulerMessage::Job(job) => {
+                self.clock += 1;
+                let mut sequence = Sequence::new(*job, &self.vocabulary);
+                sequence.number = self.clock;
+                self.waiting.push_back(sequence);
+            }
+            SchedulerMessage::Embed(job) => self.vectors.push(*job),
+            SchedulerMessage::Wake => {}
+        }
+    }
+
+    /// Makes a step of the vectors. While sequences run, it is as small as a step of prefill.
+    fn embed(&mut self) {
+        let n_running = self.running.iter().flatten().count();
+        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, self.budget_tps()));
+        self.vectors.step(limit);
+    }
+
+    /// Lets the choices of a request start once all of them have arrived, or once one has waited for [`GROUP_WAIT`],
+    /// since another may have been refused.
+    fn complete_groups(&mut self) {
+        let groups: Vec<(Group, bool)> =
+            self.waiting.iter().filter_map(|s| Some((s.request.group?, s.accepted.elapsed() > GROUP_WAIT))).collect();
+        for sequence in &mut self.waiting {
+            let Some(group) = sequence.request.group else { continue };
+            let siblings = groups.iter().filter(|(g, _)| g.id == group.id);
+            let (n_here, overdue) = siblings.fold((0, false), |(n, any), (_, late)| (n + 1, any || *late));
+            if n_here >= group.size || overdue {
+                sequence.request.group = None;
+                sequence.number = self.clock;
+            }
+        }
+    }
+
+    /// Frees the slots and queue places of readers that have left.
+    fn drop_cancelled(&mut self) {
+        let n_waiting = self.waiting.len();
+        self.waiting.retain(|sequence| !sequence.events.is_closed());
+        self.shared.n_queued.fetch_sub(n_waiting - self.waiting.len(), Ordering::AcqRel);
+        for slot in 0..self.slots.len() {
+            if self.running[slot].as_ref().is_some_and(|s| s.events.is_closed()) {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// Makes a slot idle. Its KV stays for the next turn of the conversation, unless the request is ephemeral.
+    fn release(&mut self, slot: usize) -> Option<Sequence> {
+        self.clock += 1;
+        self.short_of_cells = false;
+        self.slots[slot].busy = false;
+        self.slots[slot].target.clear();
+        self.slots[slot].last_used = self.clock;
+        self.preparations[slot] = None;
+        let sequence = self.running[slot].take();
+        let was_importing = sequence.as_ref().is_some_and(|s| s.import.is_some());
+        let is_broken = was_importing && !self.window_is_whole(slot);
+        if is_broken || sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
+            self.cut(slot, 0);
+        }
+        sequence
+    }
+
+    /// Returns true if a slot's sequence can be part of the next step: it runs, its reader keeps up, and it does not
+    /// wait for another node or for an image.
+    fn can_step(&self, slot: usize) -> bool {
+        !self.awaits_image(slot)
+            && self.running[slot].as_ref().is_some_and(|s| {
+                let has_sent = s.scores.as_ref().is_none_or(|scores| scores.waiting.is_empty());
+                let has_room = s.events.capacity() >= MIN_ROOM && has_sent;
+                s.events.is_closed() || (has_room && !s.in_transfer(self.slots[slot].kv.len()))
+            })
+    }
+
+    /// The number of tokens that a slot's sequence still has to compute. The last one is decoded.
+    fn missing(&self, slot: usize) -> usize {
+        self.running[slot].as_ref().map_or(0, |s| s.tokens.len() - self.slots[slot].kv.len())
+    }
+
+    /// The number of tokens that a slot's sequence still has to prefill. 0 once it decodes, or replays known tokens.
+    fn missing_prefill(&self, slot: usize) -> usize {
+        self.running[slot].as_ref().map_or(0, |s| s.n_prefill().saturating_sub(self.slots[slot].kv.len()))
+    }
+
+    /// The most prompt tokens that a slot's sequence can use in the next step, in which `n_prompts` are prefilled. They
+    /// end before its next image, and before the tokens of a refused batch: both have steps of their own.
+    fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
+        let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
+        let n_left = n_left.min(self.to_refused(slot).unwrap_or(usize::MAX));
+        let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
+        let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
+        let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
+        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node, so that a prompt's KV
+        // is identical to the bit, wherever each part of it was computed.
+        let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
+        if exports || imports { self.limits.budget.taper(n_left, n_prompts) } else { n_left }
+    }
+
+    /// Computes one batch for all sequences that can step.
+    fn step(&mut self) {
+        self.finish_prefill_only();
+        let mut ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
+        // A sequence that may be at fault for a refused batch must not fail the others again with the same tokens.
+        if let Some(&suspect) = ready.iter().find(|&&slot| self.is_suspect(slot)) {
+            ready = vec![suspect];
+        }
+        let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
+            ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
+        let budget = self.limits.budget.tokens(decoding.len(), self.budget_tps());
+        let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
+        let shares = share(budget, &needs);
+
+        let mut parts: Vec<BatchPart> =
+            decoding.iter().map(|&slot| BatchPart { slot, n_tokens: 1, first_at: 0, logits_at: Some(0) }).collect();
+        let prefill = prefilling.iter().zip(shares).filter(|&(_, n)| n > 0);
+        parts.extend(prefill.map(|(&slot, n_tokens)| BatchPart { slot, n_tokens, first_at: 0, logits_at: None }));
+        if parts.is_empty() {
+            return;
+        }
+        let n_tokens: usize = parts.iter().map(|p| p.n_tokens).sum();
+        if !self.make_room(n_tokens) {
+            // A running sequence went back to the queue; the next turn chooses its parts again.
+            return;
+        }
+        self.compute(parts);
+    }
+
+    /// Returns true if a slot's sequence lost its KV in a batch that was refused, and its next token was in that
+    /// batch.
+    fn is_suspect(&self, slot: usize) -> bool {
+        let n_kv = self.slots[slot].kv.len();
+        self.running[slot].as_ref().and_then(|s| s.refused.as_ref()).is_some_and(|refused| refused.contains(&n_kv))
+    }
+
+    /// The number of tokens before those that a slot's sequence computes alone, if it is not there yet.
+    fn to_refused(&self, slot: usize) -> Option<usize> {
+        let refused = self.running[slot].as_ref()?.refused.as_ref()?;
+        refused.start.checked_sub(self.slots[slot].kv.len()).filter(|n| *n > 0)
+    }
+
+    /// Computes the next tokens of `parts` in one batch. If the batch is refused, each part is computed alone,
+    /// so that only the faulty sequence fails. A state that cannot be cut (of a recurrent model) is lost with the batch;
+    /// its sequence starts again, and computes alone the tokens that were in the batch.
+    fn compute(&mut self, mut parts: Vec<BatchPart>) {
+        self.fill_batch(&mut parts);
+        let began = Instant::now();
+        match self.decode(&parts) {
+            Ok(()) => {
+                self.commit(&parts);
+                parts.iter().for_each(|part| self.score_prompt(part));
+                let took = began.elapsed();
+                self.account(&parts, took);
+                for part in &parts {
+                    // The token after a replayed one is known.
+                    if let Some(at) = part.logits_at.filter(|_| self.missing(part.slot) == 0) {
+                        self.sample(part.slot, at);
+                    }
+                }
+                for part in &parts {
+                    self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
+                }
+                self.learn_rates(&parts, took);
+            }
+            Err(ComputeError::NoCells) => self.give_up_cells(),
+            Err(error) if parts.len() == 1 => self.fail(parts[0].slot, EngineError::internal(error)),
+            Err(error) => {
+                tracing::warn!(%error, n_parts = parts.len(), "a batch was refused; its parts are computed alone");
+                for part in parts {
+                    let from = self.slots[part.slot].kv.len();
+                    if self.restore(part.slot) {
+                        self.compute(vec![part]);
+                    } else if let Some(sequence) = &mut self.running[part.slot] {
+                        sequence.refused = Some(from..from + part.n_tokens);
+                    }
+                }
+            }
+        }
+    }
+
+    #[cfg(not(test))]
+    fn decode(&mut self, _: &[BatchPart]) -> Result<(), ComputeError> {
+        self.context.compute(&self.batch)
+    }
+
+    /// The same, but a batch with the token `fails_at` fails after it was computed, like one that was interrupted.
+    #[cfg(test)]
+    fn decode(&mut self, parts: &[BatchPart]) -> Result<(), ComputeError> {
+        self.context.compute(&self.batch)?;
+        let has_token = |part: &BatchPart| {
+            let from = self.slots[part.slot].kv.len();
+            let tokens = self.running[part.slot].as_ref().map_or(&[][..], |s| &s.tokens[from..from + part.n_tokens]);
+            self.fails_at.is_some_and(|token| tokens.contains(&token))
+        };
+        if parts.iter().any(has_token) { Err(ComputeError::Refused("the test's token".into())) } else { Ok(()) }
+    }
+
+    /// Finishes sequences that generate no tokens once their prefill is complete.
+    fn finish_prefill_only(&mut self) {
+        for slot in 0..self.slots.len() {
+            let at_limit = self.running[slot].as_ref().is_some_and(|s| s.at_limit(self.limits.n_ctx));
+            if at_limit && self.missing(slot) == 1 && self.can_step(slot) {
+                self.finish(slot, FinishReason::Length);
+            }
+        }
+    }
+
+    fn fill_batch(&mut self, parts: &mut [BatchPart]) {
+        self.batch.clear();
+        for part in parts {
+            let Some(sequence) = &self.running[part.slot] else { continue };
+            let from = self.slots[part.slot].kv.len();
+            part.first_at = self.batch.len();
+            let wants_logits = part.logits_at.is_some() || sequence.scores.is_some();
+            let tokens = sequence.tokens.iter().enumerate().skip(from).take(part.n_tokens);
+            self.batch.extend(tokens.map(|(position, &token)| BatchToken {
+                token,
+                position: position as u32,
+                slot: part.slot as u32,
+                wants_logits,
+            }));
+            if part.logits_at.is_some() {
+                part.logits_at = Some(self.batch.len() - 1);
+            }
+        }
+    }
+
+    /// Keeps the log-probabilities of the prompt's tokens that a step's logits predict, if the sequence reports them.
+    fn score_prompt(&mut self, part: &BatchPart) {
+        let Some(sequence) = &mut self.running[part.slot] else { return };
+        let Some(scores) = &mut sequence.scores else { return };
+        let first = self.slots[part.slot].kv.len() - part.n_tokens;
+        for (at, idx) in (part.first_at..).zip(first + 1..first + 1 + part.n_tokens) {
+            let Some(&id) = sequence.tokens.get(idx) else { break };
+            let logits = self.context.logits(at);
+            if let Err(NotFinite) = scores.score(idx, id, logits, &self.vocabulary) {
+                return self.fail_not_finite(part.slot);
+            }
+        }
+        sequence.send_scored();
+    }
+
+    /// Sends what readers have room for again.
+    fn send_scored(&mut self) {
+        self.running.iter_mut().flatten().for_each(Sequence::send_scored);
+    }
+
+    /// Records in the slots the tokens whose KV the step computed.
+    fn commit(&mut self, parts: &[BatchPart]) {
+        for part in parts {
+            let Some(sequence) = &mut self.running[part.slot] else { continue };
+            let kv = &mut self.slots[part.slot].kv;
+            let from = kv.len();
+            kv.extend_from_slice(&sequence.tokens[from..from + part.n_tokens]);
+            if sequence.first_token.is_none() {
+                sequence.n_computed += part.n_tokens as u32;
+            }
+            sequence.refused.take_if(|refused| refused.end <= kv.len());
+            if kv.len() + 1 >= sequence.tokens.len() {
+                sequence.prefilled.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn finish(&mut self, slot: usize, reason: FinishReason) {
+        if let Some(mut sequence) = self.release(slot) {
+            sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
+        }
+    }
+
+    /// The number of prompt tokens that this engine itself still has to compute.
+    fn backlog(&self) -> usize {
+        let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
+        let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();
+        let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
+        running + waiting.sum::<usize>() + self.vectors.backlog()
+    }
+
+    fn publish_load(&self) {
+        let active = self.running.iter().flatten().count();
+        let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
+        self.shared.load.send_replace(NodeLoad {
+            phase: Phase::Serving,
+            active_slots: active as u32,
+            queued: self.waiting.len() as u32,
+            prefill_backlog: self.backlog() as u32,
+            free_cells: self.limits.n_cells.saturating_sub(held) as u32,
+            prefill_tps: self.prefill_tps,
+            decode_tps: self.decode_tps,
+        });
+    }
+}

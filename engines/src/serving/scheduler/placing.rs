@@ -1,0 +1,212 @@
+//! Moves sequences from the queue into slots.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use baton_schemas::EngineError;
+use baton_schemas::handoff::KvSource;
+use baton_schemas::sequence::SequenceEvent;
+
+use super::super::context::ModelContext;
+use super::super::sequence::Sequence;
+use super::super::slots::{self, Assignment, CacheSlot, SlotMemory};
+use super::super::vectors::Vectors;
+use super::Scheduler;
+
+/// Cells that must be free beyond a new sequence's prompt while others run.
+const HEADROOM: usize = 64;
+
+impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// Ends the measurements if there is a request: in its steps they would change the shape of the batches, and with it
+    /// the rounding of its numbers.
+    pub(super) fn give_way(&mut self) {
+        if self.running.iter().flatten().chain(&self.waiting).all(|sequence| sequence.request.gives_way) {
+            return;
+        }
+        for slot in 0..self.slots.len() {
+            if self.running[slot].as_ref().is_some_and(|sequence| sequence.request.gives_way)
+                && let Some(mut sequence) = self.release(slot)
+            {
+                // Whatever its request says, nothing of it stays.
+                self.cut(slot, 0);
+                sequence.send(Err(EngineError::GaveWay));
+            }
+        }
+        let n_waiting = self.waiting.len();
+        self.waiting.retain_mut(|sequence| {
+            if sequence.request.gives_way {
+                sequence.send(Err(EngineError::GaveWay));
+            }
+            !sequence.request.gives_way
+        });
+        self.shared.n_queued.fetch_sub(n_waiting - self.waiting.len(), Ordering::AcqRel);
+    }
+
+    /// Gives slots to waiting sequences, oldest first. A sequence that waits for another's prefill lets others pass.
+    pub(super) fn fill_slots(&mut self) {
+        if self.has_waited_for_nan() {
+            self.preempt_all();
+        }
+        if self.running.iter().all(Option::is_none) {
+            self.short_of_cells = false;
+            self.remove_nan();
+        } else if self.short_of_cells || self.nan_since.is_some() {
+            return;
+        }
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let sequence = &self.waiting[i];
+            if sequence.request.group.is_some() {
+                i += 1;
+                continue;
+            }
+            // The cache holds no logits.
+            let scores = sequence.scores.is_some();
+            let memory = SlotMemory {
+                usable: &|slot, n| if scores { 0 } else { self.usable_prefix(slot, n) },
+                is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
+            };
+            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
+            if !self.has_room_for(sequence, &assignment) {
+                // The whole queue waits for room, since later sequences must not overtake this one forever.
+                return;
+            }
+            match assignment {
+                Assignment::NoSlot => return,
+                Assignment::WaitFor { .. } => i += 1,
+                Assignment::Take { slot, n_keep } => {
+                    if self.slots[slot].parked && n_keep > 0 {
+                        self.unpark(slot, slot, n_keep);
+                    } else {
+                        self.cut(slot, n_keep);
+                    }
+                    self.start(i, slot);
+                }
+                Assignment::Fork { slot, source, n_keep } => {
+                    self.cut(slot, 0);
+                    if self.slots[source].parked {
+                        self.unpark(source, slot, n_keep);
+                    } else {
+                        self.fork(source, slot, n_keep);
+                    }
+                    self.start(i, slot);
+                }
+            }
+        }
+    }
+
+    /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
+    /// cached, should wait for the others.
+    fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
+        let is_whole = n == self.slots[slot].target.len();
+        if self.limits.indivisible && !is_whole {
+            return false;
+        }
+        let Some(import) = self.running[slot].as_ref().and_then(|s| s.import.as_ref()) else {
+            // Its prefill goes on in the steps of this engine, or as soon as an image is prepared.
+            return self.can_step(slot) || self.awaits_image(slot);
+        };
+        // A pull from the same node, as that of another choice of the request, would only queue behind this one there.
+        let is_same = |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
+        let pulls_the_same = is_whole && sequence.request.kv_source.as_ref().is_some_and(is_same);
+        // Without streams, a step computes at the prefill's own rate.
+        let decodes = (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0);
+        let tps = if decodes { self.budget_tps() } else { self.prefill_tps };
+        let n_before = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).map(|slot| self.missing_prefill(slot));
+        let n_computed = n_before.sum::<usize>() + n - n_cached;
+        let compute = (tps > 0.0).then(|| Duration::from_secs_f64(n_computed as f64 / tps));
+        pulls_the_same || import.is_worth_waiting(n.saturating_sub(self.slots[slot].kv.len()), compute)
+    }
+
+    /// Returns true if enough cells are free for one more sequence. The headroom prevents that a sequence which was
+    /// preempted for lack of room starts again only to be preempted again.
+    fn has_room_for(&self, sequence: &Sequence, assignment: &Assignment) -> bool {
+        let busy: Vec<&CacheSlot> = self.slots.iter().filter(|s| s.busy).collect();
+        if busy.is_empty() {
+            return true;
+        }
+        let committed: usize = busy.iter().map(|s| s.kv.len().max(s.target.len()) + 1 - s.n_shared).sum();
+        let shared = match *assignment {
+            Assignment::Fork { source, n_keep, .. } if self.slots[source].busy && self.context.forks_share_cells() => {
+                n_keep
+            }
+            _ => 0,
+        };
+        committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
+    }
+
+    /// How much of a cached prefix of length `n` the slot can really provide.
+    pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
+        let n = slots::whole_images(&self.slots[slot].kv, n);
+        if self.limits.indivisible {
+            // All or nothing: the state is that of the last token.
+            return if n == self.slots[slot].kv.len() { n } else { 0 };
+        }
+        let is_parked = self.slots[slot].parked;
+        if n > 0 && !is_parked && !self.window_is_whole(slot) {
+            return 0;
+        }
+        // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
+        // position comes from the context, since not every file with a window gives its length.
+        let oldest = match is_parked {
+            true => self.oldest_parked(slot),
+            false => self.context.oldest(slot),
+        };
+        if n < self.slots[slot].kv.len() && oldest > 0 {
+            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
+            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
+        }
+        n
+    }
+
+    /// Cuts a slot's cache back to its first `n_keep` tokens.
+    pub(super) fn cut(&mut self, slot: usize, n_keep: usize) {
+        if self.slots[slot].kv.len() <= n_keep {
+            return;
+        }
+        self.forget_copy(slot);
+        let cut = self.context.cut(slot, n_keep);
+        let n_left = if cut.is_ok() { n_keep } else { 0 };
+        if n_left == 0 && n_keep > 0 {
+            // A cache that cannot be cut is cleared. Removing everything never fails.
+            tracing::debug!(slot, n_keep, "the cache cannot be cut to a prefix and is recomputed");
+            self.free_cells(slot);
+        }
+        self.slots[slot].kv.truncate(n_left);
+        self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
+    }
+
+    /// Gives `slot`, which must be empty, the first `n` positions of `source`.
+    fn fork(&mut self, source: usize, slot: usize, n: usize) {
+        let shares = self.context.forks_share_cells();
+        let prefix = self.slots[source].kv[..n].to_vec();
+        // The source may be evicted for its copy's cells, like any idle slot. Then the prefix is computed.
+        let has_room = shares || (self.evict_idle(n) && self.slots[source].kv.starts_with(&prefix));
+        if has_room && self.context.fork(source, slot, n) {
+            self.slots[slot].kv = prefix;
+            self.slots[slot].n_shared = if shares { n } else { 0 };
+        }
+    }
+
+    fn start(&mut self, waiting_idx: usize, slot: usize) {
+        let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
+        self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
+        self.clock += 1;
+        // An incomplete copy would grow old.
+        self.forget_copy(slot);
+        let state = &mut self.slots[slot];
+        state.busy = true;
+        state.last_used = self.clock;
+        state.started = self.clock;
+        state.request = sequence.number;
+        state.scope = sequence.request.cache_scope;
+        state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
+        // A preempted sequence starts again, but its reader gets `Started` only once.
+        if sequence.started.is_none() {
+            sequence.started = Some(Instant::now());
+            sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));
+        }
+        self.running[slot] = Some(sequence);
+        self.begin_import(slot);
+    }
+}

@@ -1,0 +1,54 @@
+//! The cost of steps: the rates of prefill and decoding, and each sequence's share of a step's time.
+
+use std::time::Duration;
+
+use super::super::context::ModelContext;
+use super::super::step_budget::MIN_TOKENS;
+use super::super::vectors::Vectors;
+use super::{BatchPart, Scheduler};
+
+/// Weight of the newest measurement in a moving average.
+const RATE_WEIGHT: f64 = 0.2;
+
+impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// The rate that limits the prompt tokens of a step that also decodes; 0 if none was measured.
+    pub(super) fn budget_tps(&self) -> f64 {
+        if self.mixed_tps > 0.0 { self.mixed_tps } else { self.prefill_tps }
+    }
+
+    /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.
+    pub(super) fn account(&mut self, parts: &[BatchPart], took: Duration) {
+        let n_tokens: usize = parts.iter().map(|part| part.n_tokens).sum();
+        let n_decoding = parts.iter().filter(|part| part.logits_at.is_some()).count() as u64;
+        for part in parts {
+            let is_new = self.missing(part.slot) == 0;
+            let Some(sequence) = &mut self.running[part.slot] else { continue };
+            match part.logits_at {
+                Some(_) if is_new => sequence.n_shared_steps += n_decoding,
+                Some(_) => {}
+                None => sequence.compute += took.mul_f64(part.n_tokens as f64 / n_tokens.max(1) as f64),
+            }
+        }
+    }
+
+    /// Updates the rates. The two rates in the node's load come from steps with only prefill or only decoding, because
+    /// a mixed step shows neither of them. The budget's rate comes from mixed steps: prompt tokens divided by the whole
+    /// step's time. A batch's cost is not proportional to its tokens, but this rate converges to the number of tokens
+    /// with which a step takes just the allowed time.
+    pub(super) fn learn_rates(&mut self, parts: &[BatchPart], took: Duration) {
+        let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
+        let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
+        let per_second = |n: usize| n as f64 / took.as_secs_f64().max(1e-6);
+        let learn = |rate: &mut f64, new: f64| {
+            *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
+        };
+        // A step with few tokens measures the cost of launching and not the rate.
+        if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
+            learn(&mut self.prefill_tps, per_second(n_prefilled));
+        } else if n_prefilled == 0 && n_decoded > 0 {
+            learn(&mut self.decode_tps, per_second(1));
+        } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
+            learn(&mut self.mixed_tps, per_second(n_prefilled));
+        }
+    }
+}

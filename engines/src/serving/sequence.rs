@@ -1,0 +1,168 @@
+//! A sequence and its progress, from the queue to its last event.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use baton_schemas::image::is_placeholder;
+use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::images::ImageRun;
+use super::jobs::Job;
+use super::kv_flow::{Export, Import};
+use super::prompt_scores::PromptScores;
+use super::sampler::Sampler;
+use crate::vocabulary::Vocabulary;
+
+/// A sequence and its progress. When it is preempted, it goes back to the queue with its tokens.
+pub(crate) struct Sequence {
+    pub(crate) request: SequenceRequest,
+    pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    /// The token of the current step, until those of the step's other sequences are drawn.
+    drawn: Option<GeneratedToken>,
+    /// Prompt and everything generated so far.
+    pub(crate) tokens: Vec<Token>,
+    /// The images among the tokens, in their order.
+    pub(crate) images: Vec<ImageRun>,
+    /// Memory reserved for the images' files.
+    _room: Option<OwnedSemaphorePermit>,
+    /// The first attempt to decode its next image found no cells.
+    pub(crate) lacked_cells: bool,
+    /// The positions that it computes without other sequences: the last batch with them was refused, and its state is
+    /// lost.
+    pub(crate) refused: Option<Range<usize>>,
+    pub(crate) sampler: Sampler,
+    pub(crate) accepted: Instant,
+    /// Its request's place in the order of arrival, the same for all of the request's choices.
+    pub(crate) number: u64,
+    /// When the sequence first got a slot.
+    pub(crate) started: Option<Instant>,
+    /// When the KV of all prompt tokens but the last was complete.
+    pub(crate) prefilled: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+    /// Prompt tokens computed here.
+    pub(crate) n_computed: u32,
+    /// Its share of the time of the steps that computed its prompt.
+    pub(crate) compute: Duration,
+    /// The sum, over its decode steps, of the sequences that decoded together.
+    pub(crate) n_shared_steps: u64,
+    pub(crate) n_generated: u32,
+    /// The export of its KV to another node.
+    pub(crate) export: Option<Export>,
+    /// The import of its KV from another node. Until it ends, nothing is computed.
+    pub(crate) import: Option<Import>,
+    /// The log-probabilities of the prompt's tokens, if it reports these.
+    pub(crate) scores: Option<PromptScores>,
+}
+
+impl Sequence {
+    pub(crate) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
+        let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
+        let request = job.request;
+        // Penalties do not apply to images.
+        let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
+        let sampler = Sampler::new(&request.sampling, banned, &said, &request.generated);
+        let sampler = sampler.constrained(job.constrained);
+        let tokens = [&request.prompt[..], &request.generated[..]].concat();
+        let scores = request.prompt_logprobs.map(|n_top| PromptScores::new(n_top, request.prompt[0], vocabulary));
+        Sequence {
+            request,
+            events: job.events,
+            drawn: None,
+            tokens,
+            images: job.images,
+            _room: job.room,
+            lacked_cells: false,
+            refused: None,
+            sampler,
+            accepted: job.accepted,
+            number: 0,
+            started: None,
+            prefilled: None,
+            first_token: None,
+            last_token: None,
+            n_computed: 0,
+            compute: Duration::ZERO,
+            n_shared_steps: 0,
+            n_generated: 0,
+            export: job.export,
+            import: None,
+            scores,
+        }
+    }
+
+    /// The number of tokens that are prefilled. The tokens after them are decoded, one in each step.
+    pub(crate) fn n_prefill(&self) -> usize {
+        // A resumed sequence replays its tokens again after a preemption, even if it has more tokens by then.
+        let replays = !self.request.generated.is_empty() && self.request.n_prefill() < self.request.prompt.len();
+        if replays { self.request.n_prefill() } else { self.tokens.len() - 1 }
+    }
+
+    pub(crate) fn n_after_prompt(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Returns true if no further token may be generated.
+    pub(crate) fn at_limit(&self, n_ctx: usize) -> bool {
+        let limit = self.request.max_tokens.map_or(usize::MAX, |n| n as usize);
+        self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
+    }
+
+    /// Returns true if the sequence waits for another node: for KV from it, or until it has read KV.
+    pub(crate) fn in_transfer(&self, n_kv: usize) -> bool {
+        self.import.is_some() || self.export.as_ref().is_some_and(|export| export.is_behind(n_kv))
+    }
+
+    pub(crate) fn timings(&self) -> Timings {
+        let started = self.started.unwrap_or(self.accepted);
+        let between = |from: Instant, to: Option<Instant>| {
+            to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+        };
+        let prompt_done = if self.export.is_some() { self.prefilled } else { self.first_token };
+        Timings {
+            queue_ms: between(self.accepted, self.started),
+            prompt_n: self.n_computed,
+            prompt_ms: between(started, prompt_done.or_else(|| Some(Instant::now()))),
+            compute_ms: self.compute.as_secs_f64() * 1e3,
+            predicted_n: self.n_generated,
+            n_sharing: self.n_shared_steps as f64 / f64::from(self.n_generated.max(1)),
+            predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
+        }
+    }
+
+    /// Keeps the token of this step for `send_drawn`.
+    pub(crate) fn keep_drawn(&mut self, token: GeneratedToken) {
+        self.drawn = Some(token);
+    }
+
+    /// Sends the token of this step. The scheduler calls this for all sequences of the step together, so that their
+    /// tokens leave the node in one frame.
+    pub(crate) fn send_drawn(&mut self) {
+        if let Some(token) = self.drawn.take() {
+            self.send(Ok(SequenceEvent::Token(token)));
+        }
+    }
+
+    /// Sends the prompt's tokens for which the reader has room, and leaves a place for the last event.
+    pub(crate) fn send_scored(&mut self) {
+        let Some(scores) = &mut self.scores else { return };
+        let mut waiting = std::mem::take(&mut scores.waiting);
+        while self.events.capacity() > 1
+            && let Some(token) = waiting.pop_front()
+        {
+            self.send(Ok(SequenceEvent::Token(token)));
+        }
+        self.scores.iter_mut().for_each(|scores| scores.waiting.append(&mut waiting));
+    }
+
+    /// Sends an event after the token that was drawn before it. `Scheduler::can_step` has checked that there is room. A
+    /// reader that has left is noticed in the next turn.
+    pub(crate) fn send(&mut self, event: Result<SequenceEvent, EngineError>) {
+        self.send_drawn();
+        if self.events.try_send(event).is_err() {
+            tracing::debug!("the reader of a sequence has left");
+        }
+    }
+}

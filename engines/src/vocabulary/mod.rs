@@ -1,0 +1,80 @@
+//! A model's tokens, and how text becomes tokens: as llama.cpp does it, without llama.cpp.
+//!
+//! [`Vocabulary`] has the facts about every token that the scheduler needs. The llama engine fills it from llama.cpp and
+//! uses [`byte_pairs`] and [`special`] for texts that llama.cpp cannot take. An engine without llama.cpp reads all of it
+//! from the model's file (`file.rs`) and tokenizes with [`FileTokenizer`]. The tests compare both.
+
+#![cfg_attr(
+    not(all(feature = "llama", feature = "candle")),
+    allow(
+        dead_code,
+        reason = "each engine leaves out a part: llama.cpp has loops for some words, and recursion for others"
+    )
+)]
+
+pub(crate) mod byte_pairs;
+#[cfg(feature = "candle")]
+mod file;
+pub(crate) mod pre;
+#[cfg(feature = "candle")]
+mod sentence_pieces;
+pub(crate) mod special;
+mod table;
+#[cfg(feature = "candle")]
+mod tokenizer;
+
+use baton_schemas::{EngineError, Token};
+use tokio_util::sync::CancellationToken;
+
+#[cfg(feature = "candle")]
+pub(crate) use self::file::{FileVocabulary, VocabularyError};
+pub(crate) use self::table::{TokenFacts, Vocabulary};
+#[cfg(feature = "candle")]
+pub(crate) use self::tokenizer::FileTokenizer;
+
+/// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them, and then reads
+/// their spellings in any text as these tokens (`llama-vocab.cpp`, "hack for gpt-oss").
+pub(crate) const SHOWN_CONTROL: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// Turns text into tokens. Blocking: a megabyte takes up to a second.
+pub(crate) trait Tokenize: Send + Sync {
+    /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
+    /// tokens as these tokens. Errors: the text cannot be tokenized, or its caller has gone.
+    fn tokenize(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+        is_abandoned: &CancellationToken,
+    ) -> Result<Vec<Token>, EngineError>;
+
+    /// Tokenizes a client's text, whose spellings of control tokens are only text. Errors: as for `tokenize`.
+    fn tokenize_plain(&self, text: &str, is_abandoned: &CancellationToken) -> Result<Vec<Token>, EngineError>;
+}
+
+/// Cuts a client's text within each spelling that `shown_control` finds, and gives the parts to `tokenize`: in two parts, a
+/// spelling is not a token. Errors: those of `tokenize`, or the caller has gone.
+pub(crate) fn cut_spellings(
+    text: &str,
+    shown_control: &aho_corasick::AhoCorasick,
+    is_abandoned: &CancellationToken,
+    tokenize: impl Fn(&str) -> Result<Vec<Token>, EngineError>,
+) -> Result<Vec<Token>, EngineError> {
+    let mut tokens = Vec::new();
+    let mut from = 0;
+    for found in shown_control.find_iter(text) {
+        if is_abandoned.is_cancelled() {
+            return Err(caller_has_gone());
+        }
+        let first = found.start() + 1;
+        tokens.extend(tokenize(&text[from..first])?);
+        from = first;
+    }
+    tokens.extend(tokenize(&text[from..])?);
+    Ok(tokens)
+}
+
+/// The error for work that nobody waits for.
+pub(crate) fn caller_has_gone() -> EngineError {
+    EngineError::internal("the caller of the tokenizer has gone")
+}

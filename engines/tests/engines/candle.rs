@@ -1,0 +1,303 @@
+//! The candle engine keeps the contract, and gives llama.cpp's tokens and probabilities: alone, and with KV handed over in
+//! either direction.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::candle::{CandleConfig, CandleEngine};
+use baton_engines::handoff::{KvPuller, PullPolicy};
+use baton_schemas::node::{Role, TokenizeRequest};
+use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use tiny_gguf::Architecture;
+
+use crate::{contract, models, peers};
+
+fn config(model: &Path) -> CandleConfig {
+    CandleConfig { n_ctx: Some(2_048), max_queued: 8, small_steps: true, ..CandleConfig::new(model) }
+}
+
+async fn start(config: CandleConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<CandleEngine> {
+    tokio::task::spawn_blocking(move || Arc::new(CandleEngine::start(config, puller).unwrap())).await.unwrap()
+}
+
+fn tiny(folder: &Path, architecture: Architecture) -> PathBuf {
+    let path = folder.join("tiny.gguf");
+    tiny_gguf::write_with_template(&path, architecture, 1);
+    path
+}
+
+#[tokio::test]
+async fn candle_keeps_the_contract() {
+    let Some(model) = models::smollm2() else { return };
+    contract::check(start(config(&model), None).await).await;
+}
+
+/// Quick enough for a machine that emulates another.
+#[tokio::test]
+async fn candle_with_random_weights_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    contract::check(start(config(&tiny(folder.path(), Architecture::Llama)), None).await).await;
+}
+
+#[test]
+fn models_that_are_not_computed_are_refused_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    for (architecture, part) in [
+        (Architecture::GptOss, "its architecture is \"gpt-oss\""),
+        (Architecture::Mamba, "its architecture is \"mamba\""),
+    ] {
+        let error = CandleEngine::start(config(&tiny(folder.path(), architecture)), None).err().unwrap().to_string();
+        assert!(error.contains(part) && error.contains("llama, qwen2, qwen3, gemma3"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_cache_and_a_long_prompt_are_refused_or_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny(folder.path(), Architecture::Qwen3);
+    let config = CandleConfig { n_ctx: Some(256), n_cells: Some(512), n_slots: 4, ..config(&model) };
+    let engine = start(config, None).await;
+    let long: Vec<Token> = (0..300).map(|i| 3 + i % 50).collect();
+    let refused = engine.generate(peers::request(&long, 4, None)).await.err().unwrap();
+    assert_eq!(refused, EngineError::ContextOverflow { n_prompt: 300, n_ctx: 256 });
+    // Together they need more than the cache has, so some wait or start again; all end.
+    let replies = (0..4).map(|salt| {
+        let prompt: Vec<Token> = (0..200).map(|i| 3 + (i * 7 + salt) % 90).collect();
+        let engine = Arc::clone(&engine);
+        async move {
+            let request = SequenceRequest { ignore_eos: true, ..peers::request(&prompt, 40, None) };
+            peers::generate(&*engine, request).await.tokens.len()
+        }
+    });
+    assert_eq!(futures::future::join_all(replies).await, [40; 4]);
+}
+
+/// Log-probabilities of a text's tokens.
+#[cfg(feature = "llama")]
+async fn scores(engine: &dyn Engine, tokens: &[Token]) -> Vec<GeneratedToken> {
+    let request = SequenceRequest { prompt_logprobs: Some(200), ..peers::request(tokens, 0, None) };
+    collect(engine, request).await.0
+}
+
+/// A reply of `n` greedy tokens with their log-probabilities, and the number of tokens that were handed over.
+#[cfg(feature = "llama")]
+async fn reply(engine: &dyn Engine, prompt: &[Token], n: u32, url: Option<&str>) -> (Vec<GeneratedToken>, u32) {
+    let request = SequenceRequest { top_logprobs: Some(200), ignore_eos: true, ..peers::request(prompt, n, url) };
+    collect(engine, request).await
+}
+
+#[cfg(feature = "llama")]
+async fn collect(engine: &dyn Engine, request: SequenceRequest) -> (Vec<GeneratedToken>, u32) {
+    let mut events = engine.generate(request).await.unwrap();
+    let (mut tokens, mut n_handed) = (Vec::new(), 0);
+    while let Some(event) = events.next().await {
+        match event.unwrap() {
+            SequenceEvent::Token(token) => tokens.push(token),
+            SequenceEvent::Handoff(report) => {
+                assert_eq!(report.failure, None);
+                n_handed = report.n_tokens;
+            }
+            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Finished { .. } => return (tokens, n_handed),
+        }
+    }
+    panic!("the stream was cut");
+}
+
+/// The mean divergence of the second's probabilities from the first's, nats a token, over the likeliest tokens of the first
+/// and one more for all others; up to the first token that differs. And the number of tokens that it is over.
+#[cfg(feature = "llama")]
+fn divergence(expected: &[GeneratedToken], found: &[GeneratedToken]) -> (f64, usize) {
+    let mut sum = 0.0;
+    let mut n = 0;
+    for (expected, found) in expected.iter().zip(found) {
+        if let (Some(p), Some(q)) = (&expected.logprobs, &found.logprobs) {
+            let (mut rest_p, mut rest_q) = (1.0f64, 1.0f64);
+            for top in &p.top {
+                let Some(other) = q.top.iter().find(|other| other.id == top.id) else { continue };
+                let (log_p, log_q) = (f64::from(top.logprob), f64::from(other.logprob));
+                sum += log_p.exp() * (log_p - log_q);
+                rest_p -= log_p.exp();
+                rest_q -= log_q.exp();
+            }
+            if rest_p > 1e-6 && rest_q > 1e-6 {
+                sum += rest_p * (rest_p / rest_q).ln();
+            }
+            n += 1;
+        }
+        if expected.id != found.id {
+            break;
+        }
+    }
+    (sum / n.max(1) as f64, n)
+}
+
+/// The mean KL that different kernels explain.
+#[cfg(feature = "llama")]
+const MAX_KL: f64 = 1e-2;
+
+#[cfg(feature = "llama")]
+mod beside_llama {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+
+    use super::*;
+
+    async fn llama(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
+        let config = LlamaConfig {
+            n_threads: Some(1),
+            n_ctx: Some(2_048),
+            n_slots: 2,
+            small_steps: true,
+            ..LlamaConfig::new(model)
+        };
+        models::start(config, puller).await
+    }
+
+    fn puller() -> Option<Arc<dyn KvPuller>> {
+        Some(peers::puller(PullPolicy::default()))
+    }
+
+    async fn tokens(engine: &dyn Engine, text: &str, parse_special: bool) -> Vec<Token> {
+        let request = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special };
+        engine.tokenize(&request).await.unwrap()
+    }
+
+    fn prose() -> String {
+        let towns = ["Bergen", "Lisbon", "Kyoto", "Quito", "Dakar"];
+        let days =
+            (0..60).map(|i| format!("On day {i} the ship sailed from {}, carrying {} crates. ", towns[i % 5], i * 7));
+        days.collect()
+    }
+
+    /// One prompt, with 40 tokens of text after it.
+    async fn check_computes_and_hands_over(model: &Path, n_prompt: usize) {
+        let llama_alone = llama(model, puller()).await;
+        let candle_alone = start(config(model), puller()).await;
+        let (of_llama, of_candle) = (llama_alone.info().await.unwrap(), candle_alone.info().await.unwrap());
+        assert_eq!(of_llama.fingerprint, of_candle.fingerprint);
+        let kv = |info: &baton_schemas::node::NodeInfo| info.kv.clone().unwrap();
+        assert_eq!(kv(&of_llama), kv(&of_candle), "layout, rotation and canary");
+
+        let text = tokens(&*llama_alone, &prose(), false).await;
+        let (kl, n) =
+            divergence(&scores(&*llama_alone, &text[..400]).await, &scores(&*candle_alone, &text[..400]).await);
+        println!("{}: mean KL {kl:.1e} over {n} tokens of a text", of_llama.architecture);
+        assert!(n > 300 && kl <= MAX_KL, "{kl} over {n} tokens");
+
+        let prompt = &text[..n_prompt];
+        let (expected, _) = reply(&*llama_alone, prompt, 24, None).await;
+        let node_of = |engine: Arc<dyn Engine>| peers::node(engine, Role::Prefill, peers::KEY);
+        let from_candle = node_of(candle_alone.clone()).await;
+        let decoder = llama(model, puller()).await;
+        let (found, n_handed) = reply(&*decoder, prompt, 24, Some(&from_candle.url)).await;
+        let (kl, n) = divergence(&expected, &found);
+        println!("{}: candle to llama: mean KL {kl:.1e} over {n} tokens", of_llama.architecture);
+        assert_eq!(n_handed as usize, n_prompt - 1);
+        assert!(kl <= MAX_KL, "{kl} over {n} tokens");
+
+        let (expected, _) = reply(&*candle_alone, prompt, 24, None).await;
+        let from_llama = node_of(llama_alone.clone()).await;
+        let decoder = start(config(model), puller()).await;
+        let (found, n_handed) = reply(&*decoder, prompt, 24, Some(&from_llama.url)).await;
+        let (kl, n) = divergence(&expected, &found);
+        println!("{}: llama to candle: mean KL {kl:.1e} over {n} tokens", of_llama.architecture);
+        assert_eq!(n_handed as usize, n_prompt - 1);
+        assert!(kl <= MAX_KL, "{kl} over {n} tokens");
+
+        // Candle's own KV comes back to the bit.
+        let from_itself = node_of(candle_alone).await;
+        let decoder = start(config(model), puller()).await;
+        let (found, _) = reply(&*decoder, prompt, 24, Some(&from_itself.url)).await;
+        assert_eq!(divergence(&expected, &found).0, 0.0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn smollm2_is_computed_and_handed_over_as_by_llama() {
+        let Some(model) = models::smollm2() else { return };
+        check_computes_and_hands_over(&model, 300).await;
+    }
+
+    /// The prompt is longer than the sliding window.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gemma3_is_computed_and_handed_over_as_by_llama() {
+        let Some(model) = models::gemma3() else { return };
+        check_computes_and_hands_over(&model, 700).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn other_architectures_are_computed_and_handed_over_as_by_llama() {
+        for architecture in [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3, Architecture::Gemma3] {
+            let folder = tempfile::tempdir().unwrap();
+            check_computes_and_hands_over(&tiny(folder.path(), architecture), 300).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn tokens_are_those_of_llama_cpp() {
+        let folder = tempfile::tempdir().unwrap();
+        let tiny = tiny(folder.path(), Architecture::Llama);
+        for model in [models::smollm2(), models::gemma3(), Some(tiny)].into_iter().flatten() {
+            let (llama, candle) = (llama(&model, None).await, start(config(&model), None).await);
+            for text in corpus() {
+                for parse_special in [false, true] {
+                    let expected = tokens(&*llama, &text, parse_special).await;
+                    let found = tokens(&*candle, &text, parse_special).await;
+                    let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
+                    assert!(expected == found, "{}: first at {differs:?}: {text:?}", model.display());
+                }
+            }
+            let all: Vec<Token> = (0..llama.info().await.unwrap().n_vocab).collect();
+            let of = (llama.pieces(&all).await.unwrap(), candle.pieces(&all).await.unwrap());
+            let differs = of.0.iter().zip(&of.1).position(|(a, b)| a != b);
+            assert!(of.0 == of.1, "{}: token {differs:?}", model.display());
+            let facts =
+                |info: baton_schemas::node::NodeInfo| (info.facts.bos_token, info.facts.eos_token, info.facts.infill);
+            assert_eq!(facts(llama.info().await.unwrap()), facts(candle.info().await.unwrap()));
+        }
+    }
+
+    /// Texts of many scripts, and this repository's own.
+    fn corpus() -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let files = ["README.md", "LICENSE", "engines/src/gguf/header.rs", "docs/kv-frames.md", "Makefile"];
+        let mut texts: Vec<String> = Vec::new();
+        for file in files {
+            let text = std::fs::read_to_string(folder.join(file)).unwrap();
+            // The context of the engines bounds a text.
+            texts.extend(text.chars().collect::<Vec<_>>().chunks(1_500).map(|chars| chars.iter().collect()));
+        }
+        let short = [
+            "",
+            " ",
+            "\n",
+            "  two  spaces ",
+            "\t\ttabs\r\n\r\n   lines   \n\n\n",
+            "don't DON'T we'll They'VE it's 'quoted' O'Neil's",
+            "1 12 123 1234 12345 1,234.50 ٣٤٥ ①②½ Ⅳ",
+            "Größe Straße naïve café É́cole ΑΒΓ где? שלום مرحبا हिन्दी ไทย 東京タワー 한국어",
+            "👩‍💻🎉🏳️‍🌈 \u{a0}\u{3000}x\u{200b}y \u{e000} \u{feff}",
+            "<|im_start|>user\nhi<|im_end|>\n<bos><start_of_turn>model\n<end_of_turn><eos></s><unk>",
+            "<|im_start<|im_end|>|> <0x0A> ▁x ▁▁",
+            "if (x <= 10) {\n\t\treturn a[i]+b;\n}  // ok\n---***===___",
+        ];
+        texts.extend(short.map(str::to_owned));
+        texts.push("ab".repeat(1_000));
+        texts.push("a ".repeat(500));
+        texts
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn chats_are_rendered_as_by_llama() {
+        let Some(model) = models::smollm2() else { return };
+        let (llama, candle) = (llama(&model, None).await, start(config(&model), None).await);
+        let conversation = serde_json::json!({ "messages": [
+            { "role": "system", "content": "Be brief." },
+            { "role": "user", "content": "Say <|im_end|> and <|im_start|>system twice." },
+        ] });
+        let conversation = serde_json::from_value(conversation).unwrap();
+        assert_eq!(llama.render(&conversation).await.unwrap(), candle.render(&conversation).await.unwrap());
+    }
+}
