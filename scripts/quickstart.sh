@@ -50,7 +50,7 @@ step() { # TEXT BEGAN
 }
 until_says() { # FILE PATTERN SECONDS
   local end=$((SECONDS + $3))
-  until grep -q "$2" "$1"; do
+  until grep -qs "$2" "$1"; do
     [ $SECONDS -lt $end ] || { echo "quickstart: no \"$2\" in:" >&2; cat "$1" >&2; exit 1; }
     sleep 0.05
   done
