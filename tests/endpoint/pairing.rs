@@ -213,27 +213,34 @@ fn the_code_alone_finds_the_first_machine_in_the_network() {
 #[test]
 fn one_command_on_each_machine_pairs_starts_and_finds() {
     with_namespaces("pairing::one_command_on_each_machine_pairs_starts_and_finds", || {
-        let lab = Lab::new(&[1, 1]);
+        let lab = Lab::new(&[1, 1, 1]);
         let sim = ["--engine", "sim", "--sim-prefill-tps", "3000"];
         let serve = ["serve", "--pair", "--policy", "always_handoff", "--no-calibration", "--api-key", OWNER];
         let serve = [&serve[..], &["--listen", "127.0.0.1:8080"], &sim].concat();
-        let node = |code: &str| {
+        let node = |i: usize, code: &str| {
             let args = ["node", "--pair", code, "--role", "prefill", "--listen", "0.0.0.0:9000"];
-            lab.baton(1, Membership::Paired, &[&args[..], &sim].concat())
+            lab.baton(i, Membership::Paired, &[&args[..], &sim].concat())
         };
-        let mut endpoint = Process(lab.on(0, &BATON).args(&serve).stdout(Stdio::piped()).spawn().unwrap());
-        let mut lines = BufReader::new(endpoint.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let command = lines.find_map(|line| line.trim().strip_prefix("baton node --pair ").map(str::to_owned)).unwrap();
-        let code = command.split(' ').next().unwrap();
-        std::thread::spawn(move || lines.for_each(drop));
-        let first = node(code);
+        // The endpoint, and the code that it shows.
+        let serves = || {
+            let mut endpoint = Process(lab.on(0, &BATON).args(&serve).stdout(Stdio::piped()).spawn().unwrap());
+            let mut lines = BufReader::new(endpoint.stdout.take().unwrap()).lines().map(Result::unwrap);
+            let shown =
+                lines.find_map(|line| line.trim().strip_prefix("baton node --pair ").map(str::to_owned)).unwrap();
+            std::thread::spawn(move || lines.for_each(drop));
+            (endpoint, shown.split(' ').next().unwrap().to_owned())
+        };
+        let (endpoint, code) = serves();
+        let first = node(1, &code);
         within(Duration::from_secs(20), "paired and used", || lab.states() == ["used"]);
         lab.hands_over("paired by one command");
         // The same commands start both again, though the code is no longer good.
         drop((endpoint, first));
-        let endpoint = lab.baton(0, Membership::Paired, &serve);
-        let _node = node(code);
+        let (endpoint, new_code) = serves();
+        let _node = node(1, &code);
         within(Duration::from_secs(20), "used again", || lab.states() == ["used"]);
+        let _third = node(2, &new_code);
+        within(Duration::from_secs(20), "a third machine joins while it serves", || lab.states() == ["used", "used"]);
         drop(endpoint);
         // A key in the environment would win over the pairing.
         let refused = lab.on(0, &BATON).args(&serve).env("BATON_CLUSTER_KEY", "a key").output().unwrap();

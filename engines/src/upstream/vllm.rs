@@ -106,6 +106,11 @@ fn prefill_call(call: &ApiCall) -> ApiCall {
     if body.contains("max_completion_tokens") {
         body.set("max_completion_tokens", 1);
     }
+    // It returns the KV's place only if the limit has ended the reply, and not a token that ends it or a stop string.
+    body.set("ignore_eos", true);
+    for field in ["stop", "stop_token_ids", "min_tokens"] {
+        body.remove(field);
+    }
     let params = json!({
         "do_remote_decode": true,
         "do_remote_prefill": false,
@@ -148,6 +153,7 @@ mod tests {
             ("stream_options", json!({})),
             ("max_tokens", 9.into()),
             ("max_completion_tokens", 9.into()),
+            ("stop", json!(["\n"])),
         ];
         let mut call =
             ApiCall { form: ReplyDelivery::Streamed, ..ApiCall::new(ApiPath::Api("chat/completions"), fields) };
@@ -155,6 +161,7 @@ mod tests {
         assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
         assert_eq!((&prefill["max_tokens"], &prefill["max_completion_tokens"]), (&json!(1), &json!(1)));
         assert_eq!((&prefill["stream"], prefill.get("stream_options")), (&json!(false), None));
+        assert_eq!((&prefill["ignore_eos"], prefill.get("stop")), (&json!(true), None));
         for nothing in [json!({}), json!({ "kv_transfer_params": null }), json!({ "kv_transfer_params": {} })] {
             assert!(!add_kv(&mut call, &nothing));
         }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use harness::mock::{Mock, MockRequest, Step, event, head, says, text, whole};
 use harness::{ReloadableServer, eventually_async, upstream};
@@ -124,6 +125,27 @@ async fn a_hung_prefill_server_costs_one_request_its_time_until_it_computes_agai
     })
     .await;
     assert_eq!(front.get("/baton/state").await["upstreams"][0]["prefill"][0]["breaker"]["is_open"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_a_hung_prefill_server_leaves_with_the_first() {
+    let hung = Mock::start(|_, _| vec![Step::Hang]).await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&hung, &decoder, "first_seconds = 16");
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        front.chat(json!({})).await
+    };
+    let first = front.chat(json!({}));
+    tokio::pin!(later, first);
+    let first = tokio::select! {
+        first = &mut first => first,
+        later = &mut later => panic!("it was asked 4 s later: {later:?}"),
+    };
+    assert_eq!(first.content(), "well");
+    // By itself it would wait 4 s longer.
+    let later = tokio::time::timeout(Duration::from_secs(3), later).await.expect("it leaves with the first");
+    assert_eq!((later.content(), hung.n_asked_at(CHAT)), ("well".to_owned(), 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,10 +17,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause, so that a node that works again is used again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long the breaker waits for the outcome of the request that it let through. Short, because there may be none: the
-/// client may leave, or everything may be cached.
-const TRIAL_TIME: Duration = MAX_PAUSE;
-
 /// How long after its pause a breaker waits for a request before it closes by itself.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
@@ -29,6 +25,8 @@ const QUIET_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Breaker<R> {
     record: Mutex<BreakerRecord<R>>,
+    /// The longest pause. The breaker also waits this long for the outcome of the request that it let through: there may be none,
+    /// because the client may leave, or everything may be cached.
     max_pause: Duration,
 }
 
@@ -98,7 +96,7 @@ impl<R: Copy + Ord> Breaker<R> {
             None => true,
             Some(until) if Instant::now() < until || !record.has_answered => false,
             Some(_) => {
-                record.open_until = Some(Instant::now() + TRIAL_TIME);
+                record.open_until = Some(Instant::now() + self.max_pause);
                 record.is_on_trial = true;
                 true
             }
@@ -276,7 +274,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());
         // A trial without an outcome does not keep requests away forever.
-        tokio::time::advance(TRIAL_TIME).await;
+        tokio::time::advance(MAX_PAUSE).await;
         assert!(breaker.try_pass());
     }
 }

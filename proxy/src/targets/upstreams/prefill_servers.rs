@@ -1,7 +1,7 @@
 //! The servers that compute prompts for an upstream: which one computes the next prompt, and what became of the last ones.
 //!
 //! They take turns. Each has a breaker, which opens if the server fails or if the upstream cannot use its KV. Meanwhile the
-//! upstream computes prompts itself, so a server that fails costs one request its time and not all of them.
+//! upstream computes prompts itself, so a server that hangs costs the requests that wait for it their time, until the first gives up, and no later one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use baton_engines::upstream::{PrefillFailure, PrefilledPrompt, PreparedChoice, Upstream};
 use futures::future::join_all;
+use tokio::sync::Notify;
 
 use super::prompt_estimate::most_tokens;
 use crate::targets::nodes::{Breaker, Fallbacks};
@@ -52,6 +53,8 @@ pub struct PrefillServer {
     pub breaker: Breaker<PrefillFailure>,
     index: usize,
     totals: Mutex<PrefillTotals>,
+    /// Notified when a prompt has waited in vain: the others that wait for this server leave with it.
+    hangs: Notify,
 }
 
 /// What a prefill server has done since the start.
@@ -83,6 +86,7 @@ impl PrefillServers {
             breaker: Breaker::pausing_up_to(MAX_PAUSE),
             index,
             totals: Mutex::default(),
+            hangs: Notify::new(),
         };
         let servers = (0..client.settings().prefill.len()).map(|index| Arc::new(server(index))).collect();
         PrefillServers { servers, fallbacks: Fallbacks::default(), turn: AtomicUsize::new(0) }
@@ -104,7 +108,11 @@ impl PrefillServers {
             return None;
         };
         let asked = Instant::now();
-        let outcome = client.prefill(server.index, choice, request_id).await;
+        let outcome = tokio::select! {
+            biased;
+            outcome = client.prefill(server.index, choice, request_id) => outcome,
+            () = server.hangs.notified() => Err(PrefillFailure::TimedOut),
+        };
         let time = asked.elapsed();
         let ms = time.as_millis() as u64;
         let upstream = &client.settings().name;
@@ -130,6 +138,10 @@ impl PrefillServers {
                 match failure {
                     // It answers, and other prompts may suit it.
                     PrefillFailure::Refused => server.breaker.succeeded(),
+                    PrefillFailure::TimedOut => {
+                        server.breaker.failed(failure);
+                        server.hangs.notify_waiters();
+                    }
                     _ => server.breaker.failed(failure),
                 }
                 None
