@@ -68,9 +68,14 @@ struct SectionInput {
 struct View {
     part: SlotRows,
     positions: Range<usize>,
-    /// 0 or -infinity, `[n_rows][n_positions]`. `None`: every row attends to all positions.
+    window: Option<usize>,
+    /// The mask of all rows. `None`: there is one row, which attends to all positions, or the rows are computed in blocks,
+    /// each of which makes its own.
     mask: Option<Tensor>,
 }
+
+/// The most bytes of attention's scores that are computed at once, unless a single row has more.
+const MAX_SCORES: usize = 64 << 20;
 
 impl Model {
     /// Loads all weights. Blocking: reads the whole file.
@@ -146,20 +151,27 @@ impl Model {
     fn view(&self, part: &SlotRows, window: Option<usize>) -> Result<View> {
         let n_rows = part.rows.len();
         let end = part.from + n_rows;
-        // The first position that a row's position attends to.
-        let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let seen = first(part.from)..end;
-        if n_rows == 1 {
-            return Ok(View { part: part.clone(), positions: seen, mask: None });
-        }
-        let mask: Vec<f32> = (part.from..end)
+        let seen = first_seen(part.from, window)..end;
+        let is_one_block = n_rows > 1 && n_rows <= self.block(seen.len());
+        let mask = is_one_block.then(|| self.mask(part.from..end, &seen, window)).transpose()?;
+        Ok(View { part: part.clone(), positions: seen, window, mask })
+    }
+
+    /// The rows whose scores are computed at once.
+    fn block(&self, n_positions: usize) -> usize {
+        (MAX_SCORES / (4 * self.shape.n_heads * n_positions)).max(1)
+    }
+
+    /// 0 or -infinity for each row and position, `[n_rows][n_positions]`.
+    fn mask(&self, rows: Range<usize>, seen: &Range<usize>, window: Option<usize>) -> Result<Tensor> {
+        let dims = (rows.len(), seen.len());
+        let mask: Vec<f32> = rows
             .flat_map(|row| {
-                let attends = first(row)..row + 1;
+                let attends = first_seen(row, window)..row + 1;
                 seen.clone().map(move |p| if attends.contains(&p) { 0.0 } else { f32::NEG_INFINITY })
             })
             .collect();
-        let mask = Tensor::from_vec(mask, (n_rows, seen.len()), &self.device)?;
-        Ok(View { part: part.clone(), positions: seen, mask: Some(mask) })
+        Tensor::from_vec(mask, dims, &self.device)
     }
 
     /// Adds attention to the rows `x`, `[n_rows][n_embd]`.
@@ -180,20 +192,31 @@ impl Model {
         let k = self.rotate(&k, &input.angles)?;
         let v = v.transpose(0, 1)?;
         let mut attended = Vec::with_capacity(input.views.len());
-        for View { part, positions, mask } in &input.views {
+        for View { part, positions, window, mask } in &input.views {
             let rows = |x: &Tensor| x.narrow(1, part.rows.start, part.rows.len());
             let cache = &caches[part.slot];
             cache.write(of_k, part.from, &rows(&k)?)?;
             cache.write(of_v, part.from, &rows(&v)?)?;
             let (k, v) = (cache.read(of_k, positions)?, cache.read(of_v, positions)?);
-            attended.push(self.attention(&rows(&q)?.contiguous()?, &k, &v, mask.as_ref())?);
+            let (q, n_rows) = (rows(&q)?, part.rows.len());
+            let block = self.block(positions.len());
+            for start in (0..n_rows).step_by(block) {
+                let n = block.min(n_rows - start);
+                let from = part.from + start;
+                let mask = match mask {
+                    Some(mask) => Some(mask.clone()),
+                    None if n_rows == 1 => None,
+                    None => Some(self.mask(from..from + n, positions, *window)?),
+                };
+                attended.push(self.attention(&q.narrow(1, start, n)?.contiguous()?, &k, &v, mask.as_ref())?);
+            }
         }
         let attended = if let [one] = &attended[..] { one.clone() } else { Tensor::cat(&attended, 0)? };
         let out = layer.out.forward(&attended)?;
         x + normed_if(out, layer.attention_post_norm.as_ref(), epsilon)?
     }
 
-    /// Attention of one sequence. `q` is `[n_heads][n_rows][head_size]`, `k` and `v` are
+    /// Attention of rows of one sequence. `q` is `[n_heads][n_rows][head_size]`, `k` and `v` are
     /// `[n_kv_heads][n_positions][head_size]`. Returns `[n_rows][n_heads * head_size]`.
     fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let ModelShape { n_heads, n_kv_heads, head_size, .. } = self.shape;
@@ -234,6 +257,11 @@ impl Model {
         let out = layer.down.forward(&(gate * layer.up.forward(&normed)?)?)?;
         x + normed_if(out, layer.ffn_post_norm.as_ref(), epsilon)?
     }
+}
+
+/// The first position that a row's position attends to.
+fn first_seen(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 fn normed_if(x: Tensor, norm: Option<&Tensor>, epsilon: f32) -> Result<Tensor> {

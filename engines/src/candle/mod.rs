@@ -71,8 +71,9 @@ impl CandleEngine {
         let NamedDevice { device, name: device_name } = NamedDevice::choose(config.device.as_deref())?;
         let file = FileVocabulary::read(&gguf, &config.model).map_err(|e| refused(e.into()))?;
         let vocabulary = Arc::new(file.table());
-        if vocabulary.n_tokens() > shape.n_vocab {
-            return Err(refused(Refusal::Unsupported("it has more tokens than embeddings".into())));
+        if vocabulary.n_tokens() != shape.n_vocab {
+            let why = format!("it has {} tokens and {} embeddings", vocabulary.n_tokens(), shape.n_vocab);
+            return Err(refused(Refusal::Unsupported(why)));
         }
         let template = template(&config, &gguf, &file, &vocabulary)?.map(Arc::new);
         let facts = facts(&config, &gguf, &file, &vocabulary);
@@ -129,7 +130,7 @@ impl CandleEngine {
             n_vocab: vocabulary.n_tokens() as u32,
             n_slots: config.n_slots,
             memory: Memory {
-                model: gguf.file_bytes.saturating_add(weights::widened_bytes(&gguf)),
+                model: gguf.file_bytes.saturating_add(weights::bytes_beyond_file(&gguf)),
                 kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
             },
             has_chat_template: template.is_some(),
@@ -216,7 +217,9 @@ impl Thread {
 /// Chooses the sizes of context and caches. Each slot's cache may have up to [`cache::GROWTH`] positions more than it holds.
 fn sizes(gguf: &Gguf, config: &CandleConfig) -> Result<ModelSizes, LoadError> {
     let cache_types = CacheTypes::F32;
-    let bytes_per_token = gguf.kv_bytes_per_token(cache_types).unwrap_or(0);
+    let bytes_per_token = gguf.kv_bytes_per_token(cache_types);
+    let bytes_per_token = bytes_per_token
+        .ok_or_else(|| Refusal::Unsupported("its file does not describe its KV".into()).at(&config.model))?;
     let options = SizeOptions {
         n_ctx: config.n_ctx,
         n_cells: config.n_cells,
@@ -224,7 +227,7 @@ fn sizes(gguf: &Gguf, config: &CandleConfig) -> Result<ModelSizes, LoadError> {
         cache_types,
         companion_bytes: bytes_per_token
             .saturating_mul(u64::from(config.n_slots) * cache::GROWTH as u64)
-            .saturating_add(weights::widened_bytes(gguf)),
+            .saturating_add(weights::bytes_beyond_file(gguf)),
     };
     ModelSizes::choose(gguf, options, available_memory()).map_err(|source| match source {
         SizeError::OutOfRange(message) => LoadError::Config(message),

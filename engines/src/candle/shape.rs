@@ -3,7 +3,7 @@
 use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
 
 use super::load_error::Refusal;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Value};
 
 /// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,23 @@ pub(super) struct Window {
     period: usize,
 }
 
+impl Window {
+    /// The window of a Gemma 3 model, whose keys `key` gives. `None`: all layers attend to all positions.
+    fn of(gguf: &Gguf, key: impl Fn(&str) -> String) -> Result<Option<Window>, Refusal> {
+        let number = |suffix: &str, default: u64| {
+            let n = gguf.get(&key(suffix)).map_or(Some(default), Value::as_u64).and_then(|n| u32::try_from(n).ok());
+            n.ok_or_else(|| Refusal::Unsupported(format!("its {suffix} is not one number of 32 bits")))
+        };
+        let n_positions = number("attention.sliding_window", 0)?;
+        let period = number("attention.sliding_window_pattern", GEMMA_PERIOD)?;
+        if period == 0 {
+            return Err(Refusal::Unsupported("its attention.sliding_window_pattern is 0".into()));
+        }
+        let window = Window { n_positions: n_positions as usize, period: period as usize };
+        Ok((n_positions > 0).then_some(window))
+    }
+}
+
 /// Gemma 3's period, where a file names none.
 const GEMMA_PERIOD: u64 = 6;
 
@@ -83,6 +100,9 @@ impl ModelShape {
             n.ok_or_else(|| unsupported(format!("its file has no valid {what}")))
         };
         let n_layers = number("block_count")?;
+        if n_layers > MAX_LAYERS {
+            return Err(unsupported(format!("it has {n_layers} layers, more than {MAX_LAYERS}")));
+        }
         let n_heads = number("attention.head_count")?;
         let n_kv_heads = optional(gguf.n_head_kv(0), "number of KV heads")?;
         let head_size = optional(gguf.head_dim_k(), "head size")?;
@@ -97,17 +117,24 @@ impl ModelShape {
         if gguf.u64(&key("expert_count")).is_some_and(|n| n > 0) {
             return Err(unsupported("it is a mixture of experts".into()));
         }
+        let factors = gguf.tensors.iter().find(|tensor| tensor.name == ROPE_FACTORS);
+        if factors.is_some_and(|factors| family != Family::Llama || factors.dims[..] != [head_size as u64 / 2]) {
+            return Err(unsupported(format!("its {ROPE_FACTORS} does not belong to its architecture or head size")));
+        }
+        let attention_factor = gguf.get(&key("rope.scaling.attn_factor"));
+        if attention_factor.is_some_and(|factor| *factor != Value::Float(1.0)) {
+            return Err(unsupported("its file has a rope.scaling.attn_factor other than 1".into()));
+        }
+        let epsilon = gguf.f32(&key("attention.layer_norm_rms_epsilon")).filter(|e| e.is_finite() && *e > 0.0);
+        let epsilon =
+            epsilon.ok_or_else(|| unsupported("its file has no valid attention.layer_norm_rms_epsilon".into()))?;
         let embedding = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
         let n_vocab = optional(embedding.and_then(|tensor| tensor.dims.get(1).copied()), "embedding")?;
         let n_embd = number("embedding_length")?;
         let is_gemma = family == Family::Gemma3;
-        let period = gguf.u64(&key("attention.sliding_window_pattern")).unwrap_or(GEMMA_PERIOD).max(1);
-        let window = gguf.sliding_window().filter(|_| is_gemma).map(|n| Window {
-            n_positions: usize::try_from(n).unwrap_or(usize::MAX),
-            period: usize::try_from(period).unwrap_or(usize::MAX),
-        });
+        let window = if is_gemma { Window::of(gguf, key)? } else { None };
         let scaled_by = if is_gemma && n_layers == GEMMA_27B_LAYERS { n_embd / n_heads } else { head_size };
-        Ok(ModelShape {
+        let shape = ModelShape {
             family,
             n_vocab,
             n_embd,
@@ -115,12 +142,14 @@ impl ModelShape {
             n_heads,
             n_kv_heads,
             head_size,
-            epsilon: gguf.f32(&key("attention.layer_norm_rms_epsilon")).unwrap_or(DEFAULT_EPSILON),
+            epsilon,
             attention_scale: 1.0 / (scaled_by as f64).sqrt(),
             embedding_scale: if is_gemma { f64::from((n_embd as f32).sqrt()) } else { 1.0 },
             logit_cap: gguf.f32(&key("final_logit_softcapping")).filter(|_| is_gemma).map_or(0.0, f64::from),
             window,
-        })
+        };
+        shape.layout().check().map_err(|error| unsupported(error.to_string()))?;
+        Ok(shape)
     }
 
     /// Returns true if a layer attends to the last positions only.
@@ -145,7 +174,9 @@ impl ModelShape {
 
     /// The layout in which KV is handed over: llama.cpp's for a cache of f16.
     pub(super) fn layout(&self) -> KvLayout {
-        let rows = Rows { dtype: Dtype::F16, n_values: (self.n_kv_heads * self.head_size) as u32 };
+        // A product that is too large does not pass the layout's check.
+        let n_values = u32::try_from(self.n_kv_heads * self.head_size).unwrap_or(u32::MAX);
+        let rows = Rows { dtype: Dtype::F16, n_values };
         let section = |layers: Vec<usize>| Section {
             window: self.window.filter(|_| self.is_windowed(layers[0])).map(|window| window.n_positions as u32),
             layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
@@ -154,8 +185,11 @@ impl ModelShape {
     }
 }
 
-/// Larger numbers in a header are mistakes.
-const MAX_SIZE: usize = 1 << 24;
+/// The name of the factors of RoPE's frequencies.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// llama.cpp requires the key.
-const DEFAULT_EPSILON: f32 = 1e-6;
+/// Larger numbers in a header are mistakes.
+pub(super) const MAX_SIZE: usize = 1 << 24;
+
+/// llama.cpp's limit.
+const MAX_LAYERS: usize = 512;

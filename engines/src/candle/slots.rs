@@ -86,17 +86,21 @@ impl CandleSlots {
         Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// Writes K or V from position `from` on.
-    fn write(&self, slot: usize, of: LayerTensor, from: usize, rows: &[u8]) -> Result<()> {
+    /// Writes K or V at `positions`. Errors: `rows` are not of so many positions.
+    fn write(&self, slot: usize, of: LayerTensor, positions: Range<usize>, rows: &[u8]) -> Result<()> {
         let shape = &self.model.shape;
+        let n_positions = positions.len();
+        let n_bytes = n_positions * shape.n_kv_heads * shape.head_size * size_of::<f16>();
+        if rows.len() != n_bytes {
+            candle_core::bail!("a layer has {} bytes for positions {positions:?}, not {n_bytes}", rows.len());
+        }
         let values: Vec<f16> = rows.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect();
-        let n_positions = values.len() / (shape.n_kv_heads * shape.head_size);
         if n_positions == 0 {
             return Ok(());
         }
         let dims = (n_positions, shape.n_kv_heads, shape.head_size);
         let rows = Tensor::from_vec(values, dims, &self.model.device)?.transpose(0, 1)?;
-        self.caches[slot].write(of, from, &rows)
+        self.caches[slot].write(of, positions.start, &rows)
     }
 
     /// Adds the rows of positions `[p0, p1)`, of which sections begin at `starts`. `tensors` are in canonical order.
@@ -104,7 +108,7 @@ impl CandleSlots {
         &mut self,
         slot: usize,
         Range { start: p0, end: p1 }: Range<u32>,
-        starts: impl Iterator<Item = u32>,
+        mut starts: impl Iterator<Item = u32>,
         mut tensors: impl Iterator<Item = &'r [u8]>,
     ) -> Result<()> {
         let [p0, p1] = [p0 as usize, p1 as usize];
@@ -112,18 +116,27 @@ impl CandleSlots {
             candle_core::bail!("positions {p0}..{p1} do not continue a slot that holds {}", self.caches[slot].n);
         }
         self.caches[slot].reserve(p1, &self.model.shape, &self.model.device)?;
-        for (section, start) in (0..self.sections.len()).zip(starts) {
+        let mut window_from = self.caches[slot].window_from;
+        for section in 0..self.sections.len() {
+            let is_windowed = self.layout.sections[section].window.is_some();
+            let start = starts.next().map(|start| start as usize);
+            let start = start.filter(|start| *start == p0 || is_windowed && (p0..=p1).contains(start));
+            let Some(start) = start else { candle_core::bail!("a section does not start in positions {p0}..{p1}") };
             for layer in self.sections[section].clone() {
                 for of in LayerTensor::of(layer) {
-                    let rows = tensors.next().unwrap_or_default();
-                    self.write(slot, of, start as usize, rows)?;
+                    let Some(rows) = tensors.next() else { candle_core::bail!("positions {p0}..{p1} lack a tensor") };
+                    self.write(slot, of, start..p1, rows)?;
                 }
             }
             // Rows before a gap are of no use.
-            if self.layout.sections[section].window.is_some() && start as usize > p0 {
-                self.caches[slot].window_from = start as usize;
+            if is_windowed && start > p0 {
+                window_from = start;
             }
         }
+        if starts.next().is_some() || tensors.next().is_some() {
+            candle_core::bail!("positions {p0}..{p1} have more sections or tensors than the model");
+        }
+        self.caches[slot].window_from = window_from;
         self.caches[slot].n = p1;
         Ok(())
     }

@@ -12,6 +12,7 @@ use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
 
 use super::load_error::Refusal;
+use super::shape::{MAX_SIZE, ROPE_FACTORS};
 use crate::gguf::{Gguf, TensorInfo};
 
 /// The name of the matrix of embeddings.
@@ -68,14 +69,22 @@ impl<'g> Weights<'g> {
     pub(super) fn open(gguf: &'g Gguf, path: &Path, device: &Device) -> std::result::Result<Self, Refusal> {
         let file = File::open(path).map_err(candle_core::Error::from)?;
         let mut left: HashMap<&str, &TensorInfo> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-        // `Gguf::key_rotation` reads it.
-        left.remove("rope_freqs.weight");
+        if left.len() != gguf.tensors.len() {
+            return Err(Refusal::Unsupported("two of its tensors have the same name".into()));
+        }
+        // `Gguf::key_rotation` reads it, and `ModelShape::of` has checked its size.
+        left.remove(ROPE_FACTORS);
         Ok(Weights { gguf, file, device: device.clone(), left })
     }
 
-    /// Reads a tensor to `device`; its last dimension is the contiguous one. `None`: the file does not have it.
-    fn read(&mut self, name: &str, device: &Device) -> std::result::Result<Option<QTensor>, Refusal> {
+    /// Reads a tensor of the shape `dims` to `device`; its last dimension is the contiguous one. `None`: the file does not
+    /// have it.
+    fn read(&mut self, name: &str, dims: &[usize], device: &Device) -> std::result::Result<Option<QTensor>, Refusal> {
         let Some(info) = self.left.remove(name) else { return Ok(None) };
+        if !info.dims.iter().rev().copied().eq(dims.iter().map(|n| *n as u64)) || dims.contains(&0) {
+            let found: Vec<u64> = info.dims.iter().rev().copied().collect();
+            return Err(Refusal::Unsupported(format!("its tensor {name} has the shape {found:?}, not {dims:?}")));
+        }
         let dtype = dtype(info.ggml_type).ok_or_else(|| {
             Refusal::Unsupported(format!("its tensor {name} has ggml's type {}, which candle lacks", info.ggml_type))
         })?;
@@ -85,22 +94,19 @@ impl<'g> Weights<'g> {
         let mut bytes = vec![0; n_bytes];
         let start = SeekFrom::Start(self.gguf.data_start + info.offset_bytes);
         self.file.seek(start).and_then(|_| self.file.read_exact(&mut bytes)).map_err(candle_core::Error::from)?;
-        let dims: Vec<usize> = info.dims.iter().rev().map(|n| *n as usize).collect();
         let storage = QStorage::from_data(Cow::Owned(bytes), device, dtype)?;
-        Ok(Some(QTensor::new(storage, dims)?))
+        Ok(Some(QTensor::new(storage, dims.to_vec())?))
     }
 
     fn required(&mut self, name: &str, dims: &[usize]) -> std::result::Result<QTensor, Refusal> {
         let device = self.device.clone();
-        let tensor = self.read(name, &device)?.ok_or_else(|| missing(name))?;
-        checked(tensor, name, dims)
+        self.read(name, dims, &device)?.ok_or_else(|| missing(name))
     }
 
     /// The matrix of the embeddings, `[n_vocab][n_embd]`, in the processor's memory: a step reads a few of its rows.
     pub(super) fn embedding(&mut self, n_vocab: usize, n_embd: usize) -> std::result::Result<Arc<QTensor>, Refusal> {
-        let name = EMBEDDING;
-        let tensor = self.read(name, &Device::Cpu)?.ok_or_else(|| missing(name))?;
-        checked(tensor, name, &[n_vocab, n_embd]).map(Arc::new)
+        let tensor = self.read(EMBEDDING, &[n_vocab, n_embd], &Device::Cpu)?;
+        tensor.map(Arc::new).ok_or_else(|| missing(EMBEDDING))
     }
 
     /// The matrix of the logits. A file without one shares it with the embeddings.
@@ -125,8 +131,9 @@ impl<'g> Weights<'g> {
 
     /// The rows of a matrix that is not loaded yet.
     pub(super) fn n_rows(&self, name: &str) -> std::result::Result<usize, Refusal> {
-        let rows = self.left.get(name).and_then(|info| usize::try_from(*info.dims.get(1)?).ok());
-        rows.ok_or_else(|| missing(name))
+        let info = self.left.get(name).ok_or_else(|| missing(name))?;
+        let rows = info.dims.get(1).and_then(|n| usize::try_from(*n).ok()).filter(|n| (1..=MAX_SIZE).contains(n));
+        rows.ok_or_else(|| Refusal::Unsupported(format!("its tensor {name} has no valid number of rows")))
     }
 
     /// A norm's factors, in f32.
@@ -137,8 +144,8 @@ impl<'g> Weights<'g> {
     /// A vector in f32. `None`: the file does not have it.
     pub(super) fn vector(&mut self, name: &str, n: usize) -> std::result::Result<Option<Tensor>, Refusal> {
         let device = self.device.clone();
-        let Some(tensor) = self.read(name, &device)? else { return Ok(None) };
-        Ok(Some(checked(tensor, name, &[n])?.dequantize(&device)?.to_dtype(DType::F32)?))
+        let Some(tensor) = self.read(name, &[n], &device)? else { return Ok(None) };
+        Ok(Some(tensor.dequantize(&device)?.to_dtype(DType::F32)?))
     }
 
     /// Checks that every tensor was used.
@@ -150,9 +157,9 @@ impl<'g> Weights<'g> {
     }
 }
 
-/// The memory that weights take beyond their size in the file, bytes: matrices of 16 bits are widened to 32, and the matrix
-/// of the logits is a second copy of the embeddings where the file has one for both.
-pub(super) fn widened_bytes(gguf: &Gguf) -> u64 {
+/// The memory that weights take beyond the file's size, bytes: matrices of 16 bits are widened to 32, the matrix of the
+/// logits is a second copy of the embeddings where the file has one for both, and tensors may overlap in the file.
+pub(super) fn bytes_beyond_file(gguf: &Gguf) -> u64 {
     let (f32, f16, bf16) = (0, 1, 30);
     let of = |tensor: &TensorInfo| {
         let size = tensor.size_bytes.unwrap_or(0);
@@ -161,20 +168,13 @@ pub(super) fn widened_bytes(gguf: &Gguf) -> u64 {
         let is_copied = is_shared && [f32, f16, bf16].contains(&tensor.ggml_type);
         widened.saturating_add(if is_copied { size } else { 0 })
     };
-    gguf.tensors.iter().map(of).fold(0, u64::saturating_add)
+    let sizes = gguf.tensors.iter().map(|tensor| tensor.size_bytes.unwrap_or(0)).fold(0, u64::saturating_add);
+    let overlapping = sizes.saturating_sub(gguf.file_bytes);
+    gguf.tensors.iter().map(of).fold(overlapping, u64::saturating_add)
 }
 
 fn missing(name: &str) -> Refusal {
     Refusal::Unsupported(format!("its file lacks the tensor {name}"))
-}
-
-fn checked(tensor: QTensor, name: &str, dims: &[usize]) -> std::result::Result<QTensor, Refusal> {
-    match tensor.shape().dims() == dims {
-        true => Ok(tensor),
-        false => {
-            Err(Refusal::Unsupported(format!("its tensor {name} has the shape {:?}, not {dims:?}", tensor.shape())))
-        }
-    }
 }
 
 /// candle's type for ggml's number.
@@ -187,13 +187,11 @@ fn dtype(ggml_type: u32) -> Option<GgmlDType> {
         6 => GgmlDType::Q5_0,
         7 => GgmlDType::Q5_1,
         8 => GgmlDType::Q8_0,
-        9 => GgmlDType::Q8_1,
         10 => GgmlDType::Q2K,
         11 => GgmlDType::Q3K,
         12 => GgmlDType::Q4K,
         13 => GgmlDType::Q5K,
         14 => GgmlDType::Q6K,
-        15 => GgmlDType::Q8K,
         30 => GgmlDType::BF16,
         _ => return None,
     })

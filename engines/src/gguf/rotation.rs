@@ -1,6 +1,7 @@
-//! How RoPE rotates the model's K, from its file: a codec undoes it.
+//! How RoPE rotates the model's K, from its file: a codec undoes it, and the candle engine computes with it.
 //!
-//! A mistake here costs compression and not correctness: whatever rotation the encoder undoes, the decoder repeats.
+//! A mistake here costs the codec compression only, since the decoder repeats whatever rotation the encoder undoes. It costs
+//! the candle engine correctness: its K would be wrong.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,7 +10,7 @@ use std::path::Path;
 use baton_schemas::kv::{KeyRotation, KvLayout, RopePairing, RotationError, SectionRotation};
 
 use super::{Gguf, Value};
-use crate::options::{RopeOptions, RopeScaling};
+use crate::options::RopeOptions;
 
 /// The frequencies' base, where a file names none.
 const DEFAULT_BASE: f32 = 10_000.0;
@@ -97,15 +98,19 @@ fn arch_f32(gguf: &Gguf, suffix: &str) -> Option<f32> {
 fn scale(gguf: &Gguf, options: RopeOptions) -> Result<f64, NoRotation> {
     let RopeOptions { scaling, freq_base: _, freq_scale, yarn_orig_ctx: _, .. } = options;
     let of_file = gguf.arch_key("rope.scaling.type").and_then(|key| gguf.str(&key));
-    let is_plain = match scaling {
-        Some(RopeScaling::None | RopeScaling::Linear) => true,
-        Some(RopeScaling::Yarn) => false,
-        None => matches!(of_file, None | Some("none" | "linear")),
-    };
-    if !is_plain || gguf.tensors.iter().any(|tensor| tensor.name.starts_with("rope_factors_")) {
+    // As in llama.cpp, a file without the type has linear scaling.
+    let scaling = scaling.map_or(of_file.unwrap_or("linear"), |scaling| scaling.as_str());
+    if !matches!(scaling, "none" | "linear")
+        || gguf.tensors.iter().any(|tensor| tensor.name.starts_with("rope_factors_"))
+    {
         return Err(NoRotation::Scaling);
     }
-    let factor = arch_f32(gguf, "rope.scaling.factor").filter(|factor| *factor > 0.0);
+    if scaling == "none" {
+        return Ok(1.0);
+    }
+    // The second key is an older name of the first.
+    let factor = arch_f32(gguf, "rope.scaling.factor").or_else(|| arch_f32(gguf, "rope.scale_linear"));
+    let factor = factor.filter(|factor| *factor != 0.0);
     Ok(freq_scale.map_or_else(|| factor.map_or(1.0, |factor| 1.0 / f64::from(factor)), f64::from))
 }
 
