@@ -70,7 +70,7 @@ pub fn within(time: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Du
 pub enum Membership<'a> {
     /// A key in its environment, and plain HTTP.
     Key(&'a str),
-    /// What `baton pair` has written on its machine.
+    /// The key and certificates that `baton pair` has written on its machine.
     Paired,
 }
 
@@ -185,7 +185,7 @@ impl Lab {
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 
-    /// What the endpoint has found: the state and the addresses that answer, of each.
+    /// The state of each node that the endpoint has found, and those of its addresses that have proven the key.
     pub fn found(&self) -> Vec<(String, BTreeSet<String>)> {
         let state = self.state();
         let found = state["discovery"]["found"].as_array().cloned().unwrap_or_default();

@@ -103,7 +103,7 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
     }
 }
 
-/// What `--pair` does before a command begins.
+/// The part of a pairing that `--pair` does before a command begins.
 #[derive(Debug, Clone)]
 pub(super) enum PairFirst {
     /// Shows a code, until a machine has joined.

@@ -41,8 +41,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Failures in a row after which an address that has proven the key counts as lost. One may be a lost packet.
 const LOST_AFTER: u32 = 2;
 
-/// What is not announced for this long is forgotten, unless it has proven the key and no other announcement stands for it: twice
-/// the time of a search, which hears everything that is there, and a bit.
+/// An instance is forgotten after this time without an announcement. A node that has proven the key stays, unless another
+/// announcement stands for it. Two searches fit into the time, and each hears every machine that is there.
 const UNSEEN_FOR: Duration = Duration::from_secs(150);
 
 /// Failures in a row after which a node that said goodbye is forgotten, at [`MAX_PAUSE`] each: a day. Until then it is used at

@@ -171,7 +171,7 @@ impl PrefillServers {
 }
 
 impl PrefillServer {
-    /// What it has done since the start.
+    /// Its totals since the start.
     pub fn totals(&self) -> PrefillTotals {
         *self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
