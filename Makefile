@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle mlx upstreams agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -51,6 +51,10 @@ arm: build ## Cross-compile for aarch64 Linux, test under qemu-user, hand KV to 
 
 candle: build ## Build without C++ and serve with candle, then test it beside llama.cpp (docs/backends.md; 15 minutes)
 	scripts/check-candle.sh
+
+mlx: build ## Install mlx-lm, test its engine beside llama.cpp, and hand KV over in both directions (docs/mlx.md; half an hour)
+	@scripts/setup.sh test
+	scripts/check-mlx.sh
 
 upstreams: build ## Run in front of llama-server and llama-cpp-python's server, which are built first (10 minutes)
 	@scripts/setup.sh test

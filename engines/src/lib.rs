@@ -1,8 +1,8 @@
 //! Engines, which run models, and the ways to reach them.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust, [`sim`] simulates a
-//! model at configured speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the
-//! node protocol. [`connections`] bounds what peers may do with a server's connections, also for the endpoint.
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust, `mlx` runs folders of
+//! safetensors with mlx-lm, [`sim`] simulates a model at configured speeds, [`remote`] is the client of an engine in
+//! another process, which [`node`] serves over the node protocol. [`connections`] bounds what peers may do with a server's connections, also for the endpoint.
 //! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
 //! sent unencrypted; [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of
 //! them have the cluster key. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is
@@ -27,12 +27,15 @@ pub mod embed;
 pub mod engine;
 pub mod gguf;
 pub mod handoff;
+pub mod hf;
 pub mod limits;
 pub mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
 mod long_json;
 pub mod mdns;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod no_sleep;
 pub mod node;
 pub mod options;

@@ -3,14 +3,16 @@
 //! To add an engine, add a variant to [`EngineKind`] and an arm to [`start`]. An option that only this engine has
 //! becomes a field of [`EngineOptions`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::engine::Engine;
+use crate::gguf::{Gguf, GgufError};
 use crate::handoff::KvPuller;
+use crate::hf::{self, FolderError, ModelFolder};
 use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
 use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 
@@ -25,6 +27,8 @@ pub enum EngineKind {
     Llama,
     /// candle, for GGUF models of some families: in Rust alone, slower than llama.cpp.
     Candle,
+    /// mlx-lm, for folders of safetensors as it has them: mostly on Macs, whose GPU it uses.
+    Mlx,
     /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
     Sim,
 }
@@ -37,13 +41,14 @@ impl Default for EngineKind {
 }
 
 impl EngineKind {
-    pub const ALL: [EngineKind; 3] = [EngineKind::Llama, EngineKind::Candle, EngineKind::Sim];
+    pub const ALL: [EngineKind; 4] = [EngineKind::Llama, EngineKind::Candle, EngineKind::Mlx, EngineKind::Sim];
 
     /// The engine's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
             EngineKind::Llama => "llama",
             EngineKind::Candle => "candle",
+            EngineKind::Mlx => "mlx",
             EngineKind::Sim => "sim",
         }
     }
@@ -53,6 +58,7 @@ impl EngineKind {
         match self {
             EngineKind::Llama => "llama.cpp, for GGUF models",
             EngineKind::Candle => "candle, for GGUF models of some families: in Rust alone, slower than llama.cpp",
+            EngineKind::Mlx => "mlx-lm, for folders of safetensors as it has them: mostly on Macs, whose GPU it uses",
             EngineKind::Sim => {
                 "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
             }
@@ -64,10 +70,12 @@ impl EngineKind {
         EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name) == Some(EngineKind::Sim)
     }
 
-    /// The types of K and V in the engine's memory, with the types that are configured for its cache.
-    pub fn cache_types(self, configured: CacheTypes) -> CacheTypes {
+    /// The types of K and V in the engine's memory for a model, with the types that are configured for its cache.
+    pub fn cache_types(self, configured: CacheTypes, model: &Gguf) -> CacheTypes {
         match self {
             EngineKind::Candle => CacheTypes::F32,
+            // It keeps them in the type in which it computes.
+            EngineKind::Mlx => hf::cache_types(model),
             EngineKind::Llama | EngineKind::Sim => configured,
         }
     }
@@ -76,6 +84,25 @@ impl EngineKind {
     pub fn needs_file(self) -> bool {
         self != EngineKind::Sim
     }
+
+    /// Returns true if the engine's models are folders and not files.
+    pub fn runs_folders(self) -> bool {
+        self == EngineKind::Mlx
+    }
+
+    /// Reads what a model's file or folder says about it. Blocking. Errors: it is none that this engine runs.
+    pub fn header(self, path: &Path) -> Result<Gguf, HeaderError> {
+        Ok(if self.runs_folders() { ModelFolder::open(path)?.header } else { Gguf::open(path)? })
+    }
+}
+
+/// Why a model, in a file or in a folder, cannot be described.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    #[error(transparent)]
+    File(#[from] GgufError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
 }
 
 /// Options of an engine. `None` stands for the engine's own default. An engine ignores options that it does not have.
@@ -119,6 +146,8 @@ pub struct EngineOptions {
     pub chat_template: Option<String>,
     /// The file of the model's projector.
     pub projector: Option<PathBuf>,
+    /// The Python that has mlx-lm.
+    pub mlx_python: Option<PathBuf>,
     /// Simulator: prompt tokens per second.
     pub sim_prefill_tps: Option<f64>,
     /// Simulator: tokens per second of one stream.
@@ -131,7 +160,7 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     /// An option that is set and would change what the model computes. An engine that lacks it must not ignore it.
-    #[cfg(feature = "candle")]
+    #[cfg(any(feature = "candle", feature = "mlx"))]
     fn changes_the_model(&self) -> Option<&'static str> {
         let EngineOptions { cache_types, rope, lora, projector, .. } = self;
         [
@@ -151,6 +180,9 @@ pub enum EngineStartError {
     /// The engine needs a model file.
     #[error("--model PATH or --model NAME is needed")]
     NoModel,
+    /// The mlx engine was not told where its Python is.
+    #[error("the mlx engine needs a Python with mlx-lm: --mlx-python PATH")]
+    NoPython,
     /// This build lacks the engine.
     #[error("this build of baton has no {} engine. {}", .0.as_str(), how_to_build(*.0))]
     NotBuilt(EngineKind),
@@ -165,12 +197,17 @@ pub enum EngineStartError {
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] crate::candle::LoadError),
+    /// The model cannot be loaded by mlx-lm.
+    #[cfg(feature = "mlx")]
+    #[error(transparent)]
+    Mlx(#[from] crate::mlx::LoadError),
 }
 
 /// What an operator can do without the engine.
 fn how_to_build(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Candle => "Build it with --features candle, or use --engine llama or sim",
+        EngineKind::Mlx => "Build it with --features mlx, or use --engine llama or sim",
         EngineKind::Llama | EngineKind::Sim => "Use the full build, or --engine sim",
     }
 }
@@ -179,13 +216,16 @@ impl EngineStartError {
     /// The message for clients, without paths.
     pub fn summary(&self) -> &'static str {
         match self {
-            EngineStartError::NoModel | EngineStartError::NotBuilt(_) | EngineStartError::Panicked(_) => {
-                "the engine is not set up correctly"
-            }
+            EngineStartError::NoModel
+            | EngineStartError::NoPython
+            | EngineStartError::NotBuilt(_)
+            | EngineStartError::Panicked(_) => "the engine is not set up correctly",
             #[cfg(feature = "llama")]
             EngineStartError::Load(error) => error.summary(),
             #[cfg(feature = "candle")]
             EngineStartError::Candle(error) => error.summary(),
+            #[cfg(feature = "mlx")]
+            EngineStartError::Mlx(error) => error.summary(),
         }
     }
 }
@@ -198,6 +238,7 @@ pub async fn start(
     match options.kind {
         EngineKind::Llama => llama(options, puller).await,
         EngineKind::Candle => candle(options, puller).await,
+        EngineKind::Mlx => mlx(options, puller).await,
         EngineKind::Sim => {
             let puller = match (puller, &options.sim_machine) {
                 (Some(puller), Some(machine)) => Some(Arc::new(PacedPuller::new(puller, machine)) as Arc<dyn KvPuller>),
@@ -293,4 +334,36 @@ async fn candle(
 #[cfg(not(feature = "candle"))]
 async fn candle(_: EngineOptions, _: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
     Err(EngineStartError::NotBuilt(EngineKind::Candle))
+}
+
+#[cfg(feature = "mlx")]
+async fn mlx(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    use crate::mlx::{LoadError, MlxConfig, MlxEngine};
+    if let Some(option) = options.changes_the_model() {
+        let message = format!("the mlx engine has no {option}; --engine llama has");
+        return Err(LoadError::Config(message).into());
+    }
+    let model = options.model.ok_or(EngineStartError::NoModel)?;
+    let defaults = MlxConfig::new(model, options.mlx_python.ok_or(EngineStartError::NoPython)?);
+    let config = MlxConfig {
+        name: options.name,
+        n_slots: options.n_slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.n_ctx,
+        n_cells: options.n_cells,
+        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
+        small_steps: options.n_ubatch.is_none(),
+        n_threads: options.n_threads,
+        device: options.device,
+        prefill_budget: options.prefill_budget,
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        chat_template: options.chat_template,
+        ..defaults
+    };
+    let started = tokio::task::spawn_blocking(move || MlxEngine::start(config, puller)).await;
+    Ok(Arc::new(started.map_err(EngineStartError::Panicked)??))
+}
+
+#[cfg(not(feature = "mlx"))]
+async fn mlx(_: EngineOptions, _: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    Err(EngineStartError::NotBuilt(EngineKind::Mlx))
 }

@@ -16,10 +16,8 @@ mod vectors;
 mod weights;
 
 use std::sync::{Arc, mpsc as std_mpsc};
-use std::thread::JoinHandle;
 
-use baton_schemas::kv::{Contiguous, Placement};
-use baton_schemas::node::{InfillTokens, KvIdentity, Memory, ModelFacts, NodeInfo, Role};
+use baton_schemas::node::{KvIdentity, Memory, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
 
 pub use self::config::CandleConfig;
@@ -29,19 +27,19 @@ pub use self::load_error::LoadError;
 use self::load_error::Refusal;
 use self::shape::ModelShape;
 use self::slots::CandleSlots;
-use self::vectors::TextVectors;
+use self::vectors::CandleTexts;
 use self::weights::Weights;
 use crate::gguf::{Gguf, ModelSizes, SizeError, SizeOptions};
-use crate::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use crate::handoff::KvPuller;
 use crate::options::{CacheTypes, RopeOptions};
-use crate::serving::jobs::{EngineLoad, SchedulerMessage};
+use crate::serving::described::Described;
 use crate::serving::memory::available_memory;
-use crate::serving::scheduler::{Handoffs, Scheduler, SchedulerLimits};
-use crate::serving::start::{AbortOnPanic, CANARY, Wake, canary_tokens, engine_load, file_stem, wake};
+use crate::serving::scheduler::SchedulerLimits;
+use crate::serving::start::{CANARY, EngineThread, LoadedModel, canary_tokens, engine_load, file_stem, wake};
 use crate::serving::step_budget::PrefillBudget;
+use crate::serving::text_vectors::{self, TextVectors};
 use crate::serving::{EngineName, EngineParts, ModelEngine};
-use crate::template::{ChatTemplate, SpecialTokens};
-use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize, Vocabulary};
+use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 
 /// A model that candle computes.
 pub type CandleEngine = ModelEngine<Candle>;
@@ -75,8 +73,11 @@ impl CandleEngine {
             let why = format!("it has {} tokens and {} embeddings", vocabulary.n_tokens(), shape.n_vocab);
             return Err(refused(Refusal::Unsupported(why)));
         }
-        let template = template(&config, &gguf, &file, &vocabulary)?.map(Arc::new);
-        let facts = facts(&config, &gguf, &file, &vocabulary);
+        let chat_template = config.chat_template.as_deref();
+        let described = Described { header: &gguf, file: &file, vocabulary: &vocabulary, chat_template };
+        let unusable = |message| LoadError::Template { path: config.model.clone(), message };
+        let template = described.template().map_err(unusable)?.map(Arc::new);
+        let facts = described.facts(gguf.quantization().unwrap_or_default());
         let bos = file.bos.filter(|_| file.add_bos);
         let tokenizer = Arc::new(FileTokenizer::new(file).map_err(|e| refused(e.into()))?);
         let layout = shape.layout();
@@ -85,7 +86,7 @@ impl CandleEngine {
         let weights = Weights::open(&gguf, &config.model, &device).map_err(refused)?;
         let window = shape.window.map(|window| window.n_positions);
         let n_vocab = shape.n_vocab as u32;
-        let embedding = vectors::facts(&gguf, shape.n_embd, sizes.n_ctx);
+        let embedding = text_vectors::facts(&gguf, shape.n_embd, sizes.n_ctx);
         let model = Arc::new(Model::load(shape, rotation.clone(), weights, &device).map_err(refused)?);
         let slots = CandleSlots::new(Arc::clone(&model), config.n_slots as usize);
         let fingerprint = gguf.fingerprint(&config.model, &[])?;
@@ -105,18 +106,18 @@ impl CandleEngine {
         let messages = Arc::new(messages);
         let identity = KvIdentity { fingerprint, layout, canary, rotation: Some(rotation), simulated_bytes: None };
         let bytes_per_token = sizes.kv_bytes_per_token;
-        // A step cannot be interrupted, so it is as small as one of a prompt.
-        let n_step = limits.budget.alone;
-        let vectors = TextVectors::new(model, embedding.pooling, n_step, bytes_per_token, Arc::clone(&shared));
-        let thread = Thread {
-            slots,
-            vectors,
+        let texts = CandleTexts::new(model, embedding.pooling, bytes_per_token);
+        let vectors = TextVectors::new(texts, limits.budget.alone, Arc::clone(&shared));
+        let thread = EngineThread {
             identity: identity.clone(),
             puller: puller.clone(),
             vocabulary: Arc::clone(&vocabulary),
-            limits,
+            shared: Arc::clone(&shared),
+            wake: wake(&messages),
+            messages: receiver,
         };
-        let scheduler = thread.start(Arc::clone(&shared), wake(&messages), receiver)?;
+        let load_model = move || Ok(LoadedModel { context: slots, vectors, limits, device: device_name });
+        let (scheduler, device_name) = thread.start("candle", load_model).map_err(LoadError::Config)?;
         let info = NodeInfo {
             model: config
                 .name
@@ -163,57 +164,6 @@ impl CandleEngine {
     }
 }
 
-/// What the scheduler's thread begins with.
-struct Thread {
-    slots: CandleSlots,
-    vectors: TextVectors,
-    identity: KvIdentity,
-    puller: Option<Arc<dyn KvPuller>>,
-    vocabulary: Arc<Vocabulary>,
-    limits: SchedulerLimits,
-}
-
-impl Thread {
-    /// Starts the thread, and waits until it has computed the canary, which also shows that the model can be computed.
-    fn start(
-        self,
-        shared: Arc<EngineLoad>,
-        wake: Wake,
-        messages: std_mpsc::Receiver<SchedulerMessage>,
-    ) -> Result<JoinHandle<()>, LoadError> {
-        let (started, has_started) = std_mpsc::sync_channel(1);
-        let run = move || {
-            let Thread { mut slots, vectors, identity, puller, vocabulary, limits } = self;
-            let _panic_ends_the_process = AbortOnPanic;
-            let canary = match slots.canary(&identity.canary) {
-                Ok(canary) => canary,
-                Err(error) => return drop(started.send(Err(error))),
-            };
-            if let Some(puller) = &puller {
-                puller.introduce(LocalKv { identity, canary });
-            }
-            let handoffs = Handoffs {
-                layout: Arc::clone(slots.layout()),
-                placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-                buffers: ChunkBuffers::default(),
-                puller,
-                wake,
-            };
-            if started.send(Ok(())).is_ok() {
-                let scheduler = Scheduler::new(slots, vectors, vocabulary, limits, shared);
-                scheduler.with_handoffs(Some(handoffs)).run(&messages);
-            }
-        };
-        let thread = std::thread::Builder::new().name("candle".into()).spawn(run);
-        let thread = thread.map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
-        match has_started.recv() {
-            Ok(Ok(())) => Ok(thread),
-            Ok(Err(error)) => Err(LoadError::Config(format!("the model cannot be computed: {error}"))),
-            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
-        }
-    }
-}
-
 /// Chooses the sizes of context and caches. Each slot's cache may have up to [`cache::GROWTH`] positions more than it holds.
 fn sizes(gguf: &Gguf, config: &CandleConfig) -> Result<ModelSizes, LoadError> {
     let cache_types = CacheTypes::F32;
@@ -233,42 +183,4 @@ fn sizes(gguf: &Gguf, config: &CandleConfig) -> Result<ModelSizes, LoadError> {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { .. } => LoadError::TooLittleMemory { path: config.model.clone(), source },
     })
-}
-
-/// The operator's template, else the model's own.
-fn template_source<'a>(config: &'a CandleConfig, gguf: &'a Gguf) -> Option<&'a str> {
-    config.chat_template.as_deref().or_else(|| gguf.chat_template())
-}
-
-fn template(
-    config: &CandleConfig,
-    gguf: &Gguf,
-    file: &FileVocabulary,
-    vocabulary: &Vocabulary,
-) -> Result<Option<ChatTemplate>, LoadError> {
-    let Some(source) = template_source(config, gguf) else { return Ok(None) };
-    let special = SpecialTokens {
-        bos: vocabulary.text(file.bos),
-        eos: vocabulary.text(file.eos),
-        control: file.control_spellings(),
-    };
-    let compiled = ChatTemplate::compile(source, special).map(Some);
-    compiled.map_err(|error| LoadError::Template { path: config.model.clone(), message: error.to_string() })
-}
-
-fn facts(config: &CandleConfig, gguf: &Gguf, file: &FileVocabulary, vocabulary: &Vocabulary) -> ModelFacts {
-    let n_elements = |dims: &[u64]| dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim));
-    let infill = match file.infill {
-        [Some(prefix), Some(suffix), Some(middle)] => Some(InfillTokens { prefix, suffix, middle }),
-        _ => None,
-    };
-    ModelFacts {
-        n_params: gguf.tensors.iter().map(|tensor| n_elements(&tensor.dims)).fold(0, u64::saturating_add),
-        file_bytes: gguf.file_bytes,
-        quantization: gguf.quantization().unwrap_or_default().to_owned(),
-        chat_template: template_source(config, gguf).unwrap_or_default().to_owned(),
-        bos_token: vocabulary.text(file.bos),
-        eos_token: vocabulary.text(file.eos),
-        infill,
-    }
 }

@@ -37,23 +37,6 @@ impl CandleSlots {
         }
     }
 
-    pub(super) fn layout(&self) -> &Arc<KvLayout> {
-        &self.layout
-    }
-
-    /// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards.
-    pub(super) fn canary(&mut self, tokens: &[u32]) -> std::result::Result<Chunk, String> {
-        let batch: Vec<BatchToken> = (0..)
-            .zip(tokens)
-            .map(|(position, &token)| BatchToken { token, position, slot: 0, wants_logits: false })
-            .collect();
-        self.compute(&batch).map_err(|e| e.to_string())?;
-        let end = tokens.len() as u32;
-        let chunk = self.export(0, 0..end, end, ExportTo::Host);
-        self.caches[0] = SlotCache::default();
-        chunk
-    }
-
     fn forward(&mut self, batch: &[BatchToken]) -> Result<()> {
         let parts = parts(batch);
         for part in &parts {

@@ -21,8 +21,13 @@ impl Gguf {
     /// settings of the position embedding, and `changes`: what the operator's options change of KV or logits, empty if
     /// nothing. `path` is the file that this header was read from. Errors: those of [`Gguf::weights_hash`].
     pub fn fingerprint(&self, path: &Path, changes: &[String]) -> Result<Fingerprint, GgufError> {
+        Ok(self.fingerprint_of(self.weights_hash(path)?, changes))
+    }
+
+    /// The same, with the hash of the weights themselves.
+    pub(crate) fn fingerprint_of(&self, weights: blake3::Hash, changes: &[String]) -> Fingerprint {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(self.weights_hash(path)?.as_bytes());
+        hasher.update(weights.as_bytes());
         let architecture = self.architecture().unwrap_or_default();
         // `Debug` of a value includes its type.
         let of_file =
@@ -31,6 +36,6 @@ impl Gguf {
             hasher.update(&(value.len() as u64).to_le_bytes()).update(value.as_bytes());
         }
         let vocabulary = *self.vocabulary_hash().as_bytes();
-        Ok(Fingerprint { vocabulary, weights: *hasher.finalize().as_bytes() })
+        Fingerprint { vocabulary, weights: *hasher.finalize().as_bytes() }
     }
 }

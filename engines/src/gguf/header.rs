@@ -17,7 +17,7 @@ use std::io::{self, BufRead};
 use std::path::Path;
 
 use super::tensor_types::{self, TensorBlock};
-use super::{Array, Gguf, GgufError, TensorInfo, Value};
+use super::{Array, Gguf, GgufError, TensorInfo, VOCABULARY_KEYS, Value};
 
 /// Real files have about 50 entries; a file with keys for each layer may have thousands.
 const MAX_METADATA: u64 = 1 << 16;
@@ -82,7 +82,7 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
     let mut tokenizer_digests = BTreeMap::new();
     for _ in 0..n_metadata {
         let key = reader.name("metadata key", MAX_KEY_BYTES)?;
-        reader.hasher = key.starts_with("tokenizer.").then(blake3::Hasher::new);
+        reader.hasher = VOCABULARY_KEYS.contains(&&*key).then(blake3::Hasher::new);
         let value = read_value(&mut reader)?;
         if let Some(hasher) = reader.hasher.take() {
             tokenizer_digests.insert(key.clone(), hasher.finalize());
@@ -97,6 +97,25 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
     let data_start = reader.position.next_multiple_of(alignment);
     check_length(&tensors, data_start, file_bytes)?;
     Ok(Gguf { version, file_bytes, alignment, data_start, tensors, metadata, tokenizer_digests })
+}
+
+/// The digests of a vocabulary that is in no file, as [`read`] makes them of one that is.
+pub(super) fn vocabulary_digests(spellings: &[String], types: &[u32]) -> BTreeMap<String, blake3::Hash> {
+    let array = |element_type: u32, len: usize| {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&ARRAY.to_le_bytes()).update(&element_type.to_le_bytes()).update(&(len as u64).to_le_bytes());
+        hasher
+    };
+    let mut of_tokens = array(STRING, spellings.len());
+    for spelling in spellings {
+        of_tokens.update(&(spelling.len() as u64).to_le_bytes()).update(spelling.as_bytes());
+    }
+    let mut of_types = array(I32, types.len());
+    for kind in types {
+        of_types.update(&kind.to_le_bytes());
+    }
+    let digests = [of_tokens, of_types].map(|hasher| hasher.finalize());
+    VOCABULARY_KEYS.map(str::to_owned).into_iter().zip(digests).collect()
 }
 
 /// Reads an array of strings from the header. `None`: the file has no such array.
@@ -175,6 +194,8 @@ fn read_value(reader: &mut HeaderReader<impl BufRead>) -> Result<Value, Fault> {
     }
 }
 
+/// GGUF's numbers of types. Converters write types of tokens as this one.
+const I32: u32 = 5;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 

@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 
 pub use kv_shape::KvShape;
 pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
+pub(crate) use weights_hash::{SAMPLE_BYTES, hash_part};
 
 /// Why a file cannot be used as a GGUF model. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +160,7 @@ pub struct Gguf {
     /// All tensors, in the file's order.
     pub tensors: Vec<TensorInfo>,
     metadata: BTreeMap<String, Value>,
-    /// BLAKE3 of each `tokenizer.*` value's type and raw bytes.
+    /// BLAKE3 of the type and the raw bytes of each value of [`VOCABULARY_KEYS`].
     tokenizer_digests: BTreeMap<String, blake3::Hash>,
 }
 
@@ -174,7 +175,11 @@ impl Gguf {
             _ => GgufError::Unreadable { path: path.to_owned(), source },
         };
         // Reading a device or a pipe might never end, or never begin.
-        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        let metadata = std::fs::metadata(path).map_err(unreadable)?;
+        if metadata.is_dir() {
+            return Err(unreadable(io::Error::other("it is a folder, which --engine mlx may run")));
+        }
+        if !metadata.is_file() {
             return Err(unreadable(io::Error::other("it is no regular file")));
         }
         let file = File::open(path).map_err(unreadable)?;
@@ -222,6 +227,19 @@ impl Gguf {
         let adapter = adapter.map(Gguf::open_adapter).transpose()?;
         let projector_bytes = projector.map_or(0, |projector| projector.file_bytes.saturating_add(COMPUTE_RESERVE));
         Ok(projector_bytes.saturating_add(adapter.map_or(0, |adapter| adapter.file_bytes)))
+    }
+
+    /// A header of what is in no GGUF file. `spellings` and `types` are those of all tokens.
+    pub(crate) fn described(
+        metadata: BTreeMap<String, Value>,
+        tensors: Vec<TensorInfo>,
+        file_bytes: u64,
+        spellings: &[String],
+        types: &[u32],
+    ) -> Gguf {
+        let tokenizer_digests = header::vocabulary_digests(spellings, types);
+        let alignment = header::DEFAULT_ALIGNMENT;
+        Gguf { version: 3, file_bytes, alignment, data_start: 0, tensors, metadata, tokenizer_digests }
     }
 
     /// A metadata value by its full key.
@@ -299,13 +317,12 @@ impl Gguf {
         Some(layer.dims.get(1).copied().unwrap_or(1))
     }
 
-    /// Hash of the `tokenizer.*` entries except chat templates: equal for two files that map every text to the same token
-    /// ids. The entries' order in the file does not matter. Templates do not count because they are often corrected in one
-    /// quantization of a model but not in another.
+    /// Hash of the tokens, in the order of their numbers, and of their types: equal for two files whose token ids mean the
+    /// same. How text becomes tokens and messages become text does not count: it is often corrected in one quantization of a
+    /// model but not in another, and a folder of the same model ([`crate::hf`]) says it in other words.
     pub fn vocabulary_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        let of_text = self.tokenizer_digests.iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
-        for (key, digest) in of_text {
+        for (key, digest) in &self.tokenizer_digests {
             // The length distinguishes `ab` + `c` from `a` + `bc`.
             hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(digest.as_bytes());
         }
@@ -336,6 +353,9 @@ impl Value {
         }
     }
 }
+
+/// The tokens and their types: what a token id means.
+const VOCABULARY_KEYS: [&str; 2] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type"];
 
 /// What llama.cpp's converter calls the architecture of every projector.
 const PROJECTOR: &str = "clip";

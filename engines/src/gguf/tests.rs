@@ -220,12 +220,23 @@ fn an_absurd_layer_count_has_no_kv_shape() {
 
 #[test]
 fn the_vocabulary_hash_ignores_order_and_other_metadata() {
-    let a = Draft::default().text("tokenizer.a", "1").text("tokenizer.b", "2").text("general.name", "x");
-    let b = Draft::default().text("tokenizer.b", "2").text("general.name", "y").text("tokenizer.a", "1");
-    let c = Draft::default().text("tokenizer.a", "1").text("tokenizer.b", "3");
+    let tokens = |draft: Draft, last: &str| {
+        let all = [string("a"), string(last)].concat();
+        draft.raw("tokenizer.ggml.tokens", 9, &array(8, 2, &all))
+    };
+    let types = |draft: Draft, last: u32| {
+        let all = [1u32.to_le_bytes(), last.to_le_bytes()].concat();
+        draft.raw("tokenizer.ggml.token_type", 9, &array(5, 2, &all))
+    };
+    let a = types(tokens(Draft::default().text("general.name", "x"), "b"), 3);
+    let b = tokens(types(Draft::default().text("tokenizer.ggml.pre", "y"), 3), "b");
     let hash = |draft: &Draft| draft.open().unwrap().vocabulary_hash();
     assert_eq!(hash(&a), hash(&b));
-    assert_ne!(hash(&a), hash(&c));
+    assert_ne!(hash(&a), hash(&types(tokens(Draft::default(), "c"), 3)));
+    assert_ne!(hash(&a), hash(&types(tokens(Draft::default(), "b"), 1)));
+    // The same vocabulary outside of a GGUF file.
+    let described = Gguf::described(Default::default(), Vec::new(), 0, &["a".into(), "b".into()], &[1, 3]);
+    assert_eq!(hash(&a), described.vocabulary_hash());
 }
 
 #[test]
@@ -242,7 +253,7 @@ fn one_changed_token_changes_the_vocabulary_hash() {
 
 #[test]
 fn a_corrected_template_does_not_change_the_vocabulary_hash() {
-    let model = |template| Draft::default().text("tokenizer.a", "1").text("tokenizer.chat_template", template).open();
+    let model = |template| Draft::default().text("tokenizer.chat_template", template).open();
     let old = model("old").unwrap();
     let new = model("new").unwrap();
     assert_eq!(old.vocabulary_hash(), new.vocabulary_hash());

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Gguf, GgufError, TensorInfo};
 
 /// Bytes read at each end of a tensor.
-const SAMPLE_BYTES: u64 = 4096;
+pub(crate) const SAMPLE_BYTES: u64 = 4096;
 
 impl Gguf {
     /// BLAKE3 of each tensor's name, shape and type and of the first and last 4 KiB of its data, in the order of names.
@@ -47,7 +47,8 @@ impl Gguf {
     }
 }
 
-fn hash_part(file: &mut File, start: u64, n_bytes: u64, hasher: &mut blake3::Hasher) -> io::Result<()> {
+/// Hashes at most [`SAMPLE_BYTES`] of a file.
+pub(crate) fn hash_part(file: &mut File, start: u64, n_bytes: u64, hasher: &mut blake3::Hasher) -> io::Result<()> {
     let mut sample = [0; SAMPLE_BYTES as usize];
     let sample = &mut sample[..n_bytes as usize];
     file.seek(SeekFrom::Start(start))?;

@@ -29,6 +29,9 @@ pub(crate) enum ComputeError {
     NoCells,
     #[error("{0}")]
     Refused(String),
+    /// What computes was lost, and with it the KV of all slots, which are empty now. The next batch may be computed.
+    #[error("{0}")]
+    Lost(String),
 }
 
 /// A slot's KV cannot be cut to a part of its positions.

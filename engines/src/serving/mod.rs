@@ -2,17 +2,20 @@
 //!
 //! [`ModelEngine`] is the handle. It checks requests, renders and tokenizes prompts, compiles constraints, and sends
 //! sequences to the scheduler's thread, which owns the model's context (`context.rs`); dropping the last handle
-//! ends it. An engine's own folder loads the model and implements the context: `llama/` with llama.cpp, `candle/` in Rust.
+//! ends it. An engine's own folder loads the model and implements the context: `llama/` with llama.cpp, `candle/` in Rust,
+//! `mlx/` with mlx-lm.
 
 #![cfg_attr(
-    not(all(feature = "llama", feature = "candle")),
-    allow(dead_code, reason = "each engine leaves out a part: candle has no images, pairs and parking")
+    not(all(feature = "llama", feature = "candle", feature = "mlx")),
+    allow(dead_code, reason = "each engine leaves out a part: candle and mlx have no images, pairs and parking")
 )]
 
 mod constrain;
 pub(crate) mod context;
 mod deep_stack;
 mod derivable;
+#[cfg(any(feature = "candle", feature = "mlx"))]
+pub(crate) mod described;
 pub(crate) mod images;
 pub(crate) mod jobs;
 pub(crate) mod kv_flow;
@@ -29,6 +32,8 @@ mod sequence;
 mod slots;
 pub(crate) mod start;
 pub(crate) mod step_budget;
+#[cfg(any(feature = "candle", feature = "mlx"))]
+pub(crate) mod text_vectors;
 mod text_work;
 pub(crate) mod vectors;
 

@@ -3,12 +3,19 @@
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread::JoinHandle;
 
 use baton_schemas::Token;
-use baton_schemas::node::NodeLoad;
+use baton_schemas::kv::{Chunk, Contiguous, Placement};
+use baton_schemas::node::{KvIdentity, NodeLoad};
 use tokio::sync::watch;
 
+use super::context::{BatchToken, ExportTo, ModelContext};
 use super::jobs::{EngineLoad, SchedulerMessage};
+use super::scheduler::{Handoffs, Scheduler, SchedulerLimits};
+use super::vectors::Vectors;
+use crate::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use crate::vocabulary::Vocabulary;
 
 /// Wakes the scheduler.
 pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -66,4 +73,83 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
     }
     of_text.truncate(MAX_CANARY.min(limit));
     of_text
+}
+
+/// The thread of an engine that hands over whole rows of KV, before it is started.
+pub(crate) struct EngineThread {
+    pub(crate) identity: KvIdentity,
+    pub(crate) puller: Option<Arc<dyn KvPuller>>,
+    pub(crate) vocabulary: Arc<Vocabulary>,
+    pub(crate) shared: Arc<EngineLoad>,
+    pub(crate) wake: Wake,
+    pub(crate) messages: std_mpsc::Receiver<SchedulerMessage>,
+}
+
+/// A model that its thread has loaded.
+pub(crate) struct LoadedModel<C, V> {
+    pub(crate) context: C,
+    pub(crate) vectors: V,
+    pub(crate) limits: SchedulerLimits,
+    /// As [`NodeInfo::devices`](baton_schemas::node::NodeInfo::devices) shows it.
+    pub(crate) device: String,
+}
+
+impl EngineThread {
+    /// Starts the thread, and waits until it has loaded the model with `load` and computed the canary, which also shows that
+    /// the model can be computed. Returns the thread and the device's name. Errors, in words: one of these failed.
+    pub(crate) fn start<C: ModelContext, V: Vectors>(
+        self,
+        name: &str,
+        load: impl FnOnce() -> Result<LoadedModel<C, V>, String> + Send + 'static,
+    ) -> Result<(JoinHandle<()>, String), String> {
+        let (started, has_started) = std_mpsc::sync_channel(1);
+        let run = move || {
+            let EngineThread { identity, puller, vocabulary, shared, wake, messages } = self;
+            let _panic_ends_the_process = AbortOnPanic;
+            let loaded = load().and_then(|mut loaded| {
+                let canary = canary(&mut loaded.context, &identity.canary);
+                let canary = canary.map_err(|error| format!("the model cannot be computed: {error}"))?;
+                Ok((loaded, canary))
+            });
+            let (LoadedModel { context, vectors, limits, device }, canary) = match loaded {
+                Ok(loaded) => loaded,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            let layout = Arc::new(identity.layout.clone());
+            if let Some(puller) = &puller {
+                puller.introduce(LocalKv { identity, canary });
+            }
+            let handoffs = Handoffs {
+                layout,
+                placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+                buffers: ChunkBuffers::default(),
+                puller,
+                wake,
+            };
+            if started.send(Ok(device)).is_ok() {
+                let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
+                scheduler.with_handoffs(Some(handoffs)).run(&messages);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = thread.map_err(|e| format!("the engine's thread cannot start: {e}"))?;
+        match has_started.recv() {
+            Ok(Ok(device)) => Ok((thread, device)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err("the engine's thread has stopped".into()),
+        }
+    }
+}
+
+/// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards.
+fn canary(context: &mut impl ModelContext, tokens: &[Token]) -> Result<Chunk, String> {
+    let batch: Vec<BatchToken> = (0..)
+        .zip(tokens)
+        .map(|(position, &token)| BatchToken { token, position, slot: 0, wants_logits: false })
+        .collect();
+    context.compute(&batch).map_err(|e| e.to_string())?;
+    let end = tokens.len() as u32;
+    let chunk = context.export(0, 0..end, end, ExportTo::Host);
+    context.cut(0, 0).map_err(|_| "the canary's KV cannot be removed".to_owned())?;
+    chunk
 }

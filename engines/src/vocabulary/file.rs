@@ -1,9 +1,10 @@
-//! Reads a vocabulary from a model's file.
+//! Reads a vocabulary from a model's file, or from a folder as the Hugging Face hub has it.
 //!
 //! Which tokens are control tokens, and which end a reply, follows llama.cpp's rules: `llama_vocab::impl::load` in
 //! `llama-vocab.cpp`, of the version that Cargo.toml pins. Many of them go by a token's spelling, because files leave it out.
 
 use std::collections::{BTreeSet, HashMap};
+#[cfg(feature = "candle")]
 use std::path::Path;
 
 use baton_schemas::Token;
@@ -13,6 +14,8 @@ use super::special::SpecialSpelling;
 use super::{SHOWN_CONTROL, TokenFacts, Vocabulary};
 use crate::gguf::byte_level::spelled;
 use crate::gguf::{Gguf, GgufError};
+#[cfg(feature = "mlx")]
+use crate::hf::ModelFolder;
 
 /// Why a model's vocabulary cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +171,7 @@ const INFILL_ENDS: [(&str, &[&str]); 3] = [
 
 impl FileVocabulary {
     /// Reads the vocabulary of the file at `path`. Blocking: some megabytes.
+    #[cfg(feature = "candle")]
     pub(crate) fn read(gguf: &Gguf, path: &Path) -> Result<Self, VocabularyError> {
         let spellings =
             Gguf::strings(path, "tokenizer.ggml.tokens")?.ok_or(VocabularyError::Incomplete("no tokens"))?;
@@ -177,10 +181,25 @@ impl FileVocabulary {
             return Err(VocabularyError::Incomplete("too few types of tokens"));
         }
         let kind = kind(gguf, path, spellings.len())?;
-        let attributes = |i: usize| Attributes::of(types.as_ref().map_or(1, |types| types[i] as u32));
-        let tokens = spellings.into_iter().enumerate().map(|(i, spelling)| {
+        let number = |i: usize| types.as_ref().map_or(1, |types| types[i] as u32);
+        let tokens = spellings.into_iter().enumerate().map(|(i, spelling)| (spelling, number(i)));
+        Ok(FileVocabulary::new(gguf, tokens.collect(), kind))
+    }
+
+    /// The vocabulary of a model's folder. Errors: its rules for words are unknown here.
+    #[cfg(feature = "mlx")]
+    pub(crate) fn of_folder(folder: &ModelFolder) -> Result<Self, VocabularyError> {
+        let ModelFolder { header, spellings, types, merges, words, .. } = folder;
+        let kind = VocabularyKind::BytePairs { stages: stages(Some(words))?, merges: merges.clone() };
+        let tokens = spellings.iter().cloned().zip(types.iter().copied());
+        Ok(FileVocabulary::new(header, tokens.collect(), kind))
+    }
+
+    /// `tokens` are the spelling and llama.cpp's number of the type of each.
+    fn new(gguf: &Gguf, tokens: Vec<(String, u32)>, kind: VocabularyKind) -> Self {
+        let tokens = tokens.into_iter().enumerate().map(|(i, (spelling, number))| {
             let spelling = if spelling.is_empty() { format!("[EMPTY_{i}]") } else { spelling };
-            FileToken { attributes: attributes(i), spelling }
+            FileToken { attributes: Attributes::of(number), spelling }
         });
         let tokens: Vec<FileToken> = tokens.collect();
         let is_pieces = matches!(kind, VocabularyKind::SentencePieces { .. });
@@ -202,7 +221,7 @@ impl FileVocabulary {
         };
         vocabulary.find_special(&special);
         vocabulary.strip_spaces(gguf.name().unwrap_or_default());
-        Ok(vocabulary)
+        vocabulary
     }
 
     /// Finds the tokens that have a role, by their keys and by their spellings.
@@ -330,6 +349,7 @@ const ADD_BOS: [&str; 11] = [
     "chameleon",
 ];
 
+#[cfg(feature = "candle")]
 fn kind(gguf: &Gguf, path: &Path, n_tokens: usize) -> Result<VocabularyKind, VocabularyError> {
     match gguf.str("tokenizer.ggml.model").unwrap_or_default() {
         "llama" => {
@@ -343,17 +363,22 @@ fn kind(gguf: &Gguf, path: &Path, n_tokens: usize) -> Result<VocabularyKind, Voc
         }
         "gpt2" => {
             let pre = gguf.str("tokenizer.ggml.pre").filter(|name| !name.is_empty());
-            let stages = match PreTokenizer::named(pre).map_err(|e| VocabularyError::Tokenizer(e.to_string()))? {
-                PreTokenizer::Loop(Some(stages)) | PreTokenizer::Recursive(stages) => stages,
-                PreTokenizer::Loop(None) | PreTokenizer::Unknown => {
-                    return Err(VocabularyError::Words(pre.unwrap_or_default().to_owned()));
-                }
-            };
+            let stages = stages(pre)?;
             let merges = Gguf::strings(path, "tokenizer.ggml.merges")?;
             let merges = merges.ok_or(VocabularyError::Incomplete("no merges"))?;
             Ok(VocabularyKind::BytePairs { stages, merges })
         }
         other => Err(VocabularyError::Kind(other.to_owned())),
+    }
+}
+
+/// The rules for words of this name.
+fn stages(pre: Option<&str>) -> Result<Stages, VocabularyError> {
+    match PreTokenizer::named(pre).map_err(|e| VocabularyError::Tokenizer(e.to_string()))? {
+        PreTokenizer::Loop(Some(stages)) | PreTokenizer::Recursive(stages) => Ok(stages),
+        PreTokenizer::Loop(None) | PreTokenizer::Unknown => {
+            Err(VocabularyError::Words(pre.unwrap_or_default().to_owned()))
+        }
     }
 }
 

@@ -2,10 +2,10 @@
 //!
 //! [`Vocabulary`] has the facts about every token that the scheduler needs. The llama engine fills it from llama.cpp and
 //! uses [`byte_pairs`] and [`special`] for texts that llama.cpp cannot take. An engine without llama.cpp reads all of it
-//! from the model's file (`file.rs`) and tokenizes with [`FileTokenizer`]. The tests compare both.
+//! from the model's file or folder (`file.rs`) and tokenizes with [`FileTokenizer`]. The tests compare both.
 
 #![cfg_attr(
-    not(all(feature = "llama", feature = "candle")),
+    not(all(feature = "llama", feature = "candle", feature = "mlx")),
     allow(
         dead_code,
         reason = "each engine leaves out a part: llama.cpp has loops for some words, and recursion for others"
@@ -13,23 +13,25 @@
 )]
 
 pub(crate) mod byte_pairs;
-#[cfg(feature = "candle")]
+#[cfg(any(feature = "candle", feature = "mlx"))]
 mod file;
 pub(crate) mod pre;
-#[cfg(feature = "candle")]
+#[cfg(any(feature = "candle", feature = "mlx"))]
 mod sentence_pieces;
 pub(crate) mod special;
 mod table;
-#[cfg(feature = "candle")]
+#[cfg(any(feature = "candle", feature = "mlx"))]
 mod tokenizer;
 
 use baton_schemas::{EngineError, Token};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(any(feature = "candle", feature = "mlx"))]
+pub(crate) use self::file::FileVocabulary;
 #[cfg(feature = "candle")]
-pub(crate) use self::file::{FileVocabulary, VocabularyError};
+pub(crate) use self::file::VocabularyError;
 pub(crate) use self::table::{TokenFacts, Vocabulary};
-#[cfg(feature = "candle")]
+#[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) use self::tokenizer::FileTokenizer;
 
 /// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them, and then reads

@@ -1,6 +1,8 @@
 //! Integration tests, a module for each promise of the crate. The first block of modules holds shared fixtures.
 #![cfg(test)]
 
+#[cfg(all(feature = "llama", any(feature = "candle", feature = "mlx")))]
+mod beside_llama;
 #[cfg(feature = "llama")]
 mod kv_rig;
 #[cfg(feature = "models")]
@@ -32,6 +34,8 @@ mod kv_state;
 #[cfg(feature = "llama")]
 mod llama_options;
 mod load_stream;
+#[cfg(feature = "mlx")]
+mod mlx;
 mod node_tls;
 #[cfg(feature = "llama")]
 mod other_weights;

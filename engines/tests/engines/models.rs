@@ -20,11 +20,27 @@ pub(crate) fn gemma3() -> Option<PathBuf> {
     named_by("BATON_TEST_SWA_MODEL")
 }
 
+/// The Python that has mlx-lm, numpy and gguf.
+#[cfg(feature = "mlx")]
+pub(crate) fn mlx_python() -> Option<PathBuf> {
+    named_by("BATON_TEST_MLX_PYTHON")
+}
+
+/// SmolLM2 for tests that MLX computes on a processor: minutes, so that only `make mlx` runs them.
+#[cfg(all(feature = "llama", feature = "mlx"))]
+pub(crate) fn smollm2_for_mlx() -> Option<PathBuf> {
+    let model = std::env::var_os("BATON_TEST_MLX_MODEL").map(PathBuf::from);
+    if model.is_none() {
+        println!("SKIPPED: it takes minutes; `make mlx` runs it");
+    }
+    model
+}
+
 fn named_by(variable: &str) -> Option<PathBuf> {
     let model = std::env::var_os(variable).map(PathBuf::from);
     if model.is_none() {
         assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
+        println!("SKIPPED: {variable} is not set; `make test` sets it");
     }
     model
 }

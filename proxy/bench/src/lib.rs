@@ -26,6 +26,8 @@ mod handoff;
 mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
+#[cfg(feature = "mlx")]
+pub mod mlx_folder;
 mod mock;
 mod node_process;
 mod plan;

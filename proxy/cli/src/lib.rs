@@ -17,6 +17,8 @@ mod engine_line;
 mod key;
 mod lan_address;
 mod lifeline;
+#[cfg(feature = "mlx")]
+mod mlx;
 mod node;
 mod pair;
 mod plan;
@@ -90,6 +92,9 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
+    /// Install what the mlx engine needs, or convert a model for it.
+    #[cfg(feature = "mlx")]
+    Mlx(mlx::MlxArgs),
     /// Show the state of a running endpoint: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
     /// List the nodes in the local network, and why each is or is not used.
@@ -160,6 +165,8 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        #[cfg(feature = "mlx")]
+        Command::Mlx(args) => run(mlx::run(args)),
         Command::Pair(args) => run(pair::run(args)),
         Command::Key(args) => key::run(args),
         Command::CheckConfig(args) => check_config::run(&args),

@@ -20,7 +20,7 @@ use baton_proxy::http::open_files;
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::signals::OnHangup;
-use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
+use baton_proxy::serve::{CommandFailure, THREAD_WAIT, mlx_environment, model_files, service_manager, signals};
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role, TLS_PROPERTY};
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
@@ -40,7 +40,7 @@ const MAX_HOST_CHARS: usize = 26;
 /// Options of `baton node`.
 #[derive(Args)]
 pub(super) struct NodeArgs {
-    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
+    /// A .gguf file, a folder of safetensors (--engine mlx), a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
     /// The model's name, which endpoints use unless they configure another [default: from the catalogue or the file]
@@ -380,7 +380,11 @@ fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc
     Ok(Some(Arc::new(puller)))
 }
 
-fn engine_options(args: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
+fn engine_options(mut args: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
+    if args.engine == Some(EngineKind::Mlx) && args.mlx_python.is_none() {
+        let environment = mlx_environment().map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
+        args.mlx_python = Some(environment.python());
+    }
     let template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))

@@ -39,7 +39,7 @@ pub enum ModelError {
         path: PathBuf,
     },
     /// A folder where a file was expected.
-    #[error("{} is a folder: name the .gguf file in it", path.display())]
+    #[error("{} is a folder without a config.json: name the .gguf file in it", path.display())]
     IsFolder {
         /// The path as the user gave it.
         path: PathBuf,

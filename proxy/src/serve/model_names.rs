@@ -20,7 +20,9 @@ impl ModelNames {
             let aliases = model.aliases.iter().map(|&alias| alias.to_owned()).collect();
             return ModelNames { name: model.name.to_owned(), aliases };
         }
-        let stem = path.file_stem().map_or_else(|| source.to_owned(), |stem| stem.to_string_lossy().into_owned());
+        // A folder's name has no ending, only numbers such as 1.7B.
+        let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        let stem = stem.map_or_else(|| source.to_owned(), |stem| stem.to_string_lossy().into_owned());
         ModelNames { name: stem, aliases: Vec::new() }
     }
 }

@@ -95,19 +95,19 @@ pub(super) fn size_model(
     limits: &LoadLimits,
 ) -> Result<SizedModel, CommandFailure> {
     let LocalModelRef { source, engine } = model;
-    let gguf = Gguf::open(path)?;
+    let kind = engine.engine.unwrap_or_default();
+    let header = kind.header(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let adapter = engine.lora_file().map(|lora| lora.path);
-    let kind = engine.engine.unwrap_or_default();
     let options = SizeOptions {
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
-        cache_types: kind.cache_types(engine.cache_types()),
+        cache_types: kind.cache_types(engine.cache_types(), &header),
         companion_bytes: Gguf::companion_bytes(engine.mmproj.as_deref(), adapter.as_deref())?,
     };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
-    let sizes = ModelSizes::choose(&gguf, options, available).map_err(|error| {
+    let sizes = ModelSizes::choose(&header, options, available).map_err(|error| {
         CommandFailure(format!(
             "the model {source} can never be loaded within the memory budget of own models: {error}"
         ))
@@ -116,7 +116,7 @@ pub(super) fn size_model(
         std::fs::read_to_string(path)
             .map_err(|error| CommandFailure(format!("cannot read the chat template {}: {error}", path.display())))
     });
-    let mut outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
+    let mut outline = header.outline(path, sizes, n_slots, template.transpose()?.as_deref());
     let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
     outline.engine = kind.as_str().into();
     outline.projector = projector.transpose()?.map(|hash| hash.to_hex().to_string());

@@ -8,7 +8,7 @@ use baton_schemas::EngineError;
 use super::super::context::ModelContext;
 use super::super::slots;
 use super::super::vectors::Vectors;
-use super::{NAN_WAIT, Scheduler};
+use super::{BatchPart, NAN_WAIT, Scheduler};
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence, which
@@ -59,11 +59,36 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Sends all running sequences back to the queue. The one that started first is first there, too.
     pub(super) fn preempt_all(&mut self) {
-        tracing::info!("all sequences go back to the queue, so that the KV cache can be overwritten");
+        tracing::info!("all sequences go back to the queue");
         let mut slots: Vec<usize> = (0..self.slots.len()).collect();
         slots.sort_by_key(|&slot| self.slots[slot].last_used);
         for slot in slots.into_iter().rev() {
             self.preempt(slot);
+        }
+    }
+
+    /// Goes on after the KV of all slots was lost with a batch of `parts`. All sequences start again, and those of the
+    /// batch compute its tokens alone: one that loses the KV alone, too, fails.
+    pub(super) fn recover(&mut self, parts: &[BatchPart], reason: String) {
+        tracing::error!(reason, "the KV of all sequences was lost; they start again");
+        for part in parts {
+            let from = self.slots[part.slot].kv.len();
+            if parts.len() == 1 && self.is_suspect(part.slot) {
+                self.fail(part.slot, EngineError::internal(&reason));
+            } else if let Some(sequence) = &mut self.running[part.slot] {
+                sequence.refused = Some(from..from + part.n_tokens);
+            }
+        }
+        self.preempt_all();
+        self.empty_slots();
+    }
+
+    /// Takes note that no slot has KV.
+    fn empty_slots(&mut self) {
+        for slot in 0..self.slots.len() {
+            self.forget_copy(slot);
+            self.slots[slot].kv.clear();
+            self.slots[slot].n_shared = 0;
         }
     }
 
@@ -122,11 +147,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");
         self.context.overwrite();
-        for slot in 0..self.slots.len() {
-            self.forget_copy(slot);
-            self.slots[slot].kv.clear();
-            self.slots[slot].n_shared = 0;
-        }
+        self.empty_slots();
     }
 
     fn forget(&mut self, slot: usize) {

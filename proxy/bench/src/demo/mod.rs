@@ -9,6 +9,7 @@ mod simulate;
 mod waterfall;
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use baton_engines::registry::EngineKind;
 use baton_fetch as models;
@@ -64,6 +65,9 @@ fn engine_name(name: &str) -> Result<EngineKind, String> {
 /// Tokens of the reply: enough to compare two replies.
 const MAX_TOKENS: u32 = 24;
 
+/// KV of weights with 4 bits and of the same weights as f32 differ by 0.03 to 0.05, kernels of 4 bits among them.
+const DEQUANTIZED_DISTANCE: &str = "0.1";
+
 /// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
 pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {
     let stop = CancellationToken::new();
@@ -83,12 +87,20 @@ async fn show(args: DemoArgs, stop: &CancellationToken) -> Result<String, Comman
         return simulate::run(cluster, options, stop).await;
     }
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let engine_args = |engine: Option<EngineKind>| -> Vec<OsString> {
+    let engine_args = async |engine: Option<EngineKind>| -> Result<Vec<OsString>, CommandFailure> {
         let threads = ["--threads".into(), args.threads.to_string().into()];
-        let engine = engine.unwrap_or_default().as_str();
-        ["--model".into(), model.clone().into(), "--engine".into(), engine.into()].into_iter().chain(threads).collect()
+        let engine = engine.unwrap_or_default();
+        let model = if engine.runs_folders() { folder_of(&model).await? } else { model.clone() };
+        let named = ["--model".into(), model.into(), "--engine".into(), engine.as_str().into()];
+        Ok(named.into_iter().chain(threads).collect())
     };
-    let [prefill_args, decode_args] = [args.from, args.to].map(engine_args);
+    let prefill_args = engine_args(args.from).await?;
+    let mut decode_args = engine_args(args.to).await?;
+    let [from, to] = [args.from, args.to].map(Option::unwrap_or_default);
+    if from.runs_folders() != to.runs_folders() {
+        // The same weights in another type: the canary shows whether they are.
+        decode_args.extend(["--max-canary-distance", DEQUANTIZED_DISTANCE].map(OsString::from));
+    }
     let key = uuid::Uuid::new_v4().to_string();
     let words: Vec<&str> = TEXT.split_whitespace().cycle().take(args.words as usize).collect();
     let prompt = format!("Summarise this text in one sentence.\n\n{}", words.join(" "));
@@ -107,4 +119,19 @@ async fn show(args: DemoArgs, stop: &CancellationToken) -> Result<String, Comman
     let alone = serve(&key, decode_args, &[]).await?;
     let direct = ask(&alone.base, &prompt, MAX_TOKENS).await?;
     Ok(waterfall::draw(&handed, &direct))
+}
+
+/// The folder of a model, for an engine that runs no files.
+#[cfg(feature = "mlx")]
+async fn folder_of(model: &Path) -> Result<PathBuf, CommandFailure> {
+    match model.is_dir() {
+        true => Ok(model.to_owned()),
+        false => crate::mlx_folder::made_of(model).await,
+    }
+}
+
+/// The engine itself says that this build lacks it.
+#[cfg(not(feature = "mlx"))]
+async fn folder_of(model: &Path) -> Result<PathBuf, CommandFailure> {
+    Ok(model.to_owned())
 }

@@ -152,6 +152,9 @@ pub struct EngineArgs {
     /// The GGUF file of the model's projector, for images
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
+    /// The Python that has mlx-lm, for the mlx engine [default: what `baton mlx install` installs]
+    #[arg(long, value_name = "PATH")]
+    pub mlx_python: Option<PathBuf>,
     /// Simulator: prompt tokens per second
     #[arg(long, value_name = "RATE", hide_short_help = true, value_parser = number)]
     pub sim_prefill_tps: Option<f64>,
@@ -339,7 +342,7 @@ impl EngineArgs {
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
         let overrides = self.override_tensor.as_ref().filter(|all| !all.is_empty());
-        let options: [(&str, Option<OsString>); 39] = [
+        let options: [(&str, Option<OsString>); 40] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -375,6 +378,7 @@ impl EngineArgs {
             ("--kv-codecs", codecs.map(Into::into)),
             ("--chat-template-file", self.chat_template_file.clone().map(Into::into)),
             ("--mmproj", self.mmproj.clone().map(Into::into)),
+            ("--mlx-python", self.mlx_python.clone().map(Into::into)),
             ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
             ("--sim-abort", self.sim_abort.as_ref().map(|fault| fault.to_value().into())),
@@ -437,6 +441,7 @@ impl EngineArgs {
             // `chat_template` is its text.
             chat_template_file: _,
             mmproj,
+            mlx_python,
             sim_prefill_tps,
             sim_decode_tps,
             sim_abort,
@@ -464,6 +469,7 @@ impl EngineArgs {
             max_queued,
             chat_template,
             projector: mmproj,
+            mlx_python,
             sim_prefill_tps,
             sim_decode_tps,
             sim_abort,

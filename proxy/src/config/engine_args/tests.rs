@@ -50,6 +50,7 @@ fn every_option_reaches_the_child() {
         kv_codecs: Some(vec![Codec::Q8_0, Codec::PlanesZstd, Codec::None]),
         chat_template_file: Some("a b.jinja".into()),
         mmproj: Some("c d.gguf".into()),
+        mlx_python: Some("g h/python".into()),
         sim_prefill_tps: Some(9.5),
         sim_decode_tps: Some(10.25),
         sim_abort: Some(SimAbort { during: SimWork::Prefill, text: "a:b c".into() }),

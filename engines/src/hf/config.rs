@@ -1,0 +1,252 @@
+//! Reads `config.json`: the model's family and sizes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use baton_schemas::kv::RopePairing;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::error::FolderError;
+use super::files::read_json;
+use crate::gguf::Value;
+
+/// Real ones have some kilobytes; those of quantized models have a key for each layer.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// llama.cpp's limit.
+const MAX_LAYERS: u64 = 512;
+
+/// Larger numbers are mistakes.
+const MAX_SIZE: u64 = 1 << 24;
+
+/// A header's metadata under construction.
+pub(super) type Metadata = BTreeMap<String, Value>;
+
+/// The families whose KV is known to be handed over to and from GGUF files of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    /// By the folder's `model_type`.
+    fn named(model_type: &str) -> Option<Family> {
+        match model_type {
+            "llama" | "mistral" => Some(Family::Llama),
+            "qwen2" => Some(Family::Qwen2),
+            "qwen3" => Some(Family::Qwen3),
+            _ => None,
+        }
+    }
+
+    /// The GGUF file's `general.architecture`.
+    fn as_str(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The order of K's elements in GGUF files.
+    pub(super) fn pairing(self) -> RopePairing {
+        match self {
+            // llama.cpp's converter permutes the rows of these models' Q and K.
+            Family::Llama => RopePairing::Interleaved,
+            Family::Qwen2 | Family::Qwen3 => RopePairing::HalfSplit,
+        }
+    }
+}
+
+/// The file. Keys that change nothing here are ignored.
+#[derive(Deserialize)]
+struct File {
+    model_type: String,
+    hidden_size: u64,
+    num_hidden_layers: u64,
+    num_attention_heads: u64,
+    num_key_value_heads: Option<u64>,
+    head_dim: Option<u64>,
+    vocab_size: u64,
+    max_position_embeddings: Option<u64>,
+    rms_norm_eps: Option<f64>,
+    rope_theta: Option<f64>,
+    #[serde(default)]
+    rope_traditional: bool,
+    rope_scaling: Option<Box<RawValue>>,
+    rope_parameters: Option<Box<RawValue>>,
+    layer_types: Option<Vec<String>>,
+    bos_token_id: Option<TokenIds>,
+    eos_token_id: Option<TokenIds>,
+    quantization: Option<Box<RawValue>>,
+    quantization_config: Option<Box<RawValue>>,
+    model_file: Option<String>,
+}
+
+/// One token or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    One(u64),
+    Several(Vec<u64>),
+}
+
+impl TokenIds {
+    fn first(&self) -> Option<u64> {
+        match self {
+            TokenIds::One(id) => Some(*id),
+            TokenIds::Several(ids) => ids.first().copied(),
+        }
+    }
+}
+
+/// What is read of RoPE's settings.
+#[derive(Deserialize, Default)]
+struct Rope {
+    #[serde(rename = "type")]
+    old_type: Option<String>,
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+    factor: Option<f64>,
+}
+
+/// What is read of the quantization.
+#[derive(Deserialize)]
+struct Quantization {
+    bits: Option<u64>,
+}
+
+/// A checked `config.json`.
+pub(super) struct Config {
+    pub(super) family: Family,
+    pub(super) n_layers: usize,
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) head_size: usize,
+    pub(super) n_embd: usize,
+    pub(super) n_vocab: usize,
+    /// Bits of a weight, if the weights are quantized.
+    pub(super) quantized_bits: Option<u64>,
+    pub(super) bos: Option<u64>,
+    pub(super) eos: Option<u64>,
+    /// Settings that change KV or logits and are in no tensor.
+    pub(super) changes: Vec<String>,
+    n_ctx_train: Option<u64>,
+    epsilon: Option<f64>,
+    rope_base: f64,
+    /// The way in which RoPE is scaled, by its Hugging Face name, and the factor.
+    rope_scaling: Option<(String, Option<f64>)>,
+}
+
+/// RoPE's base where the file names none, as in mlx-lm.
+const DEFAULT_ROPE_BASE: f64 = 10_000.0;
+
+impl Config {
+    pub(super) fn read(folder: &Path) -> Result<Config, FolderError> {
+        let path = &folder.join("config.json");
+        let file: File = read_json(path, MAX_BYTES)?;
+        let unsupported = |why: String| FolderError::unsupported(path, why);
+        let family = Family::named(&file.model_type).ok_or_else(|| {
+            unsupported(format!(
+                "its model_type is {:?}; llama, mistral, qwen2 and qwen3 are supported",
+                file.model_type
+            ))
+        })?;
+        if file.model_file.is_some() {
+            return Err(unsupported("it brings a program of its own (model_file), which is never run".into()));
+        }
+        if file.rope_traditional {
+            return Err(unsupported("rope_traditional: its K has another order of elements".into()));
+        }
+        if file.layer_types.iter().flatten().any(|kind| kind != "full_attention") {
+            return Err(unsupported("some of its layers do not attend to all positions (layer_types)".into()));
+        }
+        let within = |name: &str, n: u64, max: u64| match n {
+            n if (1..=max).contains(&n) => Ok(n as usize),
+            n => Err(FolderError::malformed(path, format!("{name} is {n}; 1 to {max} are possible"))),
+        };
+        let n_heads = within("num_attention_heads", file.num_attention_heads, MAX_SIZE)?;
+        let n_kv_heads = within("num_key_value_heads", file.num_key_value_heads.unwrap_or(n_heads as u64), MAX_SIZE)?;
+        let n_embd = within("hidden_size", file.hidden_size, MAX_SIZE)?;
+        let head_size = within("head_dim", file.head_dim.unwrap_or((n_embd / n_heads) as u64), MAX_SIZE)?;
+        if !n_heads.is_multiple_of(n_kv_heads) || !head_size.is_multiple_of(2) {
+            let what = format!("{n_heads} heads, {n_kv_heads} KV heads, {head_size} elements of a head");
+            return Err(FolderError::malformed(path, what));
+        }
+        let rope_text = file.rope_scaling.as_deref().or(file.rope_parameters.as_deref());
+        let rope: Option<Rope> = match rope_text {
+            Some(text) => serde_json::from_str(text.get())
+                .map_err(|source| FolderError::Json { path: path.to_owned(), source })?,
+            None => None,
+        };
+        let Rope { old_type, rope_type, rope_theta, factor } = rope.unwrap_or_default();
+        let rope_type = old_type.or(rope_type).filter(|kind| kind != "default");
+        let quantization = file.quantization.as_deref().or(file.quantization_config.as_deref());
+        let quantized_bits = match quantization {
+            Some(text) => {
+                let quantization: Quantization = serde_json::from_str(text.get())
+                    .map_err(|source| FolderError::Json { path: path.to_owned(), source })?;
+                // Methods without the key have 4 bits: mxfp4 and its kind.
+                Some(within("quantization.bits", quantization.bits.unwrap_or(4), 32)? as u64)
+            }
+            None => None,
+        };
+        let compact = |name: &str, text: Option<&RawValue>| text.map(|text| format!("{name}={}", text.get()));
+        // The scaling of llama3 and yarn has numbers that the keys of the fingerprint do not name.
+        let changes =
+            [compact("rope", rope_text.filter(|_| rope_type.is_some())), compact("quantization", quantization)];
+        Ok(Config {
+            family,
+            n_layers: within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?,
+            n_heads,
+            n_kv_heads,
+            head_size,
+            n_embd,
+            n_vocab: within("vocab_size", file.vocab_size, MAX_SIZE)?,
+            quantized_bits,
+            bos: file.bos_token_id.as_ref().and_then(TokenIds::first),
+            eos: file.eos_token_id.as_ref().and_then(TokenIds::first),
+            changes: changes.into_iter().flatten().collect(),
+            n_ctx_train: file.max_position_embeddings,
+            epsilon: file.rms_norm_eps,
+            rope_base: file.rope_theta.or(rope_theta).unwrap_or(DEFAULT_ROPE_BASE),
+            rope_scaling: rope_type.map(|kind| (kind, factor)),
+        })
+    }
+
+    /// The keys of a GGUF file's header.
+    pub(super) fn metadata(&self) -> Metadata {
+        let mut metadata = Metadata::new();
+        let architecture = self.family.as_str();
+        metadata.insert("general.architecture".into(), Value::String(architecture.into()));
+        let mut set = |suffix: &str, value: Value| metadata.insert(format!("{architecture}.{suffix}"), value);
+        for (suffix, n) in [
+            ("block_count", self.n_layers),
+            ("embedding_length", self.n_embd),
+            ("attention.head_count", self.n_heads),
+            ("attention.head_count_kv", self.n_kv_heads),
+            ("attention.key_length", self.head_size),
+            ("attention.value_length", self.head_size),
+            ("rope.dimension_count", self.head_size),
+        ] {
+            set(suffix, Value::Unsigned(n as u64));
+        }
+        if let Some(n) = self.n_ctx_train {
+            set("context_length", Value::Unsigned(n));
+        }
+        if let Some(epsilon) = self.epsilon {
+            set("attention.layer_norm_rms_epsilon", Value::Float(epsilon));
+        }
+        set("rope.freq_base", Value::Float(self.rope_base));
+        if let Some((kind, factor)) = &self.rope_scaling {
+            set("rope.scaling.type", Value::String(kind.clone()));
+            if let Some(factor) = factor {
+                set("rope.scaling.factor", Value::Float(*factor));
+            }
+        }
+        metadata
+    }
+}

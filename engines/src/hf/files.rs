@@ -1,0 +1,35 @@
+//! Reads whole files of bounded length.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use super::error::FolderError;
+
+/// Reads a JSON file of at most `max_bytes`.
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Result<T, FolderError> {
+    let text = read(path, max_bytes)?;
+    serde_json::from_slice(&text).map_err(|source| FolderError::Json { path: path.to_owned(), source })
+}
+
+/// Reads a file of at most `max_bytes`.
+pub(super) fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>, FolderError> {
+    let unreadable = |source| FolderError::unreadable(path, source);
+    // Reading a device or a pipe might never end, or never begin.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::other("it is no regular file")));
+    }
+    let mut text = Vec::new();
+    File::open(path).map_err(unreadable)?.take(max_bytes + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > max_bytes {
+        return Err(FolderError::TooLong { path: path.to_owned(), max_bytes });
+    }
+    Ok(text)
+}
+
+/// The path of a file that may be missing.
+pub(super) fn existing(folder: &Path, name: &str) -> Option<PathBuf> {
+    Some(folder.join(name)).filter(|path| path.exists())
+}

@@ -1,0 +1,125 @@
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::options::CacheTypes;
+
+/// A tiny model's files, changed by `change`.
+fn folder(change: impl Fn(&mut Json, &mut Json)) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = json!({
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 6, "max_position_embeddings": 512, "rope_theta": 5e5,
+        "rms_norm_eps": 1e-5, "eos_token_id": [4, 3],
+    });
+    let mut tokenizer = json!({
+        "added_tokens": [
+            { "id": 3, "content": "<|end|>", "special": false },
+            { "id": 4, "content": "stop", "special": true },
+            { "id": 2, "content": "\u{2581}hi", "special": false },
+        ],
+        "normalizer": null,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "use_regex": true },
+        "model": { "type": "BPE", "vocab": { "a": 0, "b": 1 }, "merges": ["a b", ["b", "a"]] },
+    });
+    change(&mut config, &mut tokenizer);
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    write_weights(folder.path(), "model.safetensors", "BF16", 1);
+    folder
+}
+
+/// One tensor of 2 x 4 values of two bytes.
+fn write_weights(folder: &Path, name: &str, dtype: &str, value: u8) {
+    let header = json!({ "model.layers.0.self_attn.k_proj.weight": {
+        "dtype": dtype, "shape": [2, 4], "data_offsets": [0, 16] } });
+    let header = header.to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[value; 16]].concat();
+    fs::write(folder.join(name), bytes).unwrap();
+}
+
+fn refusal(change: impl Fn(&mut Json, &mut Json)) -> String {
+    let folder = folder(change);
+    let error = ModelFolder::open(folder.path()).err().expect("it is refused").to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn a_folder_is_described_as_a_file_would_be() {
+    let folder = folder(|_, _| {});
+    let model = ModelFolder::open(folder.path()).unwrap();
+    let header = &model.header;
+    assert_eq!((header.architecture(), header.context_length()), (Some("llama"), Some(512)));
+    assert_eq!(header.kv_bytes_per_token(CacheTypes::default()), Some(2 * 2 * 4 * 2));
+    assert_eq!(header.tensors[0].dims, [4, 2]);
+    assert_eq!(model.spellings, ["a", "b", " hi", "<|end|>", "stop", "[PAD5]"]);
+    assert_eq!(model.types, [1, 1, 4, 3, 3, 5]);
+    assert_eq!((model.merges.as_slice(), model.words), (&["a b".to_owned(), "b a".to_owned()][..], "gpt-2"));
+    assert_eq!(header.u64("tokenizer.ggml.eos_token_id"), Some(4));
+    assert_eq!((model.pairing, model.quantization()), (RopePairing::Interleaved, "BF16".to_owned()));
+}
+
+#[test]
+fn the_weights_decide_the_fingerprint_and_the_tokens_the_vocabulary() {
+    let hash = |folder: &TempDir| ModelFolder::open(folder.path()).unwrap().fingerprint().unwrap();
+    let plain = folder(|_, _| {});
+    assert_eq!(hash(&plain), hash(&folder(|_, _| {})));
+    let other = folder(|_, _| {});
+    write_weights(other.path(), "model.safetensors", "BF16", 2);
+    assert_eq!(hash(&plain).vocabulary, hash(&other).vocabulary);
+    assert_ne!(hash(&plain).weights, hash(&other).weights);
+    let scaled = folder(|config, _| config["rope_scaling"] = json!({ "rope_type": "llama3", "factor": 8.0 }));
+    assert_ne!(hash(&plain).weights, hash(&scaled).weights);
+    let renamed = folder(|_, tokenizer| tokenizer["added_tokens"][1]["content"] = "halt".into());
+    assert_ne!(hash(&plain).vocabulary, hash(&renamed).vocabulary);
+    assert_eq!(hash(&plain).weights, hash(&renamed).weights);
+}
+
+#[test]
+fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
+    let check = |part: &str, change: &dyn Fn(&mut Json, &mut Json)| {
+        let error = refusal(change);
+        assert!(error.contains(part), "{error}");
+    };
+    check("its model_type is \"mamba\"", &|config, _| config["model_type"] = "mamba".into());
+    check("model_file", &|config, _| config["model_file"] = "own.py".into());
+    check("layer_types", &|config, _| config["layer_types"] = json!(["sliding_attention", "full_attention"]));
+    check("rope_traditional", &|config, _| config["rope_traditional"] = true.into());
+    check("num_hidden_layers is 9999999", &|config, _| config["num_hidden_layers"] = 9_999_999.into());
+    check("KV heads", &|config, _| config["num_key_value_heads"] = 3.into());
+    check("kind \"Unigram\"", &|_, tokenizer| tokenizer["model"]["type"] = "Unigram".into());
+    check("byte_fallback", &|_, tokenizer| tokenizer["model"]["byte_fallback"] = true.into());
+    check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"] = Json::Null);
+    check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"]["add_prefix_space"] = true.into());
+    check("changes texts", &|_, tokenizer| tokenizer["normalizer"] = json!({ "type": "Lowercase" }));
+    check("is not one of 6", &|_, tokenizer| tokenizer["model"]["vocab"]["c"] = 6.into());
+}
+
+#[test]
+fn damaged_and_missing_files_are_named() {
+    let error = |change: &dyn Fn(&Path)| {
+        let folder = folder(|_, _| {});
+        change(folder.path());
+        ModelFolder::open(folder.path()).err().expect("it is refused").to_string()
+    };
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let error = error(&|folder| fs::remove_file(folder.join(name)).unwrap());
+        assert!(error.contains("lacks") && error.contains(name), "{error}");
+    }
+    let weights =
+        |bytes: &'static [u8]| move |folder: &Path| fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    for bytes in [&b"\xff\xff\xff\xff\xff\xff\xff\xff{}"[..], b"\x03\0\0\0\0\0\0\0{}"] {
+        assert!(error(&weights(bytes)).contains("is damaged"));
+    }
+    assert!(error(&weights(b"\x02\0\0\0\0\0\0\0{")).contains("is damaged"));
+    assert!(error(&weights(b"\x02\0\0\0\0\0\0\0{]")).contains("cannot be understood"));
+    let twice = error(&|folder| write_weights(folder, "model-2.safetensors", "BF16", 1));
+    assert!(twice.contains("is in two files"), "{twice}");
+    let short = error(&|folder| write_weights(folder, "model.safetensors", "F32", 1));
+    assert!(short.contains("0..16 for the shape [2, 4]"), "{short}");
+    assert!(matches!(ModelFolder::open("/nowhere"), Err(FolderError::NoFolder { .. })));
+}

@@ -1,0 +1,309 @@
+//! Reads `tokenizer.json` and the files beside it, as llama.cpp's converter does (`conversion/base.py`, `get_vocab_base`): a
+//! folder and the GGUF file made from it have the same tokens, of the same kinds.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::config::{Config, Metadata};
+use super::error::FolderError;
+use super::files::{existing, read, read_json};
+use crate::gguf::{Array, Value};
+
+/// The largest known ones have some 30 MB.
+const MAX_BYTES: u64 = 128 << 20;
+
+/// `tokenizer_config.json` lists every added token in some models.
+const MAX_SETTINGS_BYTES: u64 = 16 << 20;
+
+/// Templates have tens of kilobytes.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// llama.cpp's numbers of types of tokens.
+const NORMAL: u32 = 1;
+const CONTROL: u32 = 3;
+const USER_DEFINED: u32 = 4;
+const UNUSED: u32 = 5;
+
+/// `tokenizer.json`.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    normalizer: Json,
+    #[serde(default)]
+    pre_tokenizer: Json,
+    #[serde(default)]
+    post_processor: Json,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u64,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    vocab: Json,
+    #[serde(default)]
+    merges: Vec<Merge>,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+    continuing_subword_prefix: Option<String>,
+}
+
+/// Old files have one string, new ones a pair.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Joined(String),
+    Pair(String, String),
+}
+
+/// `tokenizer_config.json`.
+#[derive(Deserialize, Default)]
+struct Settings {
+    bos_token: Option<Spelling>,
+    eos_token: Option<Spelling>,
+    add_bos_token: Option<bool>,
+    add_eos_token: Option<bool>,
+    chat_template: Option<Templates>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Spelling {
+    Plain(String),
+    Described { content: String },
+}
+
+impl Spelling {
+    fn as_str(&self) -> &str {
+        match self {
+            Spelling::Plain(text) | Spelling::Described { content: text } => text,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// A folder's tokens, and how text becomes tokens.
+pub(super) struct Tokenizer {
+    pub(super) spellings: Vec<String>,
+    pub(super) types: Vec<u32>,
+    pub(super) merges: Vec<String>,
+    pub(super) words: &'static str,
+    bos: Option<u64>,
+    eos: Option<u64>,
+    add_bos: Option<bool>,
+    add_eos: Option<bool>,
+    chat_template: Option<String>,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a model with `n_vocab` embeddings.
+    pub(super) fn read(folder: &Path, n_vocab: usize) -> Result<Tokenizer, FolderError> {
+        let path = &folder.join("tokenizer.json");
+        let file: File = read_json(path, MAX_BYTES)?;
+        let unsupported = |why: String| FolderError::unsupported(path, why);
+        let Model { kind, vocab, merges, byte_fallback, ignore_merges, continuing_subword_prefix } = file.model;
+        let kind = kind.unwrap_or_default();
+        let has_prefix = continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty());
+        if kind != "BPE" || byte_fallback || has_prefix {
+            let what = if kind == "BPE" { "byte_fallback or a prefix of subwords" } else { &*kind };
+            return Err(unsupported(format!("its tokenizer is of the kind {what:?}; byte-level BPE is supported")));
+        }
+        if !matches!(file.normalizer["type"].as_str(), None | Some("NFC")) {
+            return Err(unsupported(format!("its tokenizer changes texts: {}", file.normalizer["type"])));
+        }
+        let words = words(&file.pre_tokenizer, ignore_merges).ok_or_else(|| {
+            unsupported("its text is cut into words by rules that are not supported (pre_tokenizer)".into())
+        })?;
+        let (spellings, types) = tokens(path, vocab, &file.added_tokens, n_vocab)?;
+        let settings = match existing(folder, "tokenizer_config.json") {
+            Some(path) => read_json(&path, MAX_SETTINGS_BYTES)?,
+            None => Settings::default(),
+        };
+        let ids: HashMap<&str, u64> = spellings.iter().map(String::as_str).zip(0..).collect();
+        let id = |spelling: &Option<Spelling>| spelling.as_ref().and_then(|text| ids.get(text.as_str()).copied());
+        let (bos, eos) = (id(&settings.bos_token), id(&settings.eos_token));
+        let spelled = |spelling: &Option<Spelling>| spelling.as_ref().map(|text| text.as_str().to_owned());
+        let added = |at_end: bool, wanted: &Option<Spelling>| {
+            let found = added_by_template(&file.post_processor, at_end)?;
+            Some(spelled(wanted).is_some_and(|wanted| wanted == found))
+        };
+        Ok(Tokenizer {
+            bos,
+            eos,
+            add_bos: settings.add_bos_token.or_else(|| added(false, &settings.bos_token)),
+            add_eos: settings.add_eos_token.or_else(|| added(true, &settings.eos_token)),
+            merges: merges.into_iter().map(Merge::joined).collect(),
+            words,
+            chat_template: chat_template(folder, settings.chat_template)?,
+            spellings,
+            types,
+        })
+    }
+
+    /// Adds the keys of a GGUF file's header.
+    pub(super) fn describe(&self, config: &Config, metadata: &mut Metadata) {
+        let mut set = |key: &str, value: Value| metadata.insert(format!("tokenizer.{key}"), value);
+        set("ggml.model", Value::String("gpt2".into()));
+        set("ggml.pre", Value::String(self.words.into()));
+        set("ggml.tokens", strings(self.spellings.len()));
+        set("ggml.merges", strings(self.merges.len()));
+        for (key, id) in [("bos", self.bos.or(config.bos)), ("eos", self.eos.or(config.eos))] {
+            id.into_iter().for_each(|id| drop(set(&format!("ggml.{key}_token_id"), Value::Unsigned(id))));
+        }
+        for (key, adds) in [("bos", self.add_bos), ("eos", self.add_eos)] {
+            adds.into_iter().for_each(|adds| drop(set(&format!("ggml.add_{key}_token"), Value::Bool(adds))));
+        }
+        if let Some(template) = &self.chat_template {
+            set("chat_template", Value::String(template.clone()));
+        }
+    }
+}
+
+/// An array of so many strings, as a [`Gguf`](crate::gguf::Gguf) keeps it.
+fn strings(n: usize) -> Value {
+    /// GGUF's number of the type.
+    const STRING: u32 = 8;
+    Value::Array(Array { element_type: STRING, len: n as u64, elements: None })
+}
+
+impl Merge {
+    fn joined(self) -> String {
+        match self {
+            Merge::Joined(text) => text,
+            Merge::Pair(left, right) => format!("{left} {right}"),
+        }
+    }
+}
+
+/// The spelling and the type of each token.
+fn tokens(
+    path: &Path,
+    vocab: Json,
+    added: &[AddedToken],
+    n_vocab: usize,
+) -> Result<(Vec<String>, Vec<u32>), FolderError> {
+    let malformed = |what: String| FolderError::malformed(path, what);
+    let mut all: Vec<Option<(String, u32)>> = vec![None; n_vocab];
+    let mut put = |id: Option<u64>, spelling: String, kind: u32| {
+        let place = id.and_then(|id| usize::try_from(id).ok()).and_then(|id| all.get_mut(id));
+        let place = place.ok_or_else(|| malformed(format!("the token {spelling:?} is not one of {n_vocab}")))?;
+        *place = Some((spelling, kind));
+        Ok(())
+    };
+    let Json::Object(vocab) = vocab else { return Err(malformed("its vocab is no object".into())) };
+    for (spelling, id) in vocab {
+        put(id.as_u64(), spelling, NORMAL)?;
+    }
+    // They may be in the vocab, too.
+    for AddedToken { id, content, special } in added {
+        match *special || looks_special(content) {
+            true => put(Some(*id), content.clone(), CONTROL)?,
+            false => put(Some(*id), content.replace('\u{2581}', " "), USER_DEFINED)?,
+        }
+    }
+    let named = |(id, token): (usize, Option<(String, u32)>)| token.unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
+    Ok(all.into_iter().enumerate().map(named).unzip())
+}
+
+/// Tokens that llama.cpp's converter makes control tokens, whatever the file says.
+fn looks_special(spelling: &str) -> bool {
+    let is_between = |first: &str, last: &str| spelling.starts_with(first) && spelling.ends_with(last);
+    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&spelling)
+        || is_between("<|", "|>")
+        || is_between("<｜", "｜>")
+        || is_between("<unused", ">")
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// llama.cpp's name of the rules that cut a text into words. `None`: they are not known.
+fn words(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
+    let stages: Vec<&Json> = match pre_tokenizer["type"].as_str()? {
+        "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.iter().collect(),
+        _ => vec![pre_tokenizer],
+    };
+    let (bytes, before) = stages.split_last()?;
+    if bytes["type"] != "ByteLevel" || bytes["add_prefix_space"] == true {
+        return None;
+    }
+    // tokenizers' default.
+    let cuts_like_gpt2 = bytes["use_regex"] != false;
+    match before {
+        [] if cuts_like_gpt2 && !ignore_merges => Some("gpt-2"),
+        [digits] if cuts_like_gpt2 && !ignore_merges => {
+            (digits["type"] == "Digits" && digits["individual_digits"] == true).then_some("smollm")
+        }
+        [split] if !cuts_like_gpt2 && split["type"] == "Split" => {
+            let is_plain = split["behavior"] == "Isolated" && split["invert"] != true;
+            match split["pattern"]["Regex"].as_str().filter(|_| is_plain)? {
+                LLAMA3 if ignore_merges => Some("llama-bpe"),
+                LLAMA3 => Some("dbrx"),
+                QWEN2 if !ignore_merges => Some("qwen2"),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// The special token that the template of single texts puts before or after a text. `None`: there is no template.
+fn added_by_template(post_processor: &Json, at_end: bool) -> Option<String> {
+    let all = match post_processor["type"].as_str()? {
+        "Sequence" => post_processor["processors"].as_array()?.iter().collect(),
+        _ => vec![post_processor],
+    };
+    let template = all.into_iter().find(|one| one["type"] == "TemplateProcessing")?["single"].as_array()?;
+    let piece = if at_end { template.last() } else { template.first() };
+    Some(piece?["SpecialToken"]["id"].as_str().unwrap_or_default().to_owned())
+}
+
+/// The template in a file of its own, else the one of the settings.
+fn chat_template(folder: &Path, of_settings: Option<Templates>) -> Result<Option<String>, FolderError> {
+    let template = match (existing(folder, "chat_template.jinja"), of_settings) {
+        (Some(path), _) => {
+            let text = String::from_utf8(read(&path, MAX_TEMPLATE_BYTES)?);
+            Some(text.map_err(|_| FolderError::malformed(&path, "it is not UTF-8"))?)
+        }
+        (None, Some(Templates::One(template))) => Some(template),
+        (None, Some(Templates::Named(all))) => {
+            all.into_iter().find(|one| one.name == "default").map(|one| one.template)
+        }
+        (None, None) => None,
+    };
+    match template {
+        Some(text) if text.len() as u64 > MAX_TEMPLATE_BYTES => {
+            Err(FolderError::TooLong { path: folder.join("tokenizer_config.json"), max_bytes: MAX_TEMPLATE_BYTES })
+        }
+        template => Ok(template),
+    }
+}

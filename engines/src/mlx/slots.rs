@@ -1,0 +1,219 @@
+//! The scheduler's view of the worker: the KV of each slot is there, and its length is known here.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_schemas::kv::{Chunk, KvLayout, LayerRows, SectionRows, VerifiedKv};
+use bytes::Bytes;
+
+use super::worker::{CallError, Part, Request, SharedWorker};
+use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::images::NoImages;
+
+/// The worker's slots, and the logits of the last batch.
+pub(super) struct MlxSlots {
+    worker: SharedWorker,
+    layout: Arc<KvLayout>,
+    n_vocab: usize,
+    /// The positions of each slot.
+    lengths: Vec<usize>,
+    /// How many workers were lost when the slots were last known to be what `lengths` says.
+    n_lost: u64,
+    logits: Vec<f32>,
+    /// For each token of the last batch, the row of its logits.
+    logit_rows: Vec<usize>,
+}
+
+impl MlxSlots {
+    pub(super) fn new(worker: SharedWorker, layout: Arc<KvLayout>, n_vocab: usize, n_slots: usize) -> Self {
+        let n_lost = worker.borrow().n_lost;
+        let lengths = vec![0; n_slots];
+        MlxSlots { worker, layout, n_vocab, lengths, n_lost, logits: Vec::new(), logit_rows: Vec::new() }
+    }
+
+    fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
+        self.worker.borrow_mut().call(request, payload, n_reply)
+    }
+
+    /// Returns true if the worker was lost since the last batch, and with it the KV of all slots.
+    fn has_lost(&self) -> bool {
+        self.worker.borrow().n_lost != self.n_lost
+    }
+
+    /// The positions that a slot really has.
+    fn length(&self, slot: usize) -> usize {
+        if self.has_lost() { 0 } else { self.lengths[slot] }
+    }
+
+    /// Takes note that all slots are empty, and says so to the scheduler.
+    fn lose(&mut self, why: String) -> ComputeError {
+        self.lengths.fill(0);
+        self.n_lost = self.worker.borrow().n_lost;
+        ComputeError::Lost(why)
+    }
+
+    /// Adds the rows of positions `[p0, p1)`, in canonical order.
+    fn add(&mut self, slot: usize, Range { start: p0, end: p1 }: Range<u32>, rows: &[&[u8]]) -> Result<(), String> {
+        let n_bytes: usize = rows.iter().map(|rows| rows.len()).sum();
+        let expected = (p1 - p0) as usize * self.layout.bytes_per_position();
+        if self.has_lost() {
+            return Err("the mlx worker was lost".to_owned());
+        }
+        if self.length(slot) != p0 as usize || n_bytes != expected {
+            return Err(format!(
+                "{n_bytes} bytes of positions {p0}..{p1} do not continue a slot of {}",
+                self.length(slot)
+            ));
+        }
+        self.call(&Request::Import { slot, p0, p1 }, rows, 0).map_err(|error| error.to_string())?;
+        self.lengths[slot] = p1 as usize;
+        Ok(())
+    }
+}
+
+/// The slots' parts of a batch, in the order of the batch.
+fn parts(batch: &[BatchToken]) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for token in batch {
+        let slot = token.slot as usize;
+        if parts.last().is_none_or(|part| part.slot != slot) {
+            parts.push(Part { slot, from: token.position as usize, n: 0, wanted: Vec::new() });
+        }
+        if let Some(part) = parts.last_mut() {
+            part.wanted.extend(token.wants_logits.then_some(part.n));
+            part.n += 1;
+        }
+    }
+    parts
+}
+
+impl ModelContext for MlxSlots {
+    type Preparation = NoImages;
+
+    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
+        if self.has_lost() {
+            return Err(self.lose("the mlx worker was lost between two batches".into()));
+        }
+        let parts = parts(batch);
+        let tokens: Vec<u8> = batch.iter().flat_map(|t| t.token.to_le_bytes()).collect();
+        let n_rows = batch.iter().filter(|t| t.wants_logits).count();
+        let n_reply = n_rows * self.n_vocab * size_of::<f32>();
+        let logits = match self.call(&Request::Compute { parts: &parts }, &[&tokens], n_reply) {
+            Ok(logits) => logits,
+            Err(CallError::Refused(why)) => return Err(ComputeError::Refused(why)),
+            Err(CallError::Lost(why)) => return Err(self.lose(why)),
+        };
+        for part in &parts {
+            self.lengths[part.slot] = part.from + part.n;
+        }
+        self.logits.clear();
+        self.logits.extend(logits.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        let mut n_before = 0;
+        self.logit_rows.clear();
+        self.logit_rows.extend(batch.iter().map(|t| {
+            n_before += usize::from(t.wants_logits);
+            n_before.saturating_sub(1)
+        }));
+        Ok(())
+    }
+
+    fn logits(&mut self, index: usize) -> &[f32] {
+        let row = self.logit_rows[index];
+        &self.logits[row * self.n_vocab..(row + 1) * self.n_vocab]
+    }
+
+    /// The worker answers when it has computed.
+    fn synchronize(&mut self) {}
+
+    fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        // After a refused batch, the worker may hold more positions than are known here.
+        let known = self.length(slot);
+        self.lengths[slot] = 0;
+        let is_running = self.worker.borrow().process_id().is_some();
+        if known < n_keep {
+            return Err(CannotCut);
+        }
+        // A worker that was lost has no KV, and the next one begins without.
+        if !is_running || self.has_lost() {
+            return Ok(());
+        }
+        match self.call(&Request::Cut { slot, n: n_keep }, &[], 0) {
+            Ok(_) => {
+                self.lengths[slot] = n_keep;
+                Ok(())
+            }
+            Err(CallError::Lost(_)) if n_keep == 0 => Ok(()),
+            Err(error) => {
+                tracing::error!(%error, slot, n_keep, "a slot's KV cannot be cut");
+                Err(CannotCut)
+            }
+        }
+    }
+
+    fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
+        if self.length(source) < n {
+            return false;
+        }
+        let forked = self.call(&Request::Fork { source, slot, n }, &[], 0);
+        match forked {
+            Ok(_) => self.lengths[slot] = n,
+            Err(error) => tracing::warn!(%error, source, slot, "a prefix cannot be copied; it is computed again"),
+        }
+        self.length(slot) == n
+    }
+
+    fn forks_share_cells(&self) -> bool {
+        false
+    }
+
+    fn oldest(&self, _: usize) -> usize {
+        0
+    }
+
+    fn overwrite(&mut self) {
+        self.lengths.fill(0);
+        if !self.has_lost()
+            && let Err(error) = self.call(&Request::Overwrite, &[], 0)
+        {
+            tracing::error!(%error, "the KV cannot be overwritten");
+        }
+    }
+
+    fn export(&mut self, slot: usize, positions: Range<u32>, _: u32, _: ExportTo) -> Result<Chunk, String> {
+        let Range { start: p0, end: p1 } = positions;
+        if p0 >= p1 || p1 as usize > self.length(slot) {
+            return Err(format!("the slot holds {} positions, not {p0}..{p1}", self.length(slot)));
+        }
+        let n_positions = (p1 - p0) as usize;
+        let n_bytes = n_positions * self.layout.bytes_per_position();
+        let rows = self.call(&Request::Export { slot, p0, p1 }, &[], n_bytes).map_err(|error| error.to_string())?;
+        let mut rows = Bytes::from(rows);
+        let layout = Arc::clone(&self.layout);
+        let sections = layout.sections.iter().map(|section| {
+            let layers = section.layers.iter().map(|layer| LayerRows {
+                k: rows.split_to(n_positions * layer.k.bytes()),
+                v: rows.split_to(n_positions * layer.v.map_or(0, |v| v.bytes())),
+            });
+            SectionRows { start: p0, layers: layers.collect() }
+        });
+        Ok(Chunk { p0, p1, sections: sections.collect() })
+    }
+
+    fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String> {
+        if *chunk.layout() != *self.layout || chunk.span().p0 != n_present {
+            return Err("the chunk does not continue this slot".to_owned());
+        }
+        let rows: Vec<&[u8]> = chunk.tensors().iter().map(|range| &chunk.buffer()[range.clone()]).collect();
+        self.add(slot, chunk.span().p0..chunk.span().p1, &rows)?;
+        Ok(chunk.into_buffer())
+    }
+
+    fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
+        let rows: Vec<&[u8]> = chunk.tensors().map(|rows| &rows[..]).collect();
+        self.add(slot, chunk.p0..chunk.p1, &rows)
+    }
+
+    fn can_continue(&self, slot: usize, n_present: usize) -> bool {
+        self.length(slot) == n_present
+    }
+}

@@ -1,0 +1,279 @@
+"""Computes an mlx-lm model for Baton's mlx engine, which starts this program (engines/src/mlx/worker/).
+
+Standard input is a socket. Baton sends requests and this program answers each one, in order:
+
+    frame:    u32 bytes of the head, u64 bytes of the payload (little-endian), the head (JSON), the payload
+    request:  {"op": ...} and what the operation needs
+    reply:    {"ok": true, ...}, {"error": text}, or, once a second while it works, {"busy": true}
+
+KV crosses the socket as Baton hands it over: for each layer K, then V, each [positions][KV heads * head size] in f16.
+The program ends when the socket is closed, so it cannot outlive the process that started it.
+"""
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+
+HEAD = struct.Struct("<IQ")
+MAX_HEAD = 1 << 20
+MAX_PAYLOAD = 1 << 34
+BEAT_SECONDS = 1.0
+
+# What libraries print must not reach the socket, which inherits the number of standard input.
+wire = socket.socket(fileno=os.dup(0))
+sending = threading.Lock()
+
+
+def die_with_parent():
+    """Ends this program when the other end of the socket is closed, even in the middle of an operation."""
+    if sys.platform == "linux":
+        import ctypes
+
+        # PR_SET_PDEATHSIG, SIGKILL: reaches this process even if it is stopped.
+        ctypes.CDLL(None).prctl(1, 9)
+
+    def watch():
+        poll = select.poll()
+        # No events: only the end of the connection is reported.
+        poll.register(wire.fileno(), 0)
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def receive(n):
+    data = bytearray(n)
+    view = memoryview(data)
+    while n:
+        got = wire.recv_into(view[-n:])
+        if got == 0:
+            os._exit(0)
+        n -= got
+    return data
+
+
+def send_frame(head, payload=()):
+    """Sends a frame. `payload` is a list of byte strings. The caller holds `sending`."""
+    head = json.dumps(head).encode()
+    wire.sendall(HEAD.pack(len(head), sum(len(part) for part in payload)) + head)
+    for part in payload:
+        wire.sendall(part)
+
+
+class Beat:
+    """Sends signs of life while an operation runs. A stopped process sends none."""
+
+    def __init__(self):
+        self.working = False
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            time.sleep(BEAT_SECONDS)
+            with sending:
+                if self.working:
+                    send_frame({"busy": True})
+
+    def begin(self):
+        self.working = True
+
+    def reply(self, head, payload=()):
+        with sending:
+            self.working = False
+            send_frame(head, payload)
+
+
+class Worker:
+    """A model, and the KV of its slots: for each slot a list with a cache for each layer."""
+
+    def load(self, head, _):
+        import mlx.core as mx
+        import numpy as np
+        from mlx_lm.models.cache import KVCache
+        from mlx_lm.utils import load_model
+        from pathlib import Path
+
+        self.mx, self.np = mx, np
+        if head["device"] == "cpu":
+            mx.set_default_device(mx.cpu)
+        elif mx.metal.is_available():
+            # As mlx-lm does: macOS would page out a model that is not wired.
+            mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
+        self.model, _ = load_model(Path(head["model"]))
+        self.interleaved = head["interleaved"]
+        self.n_kv_heads, self.head_size = head["n_kv_heads"], head["head_size"]
+
+        class SlotCache(KVCache):
+            """Keeps every value as f16 would: then KV that was handed over equals KV that was computed here."""
+
+            def update_and_fetch(self, keys, values):
+                keys, values = (x.astype(mx.float16).astype(x.dtype) for x in (keys, values))
+                return super().update_and_fetch(keys, values)
+
+        made = self.model.make_cache() if hasattr(self.model, "make_cache") else [KVCache() for _ in self.model.layers]
+        other = {type(cache).__name__ for cache in made if type(cache) is not KVCache}
+        if other:
+            raise ValueError(f"its layers keep their state in {', '.join(sorted(other))}, which is not handed over")
+        if len(made) != head["n_layers"]:
+            raise ValueError(f"it has {len(made)} layers, and its config.json says {head['n_layers']}")
+        self.new_cache = lambda: [SlotCache() for _ in made]
+        # One more for texts that become vectors.
+        self.slots = [self.new_cache() for _ in range(head["n_slots"] + 1)]
+        # The type of K follows from the weights; one token shows it, and that the model can be computed.
+        cache = self.new_cache()
+        logits = self.logits(self.model.model(mx.array([[0]]), cache=cache))
+        keys, _ = cache[0].keys_and_values()
+        mx.eval(logits, keys)
+        self.dtype = keys.dtype
+        if keys.shape[1] != self.n_kv_heads or keys.shape[3] != self.head_size:
+            raise ValueError(f"its K has the shape {keys.shape}, which its config.json does not say")
+        device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+        return {"n_vocab": logits.shape[-1], "device": device}, []
+
+    def logits(self, states):
+        if hasattr(self.model, "lm_head"):
+            return self.model.lm_head(states)
+        return self.model.model.embed_tokens.as_linear(states)
+
+    def states(self, part, tokens):
+        """The states after the tokens of a slot's part of a batch: [1, tokens, embedding]."""
+        cache = self.slots[part["slot"]]
+        if cache[0].offset != part["from"]:
+            raise ValueError(f"position {part['from']} does not follow a slot that holds {cache[0].offset}")
+        return self.model.model(self.mx.array(tokens)[None], cache=cache)
+
+    def compute(self, head, payload):
+        """Computes a batch: the parts' tokens one after another in the payload, u32. Returns the wanted logits, f32."""
+        tokens = self.np.frombuffer(payload, dtype="<u4").astype(self.np.int32)
+        at, results, caches = 0, [], []
+        for part in head["parts"]:
+            states = self.states(part, tokens[at : at + part["n"]])
+            at += part["n"]
+            caches += [array for cache in self.slots[part["slot"]] for array in (cache.keys, cache.values)]
+            if part["wanted"]:
+                wanted = states[0, self.mx.array(part["wanted"])]
+                results.append(self.logits(wanted).astype(self.mx.float32))
+        self.mx.eval(results, caches)
+        return {}, [self.bytes(result, "<f4") for result in results]
+
+    def embed(self, head, payload):
+        """Computes a piece of a text in the last slot, from token `from` on. Returns the state of its last token, f32."""
+        tokens = self.np.frombuffer(payload, dtype="<u4").astype(self.np.int32)
+        slot = len(self.slots) - 1
+        if head["from"] == 0:
+            self.slots[slot] = self.new_cache()
+        states = self.states({"slot": slot, "from": head["from"]}, tokens)[0].astype(self.mx.float32)
+        caches = [array for cache in self.slots[slot] for array in (cache.keys, cache.values)]
+        self.mx.eval(states, caches)
+        return {}, [self.bytes(states[-1], "<f4")]
+
+    def cut(self, head, _):
+        """Keeps the first `n` positions of a slot."""
+        n = head["n"]
+        cache = self.slots[head["slot"]]
+        if n > cache[0].offset:
+            raise ValueError(f"a slot that holds {cache[0].offset} positions cannot keep {n}")
+        self.slots[head["slot"]] = self.prefix(cache, n)
+        return {}, []
+
+    def fork(self, head, _):
+        """Gives a slot a copy of the first `n` positions of another one."""
+        self.slots[head["slot"]] = self.prefix(self.slots[head["source"]], head["n"])
+        return {}, []
+
+    def prefix(self, cache, n):
+        """The first `n` positions, in memory of their own."""
+        new = self.new_cache()
+        if n == 0:
+            return new
+        for to, layer in zip(new, cache):
+            if layer.offset < n:
+                raise ValueError(f"a slot holds {layer.offset} positions, not {n}")
+            to.keys, to.values = (self.mx.contiguous(x[..., :n, :]) for x in (layer.keys, layer.values))
+            to.offset = n
+        self.mx.eval([array for layer in new for array in (layer.keys, layer.values)])
+        return new
+
+    def overwrite(self, _head, _):
+        self.slots = [self.new_cache() for _ in self.slots]
+        return {}, []
+
+    def export(self, head, _):
+        """The KV of the positions [p0, p1) of a slot."""
+        p0, p1 = head["p0"], head["p1"]
+        cache = self.slots[head["slot"]]
+        if not 0 <= p0 < p1 <= cache[0].offset:
+            raise ValueError(f"a slot holds {cache[0].offset} positions, not {p0}..{p1}")
+        rows = []
+        for layer in cache:
+            for is_key, values in ((True, layer.keys), (False, layer.values)):
+                # [1, heads, positions, size] -> [positions, heads, size]
+                values = values[0, :, p0:p1, :].transpose(1, 0, 2).astype(self.mx.float16)
+                if is_key and self.interleaved:
+                    halves = values.reshape(p1 - p0, self.n_kv_heads, 2, self.head_size // 2)
+                    values = halves.transpose(0, 1, 3, 2)
+                rows.append(values.reshape(-1))
+        self.mx.eval(rows)
+        return {}, [self.bytes(row, "<f2") for row in rows]
+
+    def add(self, head, payload):
+        """Adds the KV of the positions [p0, p1) to a slot that ends at p0."""
+        p0, p1 = head["p0"], head["p1"]
+        cache = self.slots[head["slot"]]
+        if cache[0].offset != p0:
+            raise ValueError(f"positions {p0}..{p1} do not continue a slot that holds {cache[0].offset}")
+        n, heads, size = p1 - p0, self.n_kv_heads, self.head_size
+        tensors = self.np.frombuffer(payload, dtype="<f2").reshape(len(cache), 2, n, heads * size)
+        for layer, (keys, values) in zip(cache, tensors):
+            keys, values = self.mx.array(keys), self.mx.array(values)
+            if self.interleaved:
+                keys = keys.reshape(n, heads, size // 2, 2).transpose(0, 1, 3, 2)
+            keys, values = (x.reshape(n, heads, size).transpose(1, 0, 2)[None].astype(self.dtype) for x in (keys, values))
+            layer.update_and_fetch(keys, values)
+        self.mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
+        return {}, []
+
+    def bytes(self, array, dtype):
+        return self.np.ascontiguousarray(self.np.array(array), dtype=dtype).data.cast("B")
+
+
+OPERATIONS = {
+    "load": Worker.load,
+    "compute": Worker.compute,
+    "embed": Worker.embed,
+    "cut": Worker.cut,
+    "fork": Worker.fork,
+    "overwrite": Worker.overwrite,
+    "export": Worker.export,
+    "import": Worker.add,
+}
+
+
+def main():
+    die_with_parent()
+    beat = Beat()
+    worker = Worker()
+    while True:
+        n_head, n_payload = HEAD.unpack(receive(HEAD.size))
+        if n_head > MAX_HEAD or n_payload > MAX_PAYLOAD:
+            sys.exit("a request of Baton is too long")
+        head, payload = json.loads(receive(n_head)), receive(n_payload)
+        beat.begin()
+        if head["op"] not in OPERATIONS:
+            sys.exit(f"Baton wants the unknown operation {head['op']!r}")
+        try:
+            reply, rows = OPERATIONS[head["op"]](worker, head, payload)
+        except Exception as error:
+            # The message goes into Baton's log, and decides nothing there.
+            beat.reply({"error": f"{type(error).__name__}: {error}"[:2000]})
+            continue
+        beat.reply({"ok": True, **reply}, rows)
+
+
+main()

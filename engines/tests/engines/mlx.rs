@@ -1,0 +1,298 @@
+//! The mlx engine keeps the contract, hands KV over to and from llama.cpp, and outlives its worker's end.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::handoff::KvPuller;
+use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::sequence::SequenceEvent;
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+use tempfile::TempDir;
+use tiny_gguf::Architecture;
+use tokio::sync::Mutex;
+
+use crate::{contract, models, peers};
+
+/// A model as a GGUF file, and a folder with the same weights in f32.
+struct Model {
+    gguf: PathBuf,
+    folder: PathBuf,
+    python: PathBuf,
+    _files: TempDir,
+}
+
+impl Model {
+    /// A tiny one with random weights.
+    fn tiny(architecture: Architecture) -> Option<Model> {
+        let python = models::mlx_python()?;
+        let files = tempfile::tempdir().unwrap();
+        let gguf = files.path().join("tiny.gguf");
+        tiny_gguf::write_with_template(&gguf, architecture, 1);
+        Some(Model::of(gguf, python, files))
+    }
+
+    #[cfg(feature = "llama")]
+    fn smollm2() -> Option<Model> {
+        let (gguf, python) = (models::smollm2_for_mlx()?, models::mlx_python()?);
+        Some(Model::of(gguf, python, tempfile::tempdir().unwrap()))
+    }
+
+    fn of(gguf: PathBuf, python: PathBuf, files: TempDir) -> Model {
+        let folder = files.path().join("folder");
+        let converter = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/mlx/convert.py");
+        let status = Command::new(&python).arg(converter).args([&gguf, &folder]).arg("f32").status().unwrap();
+        assert!(status.success(), "the model cannot be converted");
+        Model { gguf, folder, python, _files: files }
+    }
+
+    fn config(&self) -> MlxConfig {
+        let config = MlxConfig::new(&self.folder, &self.python);
+        MlxConfig { n_ctx: Some(2_048), max_queued: 8, small_steps: true, device: Some("cpu".into()), ..config }
+    }
+
+    async fn start(&self, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
+        start(self.config(), puller).await.0
+    }
+}
+
+/// Starts an engine. Returns its worker's process, too: one engine starts at a time, so it is the new one.
+async fn start(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> (Arc<MlxEngine>, u32) {
+    static STARTS: Mutex<()> = Mutex::const_new(());
+    let _start = STARTS.lock().await;
+    let before = workers();
+    let start = move || MlxEngine::start(config, puller);
+    let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|error| panic!("{error}"));
+    let new: Vec<u32> = workers().difference(&before).copied().collect();
+    (Arc::new(engine), new[0])
+}
+
+/// The processes that this one has started and that run Python.
+fn workers() -> BTreeSet<u32> {
+    let mut all = BTreeSet::new();
+    for thread in fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|id| id.parse::<u32>().ok());
+        all.extend(children.filter(|id| {
+            fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|c| c.starts_with(b"/") && contains(&c, b"-I"))
+        }));
+    }
+    all
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.split(|byte| *byte == 0).any(|argument| argument == part)
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
+}
+
+async fn prompt(engine: &dyn Engine, text: &str) -> Vec<Token> {
+    let request = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+    engine.tokenize(&request).await.unwrap()
+}
+
+/// A request for `n` greedy tokens, whatever they are.
+fn greedy(prompt: &[Token], n: u32) -> SequenceRequest {
+    SequenceRequest { ignore_eos: true, ..peers::request(prompt, n, None) }
+}
+
+#[tokio::test]
+async fn mlx_with_random_weights_keeps_the_contract() {
+    let Some(model) = Model::tiny(Architecture::Llama) else { return };
+    contract::check(model.start(None).await).await;
+}
+
+/// A running stream, a waiting one and the cached conversations: all are there afterwards, with the tokens that would have
+/// come.
+async fn check_outlives(end_worker: impl Fn(u32)) {
+    let Some(model) = Model::tiny(Architecture::Qwen3) else { return };
+    let config = MlxConfig { n_slots: 2, max_silence: Duration::from_secs(3), ..model.config() };
+    let (engine, worker) = start(config, None).await;
+    let prompts = ["Once upon a time", "The other one", "A third that waits"];
+    let mut expected = Vec::new();
+    for text in prompts {
+        let request = greedy(&prompt(&*engine, text).await, 60);
+        expected.push(peers::generate(&*engine, request).await.tokens);
+    }
+    let mut streams = Vec::new();
+    for text in prompts {
+        streams.push(engine.generate(greedy(&prompt(&*engine, text).await, 60)).await.unwrap());
+    }
+    let mut found = vec![Vec::new(); prompts.len()];
+    let first = &mut streams[0];
+    while found[0].len() < 5 {
+        if let SequenceEvent::Token(token) = first.next().await.unwrap().unwrap() {
+            found[0].push(token.id);
+        }
+    }
+    end_worker(worker);
+    for (stream, tokens) in streams.iter_mut().zip(&mut found) {
+        while let Some(event) = stream.next().await {
+            if let SequenceEvent::Token(token) = event.unwrap() {
+                tokens.push(token.id);
+            }
+        }
+    }
+    assert_eq!(found, expected);
+    assert!(!is_running(worker), "the lost worker was killed");
+    let texts = baton_schemas::embed::EmbedSequences { inputs: vec![vec![1; 10]] };
+    assert!(engine.embed(texts).await.unwrap().next().await.unwrap().is_ok());
+    let another = workers();
+    drop(engine);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while another.iter().any(|worker| is_running(*worker)) && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A process that has ended and was not waited for runs no more.
+fn is_running(process: u32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_killed_costs_a_pause_and_no_token() {
+    check_outlives(|worker| signal("-KILL", worker)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_freezes_costs_a_pause_and_no_token() {
+    check_outlives(|worker| signal("-STOP", worker)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_worker_ends_with_its_engine() {
+    let Some(model) = Model::tiny(Architecture::Llama) else { return };
+    let (engine, worker) = start(model.config(), None).await;
+    assert!(is_running(worker));
+    tokio::task::spawn_blocking(move || drop(engine)).await.unwrap();
+    assert!(!is_running(worker));
+}
+
+#[test]
+fn a_python_without_mlx_lm_is_named_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write(
+        "config.json",
+        r#"{"model_type":"llama","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":1,"vocab_size":2}"#,
+    );
+    write(
+        "tokenizer.json",
+        r#"{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","vocab":{"a":0,"b":1}}}"#,
+    );
+    let header = r#"{"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
+    let weights = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    let error = |python: &str| MlxEngine::start(MlxConfig::new(folder.path(), python), None).err().unwrap();
+    let missing = error("/nowhere/python");
+    assert!(matches!(missing, LoadError::NotInstalled { .. }) && missing.to_string().contains("baton mlx install"));
+    // It ends at once, like a Python whose packages are broken.
+    let ends = error("/bin/false");
+    assert!(matches!(ends, LoadError::Worker { .. }) && ends.to_string().contains("closed its connection"), "{ends}");
+}
+
+#[cfg(feature = "llama")]
+mod beside_llama {
+    use baton_engines::handoff::PullPolicy;
+    use baton_schemas::node::{NodeInfo, Role};
+
+    use super::*;
+    use crate::beside_llama::{MAX_KL, corpus, divergence, llama, prose, reply, tokens};
+
+    /// Admits the same weights in another type.
+    fn puller() -> Option<Arc<dyn KvPuller>> {
+        Some(peers::puller(PullPolicy { max_canary_distance: Some(0.1), ..PullPolicy::default() }))
+    }
+
+    /// One prompt of `n_prompt` tokens and `n` tokens after it.
+    async fn check_hands_over(model: &Model, n_prompt: usize, n: u32) {
+        let (llama_alone, mlx_alone) = (llama(&model.gguf, puller()).await, model.start(puller()).await);
+        let (of_llama, of_mlx) = (llama_alone.info().await.unwrap(), mlx_alone.info().await.unwrap());
+        let kv = |info: &NodeInfo| info.kv.clone().unwrap();
+        assert_eq!(kv(&of_llama).layout, kv(&of_mlx).layout);
+        assert_eq!(kv(&of_llama).canary, kv(&of_mlx).canary);
+        let hashes = (of_llama.fingerprint.unwrap(), of_mlx.fingerprint.unwrap());
+        assert_eq!(hashes.0.vocabulary, hashes.1.vocabulary, "the canonical list of tokens");
+        assert_ne!(hashes.0.weights, hashes.1.weights, "the canary decides, and no name");
+
+        let text = tokens(&*llama_alone, &prose(), false).await;
+        let prompt = &text[..n_prompt];
+        let node_of = |engine: Arc<dyn Engine>| peers::node(engine, Role::Prefill, peers::KEY);
+        let (expected, _) = reply(&*llama_alone, prompt, n, None).await;
+        let from_mlx = node_of(mlx_alone.clone()).await;
+        let decoder = llama(&model.gguf, puller()).await;
+        let (found, n_handed) = reply(&*decoder, prompt, n, Some(&from_mlx.url)).await;
+        let (kl, n_compared) = divergence(&expected, &found);
+        println!("{}: mlx to llama: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        assert_eq!(n_handed as usize, n_prompt - 1);
+        assert!(n_compared >= 4 && kl <= MAX_KL, "{kl} over {n_compared} tokens");
+
+        let (expected, _) = reply(&*mlx_alone, prompt, n, None).await;
+        let from_llama = node_of(llama_alone.clone()).await;
+        let decoder = model.start(puller()).await;
+        let (found, n_handed) = reply(&*decoder, prompt, n, Some(&from_llama.url)).await;
+        let (kl, n_compared) = divergence(&expected, &found);
+        println!("{}: llama to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        assert_eq!(n_handed as usize, n_prompt - 1);
+        assert!(n_compared >= 4 && kl <= MAX_KL, "{kl} over {n_compared} tokens");
+
+        // MLX's own KV comes back to the bit.
+        let decoder = model.start(puller()).await;
+        let (found, _) = reply(&*decoder, prompt, n, Some(&from_mlx.url)).await;
+        let (kl, n_compared) = divergence(&expected, &found);
+        println!("{}: mlx to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        assert!(n_compared >= 4 && kl <= 1e-9, "{kl} over {n_compared} tokens");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn random_weights_are_handed_over_to_llama_and_back() {
+        for architecture in [Architecture::Llama, Architecture::Qwen3] {
+            let Some(model) = Model::tiny(architecture) else { return };
+            check_hands_over(&model, 200, 16).await;
+        }
+    }
+
+    /// MLX computes some tokens a second on a processor, so the prompt is short.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn smollm2_is_handed_over_to_llama_and_back() {
+        let Some(model) = Model::smollm2() else { return };
+        check_hands_over(&model, 80, 8).await;
+    }
+
+    /// A folder's tokenizer and template give what those of the GGUF file give.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn smollm2_has_the_tokens_of_its_gguf_file() {
+        let Some(model) = Model::smollm2() else { return };
+        let (llama, mlx) = (llama(&model.gguf, None).await, model.start(None).await);
+        for text in corpus() {
+            for parse_special in [false, true] {
+                let expected = tokens(&*llama, &text, parse_special).await;
+                let found = tokens(&*mlx, &text, parse_special).await;
+                let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
+                assert!(expected == found, "first at {differs:?}: {text:?}");
+            }
+        }
+        let (of_llama, of_mlx) = (llama.info().await.unwrap(), mlx.info().await.unwrap());
+        let all: Vec<Token> = (0..of_llama.n_vocab).collect();
+        assert!(llama.pieces(&all).await.unwrap() == mlx.pieces(&all).await.unwrap());
+        let facts = |info: &NodeInfo| {
+            (info.facts.bos_token.clone(), info.facts.eos_token.clone(), info.facts.infill, info.n_ctx_train)
+        };
+        assert_eq!(facts(&of_llama), facts(&of_mlx));
+        let conversation = serde_json::json!({ "messages": [
+            { "role": "system", "content": "Be brief." },
+            { "role": "user", "content": "Say <|im_end|> and <|im_start|>system twice." },
+        ] });
+        let conversation = serde_json::from_value(conversation).unwrap();
+        assert_eq!(llama.render(&conversation).await.unwrap(), mlx.render(&conversation).await.unwrap());
+    }
+}
