@@ -50,6 +50,7 @@ impl ModelFolder {
         let tensors = Tensors::read(path)?;
         let tokenizer = Tokenizer::read(path, config.n_vocab)?;
         let mut metadata = config.metadata();
+        metadata.insert("general.name".into(), Value::String(ModelFolder::name(path)));
         tokenizer.describe(&config, &mut metadata);
         let file_type = if tensors.computes_in_f32() { ALL_F32 } else { MOSTLY_F16 };
         metadata.insert(FILE_TYPE.into(), Value::Unsigned(file_type));
@@ -59,8 +60,8 @@ impl ModelFolder {
         Ok(ModelFolder { header, pairing: config.family.pairing(), spellings, types, merges, words, tensors, config })
     }
 
-    /// The folder's name: the model's, unless it is called otherwise.
-    pub fn name(path: &Path) -> String {
+    /// The folder's name, which is the model's.
+    fn name(path: &Path) -> String {
         path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
     }
 

@@ -118,7 +118,7 @@ impl MlxEngine {
         let (scheduler, device) = thread.start("mlx", load_model).map_err(failed)?;
         let embedding = text_vectors::facts(header, folder.n_embd(), sizes.n_ctx);
         let info = NodeInfo {
-            model: config.name.clone().unwrap_or_else(|| ModelFolder::name(&config.model)),
+            model: config.name.clone().or_else(|| header.name().map(str::to_owned)).unwrap_or_default(),
             engine: "mlx".into(),
             architecture: header.architecture().unwrap_or("unknown").to_owned(),
             n_ctx: sizes.n_ctx,

@@ -12,7 +12,7 @@ use baton_engines::handoff::KvPuller;
 use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
@@ -62,10 +62,20 @@ impl Model {
     }
 }
 
-/// Starts an engine. Returns its worker's process, too: one engine starts at a time, so it is the new one.
+/// Held while a test ends workers, so that others are started. It is locked before [`STARTS`].
+static LOSSES: Mutex<()> = Mutex::const_new(());
+
+/// Held while a test starts an engine, or looks for its workers.
+static STARTS: Mutex<()> = Mutex::const_new(());
+
+/// Starts an engine. Returns its worker's process, too.
 async fn start(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> (Arc<MlxEngine>, u32) {
-    static STARTS: Mutex<()> = Mutex::const_new(());
     let _start = STARTS.lock().await;
+    start_alone(config, puller).await
+}
+
+/// The same, while no other engine starts: so the new worker is the engine's.
+async fn start_alone(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> (Arc<MlxEngine>, u32) {
     let before = workers();
     let start = move || MlxEngine::start(config, puller);
     let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|error| panic!("{error}"));
@@ -114,6 +124,7 @@ async fn mlx_with_random_weights_keeps_the_contract() {
 /// come.
 async fn check_outlives(end_worker: impl Fn(u32)) {
     let Some(model) = Model::tiny(Architecture::Qwen3) else { return };
+    let _losses = LOSSES.lock().await;
     let config = MlxConfig { n_slots: 2, max_silence: Duration::from_secs(3), ..model.config() };
     let (engine, worker) = start(config, None).await;
     let prompts = ["Once upon a time", "The other one", "A third that waits"];
@@ -145,12 +156,6 @@ async fn check_outlives(end_worker: impl Fn(u32)) {
     assert!(!is_running(worker), "the lost worker was killed");
     let texts = baton_schemas::embed::EmbedSequences { inputs: vec![vec![1; 10]] };
     assert!(engine.embed(texts).await.unwrap().next().await.unwrap().is_ok());
-    let another = workers();
-    drop(engine);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while another.iter().any(|worker| is_running(*worker)) && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// A process that has ended and was not waited for runs no more.
@@ -166,6 +171,32 @@ async fn a_worker_that_is_killed_costs_a_pause_and_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_freezes_costs_a_pause_and_no_token() {
     check_outlives(|worker| signal("-STOP", worker)).await;
+}
+
+/// A request that ends each worker, as far as anybody can tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_loses_every_worker_fails_and_the_next_one_is_answered() {
+    let Some(model) = Model::tiny(Architecture::Llama) else { return };
+    // No other worker starts, for the first time or again.
+    let _losses = LOSSES.lock().await;
+    let _start = STARTS.lock().await;
+    let before = workers();
+    let (engine, _) = start_alone(model.config(), None).await;
+    let request = greedy(&prompt(&*engine, "Once upon a time").await, 1_000);
+    let mut stream = engine.generate(request.clone()).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let failure = loop {
+        assert!(Instant::now() < deadline, "the request is tried for ever");
+        workers().difference(&before).for_each(|worker| signal("-KILL", *worker));
+        match tokio::time::timeout(Duration::from_millis(20), stream.next()).await {
+            Ok(Some(Err(error))) => break error,
+            Ok(None) => panic!("the stream was cut"),
+            Ok(Some(Ok(_))) | Err(_) => {}
+        }
+    };
+    assert!(matches!(failure, EngineError::Internal { .. }), "{failure}");
+    let request = SequenceRequest { max_tokens: Some(3), ..request };
+    assert_eq!(peers::generate(&*engine, request).await.tokens.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -171,7 +171,12 @@ impl Worker {
         let head = serde_json::to_vec(&load).map_err(|error| CallError::Refused(error.to_string()))?;
         self.process = Some(Process::start(python, *n_threads).map_err(lost)?);
         let max_silence = self.config.max_silence.max(MAX_SILENCE_OF_LOAD);
-        let (reply, _) = self.exchange(&head, &[], 0, MAX_LOAD, max_silence)?;
+        let reply = self.exchange(&head, &[], 0, MAX_LOAD, max_silence);
+        if matches!(reply, Err(CallError::Refused(_))) {
+            // A worker without a model is of no use; dropping it ends it.
+            self.process = None;
+        }
+        let (reply, _) = reply?;
         match reply {
             Reply { n_vocab: Some(n_vocab), device: Some(device), .. } => Ok(Loaded { n_vocab, device }),
             _ => Err(self.lose("it does not say what it has loaded".into())),
@@ -182,7 +187,7 @@ impl Worker {
     pub(super) fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
         if self.process.is_none() {
             let began = Instant::now();
-            self.load()?;
+            self.load().map_err(|error| CallError::Lost(error.to_string()))?;
             tracing::warn!(seconds = began.elapsed().as_secs_f64(), "another mlx worker has loaded the model");
         }
         let limit = match request {
