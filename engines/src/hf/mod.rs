@@ -4,6 +4,11 @@
 //! header works for folders, too: sizes, names, vocabularies. Of the weights only the headers are read, and the samples that
 //! identify them. Nothing of a folder is executed. Every length is checked before memory is allocated.
 
+#![cfg_attr(
+    not(feature = "mlx"),
+    allow(dead_code, reason = "without the engine, folders are described and their tokens are not used")
+)]
+
 mod config;
 mod error;
 mod files;
