@@ -86,7 +86,8 @@ suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sle
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check
-	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
+	# With candle too, which the default build leaves out.
+	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets --features baton/candle -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
 	scripts/check-circles.py

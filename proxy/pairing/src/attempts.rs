@@ -1,7 +1,7 @@
 //! How often and how long a code may be tried.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -18,6 +18,9 @@ struct Shared {
     /// Told when the code becomes void.
     voided: Notify,
     expires: Instant,
+    /// The clock of `expires` stands still while the machine sleeps.
+    shown_at: SystemTime,
+    lifetime: Duration,
 }
 
 #[derive(Default)]
@@ -34,8 +37,8 @@ pub(crate) struct Attempt {
 
 impl Attempts {
     pub(crate) fn new(lifetime: Duration) -> Attempts {
-        let shared = Shared { counts: Mutex::default(), voided: Notify::new(), expires: Instant::now() + lifetime };
-        Attempts(Arc::new(shared))
+        let (expires, shown_at) = (Instant::now() + lifetime, SystemTime::now());
+        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, shown_at, lifetime }))
     }
 
     /// Begins a run. It is counted now, before anything is computed with the code, so that runs at the same time do not
@@ -45,7 +48,8 @@ impl Attempts {
         if counts.failed >= MAX_FAILED_ATTEMPTS {
             return Err(Refusal::Void);
         }
-        if Instant::now() >= self.0.expires {
+        let Shared { expires, shown_at, lifetime, .. } = &*self.0;
+        if Instant::now() >= *expires || shown_at.elapsed().is_ok_and(|shown_for| shown_for >= *lifetime) {
             return Err(Refusal::Expired);
         }
         if counts.failed + counts.running >= MAX_FAILED_ATTEMPTS {

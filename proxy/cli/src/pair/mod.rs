@@ -98,7 +98,10 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
         }
         None => {
             let session = PairingSession::new(folder, name, args.replace)?;
-            ShownCode::open(session, &args.listen, JoinWith::Pair).await?.until_its_end(args.expect, &stop).await
+            ShownCode::open(session, &args.listen, JoinWith::Pair)
+                .await?
+                .until_its_end(args.expect, stop.cancelled())
+                .await
         }
     }
 }
@@ -121,9 +124,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
         )));
     }
     let folder = ClusterFolder::of_user()?;
-    let stop = CancellationToken::new();
     // SIGHUP is for the command that follows.
-    signals::stop_on_signal(stop.clone(), OnHangup::Rereads);
     let stopped = || CommandFailure("stopped; this machine was not paired".into());
     let about = folder.about()?;
     let of = |about: &About| about.admitted_by.as_ref().map_or(String::new(), |first| format!(" of {first}"));
@@ -142,7 +143,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             let joiner = Joiner { code, name, folder, replaces: false };
             tokio::select! {
                 joined = join_cluster(&joiner, at.as_deref()) => print_joined(&joined?),
-                () = stop.cancelled() => Err(stopped()),
+                () = signals::first(OnHangup::Rereads) => Err(stopped()),
             }
         }
         (PairFirst::Admit, Some(about)) if about.admitted_by.is_some() => {
@@ -166,15 +167,26 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             };
             let joined = Arc::clone(&shown.joined);
             // Machines join until the code ends, also while the endpoint serves.
-            let showing = tokio::spawn(async move { shown.until_its_end(None, &stop).await });
+            let showing = async move { shown.until_its_end(None, signals::first(OnHangup::Rereads)).await };
             if is_paired {
+                tokio::spawn(note_the_end(showing));
                 return Ok(());
             }
+            let mut showing = Box::pin(showing);
             tokio::select! {
-                () = joined.notified() => Ok(()),
-                end = showing => end?,
+                () = joined.notified() => {}
+                end = &mut showing => return end,
             }
+            tokio::spawn(note_the_end(showing));
+            Ok(())
         }
+    }
+}
+
+/// Says how a code ended while the endpoint serves.
+async fn note_the_end(showing: impl Future<Output = Result<(), CommandFailure>>) {
+    if let Err(CommandFailure(reason)) = showing.await {
+        terminal::note(format_args!("baton: {reason}"));
     }
 }
 
@@ -223,12 +235,12 @@ impl ShownCode {
         Ok(ShownCode { session, listener, announced, joined: Arc::default() })
     }
 
-    /// Admits machines until the code ends, or until `expect` have joined.
-    async fn until_its_end(self, expect: Option<u32>, stop: &CancellationToken) -> Result<(), CommandFailure> {
+    /// Admits machines until the code ends, until `expect` have joined, or until `stop` is done.
+    async fn until_its_end(self, expect: Option<u32>, stop: impl Future<Output = ()>) -> Result<(), CommandFailure> {
         let ShownCode { session, listener, announced, joined } = self;
         let end = tokio::select! {
             end = session.admit(listener, expect.map(|n| n as usize), event_printer(joined)) => Some(end.reason),
-            () = stop.cancelled() => None,
+            () = stop => None,
         };
         if let Some(announced) = announced {
             announced.withdraw().await;
@@ -267,11 +279,10 @@ fn print_code(session: &PairingSession, listening: SocketAddr, with: JoinWith) -
     });
     let at = at.unwrap_or_else(|| "HOST".to_owned());
     let minutes = CODE_LIFETIME.as_secs() / 60;
-    let good_for =
-        format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.");
+    let good_for = format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts.");
     let text = match with {
         JoinWith::Pair => format!(
-            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for}\n"
+            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for} Ctrl-C ends it.\n"
         ),
         JoinWith::Node { is_paired } => {
             let starts = if is_paired { "" } else { "The endpoint starts when the first machine has joined.\n" };
