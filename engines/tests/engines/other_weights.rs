@@ -66,7 +66,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     let (failure, n, direct) = pull(&model, &same.url, None).await;
     assert_eq!((failure, n), (Some(HandoffFailure::FingerprintMismatch), 0));
     // With permission: the same weights in another type compute nearly the same KV.
-    let (failure, n, tokens) = pull(&model, &same.url, Some(0.1)).await;
+    let (failure, n, tokens) = pull(&model, &same.url, Some(0.2)).await;
     assert_eq!((failure, n), (None, 199));
     assert_eq!(tokens[0], direct[0], "nearly the same KV gives the same token");
     // A limit that only equal kernels could meet.
@@ -122,7 +122,8 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
         distances[0], distances[1], distances[2]
     );
     assert_eq!(distances[0], 0.0);
-    assert!(distances[1] > 0.0 && distances[1] < 0.1, "{distances:?}");
+    // 0.04 on a processor, 0.11 on an H200, whose kernels multiply activations of 8 bits.
+    assert!(distances[1] > 0.0 && distances[1] < 0.2, "{distances:?}");
     assert!(distances[2] > 0.5, "{distances:?}");
 }
 

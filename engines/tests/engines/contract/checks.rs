@@ -172,7 +172,9 @@ async fn invalid_requests_are_refused_before_the_stream(engine: &Arc<dyn Engine>
 
 async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
     for k in [0, 5] {
-        let request = SequenceRequest { top_logprobs: Some(k), ..greedy(engine, "Two and two is", 4).await };
+        // Without `ignore_eos`, which bars the end even where it is the most likely token.
+        let request = greedy(engine, "Two and two is", 4).await;
+        let request = SequenceRequest { top_logprobs: Some(k), ignore_eos: false, ..request };
         for token in reply(engine, request).await.tokens {
             let logprobs = token.logprobs.expect("log-probabilities were requested");
             assert!(logprobs.chosen <= 0.0 && logprobs.chosen.is_finite());
