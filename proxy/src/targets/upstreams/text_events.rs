@@ -135,7 +135,7 @@ impl TextEvents {
             if self.reader.is_overlong() {
                 tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
             }
-            n_transferred = transfer.as_ref().map_or(0, |transfer| transfer.ended(usage.n_cached));
+            n_transferred = transfer.as_ref().map_or(0, |transfer| transfer.ended(usage.n_cached, self.n_prompt));
         }
         if let Some(n_completion) = usage.n_completion {
             self.clock.correct(self.reader.believable(n_completion));

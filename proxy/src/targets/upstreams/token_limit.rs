@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use baton_engines::upstream::{TokenAnswer, TokenQuestion, UpstreamError};
+use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{ChatPrompt, Input};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{EngineError, GenerateRequest};
 use tokio::time::timeout;
 
 use super::prompt_estimate::{BYTES_PER_TOKEN, estimated_tokens};
@@ -36,7 +36,7 @@ pub(super) async fn n_left(
     let Some(n_prompt) = count(server, model, request, request_id).await else { return Ok(None) };
     // A reply needs a token.
     match n_ctx.saturating_sub(n_prompt) {
-        0 => Err(UpstreamError::Refused(EngineError::ContextOverflow { n_prompt, n_ctx })),
+        0 => Err(UpstreamError::TooLong { n_prompt, n_ctx }),
         n_left => Ok(Some(n_left).filter(|n_left| *n_left < max_tokens)),
     }
 }
