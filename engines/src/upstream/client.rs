@@ -20,9 +20,9 @@ use super::connections::{Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use super::protocol::Protocol;
 use super::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, ReplyDelivery, TextStream,
-    TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens,
-    vectors,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, PromptCount, ReplyDelivery,
+    TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal,
+    tokens, vectors,
 };
 use crate::transport::Transport;
 use crate::{long_json, trace};
@@ -140,6 +140,16 @@ impl Upstream {
             return Err(UpstreamError::Unsupported { field });
         }
         self.protocol.generate_call(asked, &self.settings).map(PreparedChoice)
+    }
+
+    /// Has the upstream count the tokens of the choice's prompt. `None`: it does not.
+    pub async fn count_prompt(
+        &self,
+        PreparedChoice(call): &PreparedChoice,
+        request_id: &str,
+    ) -> Result<Option<PromptCount>, UpstreamError> {
+        let Some(steps) = self.protocol.count_steps() else { return Ok(None) };
+        Ok((steps.read)(&self.ask((steps.call)(call), request_id, MAX_VECTORS_BYTES).await?))
     }
 
     /// Has the prefill server of this index in the settings compute the choice's prompt. From then on the choice says

@@ -246,16 +246,16 @@ async fn a_decode_server_that_waits_in_vain_for_kv_does_so_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_deadline_spans_the_prefill_and_both_attempts() {
     let prefiller = Mock::start(|_, asked| {
-        let late = Step::Wait(Duration::from_secs(3));
+        let late = Step::Wait(Duration::from_secs(7));
         std::iter::once(late).chain(prefill(asked)).collect()
     })
     .await;
     let decoder = Mock::start(|_, _| vec![Step::Hang]).await;
-    let front = pair(&prefiller, &decoder, "first_seconds = 8");
+    let front = pair(&prefiller, &decoder, "first_seconds = 16");
     let asked = std::time::Instant::now();
     assert_eq!(front.chat(json!({})).await.status, 503);
     let seconds = asked.elapsed().as_secs_f64();
-    assert!((7.0..10.5).contains(&seconds), "{seconds}");
+    assert!((15.0..20.0).contains(&seconds), "{seconds}");
     assert_eq!(decoder.n_asked(), 2, "once with the KV and once without");
     let state = front.get("/baton/state").await;
     let upstream = &state["upstreams"][0];
@@ -482,6 +482,55 @@ async fn a_prompt_is_counted_only_if_the_reply_may_not_fit() {
     // Nobody counts: the request goes out as it is.
     assert_eq!(front.chat(json!({ "model": "theirs", "max_tokens": 32_000 })).await.content(), "well");
     assert_eq!((decoder.n_asked_at("/tokenize"), &decoder.asked(3).body["max_tokens"]), (1, &json!(32_000)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_counted_as_it_will_be_sent_and_by_the_server_of_now() {
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        // The list is older: the server has restarted with a smaller context.
+        "/tokenize" => whole(200, "", &json!({ "count": 30, "max_model_len": 60, "tokens": [] })),
+        _ => says("well"),
+    })
+    .await;
+    decoder.list_with_context("theirs", 100);
+    let front = ReloadableServer::start(&upstream("v", "vllm", &decoder.url, "models = {}"));
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    let more = json!({ "model": "theirs", "max_tokens": 90, "tools": [tool], "tool_choice": "required",
+        "chat_template_kwargs": { "enable_thinking": false } });
+    assert_eq!(front.chat(more).await.status, 200);
+    let [counted, sent] = [0, 1].map(|i| decoder.asked(i));
+    assert_eq!(counted.path, "/tokenize");
+    for field in ["model", "messages", "tools", "chat_template_kwargs"] {
+        assert!(sent.body[field] != Value::Null && counted.body[field] == sent.body[field], "{field}: {counted:?}");
+    }
+    assert_eq!(counted.body["tools"][0]["function"]["strict"], true, "a forced call is strict");
+    assert_eq!(sent.body["max_tokens"], 30);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_prompt_is_sent_twice_only_if_it_did_not_fit() {
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        "/tokenize" => whole(200, "", &json!({ "count": 32_000, "max_model_len": 32_768 })),
+        _ if asked.body["max_tokens"].as_u64().unwrap_or(0) > 768 => {
+            let message = "This model's maximum context length is 32768 tokens.";
+            whole(400, "", &json!({ "object": "error", "message": message, "code": 400 }))
+        }
+        _ => says("well"),
+    })
+    .await;
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let front = pair_with_context(&prefiller, &decoder, 32_768).await;
+    // 40 kB, which are 20,000 tokens at most if none has less than two bytes.
+    let mut long = harness::said(&"word ".repeat(8_000), json!({ "model": "theirs", "max_tokens": 700 }));
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    assert_eq!((decoder.n_asked_at("/tokenize"), decoder.n_asked()), (0, 1));
+    long["max_tokens"] = json!(1_000);
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    let asked = [1, 2, 3].map(|i| decoder.asked(i));
+    assert_eq!(asked.each_ref().map(|asked| asked.path.as_str()), [CHAT, "/tokenize", CHAT]);
+    assert_eq!((&asked[0].body["max_tokens"], &asked[2].body["max_tokens"]), (&json!(1_000), &json!(768)));
+    assert!(asked[2].body.get("kv_transfer_params").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,7 +19,7 @@ use super::image_support::refuse_images;
 use super::prefill_servers::{PrefillFallback, Transfer};
 use super::retry::{UpstreamQuestion, first_answer};
 use super::server::UpstreamPermit;
-use super::token_limit::n_left;
+use super::token_limit::{is_overflow, may_exceed_context, n_left};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
@@ -101,15 +101,17 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
         let due = time::Instant::now() + upstream.server.client.settings().deadlines.first;
-        let n_left = n_left(upstream, self.request, self.request_id).await?;
-        let mut prepared = Some(prepared).filter(|_| n_left.is_none());
-        let calls = self.choices.clone().map(|choice| match prepared.take() {
-            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
-            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
-        });
-        let calls = calls.collect::<Result<Vec<_>, UpstreamError>>()?;
-        let choices = calls.into_iter().zip(permits);
-        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit, due))).await
+        let permits: Vec<_> = permits.into_iter().map(Arc::new).collect();
+        let is_counted = may_exceed_context(upstream, self.request);
+        let left = if is_counted { self.n_left(upstream, &prepared, due).await? } else { None };
+        let calls = self.calls(upstream, Some(prepared), left)?;
+        let error = match self.ask_for_choices(upstream, calls, &permits, due).await {
+            Err(error) if is_overflow(&error) && !is_counted => error,
+            answer => return answer,
+        };
+        let call = self.prepare_choice(upstream, self.choices.start, None)?;
+        let Some(left) = self.n_left(upstream, &call, due).await? else { return Err(error) };
+        self.ask_for_choices(upstream, self.calls(upstream, None, Some(left))?, &permits, due).await
     }
 }
 
@@ -122,6 +124,41 @@ struct ChoiceCall {
 }
 
 impl GenerateQuestion<'_> {
+    async fn n_left(
+        &self,
+        upstream: &ServingUpstream,
+        call: &PreparedChoice,
+        due: time::Instant,
+    ) -> Result<Option<u32>, UpstreamError> {
+        n_left(upstream, self.request, call, self.request_id, half_way_to(due)).await
+    }
+
+    /// The calls for the choices. `prepared` is the first one without a limit.
+    fn calls(
+        &self,
+        upstream: &ServingUpstream,
+        prepared: Option<PreparedChoice>,
+        n_left: Option<u32>,
+    ) -> Result<Vec<ChoiceCall>, UpstreamError> {
+        let mut prepared = prepared.filter(|_| n_left.is_none());
+        let calls = self.choices.clone().map(|choice| match prepared.take() {
+            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
+            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
+        });
+        calls.collect()
+    }
+
+    async fn ask_for_choices(
+        &self,
+        upstream: &ServingUpstream,
+        calls: Vec<ChoiceCall>,
+        permits: &[Arc<UpstreamPermit>],
+        due: time::Instant,
+    ) -> Result<Vec<StartedChoice>, UpstreamError> {
+        let choices = calls.into_iter().zip(permits);
+        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit, due))).await
+    }
+
     fn prepare_choice(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
@@ -135,7 +172,7 @@ impl GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         call: ChoiceCall,
-        permit: UpstreamPermit,
+        permit: &Arc<UpstreamPermit>,
         due: time::Instant,
     ) -> Result<StartedChoice, UpstreamError> {
         let server = &upstream.server;
@@ -147,7 +184,7 @@ impl GenerateQuestion<'_> {
             choice = call.choice,
             server = server.name()
         );
-        let begun = self.begin(upstream, call, &Arc::new(permit), due).instrument(span.clone()).await?;
+        let begun = self.begin(upstream, call, permit, due).instrument(span.clone()).await?;
         let BegunReply { first, rest, transfer } = begun;
         Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), asked, span })
     }
