@@ -534,6 +534,25 @@ async fn a_long_prompt_is_sent_twice_only_if_it_did_not_fit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_route_shows_the_prefill_servers_of_all_choices() {
+    let late = |_, asked: &MockRequest| [vec![Step::Wait(Duration::from_millis(300))], prefill(asked)].concat();
+    let [first, second] = [Mock::start(late).await, Mock::start(late).await];
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let more = format!("prefill = [\"{}\", \"{}\"]", first.url, second.url);
+    let front = ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &more));
+    let long = harness::said(&"word ".repeat(1_000), json!({ "n": 3 }));
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    let state = front.get("/baton/state").await;
+    let route = &state["routes"][0];
+    let mut servers: Vec<&str> = route["prefill"].as_str().unwrap().split(", ").collect();
+    servers.sort_unstable();
+    assert_eq!(servers, ["prefill-1", "prefill-2"], "{route}");
+    let prefill = &route["upstream_prefill"];
+    assert_eq!(prefill["n_transferred"], 3 * 1_049, "{route}");
+    assert!((300.0..5_000.0).contains(&prefill["prefill_ms"].as_f64().unwrap()), "{route}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn state_metrics_and_log_show_which_server_prefilled_and_what_came_by_transfer() {
     let prefiller = Mock::start(|_, asked| prefill(asked)).await;
     // The second reply reports that the decode server computed a part of the prompt itself.

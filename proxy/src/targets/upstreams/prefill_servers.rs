@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::prompt_estimate::most_tokens;
+use crate::reply_event::EventKind;
 use crate::targets::nodes::{Breaker, Fallbacks};
 
 /// The longest pause of a breaker. A trial that fails costs its request up to half of `first_seconds`.
@@ -67,20 +68,19 @@ pub struct PrefillTotals {
     pub n_prompts: u64,
     /// The time that it took for these.
     pub time: Duration,
-    /// Tokens of prompts that came by transfer, of complete replies.
+    /// Tokens of prompts that came by transfer, at most, of complete replies.
     pub n_transferred: u64,
 }
 
 /// A prompt whose KV a prefill server keeps for the upstream.
 pub struct Transfer {
-    /// The server.
-    pub server: Arc<PrefillServer>,
+    pub(super) server: Arc<PrefillServer>,
     /// When the server was asked.
     asked: Instant,
     /// The time that the server took.
-    pub prefill_time: Duration,
+    prefill_time: Duration,
     /// The prompt's tokens; 0 if the server does not report them.
-    pub n_tokens: u32,
+    n_tokens: u32,
 }
 
 impl PrefillServers {
@@ -216,11 +216,21 @@ impl Transfer {
         self.server.failed(failure, self.asked);
     }
 
-    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them. It may
-    /// have computed some again without a word. `n_estimated`: the prompt's tokens. Returns those that came by transfer.
-    pub(super) fn ended(&self, n_cached: Option<u32>, n_estimated: u32) -> u32 {
+    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them: those that
+    /// came by transfer and those of its own cache, which vLLM does not tell apart. `n_estimated`: the prompt's tokens.
+    pub(super) fn ended(&self, n_cached: Option<u32>, n_estimated: u32) -> EventKind {
         let n_transferred = self.n_tokens.min(most_tokens(n_estimated)).min(n_cached.unwrap_or(u32::MAX));
         self.server.add(PrefillTotals { n_transferred: n_transferred.into(), ..PrefillTotals::default() });
-        n_transferred
+        self.event(n_transferred)
+    }
+
+    /// The choice has begun with this KV.
+    pub(super) fn started(&self) -> EventKind {
+        self.event(0)
+    }
+
+    fn event(&self, n_transferred: u32) -> EventKind {
+        let prefill_ms = self.prefill_time.as_secs_f64() * 1e3;
+        EventKind::Prefilled { server: self.server.name.clone(), prefill_ms, n_transferred }
     }
 }
