@@ -84,9 +84,9 @@ fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.m
 suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sleeps
 	SUSPEND_SECONDS=$${SUSPEND_SECONDS:-120} cargo test $(PROFILE) --locked --test endpoint suspend:: -- --nocapture
 
+# Clippy sees candle, too, which the default build leaves out.
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check
-	# With candle too, which the default build leaves out.
 	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets --features baton/candle -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh

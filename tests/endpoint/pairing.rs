@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harness::lab::{Lab, Membership, OWNER, with_namespaces, within};
 use harness::{BATON, BatonNode, BatonServer, Process, eventually, eventually_async, long_prompt, read_all};
@@ -258,11 +258,13 @@ fn one_command_on_each_machine_pairs_starts_and_finds() {
         endpoint.signal(Signal::INT);
         std::thread::sleep(Duration::from_millis(500));
         endpoint.signal(Signal::INT);
+        // The first alone would end it after 30 s.
+        let signalled = Instant::now();
         let mut rest = String::new();
         reply.read_to_string(&mut rest).unwrap();
         assert!(rest.contains(r#"data: {"error":"#) && rest.contains("stopping"), "{rest}");
         let status = eventually("the end of the endpoint", || endpoint.try_wait().unwrap());
-        assert!(status.success(), "{status}");
+        assert!(status.success() && signalled.elapsed() < Duration::from_secs(15), "{status}");
         // A key in the environment would win over the pairing.
         let refused = lab.on(0, &BATON).args(&serve).env("BATON_CLUSTER_KEY", "a key").output().unwrap();
         assert!(!refused.status.success() && outcome(refused).1.contains("BATON_CLUSTER_KEY is set"));

@@ -1,8 +1,9 @@
 //! How often and how long a code may be tried.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -18,9 +19,8 @@ struct Shared {
     /// Told when the code becomes void.
     voided: Notify,
     expires: Instant,
-    /// The clock of `expires` stands still while the machine sleeps.
-    shown_at: SystemTime,
-    lifetime: Duration,
+    /// On the clock that goes on while the machine sleeps; that of `expires` stands still.
+    expires_awake_or_not: Duration,
 }
 
 #[derive(Default)]
@@ -37,8 +37,9 @@ pub(crate) struct Attempt {
 
 impl Attempts {
     pub(crate) fn new(lifetime: Duration) -> Attempts {
-        let (expires, shown_at) = (Instant::now() + lifetime, SystemTime::now());
-        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, shown_at, lifetime }))
+        let expires = Instant::now() + lifetime;
+        let expires_awake_or_not = time_since_boot() + lifetime;
+        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, expires_awake_or_not }))
     }
 
     /// Begins a run. It is counted now, before anything is computed with the code, so that runs at the same time do not
@@ -48,8 +49,7 @@ impl Attempts {
         if counts.failed >= MAX_FAILED_ATTEMPTS {
             return Err(Refusal::Void);
         }
-        let Shared { expires, shown_at, lifetime, .. } = &*self.0;
-        if Instant::now() >= *expires || shown_at.elapsed().is_ok_and(|shown_for| shown_for >= *lifetime) {
+        if self.has_expired() {
             return Err(Refusal::Expired);
         }
         if counts.failed + counts.running >= MAX_FAILED_ATTEMPTS {
@@ -78,12 +78,30 @@ impl Attempts {
 
     /// Waits until the code expires.
     pub(crate) async fn expired(&self) {
-        tokio::time::sleep_until(self.0.expires).await;
+        while !self.has_expired() {
+            // Also soon after the machine has slept.
+            tokio::time::sleep_until(self.0.expires.min(Instant::now() + Duration::from_secs(1))).await;
+        }
+    }
+
+    fn has_expired(&self) -> bool {
+        Instant::now() >= self.0.expires || time_since_boot() >= self.0.expires_awake_or_not
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// On a clock that counts the time in which the machine sleeps.
+fn time_since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let clock = ClockId::Boottime;
+    // Apple's counts sleep, too.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let clock = ClockId::Monotonic;
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 impl Attempt {

@@ -49,12 +49,13 @@ pub async fn first(on_hangup: OnHangup) {
     }
 }
 
-/// Does this work; a signal meanwhile ends the process, as it would by itself if none had ever been listened to.
+/// Does this work; SIGTERM or Ctrl-C meanwhile ends the process, as if they had never been listened to. SIGHUP keeps its effect.
 pub async fn end_process_meanwhile<T>(work: impl Future<Output = T>) -> T {
+    let Some(mut signals) = Signals::listen(OnHangup::Rereads) else { return work.await };
     tokio::select! {
         biased;
         done = work => done,
-        () = first(OnHangup::Stops) => std::process::exit(130),
+        () = signals.next() => std::process::exit(130),
     }
 }
 

@@ -98,10 +98,8 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
         }
         None => {
             let session = PairingSession::new(folder, name, args.replace)?;
-            ShownCode::open(session, &args.listen, JoinWith::Pair)
-                .await?
-                .until_its_end(args.expect, stop.cancelled())
-                .await
+            let shown = ShownCode::open(session, &args.listen, JoinWith::Pair).await?;
+            shown.until_its_end(args.expect, stop.cancelled()).await.result()
         }
     }
 }
@@ -167,26 +165,16 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             };
             let joined = Arc::clone(&shown.joined);
             // Machines join until the code ends, also while the endpoint serves.
-            let showing = async move { shown.until_its_end(None, signals::first(OnHangup::Rereads)).await };
-            if is_paired {
-                tokio::spawn(note_the_end(showing));
-                return Ok(());
+            let mut showing = Box::pin(shown.until_its_end(None, signals::first(OnHangup::Rereads)));
+            if !is_paired {
+                tokio::select! {
+                    () = joined.notified() => {}
+                    end = &mut showing => return end.result(),
+                }
             }
-            let mut showing = Box::pin(showing);
-            tokio::select! {
-                () = joined.notified() => {}
-                end = &mut showing => return end,
-            }
-            tokio::spawn(note_the_end(showing));
+            tokio::spawn(async move { showing.await.note() });
             Ok(())
         }
-    }
-}
-
-/// Says how a code ended while the endpoint serves.
-async fn note_the_end(showing: impl Future<Output = Result<(), CommandFailure>>) {
-    if let Err(CommandFailure(reason)) = showing.await {
-        terminal::note(format_args!("baton: {reason}"));
     }
 }
 
@@ -236,34 +224,61 @@ impl ShownCode {
     }
 
     /// Admits machines until the code ends, until `expect` have joined, or until `stop` is done.
-    async fn until_its_end(self, expect: Option<u32>, stop: impl Future<Output = ()>) -> Result<(), CommandFailure> {
+    async fn until_its_end(self, expect: Option<u32>, stop: impl Future<Output = ()>) -> EndedCode {
         let ShownCode { session, listener, announced, joined } = self;
-        let end = tokio::select! {
+        let reason = tokio::select! {
             end = session.admit(listener, expect.map(|n| n as usize), event_printer(joined)) => Some(end.reason),
             () = stop => None,
         };
         if let Some(announced) = announced {
             announced.withdraw().await;
         }
-        let n_joined = session.n_joined();
+        EndedCode { session, reason }
+    }
+}
+
+/// A code that is no longer shown.
+struct EndedCode {
+    session: PairingSession,
+    /// `None`: the command was stopped.
+    reason: Option<EndReason>,
+}
+
+impl EndedCode {
+    /// Prints who joined. Errors: nobody did, or the code became void.
+    fn result(self) -> Result<(), CommandFailure> {
+        let n_joined = self.session.n_joined();
         let machines = counted(n_joined, "machine");
-        match end {
+        match self.reason {
             Some(EndReason::Void) => Err(CommandFailure(format!(
                 "{MAX_FAILED_ATTEMPTS} attempts failed, so the code is void: somebody mistyped it, or guesses. {machines} \
                  joined. The same command shows a new code"
             ))),
             _ if n_joined == 0 => {
-                let why =
-                    if end.is_some() { "the code has expired; the same command shows a new one" } else { "stopped" };
+                let why = if self.reason.is_some() {
+                    "the code has expired; the same command shows a new one"
+                } else {
+                    "stopped"
+                };
                 Err(CommandFailure(format!("no machine has said that it joined: {why}")))
             }
             _ => {
-                let cluster = &session.about().cluster;
+                let cluster = &self.session.about().cluster;
                 terminal::print_line(format_args!("{machines} joined cluster {cluster}. {USED}"))?;
                 warn_of_the_variable();
                 Ok(())
             }
         }
+    }
+
+    /// Tells the owner, while the endpoint serves, that the code is of no use any more.
+    fn note(self) {
+        let why = match self.reason {
+            None => return,
+            Some(EndReason::Void) => format!("became void after {MAX_FAILED_ATTEMPTS} wrong attempts"),
+            Some(EndReason::Expired | EndReason::Complete) => "has expired".to_owned(),
+        };
+        terminal::note(format_args!("baton: the pairing code {why}; `baton pair` shows a new one"));
     }
 }
 

@@ -91,6 +91,11 @@ impl SightedInstance {
         self.paths.values().find_map(|path| path.standing().map(|proven| proven.process))
     }
 
+    /// Returns true if it was announced lately.
+    fn is_seen(&self, now: Instant) -> bool {
+        now.duration_since(self.seen_at) < UNSEEN_FOR
+    }
+
     /// Since when its process has proven the key.
     fn since(&self) -> Option<Instant> {
         self.paths.values().filter(|path| path.standing().is_some()).map(|path| path.since).min()
@@ -144,7 +149,7 @@ pub(super) struct ProvenNode {
 impl Sighted {
     /// An instance was announced, or its announcement has changed.
     pub(super) fn found(&mut self, instance: Instance, now: Instant) {
-        if !self.instances.contains_key(&instance.id) && !self.has_room() {
+        if !self.instances.contains_key(&instance.id) && !self.has_room(now) {
             return;
         }
         let entry = self.instances.entry(instance.id.clone()).or_insert_with(|| SightedInstance {
@@ -196,13 +201,14 @@ impl Sighted {
         }
     }
 
-    /// Makes room for one more by forgetting a stranger, at best one that was asked, or a node that left.
-    fn has_room(&mut self) -> bool {
+    /// Makes room for one more by forgetting a stranger, at best one that was asked, or a node that left or has
+    /// vanished.
+    fn has_room(&mut self, now: Instant) -> bool {
         if self.instances.len() < MAX_INSTANCES {
             return true;
         }
         let keeping = |entry: &SightedInstance| match entry.has_proven {
-            true if entry.is_gone && !entry.stands() => Some(2),
+            true if !entry.stands() && (entry.is_gone || !entry.is_seen(now)) => Some(2),
             true => None,
             false if entry.paths.values().all(|path| path.latest.is_some()) => Some(0),
             false => Some(1),
@@ -214,15 +220,10 @@ impl Sighted {
 
     /// Forgets strangers that have vanished, and what a node was called before it was started again.
     fn forget_unseen(&mut self, now: Instant) {
-        let is_seen = |entry: &SightedInstance| now.duration_since(entry.seen_at) < UNSEEN_FOR;
-        let seen: BTreeSet<u64> =
-            self.instances.values().filter(|entry| is_seen(entry)).filter_map(SightedInstance::process).collect();
-        // What is lost by now is asked on as if it had said goodbye, and makes room.
-        for entry in self.instances.values_mut().filter(|entry| !is_seen(entry) && !entry.stands()) {
-            entry.is_gone = true;
-        }
+        let seen = self.instances.values().filter(|entry| entry.is_seen(now));
+        let seen: BTreeSet<u64> = seen.filter_map(SightedInstance::process).collect();
         self.instances.retain(|_, entry| {
-            is_seen(entry) || entry.has_proven && !entry.process().is_some_and(|process| seen.contains(&process))
+            entry.is_seen(now) || entry.has_proven && !entry.process().is_some_and(|process| seen.contains(&process))
         });
     }
 

@@ -213,9 +213,9 @@ async fn a_node_that_died_without_a_goodbye_makes_room_in_the_end() {
     let mut network = Network::new();
     network.found("spark", &["10.0.0.7:9000"]);
     network.ask(|_| Ok(NODE));
-    for _ in 0..80 {
+    for _ in 0..90 {
         network.wait(2);
-        network.ask(|_| unreachable());
+        assert_eq!(network.ask(|_| unreachable()).len(), 1, "it is used at once when it comes back");
     }
     for i in 0..MAX_INSTANCES {
         network.found(&format!("mac {i}"), &["10.0.0.8:9000"]);
