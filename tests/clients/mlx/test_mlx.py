@@ -25,7 +25,7 @@ def model(tmp_path_factory):
     """The default model in mlx_lm's format."""
     gguf = subprocess.run([server.BATON, "pull", "smollm2"], check=True, capture_output=True, text=True).stdout.strip()
     folder = tmp_path_factory.mktemp("mlx") / "smollm2"
-    subprocess.run([sys.executable, Path(__file__).with_name("convert.py"), gguf, folder], check=True)
+    subprocess.run([sys.executable, Path(__file__).parent.with_name("to_hugging_face.py"), gguf, folder], check=True)
     return str(folder)
 
 

@@ -1,10 +1,12 @@
-"""Converts SmolLM2 from GGUF to the format of mlx_lm.server: convert.py MODEL.gguf FOLDER"""
+"""Converts SmolLM2 from GGUF to the Hugging Face format, for mlx_lm.server and Dynamo: to_hugging_face.py MODEL.gguf FOLDER
+
+With a third argument, `no-weights`, it writes only the configuration and the tokenizer.
+"""
 
 import json
 import sys
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
@@ -27,12 +29,9 @@ WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 CONTROL = 3
 
 
-def main(source, folder):
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    reader = GGUFReader(source)
-    meta = {name: field.contents() for name, field in reader.fields.items()}
-    heads, kv_heads = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
+def write_weights(reader, heads, kv_heads, folder):
+    # Only mlx_lm.server needs them, and only its environment has this.
+    import mlx.core as mx
 
     def half_split(weights, n_heads):
         """GGUF pairs neighbouring rows of a head for RoPE; the Hugging Face format pairs its halves."""
@@ -52,6 +51,16 @@ def main(source, folder):
             name = f"{WHOLE[parts[0]]}.weight"
         weights[name] = mx.array(values)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def main(source, folder, parts="all"):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    reader = GGUFReader(source)
+    meta = {name: field.contents() for name, field in reader.fields.items()}
+    heads, kv_heads = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
+    if parts != "no-weights":
+        write_weights(reader, heads, kv_heads, folder)
     tokens = meta["tokenizer.ggml.tokens"]
     config = {
         "model_type": "llama",
@@ -65,7 +74,7 @@ def main(source, folder):
         "rope_theta": meta["llama.rope.freq_base"],
         "max_position_embeddings": meta["llama.context_length"],
         "vocab_size": len(tokens),
-        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
         "eos_token_id": meta["tokenizer.ggml.eos_token_id"],
         "bos_token_id": meta["tokenizer.ggml.bos_token_id"],
     }
