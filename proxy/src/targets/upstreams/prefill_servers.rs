@@ -177,9 +177,10 @@ impl PrefillServer {
     fn failed(&self, failure: PrefillFailure, asked: Instant) {
         match failure {
             // It answers, and other prompts may suit it.
-            PrefillFailure::Refused | PrefillFailure::Busy => self.breaker.succeeded(asked),
+            PrefillFailure::Refused => self.breaker.succeeded(asked),
             PrefillFailure::ServerError => self.breaker.suspected(failure),
-            PrefillFailure::GatewayError => {}
+            // What computes may not have been asked.
+            PrefillFailure::Busy | PrefillFailure::GatewayError => {}
             PrefillFailure::TimedOut => {
                 self.breaker.failed(failure);
                 self.hangs.notify_waiters();

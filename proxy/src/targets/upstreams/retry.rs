@@ -121,10 +121,18 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
                 unsupported = Some(failure);
                 continue;
             }
-            // Another upstream may be configured differently, or have a larger context.
-            UpstreamError::Unsupported { .. }
-            | UpstreamError::TooLong { .. }
-            | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
+            UpstreamError::TooLong { n_ctx, .. } => {
+                let may_fit = |(i, other): (usize, &ServingUpstream)| {
+                    !tried.contains(&i) && other.server.n_ctx(&other.model).is_none_or(|larger| larger > *n_ctx)
+                };
+                if !serving.upstreams.iter().enumerate().any(may_fit) {
+                    return Err(client_error(failure));
+                }
+                unsupported = Some(failure);
+                continue;
+            }
+            // Another upstream may be configured differently.
+            UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
                 unsupported = Some(failure);
                 continue;
             }

@@ -222,7 +222,17 @@ impl GenerateQuestion<'_> {
             "an upstream failed with the KV of a prefill server; it is asked once more without"
         );
         let call = self.prepare_choice(upstream, choice, n_left)?;
-        let begun = first_piece(server, call, &new_id(), permit, due).await?;
+        let begun = match first_piece(server, call, &new_id(), permit, due).await {
+            Ok(begun) => begun,
+            // No time was left to compute the prompt. The next request must not wait for the KV, too.
+            Err(error @ UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. }) => {
+                if failure == PrefillFailure::KvTimedOut {
+                    transfer.lost(failure);
+                }
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
         transfer.lost(failure);
         server.prefill.fallbacks.count(PrefillFallback::Failed(failure));
         Ok(begun)
