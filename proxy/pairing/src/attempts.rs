@@ -20,7 +20,7 @@ struct Shared {
     voided: Notify,
     expires: Instant,
     /// On the clock that goes on while the machine sleeps; that of `expires` stands still.
-    expires_awake_or_not: Duration,
+    expires_since_boot: Duration,
 }
 
 #[derive(Default)]
@@ -38,8 +38,8 @@ pub(crate) struct Attempt {
 impl Attempts {
     pub(crate) fn new(lifetime: Duration) -> Attempts {
         let expires = Instant::now() + lifetime;
-        let expires_awake_or_not = time_since_boot() + lifetime;
-        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, expires_awake_or_not }))
+        let expires_since_boot = time_since_boot() + lifetime;
+        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, expires_since_boot }))
     }
 
     /// Begins a run. It is counted now, before anything is computed with the code, so that runs at the same time do not
@@ -85,7 +85,7 @@ impl Attempts {
     }
 
     fn has_expired(&self) -> bool {
-        Instant::now() >= self.0.expires || time_since_boot() >= self.0.expires_awake_or_not
+        Instant::now() >= self.0.expires || time_since_boot() >= self.0.expires_since_boot
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {

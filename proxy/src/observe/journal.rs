@@ -83,7 +83,7 @@ pub struct RouteRecord {
     pub e2e_ms: f64,
     /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
-    /// What the prefill servers of an upstream did, if a choice began with their KV.
+    /// The work of an upstream's prefill servers, if a choice began with their KV.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_prefill: Option<UpstreamPrefill>,
     /// True if a node of the route is simulated: then the times are.
@@ -96,7 +96,7 @@ pub struct RouteRecord {
     pub error: Option<String>,
 }
 
-/// What prefill servers of an upstream computed for the choices of a request.
+/// The work of an upstream's prefill servers for the choices of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct UpstreamPrefill {
     /// From the request to the prefill server's answer; of several choices, the longest time.

@@ -397,7 +397,7 @@ async fn a_prompt_that_fits_no_replica_is_refused_although_one_is_busy() {
         Mock::start(|_, _| says("well")).await,
         Mock::start(|_, _| whole(429, "retry-after: 60\r\n", &json!({}))).await,
     ];
-    [&free, &busy].map(|mock| mock.list_with_context("theirs", 100));
+    [&free, &busy].into_iter().for_each(|mock| mock.list_with_context("theirs", 100));
     let config =
         [("free", &free), ("busy", &busy)].map(|(name, mock)| upstream(name, "vllm", &mock.url, "models = {}"));
     let front = ReloadableServer::start(&config.concat());

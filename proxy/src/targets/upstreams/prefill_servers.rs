@@ -179,7 +179,7 @@ impl PrefillServer {
             // It answers, and other prompts may suit it.
             PrefillFailure::Refused => self.breaker.succeeded(asked),
             PrefillFailure::ServerError => self.breaker.suspected(failure),
-            // What computes may not have been asked.
+            // A proxy may have answered for the server.
             PrefillFailure::Busy | PrefillFailure::GatewayError => {}
             PrefillFailure::TimedOut => {
                 self.breaker.failed(failure);
@@ -212,7 +212,7 @@ impl Transfer {
         self.server.breaker.succeeded(self.asked);
     }
 
-    /// The upstream failed with the KV, and answered without it.
+    /// The upstream failed, and this KV is the likely cause.
     pub(super) fn lost(&self, failure: PrefillFailure) {
         self.server.failed(failure, self.asked);
     }

@@ -162,7 +162,7 @@ fn shows_health(error: &UpstreamError) -> bool {
         | UpstreamError::Unsupported { .. }
         | UpstreamError::Refused(_)
         | UpstreamError::Busy { .. } => true,
-        // What computes was not asked.
+        // Only the tokenizer was asked.
         UpstreamError::TooLong { .. } => false,
         UpstreamError::Failed { failure, .. } => *failure == UpstreamFailure::ModelMissing,
     }

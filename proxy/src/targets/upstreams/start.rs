@@ -222,24 +222,25 @@ impl GenerateQuestion<'_> {
             "an upstream failed with the KV of a prefill server; it is asked once more without"
         );
         let call = self.prepare_choice(upstream, choice, n_left)?;
-        let begun = match first_piece(server, call, &new_id(), permit, due).await {
-            Ok(begun) => begun,
-            // No time was left to compute the prompt. The next request must not wait for the KV, too.
-            Err(error @ UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. }) => {
-                if failure == PrefillFailure::KvTimedOut {
-                    transfer.lost(failure);
-                }
-                return Err(error);
+        let begun = first_piece(server, call, &new_id(), permit, due).await;
+        match &begun {
+            Ok(_) => {
+                transfer.lost(failure);
+                server.prefill.fallbacks.count(PrefillFallback::Failed(failure));
             }
-            Err(error) => return Err(error),
-        };
-        transfer.lost(failure);
-        server.prefill.fallbacks.count(PrefillFallback::Failed(failure));
-        Ok(begun)
+            // Waiting for the KV left no time to compute the prompt. The next request must not wait for it.
+            Err(UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. })
+                if failure == PrefillFailure::KvTimedOut =>
+            {
+                transfer.lost(failure);
+            }
+            Err(_) => {}
+        }
+        begun
     }
 }
 
-/// What became of a prefill server's KV if the upstream fails with this error, and answers the same request without the KV.
+/// The failure of a prefill server's KV that this error of the upstream shows, if the same request succeeds without the KV.
 /// `None`: the KV is not the cause.
 fn failure_with_kv(error: &UpstreamError) -> Option<PrefillFailure> {
     let UpstreamError::Failed { failure, .. } = error else { return None };
