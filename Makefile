@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle mlx upstreams agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle mlx upstreams dynamo agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -61,6 +61,9 @@ upstreams: build ## Run in front of llama-server and llama-cpp-python's server, 
 	target/release/baton pull smollm2
 	scripts/check-upstreams.sh
 
+dynamo: build ## Run in front of NVIDIA Dynamo with simulated workers (downloads 0.7 GB of packages)
+	scripts/check-dynamo.sh
+
 agents: build ## Let coding agents do a task with a scripted model and a scripted upstream (downloads 4 GB of packages)
 	@scripts/setup.sh test
 	cargo build $(PROFILE) --locked --workspace --bin scripted-gguf
@@ -88,9 +91,10 @@ fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.m
 suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sleeps
 	SUSPEND_SECONDS=$${SUSPEND_SECONDS:-120} cargo test $(PROFILE) --locked --test endpoint suspend:: -- --nocapture
 
+# Clippy sees candle, too, which the default build leaves out.
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check
-	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
+	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets --features baton/candle -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
 	scripts/check-circles.py

@@ -28,7 +28,9 @@ shutil.rmtree(folder, ignore_errors=True)
 folder.mkdir(parents=True)
 # By the names that the loader asks for: libllama.so.0, not libllama.so.
 libraries = [path for path in out.glob("lib*/lib*.so.*") if path.name.split(".so.")[1].isdigit()]
-backends = list((out / "backends").glob("libggml-*.so"))
+# AMX ends the program (SIGILL) in virtual machines that name it and do not allow it, as was seen on one with an H200. The next
+# best library runs there, too.
+backends = [path for path in (out / "backends").glob("libggml-*.so") if path.name != "libggml-cpu-sapphirerapids.so"]
 assert libraries and backends, f"no shared libraries in {out}"
 for path in libraries + backends:
     shutil.copy2(path, folder / path.name)

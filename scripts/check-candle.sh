@@ -9,6 +9,10 @@ timed=scripts/timed.sh
 BATON_TEST_MODEL=$(target/release/baton pull smollm2)
 BATON_TEST_SWA_MODEL=$(target/release/baton pull gemma3-270m)
 export BATON_TEST_MODEL BATON_TEST_SWA_MODEL
+# candle and mlx-lm hand over, too.
+BATON_CACHE=$PWD/target/mlx-cache $timed "mlx-lm's installation" target/release/baton mlx install > target/mlx-python.txt
+read -r BATON_TEST_MLX_PYTHON < target/mlx-python.txt
+export BATON_TEST_MLX_PYTHON
 
 
 began=$SECONDS

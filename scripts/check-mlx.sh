@@ -14,7 +14,8 @@ export BATON_CACHE
 mkdir -p "$BATON_CACHE"
 [ -e "$BATON_CACHE/$(basename "$BATON_TEST_MODEL")" ] || ln "$BATON_TEST_MODEL" "$BATON_CACHE/" 2>/dev/null || cp "$BATON_TEST_MODEL" "$BATON_CACHE/"
 rm -rf "$BATON_CACHE/mlx"
-BATON_TEST_MLX_PYTHON=$($timed "mlx-lm's installation" target/release/baton mlx install | head -n 1)
+$timed "mlx-lm's installation" target/release/baton mlx install > "$BATON_CACHE/python.txt"
+read -r BATON_TEST_MLX_PYTHON < "$BATON_CACHE/python.txt"
 export BATON_TEST_MLX_PYTHON
 
 $timed "mlx tests" ${CARGO:-cargo} test --release --locked --workspace --test engines -- mlx --test-threads=1 --nocapture

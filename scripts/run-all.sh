@@ -15,9 +15,6 @@ trap 'kill "$prepare" 2>/dev/null || true' EXIT
 make --no-print-directory check
 $timed "live page's build" scripts/check-page.sh
 $timed "thin build" scripts/check-thin-build.sh
-# The rest of it is `make candle`.
-$timed "candle engine, clippy" cargo clippy --release --locked -p baton-engines --no-default-features --features candle -- -D warnings
-$timed "mlx engine, clippy" cargo clippy --release --locked -p baton-engines --no-default-features --features mlx -- -D warnings
 $timed "build" cargo build --release --locked
 $timed "build of the tests" cargo test --release --locked --workspace --no-run --quiet
 wait "$prepare" || { cat target/clients-prepare.log >&2; exit 1; }

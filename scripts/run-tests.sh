@@ -7,7 +7,7 @@ BATON_TEST_MODEL=$(target/release/baton pull smollm2)
 # A model with a sliding window. Its licence allows tests and no more.
 BATON_TEST_SWA_MODEL=$(target/release/baton pull gemma3-270m)
 # The mlx engine's Python: the one of the tests in front of mlx-lm's own server. Without it, its tests say that they are left out.
-if [ -x target/clients-mlx/bin/python ]; then
+if [ -x target/clients-mlx/bin/python ] && cmp -s tests/clients/mlx/requirements.txt target/clients-mlx/installed.txt; then
   export BATON_TEST_MLX_PYTHON=$PWD/target/clients-mlx/bin/python
 fi
 

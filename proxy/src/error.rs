@@ -183,7 +183,7 @@ fn broken_off(failure: UpstreamFailure) -> &'static str {
     match failure {
         UpstreamFailure::TimedOut => "sent nothing for too long while it replied",
         UpstreamFailure::Malformed => "sent something that cannot be read while it replied",
-        UpstreamFailure::ServerError => "reported an error while it replied",
+        UpstreamFailure::ServerError | UpstreamFailure::GatewayError => "reported an error while it replied",
         UpstreamFailure::Interrupted => "lost what computed its reply",
         UpstreamFailure::Unreachable
         | UpstreamFailure::CutShort

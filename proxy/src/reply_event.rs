@@ -46,7 +46,15 @@ pub enum EventKind {
         n_prompt: u32,
         /// Prompt tokens that were cached.
         n_cached: u32,
-        /// Prompt tokens that the upstream got from a prefill server.
+    },
+    /// A prefill server of the upstream computed the choice's prompt. Comes as the choice starts, and once more before it
+    /// finishes, when its tokens are known.
+    Prefilled {
+        /// The server's name.
+        server: String,
+        /// From the request to the server's answer, milliseconds.
+        prefill_ms: f64,
+        /// The most tokens of the prompt that can have come by transfer; 0 as the choice starts.
         n_transferred: u32,
     },
     /// More text. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
@@ -98,6 +106,7 @@ impl EventKind {
             | EventKind::Handoff { .. }
             | EventKind::Rerouted { .. }
             | EventKind::Usage { .. }
+            | EventKind::Prefilled { .. }
             | EventKind::Context { .. } => false,
             EventKind::Text { .. }
             | EventKind::Reasoning { .. }

@@ -5,10 +5,11 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harness::lab::{Lab, Membership, OWNER, with_namespaces, within};
 use harness::{BATON, BatonNode, BatonServer, Process, eventually, eventually_async, long_prompt, read_all};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The folders of several machines.
@@ -236,12 +237,34 @@ fn one_command_on_each_machine_pairs_starts_and_finds() {
         lab.hands_over("paired by one command");
         // The same commands start both again, though the code is no longer good.
         drop((endpoint, first));
-        let (endpoint, new_code) = serves();
+        let (mut endpoint, new_code) = serves();
         let _node = node(1, &code);
         within(Duration::from_secs(20), "used again", || lab.states() == ["used"]);
         let _third = node(2, &new_code);
         within(Duration::from_secs(20), "a third machine joins while it serves", || lab.states() == ["used", "used"]);
-        drop(endpoint);
+        // Two signals end it as they do without a pairing: the streams get an error, and nothing is lost.
+        let body = json!({
+            "model": "sim", "max_tokens": 100_000, "stream": true, "ignore_eos": true,
+            "messages": [{ "role": "user", "content": "hi" }],
+        });
+        let mut curl = lab.on(0, Path::new("curl"));
+        curl.args(["-sN", "--max-time", "60", "http://127.0.0.1:8080/v1/chat/completions", "-d", &body.to_string()]);
+        curl.args(["-H", "content-type: application/json", "-H", &format!("authorization: Bearer {OWNER}")]);
+        let mut client = Process(curl.stdout(Stdio::piped()).spawn().unwrap());
+        let mut reply = BufReader::new(client.stdout.take().unwrap());
+        let mut first = String::new();
+        reply.read_line(&mut first).unwrap();
+        assert!(first.starts_with("data: "), "{first}");
+        endpoint.signal(Signal::INT);
+        std::thread::sleep(Duration::from_millis(500));
+        endpoint.signal(Signal::INT);
+        // The first alone would end it after 30 s.
+        let signalled = Instant::now();
+        let mut rest = String::new();
+        reply.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains(r#"data: {"error":"#) && rest.contains("stopping"), "{rest}");
+        let status = eventually("the end of the endpoint", || endpoint.try_wait().unwrap());
+        assert!(status.success() && signalled.elapsed() < Duration::from_secs(15), "{status}");
         // A key in the environment would win over the pairing.
         let refused = lab.on(0, &BATON).args(&serve).env("BATON_CLUSTER_KEY", "a key").output().unwrap();
         assert!(!refused.status.success() && outcome(refused).1.contains("BATON_CLUSTER_KEY is set"));

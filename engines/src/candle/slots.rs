@@ -188,6 +188,10 @@ impl ModelContext for CandleSlots {
         false
     }
 
+    fn keeps_freed_cells(&self) -> bool {
+        false
+    }
+
     fn oldest(&self, slot: usize) -> usize {
         self.caches[slot].window_from
     }

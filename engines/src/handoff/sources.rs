@@ -19,6 +19,9 @@ use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, is_open};
 /// The most addresses of one node that are tried.
 const MAX_PATHS: usize = 16;
 
+/// The most proven addresses that are kept although nothing announces them any more.
+const MAX_UNANNOUNCED: usize = 4;
+
 /// The most found nodes that are remembered; more than a cluster has.
 const MAX_SOURCES: usize = 64;
 
@@ -156,6 +159,21 @@ impl TriedPaths {
         self.avoided.get(address).is_some_and(|at| at.elapsed() < AVOIDED_FOR)
     }
 
+    /// Forgets failures that are old, and proven addresses that are no longer announced: those that failed, and the oldest beyond
+    /// [`MAX_UNANNOUNCED`]. One that has proven the key counts until it fails, whatever is announced meanwhile.
+    fn forget(&mut self, announced: &[SocketAddr]) {
+        let TriedPaths { proven, avoided, .. } = self;
+        proven.retain(|address| announced.contains(address) || !avoided.contains_key(address));
+        let n_unannounced = proven.iter().filter(|address| !announced.contains(address)).count();
+        let mut n_excess = n_unannounced.saturating_sub(MAX_UNANNOUNCED);
+        proven.retain(|address| {
+            let goes = n_excess > 0 && !announced.contains(address);
+            n_excess -= usize::from(goes);
+            !goes
+        });
+        avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
+    }
+
     /// The proven addresses: those that did not fail lately, then by their rates; the unmeasured ones last.
     fn order(&self) -> Vec<SocketAddr> {
         let rank = |address: &SocketAddr| self.ranks.iter().position(|known| known == address).unwrap_or(usize::MAX);
@@ -195,15 +213,12 @@ impl FoundSource {
         policy: &PullPolicy,
         when: Unproven,
     ) -> Result<(), HandoffFailure> {
-        let candidates = || source.paths.iter().take(MAX_PATHS);
+        let announced = &source.paths[..source.paths.len().min(MAX_PATHS)];
         let (unknown, has_proven): (Vec<SocketAddr>, bool) = {
             let mut tried = self.lock();
-            tried.avoided.retain(|_, at| at.elapsed() < AVOIDED_FOR);
-            // One that has proven the key counts until it fails, whatever is announced meanwhile.
-            let TriedPaths { proven, avoided, .. } = &mut *tried;
-            proven
-                .retain(|address| !avoided.contains_key(address) || candidates().any(|candidate| candidate == address));
-            let unknown = candidates().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect();
+            tried.forget(announced);
+            let unknown =
+                announced.iter().filter(|a| !tried.proven.contains(a) && !tried.is_avoided(a)).copied().collect();
             (unknown, !tried.proven.is_empty())
         };
         let mut refused = None;
@@ -307,5 +322,22 @@ mod tests {
         assert_eq!(tried.order(), [wifi, new, cable]);
         tried.avoided.insert(cable, Instant::now().checked_sub(AVOIDED_FOR).unwrap());
         assert_eq!(tried.order(), [cable, wifi, new]);
+    }
+
+    #[test]
+    fn what_is_no_longer_announced_counts_until_it_fails() {
+        let [wifi, cable] = ["10.0.0.1:1", "10.0.1.1:1"].map(|text| text.parse::<SocketAddr>().unwrap());
+        let mut tried = TriedPaths { proven: vec![wifi, cable], ..TriedPaths::default() };
+        tried.forget(&[wifi]);
+        assert_eq!(tried.proven, [wifi, cable]);
+        // It failed in a pull, and the next pull comes later.
+        tried.avoided.insert(cable, Instant::now().checked_sub(AVOIDED_FOR * 2).unwrap());
+        tried.forget(&[wifi]);
+        assert_eq!((tried.proven, tried.avoided.len()), (vec![wifi], 0));
+        // IPv6 addresses for privacy change every day.
+        let proven: Vec<SocketAddr> = (1..=40).map(|port| SocketAddr::new(wifi.ip(), port)).collect();
+        let mut tried = TriedPaths { proven: proven.clone(), ..TriedPaths::default() };
+        tried.forget(&proven[..1]);
+        assert_eq!(tried.proven, [&proven[..1], &proven[40 - MAX_UNANNOUNCED..]].concat());
     }
 }

@@ -20,6 +20,9 @@ const MAX_LAYERS: u64 = 512;
 /// Larger numbers are mistakes.
 const MAX_SIZE: u64 = 1 << 24;
 
+/// Real vocabularies have up to 262,144 tokens.
+const MAX_VOCAB: u64 = 1 << 20;
+
 /// A header's metadata under construction.
 pub(super) type Metadata = BTreeMap<String, Value>;
 
@@ -103,9 +106,27 @@ impl TokenIds {
     }
 }
 
+/// RoPE's settings. Transformers 5 writes the base only into `rope_parameters`, where mlx-lm does not look for it in all
+/// families.
+#[derive(Debug, Clone)]
+pub struct Rope {
+    pub base: f64,
+    pub scaling: Option<RopeScaling>,
+}
+
+/// How RoPE is scaled.
+#[derive(Debug, Clone)]
+pub struct RopeScaling {
+    /// Its Hugging Face name.
+    kind: String,
+    factor: Option<f64>,
+    /// All of it, as in the file.
+    pub text: Box<RawValue>,
+}
+
 /// What is read of RoPE's settings.
 #[derive(Deserialize, Default)]
-struct Rope {
+struct RopeKeys {
     #[serde(rename = "type")]
     old_type: Option<String>,
     rope_type: Option<String>,
@@ -136,12 +157,10 @@ pub(super) struct Config {
     pub(super) changes: Vec<String>,
     n_ctx_train: Option<u64>,
     epsilon: Option<f64>,
-    rope_base: f64,
-    /// The way in which RoPE is scaled, by its Hugging Face name, and the factor.
-    rope_scaling: Option<(String, Option<f64>)>,
+    pub(super) rope: Rope,
 }
 
-/// RoPE's base where the file names none, as in mlx-lm.
+/// RoPE's base where the file names none, as in Transformers and llama.cpp. mlx-lm's own default differs for Qwen 2.
 const DEFAULT_ROPE_BASE: f64 = 10_000.0;
 
 impl Config {
@@ -177,13 +196,17 @@ impl Config {
             return Err(FolderError::malformed(path, what));
         }
         let rope_text = file.rope_scaling.as_deref().or(file.rope_parameters.as_deref());
-        let rope: Option<Rope> = match rope_text {
+        let rope: Option<RopeKeys> = match rope_text {
             Some(text) => serde_json::from_str(text.get())
                 .map_err(|source| FolderError::Json { path: path.to_owned(), source })?,
             None => None,
         };
-        let Rope { old_type, rope_type, rope_theta, factor } = rope.unwrap_or_default();
+        let RopeKeys { old_type, rope_type, rope_theta, factor } = rope.unwrap_or_default();
         let rope_type = old_type.or(rope_type).filter(|kind| kind != "default");
+        let base = file.rope_theta.or(rope_theta).unwrap_or(DEFAULT_ROPE_BASE);
+        if !(base.is_finite() && base >= 1.0) {
+            return Err(FolderError::malformed(path, format!("rope_theta is {base}")));
+        }
         let quantization = file.quantization.as_deref().or(file.quantization_config.as_deref());
         let quantized_bits = match quantization {
             Some(text) => {
@@ -196,8 +219,10 @@ impl Config {
         };
         let compact = |name: &str, text: Option<&RawValue>| text.map(|text| format!("{name}={}", text.get()));
         // The scaling of llama3 and yarn has numbers that the keys of the fingerprint do not name.
-        let changes =
-            [compact("rope", rope_text.filter(|_| rope_type.is_some())), compact("quantization", quantization)];
+        let scaling_text = rope_text.filter(|_| rope_type.is_some());
+        let changes = [compact("rope", scaling_text), compact("quantization", quantization)];
+        let scaling =
+            rope_type.zip(scaling_text).map(|(kind, text)| RopeScaling { kind, factor, text: text.to_owned() });
         Ok(Config {
             family,
             n_layers: within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?,
@@ -205,15 +230,14 @@ impl Config {
             n_kv_heads,
             head_size,
             n_embd,
-            n_vocab: within("vocab_size", file.vocab_size, MAX_SIZE)?,
+            n_vocab: within("vocab_size", file.vocab_size, MAX_VOCAB)?,
             quantized_bits,
             bos: file.bos_token_id.as_ref().and_then(TokenIds::first),
             eos: file.eos_token_id.as_ref().and_then(TokenIds::first),
             changes: changes.into_iter().flatten().collect(),
             n_ctx_train: file.max_position_embeddings,
             epsilon: file.rms_norm_eps,
-            rope_base: file.rope_theta.or(rope_theta).unwrap_or(DEFAULT_ROPE_BASE),
-            rope_scaling: rope_type.map(|kind| (kind, factor)),
+            rope: Rope { base, scaling },
         })
     }
 
@@ -240,8 +264,8 @@ impl Config {
         if let Some(epsilon) = self.epsilon {
             set("attention.layer_norm_rms_epsilon", Value::Float(epsilon));
         }
-        set("rope.freq_base", Value::Float(self.rope_base));
-        if let Some((kind, factor)) = &self.rope_scaling {
+        set("rope.freq_base", Value::Float(self.rope.base));
+        if let Some(RopeScaling { kind, factor, .. }) = &self.rope.scaling {
             set("rope.scaling.type", Value::String(kind.clone()));
             if let Some(factor) = factor {
                 set("rope.scaling.factor", Value::Float(*factor));

@@ -20,6 +20,7 @@ use std::path::Path;
 use baton_schemas::kv::{Fingerprint, RopePairing};
 
 use self::config::Config;
+pub use self::config::{Rope, RopeScaling};
 pub use self::error::FolderError;
 use self::tensors::Tensors;
 use self::tokenizer::Tokenizer;
@@ -97,6 +98,11 @@ impl ModelFolder {
     /// Elements of a head of K, and of V.
     pub fn head_size(&self) -> usize {
         self.config.head_size
+    }
+
+    /// RoPE's base and scaling.
+    pub fn rope(&self) -> &Rope {
+        &self.config.rope
     }
 
     /// Elements of a token's state.

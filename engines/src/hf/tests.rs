@@ -63,6 +63,23 @@ fn a_folder_is_described_as_a_file_would_be() {
     assert_eq!((model.pairing, model.quantization()), (RopePairing::Interleaved, "BF16".to_owned()));
 }
 
+/// As Transformers 5 writes them.
+#[test]
+fn nested_settings_of_rope_are_read() {
+    let rope = |rope: Json| {
+        let folder = folder(|config, _| {
+            config.as_object_mut().unwrap().remove("rope_theta");
+            config["rope_parameters"] = rope.clone();
+        });
+        ModelFolder::open(folder.path()).unwrap().rope().clone()
+    };
+    let plain = rope(json!({ "rope_theta": 1e6, "rope_type": "default" }));
+    assert!(plain.base == 1e6 && plain.scaling.is_none());
+    let scaled = rope(json!({ "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0 }));
+    assert!(scaled.base == 5e5 && scaled.scaling.unwrap().text.get().contains("low_freq_factor"));
+    assert_eq!(rope(json!({ "rope_type": "default" })).base, 1e4);
+}
+
 #[test]
 fn the_weights_decide_the_fingerprint_and_the_tokens_the_vocabulary() {
     let hash = |folder: &TempDir| ModelFolder::open(folder.path()).unwrap().fingerprint().unwrap();
@@ -88,6 +105,8 @@ fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     check("its model_type is \"mamba\"", &|config, _| config["model_type"] = "mamba".into());
     check("model_file", &|config, _| config["model_file"] = "own.py".into());
     check("layer_types", &|config, _| config["layer_types"] = json!(["sliding_attention", "full_attention"]));
+    check("rope_theta is -1", &|config, _| config["rope_theta"] = (-1).into());
+    check("vocab_size is", &|config, _| config["vocab_size"] = (1 << 21).into());
     check("rope_traditional", &|config, _| config["rope_traditional"] = true.into());
     check("num_hidden_layers is 9999999", &|config, _| config["num_hidden_layers"] = 9_999_999.into());
     check("KV heads", &|config, _| config["num_key_value_heads"] = 3.into());

@@ -1,6 +1,6 @@
-"""Converts a GGUF model to a folder as mlx-lm and the Hugging Face hub have it: convert.py MODEL.gguf FOLDER [f16|f32]
+"""Converts a GGUF model to a folder as mlx-lm and the Hugging Face hub have it: convert.py MODEL.gguf FOLDER [f16|f32|none]
 
-Llama, Qwen 2 and Qwen 3 with a byte-pair tokenizer, dequantized. Needs numpy and gguf. config.json is written last: a folder
+Llama, Qwen 2 and Qwen 3 with a byte-pair tokenizer, dequantized; `none` leaves the weights out. Needs numpy and gguf. config.json is written last: a folder
 without it is not complete.
 """
 
@@ -107,8 +107,9 @@ def main(source, folder, dtype="f16"):
 
     n_heads, n_kv_heads = own("attention.head_count"), own("attention.head_count_kv")
     heads = {"attn_q": n_heads, "attn_k": n_kv_heads}
-    weights = dict(tensors(reader, architecture, heads, {"f16": np.float16, "f32": np.float32}[dtype]))
-    write_safetensors(folder / "model.safetensors", weights)
+    dtypes = {"f16": np.float16, "f32": np.float32}
+    if dtype != "none":
+        write_safetensors(folder / "model.safetensors", dict(tensors(reader, architecture, heads, dtypes[dtype])))
     tokens, kinds = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     bos, eos = meta["tokenizer.ggml.bos_token_id"], meta["tokenizer.ggml.eos_token_id"]
     config = {
@@ -124,7 +125,7 @@ def main(source, folder, dtype="f16"):
         "rope_theta": own("rope.freq_base", 10000.0),
         "max_position_embeddings": own("context_length"),
         "vocab_size": len(tokens),
-        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
         "eos_token_id": eos,
         "bos_token_id": bos,
     }
@@ -134,7 +135,7 @@ def main(source, folder, dtype="f16"):
         for i, (token, kind) in enumerate(zip(tokens, kinds))
         if kind != 1
     ]
-    vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind == 1}
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = {
         "version": "1.0",
         "added_tokens": added,

@@ -1,6 +1,6 @@
 //! Runs models as mlx-lm has them: folders of safetensors, in bf16, f16, f32 or quantized. For Macs, whose GPUs MLX uses.
 //!
-//! mlx-lm computes, in a Python process that this engine starts and supervises ([`worker`]). Everything else is Rust: the
+//! mlx-lm computes, in a Python process that this engine starts and supervises (`worker`). Everything else is Rust: the
 //! tokenizer and the template from the model's folder ([`crate::hf`]), and the scheduler with its sampling, constraints and
 //! handoffs ([`crate::serving`]). KV has llama.cpp's layout, so that it is handed over to and from the other engines.
 
@@ -107,6 +107,7 @@ impl MlxEngine {
             n_layers: folder.n_layers(),
             n_kv_heads: folder.n_kv_heads(),
             head_size: folder.head_size(),
+            rope: folder.rope().clone(),
             interleaved: identity.layout.rope == RopePairing::Interleaved,
             max_silence: config.max_silence,
         };

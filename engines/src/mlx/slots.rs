@@ -65,7 +65,13 @@ impl MlxSlots {
                 self.length(slot)
             ));
         }
-        self.call(&Request::Import { slot, p0, p1 }, rows, 0).map_err(|error| error.to_string())?;
+        if let Err(error) = self.call(&Request::Import { slot, p0, p1 }, rows, 0) {
+            // Some layers may have the rows, and others not.
+            if let (CallError::Refused(_), Err(CannotCut)) = (&error, self.cut(slot, p0 as usize)) {
+                return Err(format!("{error}; and the slot is lost"));
+            }
+            return Err(error.to_string());
+        }
         self.lengths[slot] = p1 as usize;
         Ok(())
     }

@@ -14,7 +14,7 @@ fn asked(ours: &str, theirs: &str, dialled: ConnectionEnd, reached: ConnectionEn
 }
 
 #[test]
-fn the_same_key_at_the_same_place_is_proven() {
+fn the_same_key_at_the_same_end_is_proven() {
     let here = end("192.168.0.7:9000", None);
     assert_eq!(asked("secret", "secret", here, here), Ok(NODE));
     // A dual-stack socket shows IPv4 addresses as IPv6, and each end has its own scope.

@@ -71,6 +71,12 @@ pub(crate) trait ModelContext {
     /// each has a copy.
     fn forks_share_cells(&self) -> bool;
 
+    /// Returns true if the values of freed cells stay in memory that later steps may read. One NaN among them would then spoil
+    /// other sequences.
+    fn keeps_freed_cells(&self) -> bool {
+        true
+    }
+
     /// The first position of a slot that every layer has; 0 for an empty slot.
     fn oldest(&self, slot: usize) -> usize;
 

@@ -31,17 +31,21 @@ pub(crate) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {
     })
 }
 
-/// Aborts the process if the scheduler panics: otherwise the engine would accept requests and never answer them. The
-/// supervisor then starts a new process.
+/// Aborts the process if the scheduler panics: otherwise the engine would accept requests and never answer them.
 pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("the scheduler has panicked; the process aborts so that its supervisor can restart it");
-            std::process::abort();
+            abort("the scheduler has panicked");
         }
     }
+}
+
+/// Ends the process at once, because its engine is of no use any more. The supervisor then starts a new process.
+pub(crate) fn abort(why: &str) -> ! {
+    tracing::error!("{why}; the process aborts so that its supervisor can restart it");
+    std::process::abort();
 }
 
 /// The load that an engine's handles share with its scheduler, and where they read it.

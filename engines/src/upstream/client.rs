@@ -20,9 +20,9 @@ use super::connections::{Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use super::protocol::Protocol;
 use super::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, ReplyDelivery, TextStream,
-    TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal, tokens,
-    vectors,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, PromptCount, ReplyDelivery,
+    TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings, refusal,
+    tokens, vectors,
 };
 use crate::transport::Transport;
 use crate::{long_json, trace};
@@ -38,6 +38,9 @@ const MAX_VALUES: usize = 1 << 20;
 
 /// The deadline of a list of models, or of a model's description.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The deadline of a prefill server's probe: a cold one on a processor needs this long for its first token.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The deadline of an error's body.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
@@ -139,21 +142,30 @@ impl Upstream {
         self.protocol.generate_call(asked, &self.settings).map(PreparedChoice)
     }
 
+    /// Has the upstream count the tokens of the choice's prompt. `None`: it does not.
+    pub async fn count_prompt(
+        &self,
+        PreparedChoice(call): &PreparedChoice,
+        request_id: &str,
+    ) -> Result<Option<PromptCount>, UpstreamError> {
+        let Some(steps) = self.protocol.count_steps() else { return Ok(None) };
+        Ok((steps.read)(&self.ask((steps.call)(call), request_id, MAX_VECTORS_BYTES).await?))
+    }
+
     /// Has the prefill server of this index in the settings compute the choice's prompt. From then on the choice says
-    /// where the KV cache lies. `request_id` must be that of the choice.
+    /// where the KV cache lies. `request_id` must be that of the choice; `due` must leave time to do without the server.
     pub async fn prefill(
         &self,
         prefill_server: usize,
         PreparedChoice(call): &mut PreparedChoice,
         request_id: &str,
+        due: Instant,
     ) -> Result<PrefilledPrompt, PrefillFailure> {
         let Some((steps, server)) = self.protocol.prefill_steps().zip(self.prefill_servers.get(prefill_server)) else {
             return Err(PrefillFailure::Failed);
         };
-        let prompt_call = (steps.call)(call);
-        // A silent prefill server must leave time to do without it.
-        let limit = self.settings.deadlines.first / 2;
-        match in_time(limit, self.ask_server(server, prompt_call, request_id, MAX_WHOLE_BYTES)).await {
+        let reply = self.ask_server(server, (steps.call)(call), request_id, MAX_WHOLE_BYTES);
+        match timeout_at(due, reply).await.unwrap_or_else(|_| Err(UpstreamError::late())) {
             Ok(reply) if (steps.add_kv)(call, &reply) => Ok(PrefilledPrompt { n_tokens: (steps.n_tokens)(&reply) }),
             Ok(_) => Err(PrefillFailure::NoKvTransferParams),
             Err(error) => {
@@ -161,10 +173,12 @@ impl Upstream {
                 tracing::debug!(upstream = self.settings.name, %error, "the prefill server's error");
                 Err(match error {
                     UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. } => PrefillFailure::TimedOut,
-                    UpstreamError::Refused(_) | UpstreamError::Unsupported { .. } => PrefillFailure::Refused,
-                    UpstreamError::Failed { .. } | UpstreamError::NoRoute { .. } | UpstreamError::Busy { .. } => {
-                        PrefillFailure::Failed
+                    UpstreamError::Failed { failure: UpstreamFailure::ServerError, .. } => PrefillFailure::ServerError,
+                    UpstreamError::Failed { .. } | UpstreamError::NoRoute { .. } => PrefillFailure::Failed,
+                    UpstreamError::Refused(_) | UpstreamError::Unsupported { .. } | UpstreamError::TooLong { .. } => {
+                        PrefillFailure::Refused
                     }
+                    UpstreamError::Busy { .. } => PrefillFailure::Busy,
                 })
             }
         }
@@ -178,27 +192,28 @@ impl Upstream {
         };
         let request_id = format!("probe-{:016x}", rand::random::<u64>());
         let probe = self.ask_server(server, (steps.probe)(model), &request_id, MAX_WHOLE_BYTES);
-        match in_time(LIST_TIMEOUT, probe).await {
+        match in_time(PROBE_TIMEOUT.min(self.settings.deadlines.first), probe).await {
             Ok(_)
             | Err(
                 UpstreamError::Refused(_)
                 | UpstreamError::Unsupported { .. }
                 | UpstreamError::NoRoute { .. }
+                | UpstreamError::TooLong { .. }
                 | UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. },
             ) => true,
             Err(UpstreamError::Busy { .. } | UpstreamError::Failed { .. }) => false,
         }
     }
 
-    /// Requests one choice. Returns with the reply's head. `request_id` is sent as `x-request-id`. `hold` lives until the
-    /// upstream has stopped working on the choice.
+    /// Requests one choice. Returns with the reply's head. `request_id` is sent as `x-request-id`. The first delta must come
+    /// until `first_due`. `hold` lives until the upstream has stopped working on the choice.
     pub async fn generate(
         &self,
         PreparedChoice(call): PreparedChoice,
         request_id: &str,
+        first_due: Instant,
         hold: impl Send + Sync + 'static,
     ) -> Result<TextStream, UpstreamError> {
-        let first_due = Instant::now() + self.settings.deadlines.first;
         let reader = self.protocol.delta_reader(&call);
         let form = call.form;
         let route = call.path.route();

@@ -24,6 +24,14 @@ pub enum UpstreamError {
     /// The request is wrong: sending it again, here or to another upstream, fails the same way.
     #[error(transparent)]
     Refused(EngineError),
+    /// The prompt does not fit the model's context, as counting it has shown. It was not sent to be computed.
+    #[error("the prompt has {n_prompt} tokens, and the model's context {n_ctx}")]
+    TooLong {
+        /// The prompt's tokens.
+        n_prompt: u32,
+        /// The tokens that the context has room for.
+        n_ctx: u32,
+    },
     /// The upstream has no capacity now.
     #[error("the upstream is busy")]
     Busy {
@@ -47,6 +55,7 @@ impl UpstreamError {
             UpstreamError::Unsupported { .. } => "unsupported",
             UpstreamError::NoRoute { .. } => "no_route",
             UpstreamError::Refused(_) => "refused",
+            UpstreamError::TooLong { .. } => "too_long",
             UpstreamError::Busy { .. } => "busy",
             UpstreamError::Failed { failure, .. } => failure.as_str(),
         }
@@ -87,6 +96,8 @@ pub enum UpstreamFailure {
     ModelMissing,
     /// The upstream reported an error of its own.
     ServerError,
+    /// A gateway in front of the upstream got no answer from it.
+    GatewayError,
 }
 
 impl UpstreamFailure {
@@ -102,6 +113,7 @@ impl UpstreamFailure {
             UpstreamFailure::Unauthorized => "unauthorized",
             UpstreamFailure::ModelMissing => "model_missing",
             UpstreamFailure::ServerError => "server_error",
+            UpstreamFailure::GatewayError => "gateway_error",
         }
     }
 
@@ -123,14 +135,22 @@ impl fmt::Display for UpstreamFailure {
 pub enum PrefillFailure {
     /// The prefill server failed.
     Failed,
+    /// The prefill server reported an error of its own, perhaps because of this prompt.
+    ServerError,
     /// The prefill server did not answer in time.
     TimedOut,
+    /// The prefill server has no capacity now.
+    Busy,
     /// The prefill server refused the prompt, as the decode server probably does, too.
     Refused,
     /// The prefill server's reply does not say where the KV cache lies.
     NoKvTransferParams,
     /// The decode server could not use the KV cache.
     KvLost,
+    /// The decode server said nothing for as long as it had for fetching the KV cache.
+    KvTimedOut,
+    /// A gateway in front of the decode server failed. That says nothing of the KV cache.
+    GatewayError,
 }
 
 impl PrefillFailure {
@@ -138,10 +158,14 @@ impl PrefillFailure {
     pub fn as_str(self) -> &'static str {
         match self {
             PrefillFailure::Failed => "prefill_failed",
+            PrefillFailure::ServerError => "prefill_server_error",
             PrefillFailure::TimedOut => "prefill_timed_out",
+            PrefillFailure::Busy => "prefill_busy",
             PrefillFailure::Refused => "prompt_refused",
             PrefillFailure::NoKvTransferParams => "no_kv_transfer_params",
             PrefillFailure::KvLost => "kv_lost",
+            PrefillFailure::KvTimedOut => "kv_timed_out",
+            PrefillFailure::GatewayError => "gateway_error",
         }
     }
 }

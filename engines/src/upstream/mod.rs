@@ -42,5 +42,5 @@ pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
 pub use self::field::UpstreamField;
 pub use self::kind::UpstreamKind;
 pub use self::settings::{ModelAlias, UpstreamDeadlines, UpstreamSettings};
-pub use self::tokens::{TokenAnswer, TokenQuestion};
+pub use self::tokens::{PromptCount, TokenAnswer, TokenQuestion};
 pub use self::vectors::TextVectors;

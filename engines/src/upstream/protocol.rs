@@ -15,8 +15,8 @@ use super::openai::chunks::ChunkReader;
 use super::openai::dialect::{self, OpenAiQuirks};
 use super::stream::Framing;
 use super::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, TextVectors, TokenQuestion, UpstreamError, UpstreamField,
-    UpstreamSettings, tokens,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PromptCount, TextVectors, TokenQuestion, UpstreamError,
+    UpstreamField, UpstreamSettings, tokens,
 };
 
 /// How a kind of server is spoken to.
@@ -56,6 +56,11 @@ pub(super) trait Protocol: Send + Sync + Debug {
 
     /// How other servers compute prompts for this one, if they can.
     fn prefill_steps(&self) -> Option<PrefillSteps> {
+        None
+    }
+
+    /// How it counts the tokens of a prompt that it would be sent, if it can.
+    fn count_steps(&self) -> Option<CountSteps> {
         None
     }
 
@@ -156,4 +161,13 @@ pub(super) struct PrefillSteps {
     pub(super) n_tokens: fn(&Value) -> Option<u32>,
     /// The prefill server's request for one token of this model, which keeps nothing.
     pub(super) probe: fn(&str) -> ApiCall,
+}
+
+/// How a server counts the tokens of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CountSteps {
+    /// The request that counts the prompt of this one.
+    pub(super) call: fn(&ApiCall) -> ApiCall,
+    /// The count in its reply.
+    pub(super) read: fn(&Value) -> Option<PromptCount>,
 }

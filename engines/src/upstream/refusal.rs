@@ -34,7 +34,7 @@ pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8], route: &'
         404 if envelope.is_about_route => UpstreamError::NoRoute { route },
         // The model is configured here, so the upstream lacks it.
         404 => UpstreamError::failed(UpstreamFailure::ModelMissing, detail()),
-        408 => UpstreamError::failed(UpstreamFailure::ServerError, detail()),
+        408 | 502 | 504 => UpstreamError::failed(UpstreamFailure::GatewayError, detail()),
         429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
         400..=499 => UpstreamError::Refused(envelope.refusal()),
         // The upstream supports this for no request, and is healthy.

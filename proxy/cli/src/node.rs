@@ -138,7 +138,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
         // Not TERM: destructors would race with the thread that computes.
         lifeline::tie_to_parent(Signal::KILL, socket);
     }
-    match start(args, &stop).await {
+    let is_paired_first = args.pair.is_some();
+    let start = start(args, &stop);
+    // Pairing has listened to signals, which now do nothing by themselves.
+    let started = if is_paired_first { signals::end_process_meanwhile(start).await } else { start.await };
+    match started {
         Err(failure) => {
             if is_child {
                 // The parent prints the message.
@@ -209,7 +213,8 @@ struct StartedNode {
 /// Finds mistakes that would end the start. Downloads nothing.
 async fn check_start(args: &NodeArgs) -> Result<(), NodeFailure> {
     check_options(args)?;
-    if let Some(source) = args.model.as_ref().and_then(|model| model.to_str()) {
+    let needs_file = args.engine.engine.unwrap_or_default().needs_file();
+    if let Some(source) = args.model.as_ref().filter(|_| needs_file).and_then(|model| model.to_str()) {
         model_files::find(source).map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
     }
     // Dropped at once: the address is free.

@@ -7,7 +7,7 @@ use baton_proxy::config::engine_args;
 use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
 use baton_proxy::serve::{
-    CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems,
+    CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems, signals,
 };
 use baton_schemas::counted::counted;
 use baton_schemas::node::ChildEvent;
@@ -76,7 +76,7 @@ fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
 
 /// Serves until a signal stops it.
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
-    let is_child = args.child;
+    let (is_child, is_paired_first) = (args.child, args.pair);
     if is_child {
         lifeline::tie_to_parent(Signal::TERM, None);
     }
@@ -89,7 +89,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
                 "--pair is for TLS: remove allow_plain_http = true from the configuration".into(),
             ));
         }
-        check_start(&config.startup).await?;
+        check_start(&config).await?;
         pair_first(PairFirst::Admit).await?;
         // It has found the pairing now.
         config = args.check().map_err(config_file::print_mistakes)?;
@@ -98,7 +98,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
         terminal::note(format_args!("baton: {remark}"));
     }
     let source = ConfigSource { path: args.config.clone(), read: Arc::new(move || args.check()) };
-    let mut endpoint = Endpoint::start(config, source).await?;
+    let start = Endpoint::start(config, source);
+    // Pairing has listened to signals, which now do nothing by themselves.
+    let mut endpoint = if is_paired_first { signals::end_process_meanwhile(start).await? } else { start.await? };
     endpoint.drain_on_signal(print_drain);
     match endpoint.ready().await? {
         Some(ready) if is_child => {

@@ -19,7 +19,7 @@ use super::progress::DownloadProgress;
 const INSTALLED: &str = "installed.txt";
 
 /// The oldest Python that the packages support.
-const MIN_PYTHON: (u32, u32) = (3, 10);
+const MIN_PYTHON: (u32, u32) = (3, 11);
 
 /// Python says its version at once.
 const MAX_QUESTION: Duration = Duration::from_secs(20);
@@ -87,7 +87,9 @@ impl PythonEnvironment {
 
     /// Returns true if exactly these packages were installed.
     pub fn has(&self, requirements: &str) -> bool {
-        fs::read_to_string(self.folder.join(INSTALLED)).is_ok_and(|installed| installed == requirements)
+        // The interpreter is a link to the system's, which may be gone.
+        self.python().is_file()
+            && fs::read_to_string(self.folder.join(INSTALLED)).is_ok_and(|installed| installed == requirements)
     }
 
     /// Installs packages: a list in pip's format. An environment with another list is made anew, with `python`. Python's and
@@ -111,13 +113,22 @@ impl PythonEnvironment {
         }
         progress.notice(&format!("installing Python packages into {}", self.folder.display()));
         let mut venv = Command::new(python);
-        venv.args(["-m", "venv", "--clear"]).arg(&self.folder);
+        venv.args(["-I", "-m", "venv", "--clear"]).arg(&self.folder);
         run(venv, "making a Python environment", MAX_INSTALL).await?;
         let wanted = self.folder.join("requirements.txt");
         let write = |path: &Path| fs::write(path, requirements).map_err(|source| ModelError::file(path, source));
         write(&wanted)?;
         let mut pip = Command::new(self.python());
-        pip.args(["-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--only-binary=:all:", "-r"]);
+        pip.args([
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--only-binary=:all:",
+            "-r",
+        ]);
         pip.arg(&wanted);
         run(pip, "installing the packages", MAX_INSTALL).await?;
         write(&self.folder.join(INSTALLED))?;
@@ -152,7 +163,7 @@ async fn run(mut command: Command, step: &'static str, deadline: Duration) -> Re
 /// Refuses a Python that is too old.
 async fn check_version(python: &Path) -> Result<(), EnvironmentError> {
     let mut command = Command::new(python);
-    command.args(["-c", "import sys; print(*sys.version_info[:2])"]);
+    command.args(["-I", "-c", "import sys; print(*sys.version_info[:2])"]);
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
     let output = match tokio::time::timeout(MAX_QUESTION, output).await {
         Ok(output) => output.map_err(|source| EnvironmentError::NoPython { python: python.to_owned(), source })?,
@@ -185,8 +196,8 @@ mod tests {
     async fn install(folder: &Path, version: &str, then: &str, list: &str) -> Result<(), EnvironmentError> {
         let script = format!(
             r#"case "$*" in
-            -c*) echo {version} ;;
-            *venv*) mkdir -p "$4/bin" && ln -sf "$0" "$4/bin/python" ;;
+            "-I -c"*) echo {version} ;;
+            *venv*) mkdir -p "$5/bin" && ln -sf "$0" "$5/bin/python" ;;
             *pip*) {then} ;;
             esac"#
         );
@@ -213,10 +224,10 @@ mod tests {
     async fn a_missing_or_old_python_is_one_clear_line() {
         let folder = tempfile::tempdir().unwrap();
         let old = install(folder.path(), "3 9", "exit 0", "a==1").await.unwrap_err();
-        assert!(old.to_string().contains("is Python 3.9; Python 3.10 or newer is needed"), "{old}");
+        assert!(old.to_string().contains("is Python 3.9; Python 3.11 or newer is needed"), "{old}");
         let environment = PythonEnvironment::new(folder.path(), "mlx");
         let none = environment.install(Path::new("/nowhere/python3"), "a", &*progress::to_stderr()).await.unwrap_err();
-        assert!(none.to_string().contains("Install Python 3.10 or newer"), "{none}");
+        assert!(none.to_string().contains("Install Python 3.11 or newer"), "{none}");
         assert!(!environment.folder().exists(), "nothing is left behind");
     }
 }

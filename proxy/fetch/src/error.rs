@@ -188,7 +188,9 @@ pub enum ModelError {
         what: String,
     },
     /// The repository holds no model that Baton can load.
-    #[error("the repository {repo} holds no .gguf file that Baton can load")]
+    #[error(
+        "the repository {repo} holds no .gguf file that Baton can load, and no folder with config.json and model*.safetensors"
+    )]
     NoGguf {
         /// `owner/repo`.
         repo: String,

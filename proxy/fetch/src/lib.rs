@@ -46,6 +46,7 @@ pub use client::DownloadLimits;
 use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
 pub use hub::HubAccess;
+use hub::{HubFile, HubFiles};
 use progress::DownloadProgress;
 use reqwest::Client;
 pub use spec::{HubModel, ModelSpec};
@@ -181,25 +182,66 @@ async fn fetch_wheel(
 async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
     let folder = hub_folder(model, &options.cache_dir);
     if let Some(path) = cached_hub_model(model, &options.cache_dir)
-        && recheck::is_whole(&path, recheck::remembered(&path).as_deref(), &*options.progress).await?
+        && is_whole(&path, options).await?
     {
         return Ok(path);
     }
     cache::check_writable(&folder)?;
-    let file = hub::find(model, &options.hub, &options.limits, &*options.progress).await?;
+    let file = match hub::find(model, &options.hub, &options.limits, &*options.progress).await? {
+        HubFiles::Gguf(file) => file,
+        HubFiles::Folder(files) => return pull_folder(&files, folder, options).await,
+    };
     let final_path = folder.join(&file.path);
     if let Some(parent) = final_path.parent() {
         cache::create(parent)?;
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
-    if !final_path.is_file() {
-        let client = client::build(&options.limits, options.extra_roots.as_deref())?;
-        let fetcher = Fetcher { client: &client, limits: &options.limits, progress: &*options.progress };
-        fetcher.fetch(&file.source, &final_path, &lock).await?;
-        recheck::remember(&final_path, file.source.sha256.as_deref())?;
-    }
+    fetch_hub_file(&file, &final_path, &lock, options).await?;
     remember_choice(model, &file.path, &folder)?;
     Ok(final_path)
+}
+
+/// Fetches the files that are not there yet.
+async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) -> Result<PathBuf, ModelError> {
+    cache::create(&folder)?;
+    let lock = PullLock::acquire(&folder, &*options.progress).await?;
+    let missing = files.iter().filter(|file| !folder.join(&file.path).is_file());
+    let n_bytes = missing.fold(0_u64, |sum, file| sum.saturating_add(file.source.size_bytes.unwrap_or(0)));
+    cache::check_space(&folder, n_bytes)?;
+    for file in files {
+        fetch_hub_file(file, &folder.join(&file.path), &lock, options).await?;
+    }
+    Ok(folder)
+}
+
+async fn fetch_hub_file(file: &HubFile, to: &Path, lock: &PullLock, options: &PullOptions) -> Result<(), ModelError> {
+    if to.is_file() {
+        return Ok(());
+    }
+    let client = client::build(&options.limits, options.extra_roots.as_deref())?;
+    let fetcher = Fetcher { client: &client, limits: &options.limits, progress: &*options.progress };
+    fetcher.fetch(&file.source, to, lock).await?;
+    recheck::remember(to, file.source.sha256.as_deref())
+}
+
+/// Hashes a cached file again, or those of a folder. Deletes what has another checksum, and then marks a folder as
+/// incomplete.
+async fn is_whole(path: &Path, options: &PullOptions) -> Result<bool, ModelError> {
+    let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        let entries = fs::read_dir(path).map_err(|source| ModelError::file(path, source))?;
+        files =
+            entries.flatten().map(|entry| entry.path()).filter(|path| recheck::remembered(path).is_some()).collect();
+    }
+    let mut are_whole = true;
+    for file in files {
+        are_whole &= recheck::is_whole(&file, recheck::remembered(&file).as_deref(), &*options.progress).await?;
+    }
+    if !are_whole && path.is_dir() {
+        let last = path.join("config.json");
+        fs::remove_file(&last).map_err(|source| ModelError::file(&last, source))?;
+    }
+    Ok(are_whole)
 }
 
 /// `CACHE/hub/OWNER/REPO`.
@@ -209,6 +251,10 @@ fn hub_folder(model: &HubModel, cache_dir: &Path) -> PathBuf {
 
 fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
     let folder = hub_folder(model, cache_dir);
+    // A folder's last file.
+    if model.selector.is_none() && folder.join("config.json").is_file() {
+        return Some(folder);
+    }
     let file = match &model.selector {
         Some(file) if spec::ends_in_gguf(file) => file.clone(),
         selector => files::read_text(&folder.join(choice_name(selector.as_deref()))).ok()?,

@@ -62,6 +62,39 @@ async fn a_model_of_a_hub_is_pulled_once_and_then_found_without_it() {
 }
 
 #[tokio::test]
+async fn a_folder_of_a_hub_is_pulled_whole_and_counts_only_then() {
+    let cache = tempfile::tempdir().unwrap();
+    let file = noise(10_000);
+    let files = FakeServer::serving(&file).await;
+    let weights = |name: &str| json!({"rfilename": name, "size": 10_000, "lfs": {"sha256": sha256(&file)}});
+    let plain = |name: &str| json!({"rfilename": name, "size": 10_000});
+    let listing = json!({"sha": "c0ffee", "siblings": [
+        plain("config.json"), plain("README.md"), weights("model-00001-of-00002.safetensors"),
+        weights("model-00002-of-00002.safetensors"), plain("tokenizer.json")]});
+    let mut options = options(&cache);
+    let endpoint = Some(hub(&files, listing).await);
+    options.hub.endpoint = endpoint.clone();
+    let folder = pull("me/models", &options).await.unwrap();
+    assert_eq!(folder, cache.path().join("hub/me/models"));
+    let shard = folder.join("model-00002-of-00002.safetensors");
+    for path in [&shard, &folder.join("tokenizer.json"), &folder.join("config.json")] {
+        assert!(fs::read(path).unwrap() == file, "{}", path.display());
+    }
+    assert!(!folder.join("README.md").exists());
+
+    let nowhere = Some("http://127.0.0.1:9".to_owned());
+    options.hub.endpoint = nowhere.clone();
+    assert_eq!(pull("me/models", &options).await.unwrap(), folder);
+    assert!(matches!(locate("me/models", cache.path()), Ok(Located::File(path)) if path == folder));
+    fs::write(&shard, "damaged").unwrap();
+    assert!(pull("me/models", &options).await.is_err());
+    assert!(matches!(locate("me/models", cache.path()), Ok(Located::NeedsPull(_))), "a shard is missing");
+    options.hub.endpoint = endpoint;
+    assert_eq!(pull("me/models", &options).await.unwrap(), folder);
+    assert!(fs::read(&shard).unwrap() == file);
+}
+
+#[tokio::test]
 async fn a_pull_that_finds_no_hub_leaves_nothing() {
     let cache = tempfile::tempdir().unwrap();
     let options = PullOptions {

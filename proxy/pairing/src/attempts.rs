@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -18,6 +19,8 @@ struct Shared {
     /// Told when the code becomes void.
     voided: Notify,
     expires: Instant,
+    /// On the clock that goes on while the machine sleeps; that of `expires` stands still.
+    expires_since_boot: Duration,
 }
 
 #[derive(Default)]
@@ -34,8 +37,9 @@ pub(crate) struct Attempt {
 
 impl Attempts {
     pub(crate) fn new(lifetime: Duration) -> Attempts {
-        let shared = Shared { counts: Mutex::default(), voided: Notify::new(), expires: Instant::now() + lifetime };
-        Attempts(Arc::new(shared))
+        let expires = Instant::now() + lifetime;
+        let expires_since_boot = time_since_boot() + lifetime;
+        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, expires_since_boot }))
     }
 
     /// Begins a run. It is counted now, before anything is computed with the code, so that runs at the same time do not
@@ -45,7 +49,7 @@ impl Attempts {
         if counts.failed >= MAX_FAILED_ATTEMPTS {
             return Err(Refusal::Void);
         }
-        if Instant::now() >= self.0.expires {
+        if self.has_expired() {
             return Err(Refusal::Expired);
         }
         if counts.failed + counts.running >= MAX_FAILED_ATTEMPTS {
@@ -74,12 +78,30 @@ impl Attempts {
 
     /// Waits until the code expires.
     pub(crate) async fn expired(&self) {
-        tokio::time::sleep_until(self.0.expires).await;
+        while !self.has_expired() {
+            // Also soon after the machine has slept.
+            tokio::time::sleep_until(self.0.expires.min(Instant::now() + Duration::from_secs(1))).await;
+        }
+    }
+
+    fn has_expired(&self) -> bool {
+        Instant::now() >= self.0.expires || time_since_boot() >= self.0.expires_since_boot
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// On a clock that counts the time in which the machine sleeps.
+fn time_since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let clock = ClockId::Boottime;
+    // Apple's counts sleep, too.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let clock = ClockId::Monotonic;
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 impl Attempt {

@@ -118,15 +118,19 @@ impl ClusterFolder {
         let usable = || {
             self.check_own_files()?;
             let parent = self.made_parent()?;
-            self.remove_leftovers(parent, LEFTOVER_AFTER)?;
+            self.remove_leftovers(parent, self.exists());
             temporary_in(parent).map(drop)
         };
         usable().map_err(|error| PairingError::File { path: self.0.clone(), error })
     }
 
+    fn parent(&self) -> &Path {
+        self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
     /// The folder around it, which is made if it is missing. It holds the secrets of a cluster, so nobody else needs to list it.
     fn made_parent(&self) -> io::Result<&Path> {
-        let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = self.parent();
         DirBuilder::new().recursive(true).mode(0o700).create(parent).map(|()| parent)
     }
 
@@ -179,33 +183,42 @@ impl ClusterFolder {
         // It has another name now, under which nothing is removed.
         drop(new.keep());
         // So that a power cut after "paired" does not undo it.
-        fs::File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)
+        fs::File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        self.remove_leftovers(parent, true);
+        Ok(())
     }
 
     /// Removes the pairing. Returns what it was; `None` if there was none.
     pub fn forget(&self) -> Result<Option<About>, PairingError> {
         // A damaged pairing can be removed, too.
         let about = self.about();
-        let parent = self.0.parent().unwrap_or(Path::new("."));
+        let parent = self.parent();
         let failed = |error| PairingError::File { path: self.0.clone(), error };
         // Renamed first, so that nobody reads half of it.
         let old = self.set_aside(parent).map_err(failed)?;
         if let Some(old) = old {
             old.close().map_err(failed)?;
-            self.remove_leftovers(parent, LEFTOVER_AFTER).map_err(failed)?;
         }
+        self.remove_leftovers(parent, true);
         about
     }
 
-    /// Removes what processes have left behind in `parent` that were killed while they wrote: it may hold a cluster's key. An old
-    /// pairing is left where it is, if there is no other.
-    fn remove_leftovers(&self, parent: &Path, after: Duration) -> io::Result<()> {
-        let may_go = |name: &OsStr| FILES.iter().any(|file| name == *file) || (name == OLD && self.exists());
-        for entry in fs::read_dir(parent)? {
-            let entry = entry?;
+    /// Removes what processes have left behind in `parent` that were killed while they wrote: it may hold a cluster's key. Whole
+    /// pairings that were being replaced go `with_old`: one of them may be the only one that this machine has.
+    fn remove_leftovers(&self, parent: &Path, with_old: bool) {
+        let may_go = |name: &OsStr| FILES.iter().any(|file| name == *file) || (name == OLD && with_old);
+        let entries = match fs::read_dir(parent) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => {
+                let path = parent.display();
+                return tracing::warn!(%path, %error, "unfinished pairings cannot be searched for");
+            }
+        };
+        for entry in entries.filter_map(Result::ok) {
             let is_temporary = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
             let Ok(written) = entry.metadata().and_then(|found| found.modified()) else { continue };
-            if !is_temporary || !written.elapsed().is_ok_and(|age| age >= after) {
+            if !is_temporary || !written.elapsed().is_ok_and(|age| age >= LEFTOVER_AFTER) {
                 continue;
             }
             // A file, or a folder that happens to have such a name, stays. Another process may remove it meanwhile.
@@ -216,7 +229,6 @@ impl ClusterFolder {
                 tracing::warn!(path = %entry.path().display(), %error, "an unfinished pairing cannot be removed");
             }
         }
-        Ok(())
     }
 
     /// Moves the folder into a temporary one, which removes it when dropped. `None` if there is none.
@@ -309,6 +321,10 @@ mod tests {
             fs::create_dir(parent.path().join(folder)).unwrap();
             fs::write(parent.path().join(folder).join(file), "secret").unwrap();
         };
+        let age = |name: &str| {
+            let folder = fs::File::open(parent.path().join(name)).unwrap();
+            folder.set_modified(std::time::SystemTime::now() - LEFTOVER_AFTER).unwrap();
+        };
         make(".cluster-half", CLUSTER_KEY);
         make(".cluster-other", "notes.txt");
         make(".cluster-aside", OLD);
@@ -316,13 +332,22 @@ mod tests {
             let names = fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name());
             names.collect::<std::collections::BTreeSet<_>>()
         };
-        folder.remove_leftovers(parent.path(), LEFTOVER_AFTER).unwrap();
+        folder.check_usable().unwrap();
         assert_eq!(left().len(), 3, "they may belong to a process that runs");
-        folder.remove_leftovers(parent.path(), Duration::ZERO).unwrap();
+        [".cluster-half", ".cluster-other", ".cluster-aside"].into_iter().for_each(age);
+        folder.check_usable().unwrap();
         assert!(left().iter().eq([".cluster-aside", ".cluster-other"]), "the only pairing stays: {:?}", left());
         folder.store(&member("mac"), false).unwrap();
-        folder.remove_leftovers(parent.path(), Duration::ZERO).unwrap();
         assert!(left().iter().eq([".cluster-other", "cluster"]), "{:?}", left());
+        make(".cluster-aside", OLD);
+        age(".cluster-aside");
+        assert!(folder.forget().unwrap().is_some());
+        assert!(left().iter().eq([".cluster-other"]), "{:?}", left());
+        // A process was killed while it forgot.
+        make(".cluster-aside", OLD);
+        age(".cluster-aside");
+        assert!(folder.forget().unwrap().is_none());
+        assert!(left().iter().eq([".cluster-other"]), "{:?}", left());
     }
 
     fn mode(path: &Path) -> u32 {

@@ -52,7 +52,7 @@ impl ReplyTotals {
             EventKind::Started { n_cached } if self.is_first(event.choice) => {
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
-            EventKind::Usage { n_estimated, n_prompt, n_cached, .. } => {
+            EventKind::Usage { n_estimated, n_prompt, n_cached } => {
                 self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
@@ -68,6 +68,7 @@ impl ReplyTotals {
             }
             EventKind::Prompt { .. }
             | EventKind::Started { .. }
+            | EventKind::Prefilled { .. }
             | EventKind::Text { .. }
             | EventKind::Reasoning { .. }
             | EventKind::ToolCall { .. } => {}

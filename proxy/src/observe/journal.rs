@@ -50,7 +50,7 @@ pub struct RouteRecord {
     pub model: String,
     /// The node that generates. Empty until the request has a route.
     pub decode: String,
-    /// The node, or the prefill server of an upstream, that computes the prompt, if another one generates.
+    /// The node, or the prefill servers of an upstream, that compute the prompt, if another one generates.
     pub prefill: Option<String>,
     /// The policy that decided.
     pub policy: String,
@@ -83,7 +83,7 @@ pub struct RouteRecord {
     pub e2e_ms: f64,
     /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
-    /// What the prefill server of an upstream did, if the reply began with its KV.
+    /// The work of an upstream's prefill servers, if a choice began with their KV.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_prefill: Option<UpstreamPrefill>,
     /// True if a node of the route is simulated: then the times are.
@@ -96,12 +96,12 @@ pub struct RouteRecord {
     pub error: Option<String>,
 }
 
-/// A prompt that a prefill server of an upstream computed.
+/// The work of an upstream's prefill servers for the choices of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct UpstreamPrefill {
-    /// From the request to the prefill server's answer.
+    /// From the request to the prefill server's answer; of several choices, the longest time.
     pub prefill_ms: f64,
-    /// Tokens of the prompt that came by transfer, as far as the servers report them.
+    /// The most tokens that can have come by transfer, of all complete choices and as far as the servers report them.
     pub n_transferred: u32,
 }
 

@@ -59,7 +59,7 @@ pub struct PlannedRoute {
     pub policy: Option<PolicyName>,
     /// The node or the upstream that generates.
     pub decode: String,
-    /// The node, or the prefill server of an upstream, that computes the prompt, if another one generates.
+    /// The node, or the prefill servers of an upstream, that compute the prompt, if another one generates.
     pub prefill: Option<String>,
     /// The predicted times, if rates were known.
     pub prediction: Option<Prediction>,
@@ -67,6 +67,17 @@ pub struct PlannedRoute {
     pub direct_ttft_ms: Option<f64>,
     /// True if a node of the route is simulated: then the times are.
     pub simulated: bool,
+}
+
+impl PlannedRoute {
+    /// A prefill server of the upstream computed the prompt of a choice. Choices may have different servers.
+    fn add_prefill(&mut self, server: &str) {
+        match &mut self.prefill {
+            Some(names) if names.split(", ").any(|name| name == server) => {}
+            Some(names) => *names = format!("{names}, {server}"),
+            None => self.prefill = Some(server.to_owned()),
+        }
+    }
 }
 
 /// A route that the request took, and when.
@@ -195,19 +206,14 @@ impl RequestWatch {
     /// An upstream has begun to answer. The prompt's length is an estimate until the upstream reports it.
     pub fn upstream(&mut self, started: &StartedReply, reason: RouteReason, n_prompt: u32) {
         let asked = started.asked;
-        let transfer = started.choices.first().and_then(|choice| choice.transfer.as_ref());
         self.slot = Some(asked);
-        self.upstream_prefill = transfer.map(|transfer| UpstreamPrefill {
-            prefill_ms: transfer.prefill_time.as_secs_f64() * 1e3,
-            n_transferred: transfer.n_tokens,
-        });
         let route = PlannedRoute {
             n_prompt,
             kind: RouteKind::Upstream,
             reason,
             policy: None,
             decode: started.server.name().to_owned(),
-            prefill: transfer.map(|transfer| transfer.server.name.clone()),
+            prefill: None,
             prediction: None,
             direct_ttft_ms: None,
             simulated: false,
@@ -232,11 +238,17 @@ impl RequestWatch {
                 self.publish();
             }
             EventKind::Prompt { .. } | EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
-            EventKind::Usage { n_prompt, n_cached, n_transferred, .. } => {
-                self.n_cached = *n_cached;
-                if let Some(prefill) = &mut self.upstream_prefill {
-                    prefill.n_transferred = *n_transferred;
+            EventKind::Prefilled { server, prefill_ms, n_transferred } => {
+                let prefill = self.upstream_prefill.get_or_insert_default();
+                prefill.prefill_ms = prefill.prefill_ms.max(*prefill_ms);
+                prefill.n_transferred = prefill.n_transferred.saturating_add(*n_transferred);
+                if let Some(taken) = &mut self.taken {
+                    taken.route.add_prefill(server);
                 }
+                self.publish();
+            }
+            EventKind::Usage { n_prompt, n_cached, .. } => {
+                self.n_cached = *n_cached;
                 if let Some(taken) = &mut self.taken {
                     taken.route.n_prompt = *n_prompt;
                 }

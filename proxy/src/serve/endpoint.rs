@@ -174,10 +174,14 @@ impl Endpoint {
 }
 
 /// Finds what would end the start: an address in use, or a missing model. Downloads nothing.
-pub async fn check_start(startup: &StartupConfig) -> Result<(), CommandFailure> {
+pub async fn check_start(config: &ServeConfig) -> Result<(), CommandFailure> {
+    let StartupConfig { source, engine, .. } = &config.startup;
     // Dropped at once: the addresses are free.
-    bind_all(startup).await?;
-    model_files::find(&startup.source).map(drop)
+    bind_all(&config.startup).await?;
+    match config.routing.has_own_engine && engine.engine.unwrap_or_default().needs_file() {
+        true => model_files::find(source).map(drop),
+        false => Ok(()),
+    }
 }
 
 async fn bind_all(startup: &StartupConfig) -> Result<Vec<TcpListener>, CommandFailure> {

@@ -40,6 +40,25 @@ pub fn stop_on_signal(stop: CancellationToken, on_hangup: OnHangup) {
     });
 }
 
+/// Waits for a signal. A caller that drops the future leaves no handler behind, but the process goes on ignoring signals: tokio
+/// does not restore what they do by themselves. See [`end_process_meanwhile`].
+pub async fn first(on_hangup: OnHangup) {
+    match Signals::listen(on_hangup) {
+        Some(mut signals) => signals.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Does this work; SIGTERM or Ctrl-C meanwhile ends the process, as if they had never been listened to. SIGHUP keeps its effect.
+pub async fn end_process_meanwhile<T>(work: impl Future<Output = T>) -> T {
+    let Some(mut signals) = Signals::listen(OnHangup::Rereads) else { return work.await };
+    tokio::select! {
+        biased;
+        done = work => done,
+        () = signals.next() => std::process::exit(130),
+    }
+}
+
 /// Ignores SIGTERM, Ctrl-C and SIGHUP. For a child process, which ends when its standard input closes: its parent drains first,
 /// and a signal to the whole process group must not end the engine of running streams.
 pub fn ignore() {

@@ -69,7 +69,8 @@ async fn the_decode_server_learns_where_the_kv_is() {
     let first = prefiller.asked(0);
     let second = decoder.asked(0);
     assert_eq!(second.body["kv_transfer_params"], kept());
-    assert_eq!((&second.body["max_tokens"], &second.body["stream"]), (&json!(7), &json!(false)));
+    // Only a stream shows early that the KV has come.
+    assert_eq!((&second.body["max_tokens"], &second.body["stream"]), (&json!(7), &json!(true)));
     assert_eq!(first.body["messages"], second.body["messages"]);
     let id =
         |asked: &MockRequest| asked.head.lines().find(|line| line.starts_with("x-request-id: ")).unwrap().to_owned();
@@ -82,7 +83,7 @@ async fn the_decode_server_learns_where_the_kv_is() {
 async fn without_a_prefill_server_the_decode_server_computes_the_prompt() {
     let nothing = Mock::start(|_, _| whole(200, "", &json!({ "choices": [] }))).await;
     let broken = Mock::start(|_, _| whole(500, "", &json!({}))).await;
-    for (server, reason) in [(&nothing, "no_kv_transfer_params"), (&broken, "prefill_failed")] {
+    for (server, reason) in [(&nothing, "no_kv_transfer_params"), (&broken, "prefill_server_error")] {
         let decoder = Mock::start(|_, _| says("well")).await;
         let front = pair(server, &decoder, "");
         assert_eq!(front.chat(json!({})).await.content(), "well");
@@ -232,9 +233,182 @@ async fn a_decode_server_that_waits_in_vain_for_kv_does_so_once() {
     })
     .await;
     let front = pair(&prefiller, &decoder, "first_seconds = 4");
+    for _ in 0..2 {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+    }
+    assert_eq!((prefiller.n_asked_at(CHAT), decoder.n_asked()), (1, 3));
+    assert_eq!((n_fallbacks(&front, "kv_timed_out").await, n_fallbacks(&front, "prefill_barred").await), (1, 1));
+    let state = front.get("/baton/state").await;
+    assert_eq!(state["upstreams"][0]["breaker"]["failures"], json!({}), "{state}");
+    assert_eq!(state["upstreams"][0]["prefill"][0]["breaker"]["last_reason"], "kv_timed_out", "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_deadline_spans_the_prefill_and_both_attempts() {
+    let prefiller = Mock::start(|_, asked| {
+        let late = Step::Wait(Duration::from_secs(7));
+        std::iter::once(late).chain(prefill(asked)).collect()
+    })
+    .await;
+    let decoder = Mock::start(|_, _| vec![Step::Hang]).await;
+    let front = pair(&prefiller, &decoder, "first_seconds = 16");
+    let asked = std::time::Instant::now();
     assert_eq!(front.chat(json!({})).await.status, 503);
+    let seconds = asked.elapsed().as_secs_f64();
+    assert!((15.0..20.0).contains(&seconds), "{seconds}");
+    assert_eq!(decoder.n_asked(), 2, "once with the KV and once without");
+    let state = front.get("/baton/state").await;
+    let upstream = &state["upstreams"][0];
+    assert_eq!(upstream["breaker"]["failures"], json!({ "timed_out": 1 }), "{state}");
+    // Perhaps the KV left too little time to compute the prompt: the next request does not wait for it.
+    assert_eq!((&upstream["fallbacks"], &upstream["prefill"][0]["breaker"]["is_open"]), (&json!({}), &json!(true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_a_gateway_proves_no_lost_kv() {
+    for status in [408, 502, 504] {
+        let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+        let decoder = Mock::start(move |_, asked| match asked.body.get("kv_transfer_params") {
+            Some(_) => whole(status, "", &json!({})),
+            None => says("well"),
+        })
+        .await;
+        let front = pair(&prefiller, &decoder, "");
+        for _ in 0..2 {
+            assert_eq!(front.chat(json!({})).await.content(), "well");
+        }
+        assert_eq!((prefiller.n_asked_at(CHAT), decoder.n_asked()), (2, 4), "{status}: the pair stays in use");
+        assert_eq!(n_fallbacks(&front, "gateway_error").await, 2, "{status}");
+        let state = front.get("/baton/state").await;
+        let upstream = &state["upstreams"][0];
+        assert_eq!(upstream["breaker"]["failures"], json!({}), "{status}: {state}");
+        assert_eq!(upstream["prefill"][0]["breaker"]["failures"], json!({}), "{status}: {state}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_prefill_server_stays_in_use() {
+    for (status, headers) in [(429, ""), (503, "retry-after: 60\r\n")] {
+        let prefiller = Mock::start(move |_, _| whole(status, headers, &json!({}))).await;
+        let decoder = Mock::start(|_, _| says("well")).await;
+        let front = pair(&prefiller, &decoder, "");
+        for _ in 0..3 {
+            assert_eq!(front.chat(json!({})).await.content(), "well");
+        }
+        assert_eq!((prefiller.n_asked(), n_fallbacks(&front, "prefill_busy").await), (3, 3), "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_a_prefill_server_fails_at_bars_it_if_the_next_one_fails_too() {
+    let prefiller = Mock::start(|n, asked| match (asked.path.as_str(), n) {
+        (PROBE, _) => vec![Step::Hang],
+        (_, 1) => prefill(asked),
+        _ => whole(500, "", &json!({})),
+    })
+    .await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&prefiller, &decoder, "");
+    for _ in 0..5 {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+    }
+    assert_eq!(prefiller.n_asked_at(CHAT), 4, "it fails, computes, fails, fails, and is barred");
+    assert_eq!(
+        (n_fallbacks(&front, "prefill_server_error").await, n_fallbacks(&front, "prefill_barred").await),
+        (3, 1)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_barred_prefill_server_is_probed_only_for_prompts() {
+    let prefiller = Mock::start(|_, asked| match asked.path.as_str() {
+        PROBE => whole(500, "", &json!({})),
+        _ => whole(200, "", &json!({ "choices": [] })),
+    })
+    .await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&prefiller, &decoder, "");
     assert_eq!(front.chat(json!({})).await.content(), "well");
-    assert_eq!((prefiller.n_asked_at(CHAT), n_fallbacks(&front, "prefill_barred").await), (1, 1));
+    let probed = async |n: usize| eventually_async("a probe", async || prefiller.n_asked_at(PROBE) >= n).await;
+    probed(1).await;
+    // Three times as long as the interval.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(prefiller.n_asked_at(PROBE), 1, "no prompt has come");
+    assert_eq!(front.chat(json!({})).await.content(), "well");
+    probed(2).await;
+    assert_eq!(prefiller.n_asked_at(CHAT), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_prefill_server_has_time_for_its_probe() {
+    let has_failed = AtomicBool::new(false);
+    let prefiller = Mock::start(move |_, asked| match asked.path.as_str() {
+        PROBE => [vec![Step::Wait(Duration::from_secs(6))], whole(200, "", &json!({ "choices": [] }))].concat(),
+        _ if has_failed.swap(true, Ordering::SeqCst) => prefill(asked),
+        _ => whole(200, "", &json!({ "choices": [] })),
+    })
+    .await;
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let front = pair(&prefiller, &decoder, "");
+    eventually_async("the prefill server", async || {
+        assert_eq!(front.chat(json!({})).await.content(), "well");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        front.get("/baton/state").await["upstreams"][0]["prefill"][0]["prompts"] == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_success_from_before_a_failure_leaves_the_breaker_open() {
+    let decoder = Mock::start(|n, _| match n {
+        0 => [vec![Step::Wait(Duration::from_secs(3))], says("well")].concat(),
+        _ => whole(500, "", &json!({})),
+    })
+    .await;
+    let front = ReloadableServer::start(&upstream("v", "vllm", &decoder.url, ""));
+    let fails = async {
+        eventually_async("the first request", async || decoder.n_asked() == 1).await;
+        assert_eq!(front.chat(json!({ "stream": true })).await.status, 503);
+    };
+    let (first, ()) = tokio::join!(front.chat(json!({ "stream": true })), fails);
+    assert!(first.text.contains("well"), "{first:?}");
+    let state = front.get("/baton/state").await;
+    assert_eq!(state["upstreams"][0]["breaker"]["is_open"], true, "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_is_too_long_says_nothing_of_the_upstream() {
+    let decoder = Mock::start(|_, _| whole(500, "", &json!({}))).await;
+    decoder.list_with_context("theirs", 100);
+    let front = ReloadableServer::start(&upstream("v", "vllm", &decoder.url, "models = {}"));
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    assert_eq!(front.chat(json!({ "model": "theirs" })).await.status, 503);
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 100], "max_tokens": 1 });
+    let refused = front.post("/v1/completions", &tokens).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    assert_eq!(decoder.n_asked(), 1);
+    let state = front.get("/baton/state").await;
+    assert_eq!(state["upstreams"][0]["breaker"]["is_open"], true, "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_fits_no_replica_is_refused_although_one_is_busy() {
+    let [free, busy] = [
+        Mock::start(|_, _| says("well")).await,
+        Mock::start(|_, _| whole(429, "retry-after: 60\r\n", &json!({}))).await,
+    ];
+    [&free, &busy].into_iter().for_each(|mock| mock.list_with_context("theirs", 100));
+    let config =
+        [("free", &free), ("busy", &busy)].map(|(name, mock)| upstream(name, "vllm", &mock.url, "models = {}"));
+    let front = ReloadableServer::start(&config.concat());
+    eventually_async("both lists", async || {
+        front.chat(json!({ "model": "theirs" })).await;
+        busy.n_asked_at(CHAT) == 1
+    })
+    .await;
+    let tokens = json!({ "model": "theirs", "prompt": vec![7; 100], "max_tokens": 1 });
+    let refused = front.post("/v1/completions", &tokens).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -329,6 +503,74 @@ async fn a_prompt_is_counted_only_if_the_reply_may_not_fit() {
     // Nobody counts: the request goes out as it is.
     assert_eq!(front.chat(json!({ "model": "theirs", "max_tokens": 32_000 })).await.content(), "well");
     assert_eq!((decoder.n_asked_at("/tokenize"), &decoder.asked(3).body["max_tokens"]), (1, &json!(32_000)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_counted_as_it_will_be_sent_and_by_the_server_of_now() {
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        // The list is older: the server has restarted with a smaller context.
+        "/tokenize" => whole(200, "", &json!({ "count": 30, "max_model_len": 60, "tokens": [] })),
+        _ => says("well"),
+    })
+    .await;
+    decoder.list_with_context("theirs", 100);
+    let front = ReloadableServer::start(&upstream("v", "vllm", &decoder.url, "models = {}"));
+    eventually_async("the list", async || front.get("/v1/models").await["data"][0]["id"] == "theirs").await;
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    let more = json!({ "model": "theirs", "max_tokens": 90, "tools": [tool], "tool_choice": "required",
+        "chat_template_kwargs": { "enable_thinking": false } });
+    assert_eq!(front.chat(more).await.status, 200);
+    let [counted, sent] = [0, 1].map(|i| decoder.asked(i));
+    assert_eq!(counted.path, "/tokenize");
+    for field in ["model", "messages", "tools", "chat_template_kwargs"] {
+        assert!(sent.body[field] != Value::Null && counted.body[field] == sent.body[field], "{field}: {counted:?}");
+    }
+    assert_eq!(counted.body["tools"][0]["function"]["strict"], true, "a forced call is strict");
+    assert_eq!(sent.body["max_tokens"], 30);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_prompt_is_sent_twice_only_if_it_did_not_fit() {
+    let decoder = Mock::start(|_, asked| match asked.path.as_str() {
+        "/tokenize" => whole(200, "", &json!({ "count": 32_000, "max_model_len": 32_768 })),
+        _ if asked.body["max_tokens"].as_u64().unwrap_or(0) > 768 => {
+            let message = "This model's maximum context length is 32768 tokens.";
+            whole(400, "", &json!({ "object": "error", "message": message, "code": 400 }))
+        }
+        _ => says("well"),
+    })
+    .await;
+    let prefiller = Mock::start(|_, asked| prefill(asked)).await;
+    let front = pair_with_context(&prefiller, &decoder, 32_768).await;
+    // 40 kB, which are 20,000 tokens at most if none has less than two bytes.
+    let mut long = harness::said(&"word ".repeat(8_000), json!({ "model": "theirs", "max_tokens": 700 }));
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    assert_eq!((decoder.n_asked_at("/tokenize"), decoder.n_asked()), (0, 1));
+    long["max_tokens"] = json!(1_000);
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    let asked = [1, 2, 3].map(|i| decoder.asked(i));
+    assert_eq!(asked.each_ref().map(|asked| asked.path.as_str()), [CHAT, "/tokenize", CHAT]);
+    assert_eq!((&asked[0].body["max_tokens"], &asked[2].body["max_tokens"]), (&json!(1_000), &json!(768)));
+    assert!(asked[2].body.get("kv_transfer_params").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_route_shows_the_prefill_servers_of_all_choices() {
+    let late = |_, asked: &MockRequest| [vec![Step::Wait(Duration::from_millis(300))], prefill(asked)].concat();
+    let [first, second] = [Mock::start(late).await, Mock::start(late).await];
+    let decoder = Mock::start(|_, _| says("well")).await;
+    let more = format!("prefill = [\"{}\", \"{}\"]", first.url, second.url);
+    let front = ReloadableServer::start(&upstream("pd", "vllm", &decoder.url, &more));
+    let long = harness::said(&"word ".repeat(1_000), json!({ "n": 3 }));
+    assert_eq!(front.post(CHAT, &long).await.status, 200);
+    let state = front.get("/baton/state").await;
+    let route = &state["routes"][0];
+    let mut servers: Vec<&str> = route["prefill"].as_str().unwrap().split(", ").collect();
+    servers.sort_unstable();
+    assert_eq!(servers, ["prefill-1", "prefill-2"], "{route}");
+    let prefill = &route["upstream_prefill"];
+    assert_eq!(prefill["n_transferred"], 3 * 1_049, "{route}");
+    assert!((300.0..5_000.0).contains(&prefill["prefill_ms"].as_f64().unwrap()), "{route}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! Calls the worker, a Python process that computes the model with mlx-lm (`worker.py`).
 //!
 //! A worker that ends, breaks the protocol, or gives no sign of life while it should compute is *lost*: it is killed, and
-//! the next call starts another one, without KV. [`Worker::n_lost`] tells that apart from a call that the model refused.
+//! the next call starts another one, without KV. If none can load the model any more, this process
+//! ends. [`Worker::n_lost`] tells that apart from a call that the model refused.
 
 mod frame;
 mod process;
@@ -12,12 +13,18 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use self::frame::Deadline;
 use self::process::Process;
+use crate::hf::Rope;
+use crate::serving::start::abort;
 
 /// Importing Python's packages and reading some hundred gigabytes of weights.
 const MAX_LOAD: Duration = Duration::from_secs(600);
+
+/// How often a model that was loaded before is loaded again without success.
+const MAX_LOADS: u32 = 3;
 
 /// While Python imports its packages from a cold disk, its other threads may not run for long.
 const MAX_SILENCE_OF_LOAD: Duration = Duration::from_secs(60);
@@ -43,6 +50,7 @@ pub(super) struct WorkerConfig {
     pub(super) n_layers: usize,
     pub(super) n_kv_heads: usize,
     pub(super) head_size: usize,
+    pub(super) rope: Rope,
     /// K's elements are handed over in interleaved order.
     pub(super) interleaved: bool,
     pub(super) max_silence: Duration,
@@ -83,6 +91,14 @@ struct Load<'a> {
     n_kv_heads: usize,
     head_size: usize,
     interleaved: bool,
+    model_config: ModelConfig<'a>,
+}
+
+/// Keys that replace those of the model's `config.json`.
+#[derive(Serialize)]
+struct ModelConfig<'a> {
+    rope_theta: f64,
+    rope_scaling: Option<&'a RawValue>,
 }
 
 /// The head of a reply.
@@ -143,6 +159,20 @@ impl Worker {
         self.process.as_ref().map(Process::id)
     }
 
+    /// Starts another worker after one was lost. If that fails several times, later requests would fail, too, each after
+    /// a long wait: then the process ends.
+    fn load_again(&mut self) {
+        for _ in 1..MAX_LOADS {
+            match self.load() {
+                Ok(_) => return,
+                Err(error) => tracing::error!(%error, "another mlx worker cannot load the model"),
+            }
+        }
+        if let Err(error) = self.load() {
+            abort(&format!("{MAX_LOADS} mlx workers could not load the model: {error}"));
+        }
+    }
+
     fn load(&mut self) -> Result<Loaded, CallError> {
         let lost = |error: std::io::Error| CallError::Lost(format!("it cannot be started: {error}"));
         let WorkerConfig {
@@ -154,6 +184,7 @@ impl Worker {
             n_layers,
             n_kv_heads,
             head_size,
+            rope,
             interleaved,
             ..
         } = &self.config;
@@ -167,6 +198,10 @@ impl Worker {
             n_kv_heads: *n_kv_heads,
             head_size: *head_size,
             interleaved: *interleaved,
+            model_config: ModelConfig {
+                rope_theta: rope.base,
+                rope_scaling: rope.scaling.as_ref().map(|scaling| &*scaling.text),
+            },
         };
         let head = serde_json::to_vec(&load).map_err(|error| CallError::Refused(error.to_string()))?;
         self.process = Some(Process::start(python, *n_threads).map_err(lost)?);
@@ -187,7 +222,7 @@ impl Worker {
     pub(super) fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
         if self.process.is_none() {
             let began = Instant::now();
-            self.load().map_err(|error| CallError::Lost(error.to_string()))?;
+            self.load_again();
             tracing::warn!(seconds = began.elapsed().as_secs_f64(), "another mlx worker has loaded the model");
         }
         let limit = match request {

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// The worker's program.
 const PROGRAM: &str = include_str!("worker.py");
 
+/// A model's packages have no use for them.
+const SECRETS: [&str; 3] = ["BATON_CLUSTER_KEY", "BATON_PULL_KEY", "BATON_API_KEY"];
+
 /// Lines of the worker's standard error that are kept for an error's message.
 const KEPT_LINES: usize = 4;
 /// Bytes of a line that are kept.
@@ -36,6 +39,9 @@ impl Process {
         command.args(["-I", "-c", PROGRAM]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         // Nothing is fetched, whatever a model's files name.
         command.env("HF_HUB_OFFLINE", "1").env("TRANSFORMERS_OFFLINE", "1").env("TOKENIZERS_PARALLELISM", "false");
+        for name in SECRETS {
+            command.env_remove(name);
+        }
         if let Some(n) = n_threads {
             for name in ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"] {
                 command.env(name, n.to_string());

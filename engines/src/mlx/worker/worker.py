@@ -38,6 +38,13 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(1, 9)
 
     def watch():
+        if hasattr(select, "kqueue"):
+            # macOS: poll() without events does not report the end of a connection there.
+            queue = select.kqueue()
+            queue.control([select.kevent(wire.fileno(), select.KQ_FILTER_READ, select.KQ_EV_ADD | select.KQ_EV_CLEAR)], 0)
+            while not any(event.flags & select.KQ_EV_EOF for event in queue.control(None, 1)):
+                pass
+            os._exit(0)
         poll = select.poll()
         # No events: only the end of the connection is reported.
         poll.register(wire.fileno(), 0)
@@ -102,10 +109,12 @@ class Worker:
         self.mx, self.np = mx, np
         if head["device"] == "cpu":
             mx.set_default_device(mx.cpu)
+            # Compiling for a processor runs a C++ compiler in the middle of a request, and needs one.
+            mx.disable_compile()
         elif mx.metal.is_available():
             # As mlx-lm does: macOS would page out a model that is not wired.
             mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
-        self.model, _ = load_model(Path(head["model"]))
+        self.model, _ = load_model(Path(head["model"]), model_config=head["model_config"])
         self.interleaved = head["interleaved"]
         self.n_kv_heads, self.head_size = head["n_kv_heads"], head["head_size"]
 

@@ -93,6 +93,9 @@ impl Shared {
             NodeConnectionEnd::Closed | NodeConnectionEnd::Io(_) => {
                 tracing::debug!(%end, node, n_streams, "the connection to a node has ended");
             }
+            NodeConnectionEnd::Dropped if n_streams == 0 => {
+                tracing::debug!(node, "the connection to a node is no longer used");
+            }
             NodeConnectionEnd::Fault(_)
             | NodeConnectionEnd::Silent
             | NodeConnectionEnd::Unread

@@ -129,7 +129,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// a sequence does not attend to: weight 0 times NaN is NaN.
     pub(super) fn fail_not_finite(&mut self, slot: usize) {
         self.fail(slot, EngineError::NotFinite);
-        self.nan_since.get_or_insert_with(Instant::now);
+        if self.context.keeps_freed_cells() {
+            self.nan_since.get_or_insert_with(Instant::now);
+        }
     }
 
     /// Returns true if a sequence could have a slot, and running ones have kept the cache from being overwritten for too

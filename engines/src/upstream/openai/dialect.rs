@@ -106,7 +106,8 @@ pub(in crate::upstream) fn generate_call(
         body.put(UpstreamField::IgnoreEos, true, true)?;
     }
     body.set_stops();
-    let has_time = settings.deadlines.first >= MIN_WHOLE_TIME;
+    // Only the first piece of a stream shows early whether the KV of a prefill server has come.
+    let has_time = settings.deadlines.first >= MIN_WHOLE_TIME && settings.prefill.is_empty();
     let form = if has_time && asked.may_come_whole() { ReplyDelivery::Whole } else { ReplyDelivery::Streamed };
     body.set("stream", form == ReplyDelivery::Streamed);
     if form == ReplyDelivery::Streamed {

@@ -172,8 +172,12 @@ async fn invalid_requests_are_refused_before_the_stream(engine: &Arc<dyn Engine>
 
 async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
     for k in [0, 5] {
-        let request = SequenceRequest { top_logprobs: Some(k), ..greedy(engine, "Two and two is", 4).await };
-        for token in reply(engine, request).await.tokens {
+        // Without `ignore_eos`, which bars the end even where it is the most likely token.
+        let request = greedy(engine, "Two and two is", 4).await;
+        let request = SequenceRequest { top_logprobs: Some(k), ignore_eos: false, ..request };
+        let tokens = reply(engine, request).await.tokens;
+        assert!(!tokens.is_empty());
+        for token in tokens {
             let logprobs = token.logprobs.expect("log-probabilities were requested");
             assert!(logprobs.chosen <= 0.0 && logprobs.chosen.is_finite());
             assert_eq!(logprobs.top.len(), k as usize);

@@ -6,9 +6,10 @@ use serde::Serialize;
 use super::compare::{ComparedReply, Difference};
 use crate::stats::median;
 
-/// Mean KL in nats up to which kernels of different devices are as close as they can be; across software Vulkan and CPU
-/// 2e-3 to 8e-3 was measured, and where the cells of a sliding window lie alone moves it by 5e-3.
-const MAX_KL: f64 = 1e-2;
+/// Mean KL in nats up to which kernels of different devices are as close as they can be. Measured with the smallest model and
+/// weights of 4 bits, the worst case: 1.5e-2 from a processor to an H200, 8e-3 across software Vulkan and a processor. Where the
+/// cells of a sliding window lie alone moves it by 5e-3.
+const MAX_KL: f64 = 3e-2;
 
 /// The results with one model.
 #[derive(Debug, Default, Serialize)]

@@ -80,8 +80,8 @@ pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure>
         || {
             let seconds = SEARCH_DEADLINE.as_secs();
             CommandFailure(format!(
-                "no machine that shows a code {room}-… was found in {seconds} s. A code that was used, expired, or had \
-                 {MAX_FAILED_ATTEMPTS} wrong attempts is void: show a new one there. If it is still shown: {by_hand}"
+                "no machine that shows a code {room}-… was found in {seconds} s. A code that expired, was \
+                 ended, or had {MAX_FAILED_ATTEMPTS} wrong attempts is void: show a new one there. If it is still shown: {by_hand}"
             ))
         },
         CommandFailure::from,

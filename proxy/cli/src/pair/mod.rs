@@ -98,7 +98,8 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
         }
         None => {
             let session = PairingSession::new(folder, name, args.replace)?;
-            ShownCode::open(session, &args.listen, JoinWith::Pair).await?.until_its_end(args.expect, &stop).await
+            let shown = ShownCode::open(session, &args.listen, JoinWith::Pair).await?;
+            shown.until_its_end(args.expect, stop.cancelled()).await.result()
         }
     }
 }
@@ -121,9 +122,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
         )));
     }
     let folder = ClusterFolder::of_user()?;
-    let stop = CancellationToken::new();
     // SIGHUP is for the command that follows.
-    signals::stop_on_signal(stop.clone(), OnHangup::Rereads);
     let stopped = || CommandFailure("stopped; this machine was not paired".into());
     let about = folder.about()?;
     let of = |about: &About| about.admitted_by.as_ref().map_or(String::new(), |first| format!(" of {first}"));
@@ -142,7 +141,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             let joiner = Joiner { code, name, folder, replaces: false };
             tokio::select! {
                 joined = join_cluster(&joiner, at.as_deref()) => print_joined(&joined?),
-                () = stop.cancelled() => Err(stopped()),
+                () = signals::first(OnHangup::Rereads) => Err(stopped()),
             }
         }
         (PairFirst::Admit, Some(about)) if about.admitted_by.is_some() => {
@@ -166,14 +165,15 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             };
             let joined = Arc::clone(&shown.joined);
             // Machines join until the code ends, also while the endpoint serves.
-            let showing = tokio::spawn(async move { shown.until_its_end(None, &stop).await });
-            if is_paired {
-                return Ok(());
+            let mut showing = Box::pin(shown.until_its_end(None, signals::first(OnHangup::Rereads)));
+            if !is_paired {
+                tokio::select! {
+                    () = joined.notified() => {}
+                    end = &mut showing => return end.result(),
+                }
             }
-            tokio::select! {
-                () = joined.notified() => Ok(()),
-                end = showing => end?,
-            }
+            tokio::spawn(async move { showing.await.note() });
+            Ok(())
         }
     }
 }
@@ -223,35 +223,62 @@ impl ShownCode {
         Ok(ShownCode { session, listener, announced, joined: Arc::default() })
     }
 
-    /// Admits machines until the code ends, or until `expect` have joined.
-    async fn until_its_end(self, expect: Option<u32>, stop: &CancellationToken) -> Result<(), CommandFailure> {
+    /// Admits machines until the code ends, until `expect` have joined, or until `stop` is done.
+    async fn until_its_end(self, expect: Option<u32>, stop: impl Future<Output = ()>) -> EndedCode {
         let ShownCode { session, listener, announced, joined } = self;
-        let end = tokio::select! {
+        let reason = tokio::select! {
             end = session.admit(listener, expect.map(|n| n as usize), event_printer(joined)) => Some(end.reason),
-            () = stop.cancelled() => None,
+            () = stop => None,
         };
         if let Some(announced) = announced {
             announced.withdraw().await;
         }
-        let n_joined = session.n_joined();
+        EndedCode { session, reason }
+    }
+}
+
+/// A code that is no longer shown.
+struct EndedCode {
+    session: PairingSession,
+    /// `None`: the command was stopped.
+    reason: Option<EndReason>,
+}
+
+impl EndedCode {
+    /// Prints who joined. Errors: nobody did, or the code became void.
+    fn result(self) -> Result<(), CommandFailure> {
+        let n_joined = self.session.n_joined();
         let machines = counted(n_joined, "machine");
-        match end {
+        match self.reason {
             Some(EndReason::Void) => Err(CommandFailure(format!(
                 "{MAX_FAILED_ATTEMPTS} attempts failed, so the code is void: somebody mistyped it, or guesses. {machines} \
                  joined. The same command shows a new code"
             ))),
             _ if n_joined == 0 => {
-                let why =
-                    if end.is_some() { "the code has expired; the same command shows a new one" } else { "stopped" };
+                let why = if self.reason.is_some() {
+                    "the code has expired; the same command shows a new one"
+                } else {
+                    "stopped"
+                };
                 Err(CommandFailure(format!("no machine has said that it joined: {why}")))
             }
             _ => {
-                let cluster = &session.about().cluster;
+                let cluster = &self.session.about().cluster;
                 terminal::print_line(format_args!("{machines} joined cluster {cluster}. {USED}"))?;
                 warn_of_the_variable();
                 Ok(())
             }
         }
+    }
+
+    /// Tells the owner, while the endpoint serves, that the code is of no use any more.
+    fn note(self) {
+        let why = match self.reason {
+            None => return,
+            Some(EndReason::Void) => format!("became void after {MAX_FAILED_ATTEMPTS} wrong attempts"),
+            Some(EndReason::Expired | EndReason::Complete) => "has expired".to_owned(),
+        };
+        terminal::note(format_args!("baton: the pairing code {why}; `baton pair` shows a new one"));
     }
 }
 
@@ -267,11 +294,10 @@ fn print_code(session: &PairingSession, listening: SocketAddr, with: JoinWith) -
     });
     let at = at.unwrap_or_else(|| "HOST".to_owned());
     let minutes = CODE_LIFETIME.as_secs() / 60;
-    let good_for =
-        format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts. Ctrl-C ends it.");
+    let good_for = format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts.");
     let text = match with {
         JoinWith::Pair => format!(
-            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for}\n"
+            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for} Ctrl-C ends it.\n"
         ),
         JoinWith::Node { is_paired } => {
             let starts = if is_paired { "" } else { "The endpoint starts when the first machine has joined.\n" };

@@ -1,4 +1,4 @@
-//! Finds the file of an `owner/repo[:file]` model on the hub: its URL, size and checksum.
+//! Finds the files of an `owner/repo[:file]` model on the hub: their URLs, sizes and checksums.
 //!
 //! `hf-hub` builds the hub's URLs and headers. Its own download does not check the sha256, so [`super::download`] fetches
 //! the bytes.
@@ -65,13 +65,22 @@ pub(super) struct HubFile {
     pub source: DownloadSource,
 }
 
-/// Finds the file that `model` names.
+/// What a repository has for a model.
+#[derive(Debug)]
+pub(super) enum HubFiles {
+    /// A GGUF file.
+    Gguf(HubFile),
+    /// The files of a folder of safetensors, `config.json` last: without it a folder is not complete.
+    Folder(Vec<HubFile>),
+}
+
+/// Finds what `model` names.
 pub(super) async fn find(
     model: &HubModel,
     access: &HubAccess,
     limits: &DownloadLimits,
     progress: &dyn DownloadProgress,
-) -> Result<HubFile, ModelError> {
+) -> Result<HubFiles, ModelError> {
     let repo_id = model.repo_id();
     check_endpoint(access)?;
     let api = connect(access, &repo_id)?;
@@ -82,26 +91,54 @@ pub(super) async fn find(
         Ok(response.json::<HubListing>().await?)
     });
     let listing = listing.await?;
-    let file = choose(model, &listing.siblings)?;
-
     // Fetch by commit, so that a push after this listing cannot mix two versions.
     let revision = listing.sha.clone().unwrap_or_else(|| "main".to_owned());
     let repo = api.repo(Repo::with_revision(repo_id.clone(), RepoType::Model, revision));
-    let url = file_url(&repo.url(""), &file.rfilename)
-        .ok_or_else(|| ModelError::HubReply { repo: repo_id.clone(), what: "the endpoint is not a URL".to_owned() })?;
-    let (size_bytes, sha256) = match (file.size, &file.lfs) {
-        (Some(size), Some(lfs)) => (Some(size), sha256_like(&lfs.sha256)),
-        _ => ask_for_metadata(&api, &url, limits).await,
+    let describe = async |file: &Sibling| {
+        let url = file_url(&repo.url(""), &file.rfilename).ok_or_else(|| ModelError::HubReply {
+            repo: repo_id.clone(),
+            what: "the endpoint is not a URL".to_owned(),
+        })?;
+        let (size_bytes, sha256) = match (file.size, &file.lfs) {
+            (Some(size), Some(lfs)) => (Some(size), sha256_like(&lfs.sha256)),
+            _ => ask_for_metadata(&api, &url, limits).await,
+        };
+        let source = DownloadSource {
+            name: format!("{repo_id}:{}", file.rfilename),
+            url,
+            bearer: access.token.clone(),
+            size_bytes,
+            sha256,
+            denied_hint: DENIED_HINT,
+        };
+        Ok(HubFile { path: file.rfilename.clone(), source })
     };
-    let source = DownloadSource {
-        name: format!("{repo_id}:{}", file.rfilename),
-        url,
-        bearer: access.token.clone(),
-        size_bytes,
-        sha256,
-        denied_hint: DENIED_HINT,
-    };
-    Ok(HubFile { path: file.rfilename.clone(), source })
+    match choose(model, &listing.siblings) {
+        Ok(file) => Ok(HubFiles::Gguf(describe(file).await?)),
+        Err(none) => {
+            let folder = folder(&listing.siblings).filter(|_| matches!(none, ModelError::NoGguf { .. }));
+            let mut files = Vec::new();
+            for file in folder.ok_or(none)? {
+                files.push(describe(file).await?);
+            }
+            Ok(HubFiles::Folder(files))
+        }
+    }
+}
+
+/// The most files of a folder that are fetched. The largest models have some hundred.
+const MAX_FILES: usize = 1_000;
+
+/// The files of a model of safetensors, as mlx-lm names them. `None`: the repository has no such model.
+fn folder(siblings: &[Sibling]) -> Option<Vec<&Sibling>> {
+    let described = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"];
+    let is_weights = |name: &str| name.starts_with("model") && name.ends_with(".safetensors") && is_relative_path(name);
+    let at_top = |s: &&Sibling| !s.rfilename.contains('/');
+    let weights: Vec<&Sibling> = siblings.iter().filter(at_top).filter(|s| is_weights(&s.rfilename)).collect();
+    let config = siblings.iter().find(|s| s.rfilename == "config.json")?;
+    let others = siblings.iter().filter(|s| described.contains(&&*s.rfilename));
+    let is_whole = !weights.is_empty() && weights.len() <= MAX_FILES;
+    is_whole.then(|| others.chain(weights).chain([config]).collect())
 }
 
 /// The hub's answer about a repository. A mirror may omit the sizes and checksums.

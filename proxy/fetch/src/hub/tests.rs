@@ -71,6 +71,21 @@ fn a_repository_cannot_name_a_path_outside() {
 }
 
 #[test]
+fn a_folder_has_the_files_that_mlx_reads_and_ends_with_its_configuration() {
+    let names = |names: &[&str]| {
+        let siblings = siblings(names);
+        folder(&siblings).map(|files| files.iter().map(|s| s.rfilename.clone()).collect::<Vec<_>>())
+    };
+    let of_repository = ["config.json", "README.md", "model.safetensors", "onnx/model.safetensors", "tokenizer.json"];
+    assert_eq!(names(&of_repository).unwrap(), ["tokenizer.json", "model.safetensors", "config.json"]);
+    for incomplete in
+        [&["config.json", "x.safetensors"][..], &["model.safetensors"], &["config.json", "model/../x.safetensors"]]
+    {
+        assert_eq!(names(incomplete), None);
+    }
+}
+
+#[test]
 fn addresses_are_escaped() {
     let url = file_url("http://hub/me/models/resolve/main/", "sub/a b#1?.gguf").unwrap();
     assert_eq!(url.as_str(), "http://hub/me/models/resolve/main/sub/a%20b%231%3F.gguf");
@@ -96,7 +111,10 @@ async fn hub_answering(listing: Value) -> HubAccess {
 
 async fn find_in(repo: &str, access: &HubAccess) -> Result<HubFile, ModelError> {
     let model = HubModel { repo: repo.into(), ..model(None) };
-    find(&model, access, &short_limits(), &Silent).await
+    find(&model, access, &short_limits(), &Silent).await.map(|files| match files {
+        HubFiles::Gguf(file) => file,
+        HubFiles::Folder(files) => panic!("{files:?}"),
+    })
 }
 
 #[tokio::test]

@@ -72,7 +72,7 @@ pub enum EndReason {
     Void,
 }
 
-/// The end of an session.
+/// The end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionEnd {
     pub reason: EndReason,

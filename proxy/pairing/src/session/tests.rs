@@ -299,7 +299,7 @@ async fn a_machine_in_a_cluster_joins_another_only_when_told() {
 }
 
 #[tokio::test]
-async fn an_admission_ends_when_all_have_joined_or_the_code_is_void() {
+async fn a_session_ends_when_all_have_joined_or_the_code_is_void() {
     for (n_expected, reason) in [(2, EndReason::Complete), (3, EndReason::Void)] {
         let home = Home::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

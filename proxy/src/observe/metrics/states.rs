@@ -170,7 +170,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.counters(
         "upstream_transferred_tokens",
-        "Prompt tokens that an upstream got from a prefill server, of complete replies",
+        "Prompt tokens that an upstream got from a prefill server, at most, of complete replies",
         prefill_servers().map(|(labels, server)| (labels, server.transferred_tokens)),
     );
     series.registry

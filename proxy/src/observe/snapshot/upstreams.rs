@@ -61,7 +61,7 @@ pub struct PrefillServerReport {
     pub prompts: u64,
     /// The seconds that it took for them.
     pub prompt_seconds: f64,
-    /// Tokens of prompts that came by transfer, of complete replies and as far as the servers report them.
+    /// Tokens of prompts that came by transfer, at most, of complete replies and as far as the servers report them.
     pub transferred_tokens: u64,
 }
 

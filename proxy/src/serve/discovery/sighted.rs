@@ -73,6 +73,8 @@ struct SightedPath {
     /// The latest answer; `None` before the first.
     latest: Option<Result<Proven, ProofFailure>>,
     proven: Option<Proven>,
+    /// Since when it has proven this process.
+    since: Instant,
     n_failed: u32,
     due: Instant,
     is_asked: bool,
@@ -87,6 +89,16 @@ impl SightedInstance {
     /// The process that has proven the key. `None`: none has, or it is lost.
     fn process(&self) -> Option<u64> {
         self.paths.values().find_map(|path| path.standing().map(|proven| proven.process))
+    }
+
+    /// Returns true if it was announced lately.
+    fn is_seen(&self, now: Instant) -> bool {
+        now.duration_since(self.seen_at) < UNSEEN_FOR
+    }
+
+    /// Since when its process has proven the key.
+    fn since(&self) -> Option<Instant> {
+        self.paths.values().filter(|path| path.standing().is_some()).map(|path| path.since).min()
     }
 
     /// When its next address is due. `None`: all are being asked.
@@ -125,6 +137,8 @@ pub(super) struct ProvenNode {
     pub name: String,
     /// Its URL, whose host stands for `reachable`.
     pub url: String,
+    /// The URLs of all announcements that stand for it, this one among them. Strangers can announce others, but end none.
+    pub urls: BTreeSet<String>,
     /// The addresses that have proven the key here, those that answer first.
     pub reachable: Vec<SocketAddr>,
     /// What other machines may reach: those that have proven the key here, then all announced ones, at most 16. A stranger may
@@ -135,7 +149,7 @@ pub(super) struct ProvenNode {
 impl Sighted {
     /// An instance was announced, or its announcement has changed.
     pub(super) fn found(&mut self, instance: Instance, now: Instant) {
-        if !self.instances.contains_key(&instance.id) && !self.has_room() {
+        if !self.instances.contains_key(&instance.id) && !self.has_room(now) {
             return;
         }
         let entry = self.instances.entry(instance.id.clone()).or_insert_with(|| SightedInstance {
@@ -147,7 +161,7 @@ impl Sighted {
         });
         entry.seen_at = now;
         if tls_name(&entry.instance) != tls_name(&instance) {
-            // A node that is started again has another name, so whoever says this is not the node that has proven the key.
+            // A process does not change its certificate's name. If the node was started again, this is heard in the next search.
             if entry.stands() {
                 return;
             }
@@ -160,7 +174,16 @@ impl Sighted {
             let path = entry.paths.entry(address).or_insert_with(|| {
                 let url = asking_url(&instance, address);
                 let latest = url.is_none().then_some(Err(ProofFailure::NotProven(NotProven::NotANode)));
-                SightedPath { url, prover: None, latest, proven: None, n_failed: 0, due: now, is_asked: false }
+                SightedPath {
+                    url,
+                    prover: None,
+                    latest,
+                    proven: None,
+                    since: now,
+                    n_failed: 0,
+                    due: now,
+                    is_asked: false,
+                }
             });
             // What is announced anew may have changed: its machine is back, or a firewall is open.
             path.due = path.due.min(now + FIRST_PAUSE);
@@ -178,13 +201,14 @@ impl Sighted {
         }
     }
 
-    /// Makes room for one more by forgetting a stranger, at best one that was asked, or a node that left.
-    fn has_room(&mut self) -> bool {
+    /// Makes room for one more by forgetting a stranger, at best one that was asked, or a node that left or has
+    /// vanished.
+    fn has_room(&mut self, now: Instant) -> bool {
         if self.instances.len() < MAX_INSTANCES {
             return true;
         }
         let keeping = |entry: &SightedInstance| match entry.has_proven {
-            true if entry.is_gone && !entry.stands() => Some(2),
+            true if !entry.stands() && (entry.is_gone || !entry.is_seen(now)) => Some(2),
             true => None,
             false if entry.paths.values().all(|path| path.latest.is_some()) => Some(0),
             false => Some(1),
@@ -196,11 +220,10 @@ impl Sighted {
 
     /// Forgets strangers that have vanished, and what a node was called before it was started again.
     fn forget_unseen(&mut self, now: Instant) {
-        let is_seen = |entry: &SightedInstance| now.duration_since(entry.seen_at) < UNSEEN_FOR;
-        let seen: BTreeSet<u64> =
-            self.instances.values().filter(|entry| is_seen(entry)).filter_map(SightedInstance::process).collect();
+        let seen = self.instances.values().filter(|entry| entry.is_seen(now));
+        let seen: BTreeSet<u64> = seen.filter_map(SightedInstance::process).collect();
         self.instances.retain(|_, entry| {
-            is_seen(entry) || entry.has_proven && !entry.process().is_some_and(|process| seen.contains(&process))
+            entry.is_seen(now) || entry.has_proven && !entry.process().is_some_and(|process| seen.contains(&process))
         });
     }
 
@@ -255,6 +278,9 @@ impl Sighted {
         let pause = match &answer {
             Ok(proven) => {
                 entry.has_proven = true;
+                if path.proven.is_none_or(|before| before.process != proven.process) {
+                    path.since = now;
+                }
                 path.proven = Some(*proven);
                 path.n_failed = 0;
                 if entry.is_gone { FIRST_PAUSE } else { PROVEN_INTERVAL }
@@ -284,18 +310,21 @@ impl Sighted {
     /// The nodes that have proven the key, by their processes: a node that is announced twice is one.
     pub(super) fn proven(&self) -> BTreeMap<u64, ProvenNode> {
         let mut nodes: BTreeMap<u64, ProvenNode> = BTreeMap::new();
-        for entry in self.latest_first() {
+        for entry in self.first_proven_first() {
             let mut standing: Vec<_> =
                 entry.paths.iter().filter_map(|(at, path)| Some((*at, path.n_failed, path.standing()?))).collect();
             standing.sort_by_key(|(_, n_failed, _)| *n_failed);
             for (address, _, Proven { process, role }) in standing {
+                let url = used_url(&entry.instance, address, process);
                 let node = nodes.entry(process).or_insert_with(|| ProvenNode {
                     role,
                     name: entry.instance.name.clone(),
-                    url: used_url(&entry.instance, address, process),
+                    url: url.clone(),
+                    urls: BTreeSet::new(),
                     reachable: Vec::new(),
                     announced: Vec::new(),
                 });
+                node.urls.insert(url);
                 push_new(&mut node.reachable, [address]);
                 push_new(&mut node.announced, entry.instance.addresses.iter().copied());
             }
@@ -308,10 +337,10 @@ impl Sighted {
         nodes
     }
 
-    /// The instances, those that were announced last first: a node that was started again may be there under its old name, too.
-    fn latest_first(&self) -> Vec<&SightedInstance> {
+    /// The instances, those first that proved the key first: what a stranger announces for a node later does not rename it.
+    fn first_proven_first(&self) -> Vec<&SightedInstance> {
         let mut all: Vec<_> = self.instances.values().collect();
-        all.sort_by_key(|entry| std::cmp::Reverse(entry.seen_at));
+        all.sort_by_key(|entry| (entry.since().is_none(), entry.since()));
         all
     }
 
@@ -319,7 +348,7 @@ impl Sighted {
     pub(super) fn report(&self, used: impl Fn(u64) -> (FoundState, Option<String>)) -> Vec<FoundNode> {
         let mut shown = Vec::new();
         let mut found: Vec<FoundNode> = self
-            .latest_first()
+            .first_proven_first()
             .into_iter()
             .filter_map(|entry| {
                 let proven = entry.paths.values().find_map(SightedPath::standing);

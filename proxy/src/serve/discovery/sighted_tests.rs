@@ -190,10 +190,40 @@ async fn what_is_no_longer_announced_is_no_ghost() {
 #[tokio::test]
 async fn one_process_is_listed_once() {
     let mut network = Network::new();
-    network.found("old name", &["10.0.0.7:9000"]);
     network.found("spark", &["10.0.0.7:9000"]);
     network.ask(|_| Ok(NODE));
+    let before = network.sighted.proven()[&7].clone();
+    // A stranger announces it under a name that sorts before, and again and again.
+    let mut evil = instance("evil", &["10.0.0.7:9000"]);
+    evil.properties.insert(TLS_PROPERTY.into(), "a.b".into());
+    for _ in 0..3 {
+        network.wait(2);
+        network.sighted.found(evil.clone(), network.now);
+        network.ask(|_| Ok(NODE));
+    }
     assert_eq!((network.states(), network.sighted.proven().len()), (vec!["used"], 1));
+    let node = network.sighted.proven()[&7].clone();
+    assert_eq!((&node.name, &node.url, node.urls.len()), (&before.name, &before.url, 2));
+    let shown = network.sighted.report(|_| (FoundState::Used, None));
+    assert_eq!(shown[0].name, "spark");
+}
+
+#[tokio::test]
+async fn a_node_that_died_without_a_goodbye_makes_room_in_the_end() {
+    let mut network = Network::new();
+    network.found("spark", &["10.0.0.7:9000"]);
+    network.ask(|_| Ok(NODE));
+    for _ in 0..90 {
+        network.wait(2);
+        assert_eq!(network.ask(|_| unreachable()).len(), 1, "it is used at once when it comes back");
+    }
+    for i in 0..MAX_INSTANCES {
+        network.found(&format!("mac {i}"), &["10.0.0.8:9000"]);
+        network.ask(|_| Ok(Proven { process: 100 + i as u64, role: Role::Decode }));
+        network.wait(2);
+    }
+    assert!(!network.sighted.instances.contains_key("spark"));
+    assert_eq!(network.sighted.instances.len(), MAX_INSTANCES);
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ impl UsedNodes {
     pub(super) fn follow(&mut self, proven: &BTreeMap<u64, ProvenNode>) {
         let configured = self.cluster.configured_processes();
         let is_wanted = |process: &u64, url: &str| {
-            !configured.contains(process) && proven.get(process).is_some_and(|node| node.url == url)
+            !configured.contains(process) && proven.get(process).is_some_and(|node| node.urls.contains(url))
         };
         let n_before = self.nodes.len();
         self.nodes.retain(|process, used| {
@@ -64,7 +64,7 @@ impl UsedNodes {
         let mut has_changed = self.nodes.len() != n_before;
         for (process, node) in proven.iter().filter(|(process, _)| !configured.contains(process)) {
             match self.nodes.get_mut(process) {
-                Some(used) if used.proven == *node => {}
+                Some(used) if used.proven.reachable == node.reachable && used.proven.announced == node.announced => {}
                 Some(used) => {
                     tracing::info!(node = used.node.name, addresses = ?node.reachable, "a found node is reached elsewhere");
                     used.reachable.set(node.reachable.clone());

@@ -87,6 +87,14 @@ impl<R> BreakerRecord<R> {
     }
 }
 
+impl<R: Copy + Ord> BreakerRecord<R> {
+    fn count(&mut self, reason: R, now: Instant) {
+        self.failed_at = Some(now);
+        self.last_reason = Some(reason);
+        *self.counts.entry(reason).or_default() += 1;
+    }
+}
+
 impl<R: Copy + Ord> Breaker<R> {
     /// Returns true if a request may be sent now. In the half-open state this takes the only place, so call it only to
     /// send.
@@ -114,6 +122,12 @@ impl<R: Copy + Ord> Breaker<R> {
         self.lock().open_until.is_some()
     }
 
+    /// Returns true if requests are kept away until a probe is answered.
+    pub fn awaits_answer(&self) -> bool {
+        let record = self.lock();
+        record.open_until.is_some() && !record.has_answered
+    }
+
     /// Why [`Breaker::try_pass`] would return false; `None` if it would return true.
     pub fn bars(&self) -> Option<R> {
         if self.would_pass() { None } else { self.last_reason() }
@@ -136,14 +150,32 @@ impl<R: Copy + Ord> Breaker<R> {
         is_quiet
     }
 
-    /// A request succeeded: the breaker closes.
-    pub fn succeeded(&self) {
-        self.lock().close();
+    /// A request that was sent at `asked` succeeded: the breaker closes, unless it has opened since.
+    pub fn succeeded(&self, asked: Instant) {
+        let mut record = self.lock();
+        if record.failed_at.is_none_or(|failed_at| asked >= failed_at) {
+            record.close();
+        }
+    }
+
+    /// A request failed, and perhaps the request itself is the cause: the breaker opens if the last one failed, too.
+    pub fn suspected(&self, reason: R) {
+        let mut record = self.lock();
+        match record.n_in_a_row {
+            0 => {
+                record.n_in_a_row = 1;
+                record.count(reason, Instant::now());
+            }
+            _ => self.open(&mut record, reason),
+        }
     }
 
     /// A request failed because of the node: the breaker opens.
     pub fn failed(&self, reason: R) {
-        let mut record = self.lock();
+        self.open(&mut self.lock(), reason);
+    }
+
+    fn open(&self, record: &mut BreakerRecord<R>, reason: R) {
         let now = Instant::now();
         // Requests that were running when the breaker opened fail for the same cause and must not lengthen the pause.
         let is_another = record.open_until.is_none_or(|until| until <= now) || record.is_on_trial;
@@ -152,10 +184,8 @@ impl<R: Copy + Ord> Breaker<R> {
         let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(self.max_pause);
         record.is_on_trial = false;
         record.open_until = Some(now + pause);
-        record.failed_at = Some(now);
         record.has_answered = false;
-        record.last_reason = Some(reason);
-        *record.counts.entry(reason).or_default() += 1;
+        record.count(reason, now);
     }
 
     /// The breaker's state, for reports.
@@ -218,9 +248,27 @@ mod tests {
         assert!(!breaker.try_pass(), "the second pause is longer");
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(breaker.try_pass());
-        breaker.succeeded();
+        breaker.succeeded(asked_before);
+        assert!(!breaker.try_pass(), "a success of a request from before the failure");
+        breaker.succeeded(Instant::now());
         assert!(breaker.try_pass() && breaker.try_pass());
         assert_eq!(breaker.view().counts, BTreeMap::from([(PREFILL_DOWN, 3)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_may_be_the_requests_own_counts_if_the_next_one_fails_too() {
+        let breaker = Breaker::default();
+        for _ in 0..3 {
+            breaker.suspected(PREFILL_DOWN);
+            assert!(breaker.try_pass() && !breaker.awaits_answer());
+            breaker.succeeded(Instant::now());
+        }
+        breaker.suspected(PREFILL_DOWN);
+        breaker.suspected(PREFILL_DOWN);
+        assert!(!breaker.would_pass() && breaker.awaits_answer());
+        breaker.answered(Instant::now());
+        assert!(!breaker.awaits_answer());
+        assert_eq!(breaker.view().counts, BTreeMap::from([(PREFILL_DOWN, 5)]));
     }
 
     #[tokio::test(start_paused = true)]

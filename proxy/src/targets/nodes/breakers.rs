@@ -105,7 +105,7 @@ impl PairBreakers {
     /// A handoff succeeded.
     pub fn succeeded(&self, prefill: usize, decode: usize) {
         if let Some(breaker) = self.of(prefill, decode) {
-            breaker.succeeded();
+            breaker.succeeded(Instant::now());
         }
     }
 

@@ -138,7 +138,7 @@ impl Node {
 
     /// It succeeded at a task.
     pub fn succeeded(&self, task: Task) {
-        self.breakers.of(task).succeeded();
+        self.breakers.of(task).succeeded(Instant::now());
         self.note_breaker_closed();
     }
 

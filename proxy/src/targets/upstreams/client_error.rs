@@ -19,6 +19,9 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
             feature: format!("{route}, since the upstream that serves this model has no such route"),
         }),
         UpstreamError::Refused(error) => RequestError::Engine(error),
+        UpstreamError::TooLong { n_prompt, n_ctx } => {
+            RequestError::Engine(EngineError::ContextOverflow { n_prompt, n_ctx })
+        }
         UpstreamError::Busy { retry_after } => RequestError::Unavailable {
             reason: "the upstream that serves it is busy".to_owned(),
             retry_after: retry_after.unwrap_or(RETRY_AFTER),
@@ -33,7 +36,8 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
                 | UpstreamFailure::Interrupted
                 | UpstreamFailure::Malformed
                 | UpstreamFailure::Redirected
-                | UpstreamFailure::ServerError => "the upstream that serves it answered with an error",
+                | UpstreamFailure::ServerError
+                | UpstreamFailure::GatewayError => "the upstream that serves it answered with an error",
             };
             RequestError::Unavailable { reason: reason.to_owned(), retry_after: RETRY_AFTER }
         }
@@ -64,6 +68,7 @@ mod tests {
             (UpstreamFailure::Unreachable, "does not answer"),
             (UpstreamFailure::TimedOut, "did not answer in time"),
             (UpstreamFailure::ServerError, "answered with an error"),
+            (UpstreamFailure::GatewayError, "answered with an error"),
             (UpstreamFailure::Malformed, "answered with an error"),
             (UpstreamFailure::Redirected, "answered with an error"),
             (UpstreamFailure::CutShort, "answered with an error"),

@@ -1,17 +1,19 @@
 //! The servers that compute prompts for an upstream: which one computes the next prompt, and what became of the last ones.
 //!
 //! They take turns. Each has a breaker, which opens if the server fails or if the upstream cannot use its KV. Meanwhile the
-//! upstream computes prompts itself, so a server that hangs costs the requests that wait for it their time, until the first gives up, and no later one.
+//! upstream computes prompts itself, so a server that hangs costs the requests that wait for it their time, until the first
+//! gives up, and no later one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_engines::upstream::{PrefillFailure, PrefilledPrompt, PreparedChoice, Upstream};
-use futures::future::join_all;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::prompt_estimate::most_tokens;
+use crate::reply_event::EventKind;
 use crate::targets::nodes::{Breaker, Fallbacks};
 
 /// The longest pause of a breaker. A trial that fails costs its request up to half of `first_seconds`.
@@ -53,6 +55,8 @@ pub struct PrefillServer {
     pub breaker: Breaker<PrefillFailure>,
     index: usize,
     totals: Mutex<PrefillTotals>,
+    /// A prompt has missed this server since its last probe. Without prompts a server is not probed.
+    is_missed: AtomicBool,
     /// Notified when a prompt has waited in vain: the others that wait for this server leave with it.
     hangs: Notify,
 }
@@ -64,18 +68,19 @@ pub struct PrefillTotals {
     pub n_prompts: u64,
     /// The time that it took for these.
     pub time: Duration,
-    /// Tokens of prompts that came by transfer, of complete replies.
+    /// Tokens of prompts that came by transfer, at most, of complete replies.
     pub n_transferred: u64,
 }
 
 /// A prompt whose KV a prefill server keeps for the upstream.
 pub struct Transfer {
-    /// The server.
-    pub server: Arc<PrefillServer>,
+    pub(super) server: Arc<PrefillServer>,
+    /// When the server was asked.
+    asked: Instant,
     /// The time that the server took.
-    pub prefill_time: Duration,
+    prefill_time: Duration,
     /// The prompt's tokens; 0 if the server does not report them.
-    pub n_tokens: u32,
+    n_tokens: u32,
 }
 
 impl PrefillServers {
@@ -86,19 +91,20 @@ impl PrefillServers {
             breaker: Breaker::pausing_up_to(MAX_PAUSE),
             index,
             totals: Mutex::default(),
+            is_missed: AtomicBool::new(false),
             hangs: Notify::new(),
         };
         let servers = (0..client.settings().prefill.len()).map(|index| Arc::new(server(index))).collect();
         PrefillServers { servers, fallbacks: Fallbacks::default(), turn: AtomicUsize::new(0) }
     }
 
-    /// Has the next server compute the choice's prompt, if there is one that can. `n_estimated`: the prompt's tokens.
+    /// Has the next server compute the choice's prompt until `due`, if there is one that can.
     pub(super) async fn compute(
         &self,
         client: &Upstream,
         choice: &mut PreparedChoice,
         request_id: &str,
-        n_estimated: u32,
+        due: Instant,
     ) -> Option<Transfer> {
         if self.servers.is_empty() {
             return None;
@@ -110,7 +116,7 @@ impl PrefillServers {
         let asked = Instant::now();
         let outcome = tokio::select! {
             biased;
-            outcome = client.prefill(server.index, choice, request_id) => outcome,
+            outcome = client.prefill(server.index, choice, request_id, due) => outcome,
             () = server.hangs.notified() => Err(PrefillFailure::TimedOut),
         };
         let time = asked.elapsed();
@@ -119,10 +125,10 @@ impl PrefillServers {
         let prefill = &server.name;
         match outcome {
             Ok(PrefilledPrompt { n_tokens }) => {
-                let n_tokens = n_tokens.unwrap_or(0).min(most_tokens(n_estimated));
+                let n_tokens = n_tokens.unwrap_or(0);
                 tracing::debug!(upstream, prefill, request_id, ms, n_tokens, "a prefill server computed a prompt");
                 server.add(PrefillTotals { n_prompts: 1, time, ..PrefillTotals::default() });
-                Some(Transfer { server, prefill_time: time, n_tokens })
+                Some(Transfer { server, asked, prefill_time: time, n_tokens })
             }
             Err(failure) => {
                 let reason = failure.as_str();
@@ -135,15 +141,7 @@ impl PrefillServers {
                     "a prefill server did not compute a prompt; the upstream does"
                 );
                 self.fallbacks.count(PrefillFallback::Failed(failure));
-                match failure {
-                    // It answers, and other prompts may suit it.
-                    PrefillFailure::Refused => server.breaker.succeeded(),
-                    PrefillFailure::TimedOut => {
-                        server.breaker.failed(failure);
-                        server.hangs.notify_waiters();
-                    }
-                    _ => server.breaker.failed(failure),
-                }
+                server.failed(failure, asked);
                 None
             }
         }
@@ -154,23 +152,47 @@ impl PrefillServers {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let n = self.servers.len();
         let mut in_turn = (0..n).map(|i| &self.servers[(turn % n + i) % n]);
-        in_turn.find(|server| server.breaker.try_pass()).map(Arc::clone)
-    }
-
-    /// Asks each server with an open breaker for a token of this model.
-    pub(super) async fn probe(&self, client: &Upstream, model: &str) {
-        let open = self.servers.iter().filter(|server| server.breaker.is_open());
-        join_all(open.map(|server| async move {
-            let asked = tokio::time::Instant::now();
-            if client.prefill_server_computes(server.index, model).await {
-                server.breaker.answered(asked);
-            }
-        }))
-        .await;
+        let passes = |server: &&Arc<PrefillServer>| {
+            let passes = server.breaker.try_pass();
+            server.is_missed.fetch_or(!passes, Ordering::Relaxed);
+            passes
+        };
+        in_turn.find(passes).map(Arc::clone)
     }
 }
 
 impl PrefillServer {
+    /// Asks the server for a token of this model, if a prompt has missed it and its breaker waits for an answer.
+    pub(super) async fn probe(&self, client: &Upstream, model: &str) {
+        if !self.is_missed.swap(false, Ordering::Relaxed) || !self.breaker.awaits_answer() {
+            return;
+        }
+        let asked = Instant::now();
+        if client.prefill_server_computes(self.index, model).await {
+            self.breaker.answered(asked);
+        }
+    }
+
+    /// Notes why a prompt that went to the server at `asked` did not reach the upstream as KV.
+    fn failed(&self, failure: PrefillFailure, asked: Instant) {
+        match failure {
+            // It answers, and other prompts may suit it.
+            PrefillFailure::Refused => self.breaker.succeeded(asked),
+            PrefillFailure::ServerError => self.breaker.suspected(failure),
+            // A proxy may have answered for the server.
+            PrefillFailure::Busy | PrefillFailure::GatewayError => {}
+            PrefillFailure::TimedOut => {
+                self.breaker.failed(failure);
+                self.hangs.notify_waiters();
+            }
+            PrefillFailure::Failed
+            | PrefillFailure::NoKvTransferParams
+            | PrefillFailure::KvLost
+            | PrefillFailure::KvTimedOut => self.breaker.failed(failure),
+        }
+        self.is_missed.store(true, Ordering::Relaxed);
+    }
+
     /// Its totals since the start.
     pub fn totals(&self) -> PrefillTotals {
         *self.totals.lock().unwrap_or_else(PoisonError::into_inner)
@@ -187,19 +209,29 @@ impl PrefillServer {
 impl Transfer {
     /// The upstream has begun to answer with the KV.
     pub(super) fn arrived(&self) {
-        self.server.breaker.succeeded();
+        self.server.breaker.succeeded(self.asked);
     }
 
-    /// The upstream could not use the KV.
-    pub(super) fn lost(&self) {
-        self.server.breaker.failed(PrefillFailure::KvLost);
+    /// The upstream failed, and this KV is the likely cause.
+    pub(super) fn lost(&self, failure: PrefillFailure) {
+        self.server.failed(failure, self.asked);
     }
 
-    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them. It may
-    /// have computed some again without a word. Returns the tokens that came by transfer.
-    pub(super) fn ended(&self, n_cached: Option<u32>) -> u32 {
-        let n_transferred = self.n_tokens.min(n_cached.unwrap_or(self.n_tokens));
+    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them: those that
+    /// came by transfer and those of its own cache, which vLLM does not tell apart. `n_estimated`: the prompt's tokens.
+    pub(super) fn ended(&self, n_cached: Option<u32>, n_estimated: u32) -> EventKind {
+        let n_transferred = self.n_tokens.min(most_tokens(n_estimated)).min(n_cached.unwrap_or(u32::MAX));
         self.server.add(PrefillTotals { n_transferred: n_transferred.into(), ..PrefillTotals::default() });
-        n_transferred
+        self.event(n_transferred)
+    }
+
+    /// The choice has begun with this KV.
+    pub(super) fn started(&self) -> EventKind {
+        self.event(0)
+    }
+
+    fn event(&self, n_transferred: u32) -> EventKind {
+        let prefill_ms = self.prefill_time.as_secs_f64() * 1e3;
+        EventKind::Prefilled { server: self.server.name.clone(), prefill_ms, n_transferred }
     }
 }

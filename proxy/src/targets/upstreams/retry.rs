@@ -9,7 +9,7 @@ use std::time::Duration;
 use baton_engines::upstream::{UpstreamError, UpstreamFailure};
 use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::client_error::client_error;
 use super::server::UpstreamPermit;
@@ -101,41 +101,46 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
                 continue;
             }
         };
+        let asked = Instant::now();
         let failure = match question.ask(upstream, ready.question, ready.permits).await {
             Ok(answer) => {
-                server.breaker.succeeded();
+                server.breaker.succeeded(asked);
                 return Ok(FirstAnswer { server: Arc::clone(server), reason, answer });
             }
             Err(error) => error,
         };
         // The upstream's own message may quote prompts and keys: for debug logs only.
         tracing::debug!(request_id, upstream = server.name(), error = %failure, "an upstream did not answer a request");
+        if shows_health(&failure) {
+            server.breaker.succeeded(asked);
+        }
         match &failure {
             // Another upstream may have it.
             UpstreamError::NoRoute { route } => {
-                server.breaker.succeeded();
                 tracing::warn!(request_id, upstream = server.name(), route, "an upstream has no such route");
+                unsupported = Some(failure);
+                continue;
+            }
+            UpstreamError::TooLong { n_ctx, .. } => {
+                let may_fit = |(i, other): (usize, &ServingUpstream)| {
+                    !tried.contains(&i) && other.server.n_ctx(&other.model).is_none_or(|larger| larger > *n_ctx)
+                };
+                if !serving.upstreams.iter().enumerate().any(may_fit) {
+                    return Err(client_error(failure));
+                }
                 unsupported = Some(failure);
                 continue;
             }
             // Another upstream may be configured differently.
             UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
-                server.breaker.succeeded();
                 unsupported = Some(failure);
                 continue;
             }
             // Every upstream would refuse it.
-            UpstreamError::Refused(_) => {
-                server.breaker.succeeded();
-                return Err(client_error(failure));
-            }
-            UpstreamError::Busy { retry_after } => {
-                server.breaker.succeeded();
-                server.report_busy(model, *retry_after);
-            }
-            // The upstream answers, and may serve its other models.
+            UpstreamError::Refused(_) => return Err(client_error(failure)),
+            UpstreamError::Busy { retry_after } => server.report_busy(model, *retry_after),
+            // The upstream may serve its other models.
             UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. } => {
-                server.breaker.succeeded();
                 let next = next_step(serving, &tried, is_second_round, &failure).as_str();
                 tracing::warn!(request_id, upstream = server.name(), model, "an upstream lacks a model; {next}");
             }
@@ -147,6 +152,19 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
             }
         }
         last = Some(failure);
+    }
+}
+
+/// Returns true if an upstream that answers so is healthy.
+fn shows_health(error: &UpstreamError) -> bool {
+    match error {
+        UpstreamError::NoRoute { .. }
+        | UpstreamError::Unsupported { .. }
+        | UpstreamError::Refused(_)
+        | UpstreamError::Busy { .. } => true,
+        // Only the tokenizer was asked.
+        UpstreamError::TooLong { .. } => false,
+        UpstreamError::Failed { failure, .. } => *failure == UpstreamFailure::ModelMissing,
     }
 }
 

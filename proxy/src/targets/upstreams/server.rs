@@ -9,7 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
-use super::prefill_servers::PrefillServers;
+use super::prefill_servers::{PrefillServer, PrefillServers};
 use crate::model_name;
 use crate::targets::nodes::Breaker;
 
@@ -93,8 +93,8 @@ impl UpstreamServer {
             }),
         });
         tokio::spawn(poll(Arc::downgrade(&server), Arc::clone(&server.has_failed)));
-        if !server.prefill.servers.is_empty() {
-            tokio::spawn(poll_prefill_servers(Arc::downgrade(&server)));
+        for prefill in &server.prefill.servers {
+            tokio::spawn(poll_prefill_server(Arc::downgrade(&server), Arc::clone(prefill)));
         }
         server
     }
@@ -331,13 +331,13 @@ async fn poll(server: Weak<UpstreamServer>, has_failed: Arc<Notify>) {
     }
 }
 
-/// Probes the prefill servers that have failed, until the upstream is dropped.
-async fn poll_prefill_servers(server: Weak<UpstreamServer>) {
+/// Probes a prefill server when it has failed and prompts miss it, until the upstream is dropped.
+async fn poll_prefill_server(server: Weak<UpstreamServer>, prefill: Arc<PrefillServer>) {
     loop {
         tokio::time::sleep(PROBE_INTERVAL).await;
         let Some(server) = server.upgrade() else { return };
         if let Some(model) = server.any_model() {
-            server.prefill.probe(&server.client, &model).await;
+            prefill.probe(&server.client, &model).await;
         }
     }
 }

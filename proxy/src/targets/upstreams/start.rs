@@ -12,14 +12,14 @@ use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use futures::StreamExt;
 use futures::future::try_join_all;
+use tokio::time;
 use tracing::{Instrument, Span};
 
 use super::image_support::refuse_images;
 use super::prefill_servers::{PrefillFallback, Transfer};
-use super::prompt_estimate::estimated_tokens;
 use super::retry::{UpstreamQuestion, first_answer};
 use super::server::UpstreamPermit;
-use super::token_limit::n_left;
+use super::token_limit::{is_overflow, may_exceed_context, n_left};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
@@ -93,22 +93,25 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         self.prepare_choice(upstream, self.choices.start, None)
     }
 
-    /// Requests the choices, and waits for the first piece of each.
+    /// Requests the choices, and waits for the first piece of each. Whatever is tried meanwhile, it ends in time.
     async fn ask(
         &self,
         upstream: &ServingUpstream,
         prepared: PreparedChoice,
         permits: Vec<UpstreamPermit>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let n_left = n_left(upstream, self.request, self.request_id).await?;
-        let mut prepared = Some(prepared).filter(|_| n_left.is_none());
-        let calls = self.choices.clone().map(|choice| match prepared.take() {
-            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
-            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
-        });
-        let calls = calls.collect::<Result<Vec<_>, UpstreamError>>()?;
-        let choices = calls.into_iter().zip(permits);
-        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit))).await
+        let due = time::Instant::now() + upstream.server.client.settings().deadlines.first;
+        let permits: Vec<_> = permits.into_iter().map(Arc::new).collect();
+        let is_counted = may_exceed_context(upstream, self.request);
+        let left = if is_counted { self.n_left(upstream, &prepared, due).await? } else { None };
+        let calls = self.calls(upstream, Some(prepared), left)?;
+        let error = match self.ask_for_choices(upstream, calls, &permits, due).await {
+            Err(error) if is_overflow(&error) && !is_counted => error,
+            answer => return answer,
+        };
+        let call = self.prepare_choice(upstream, self.choices.start, None)?;
+        let Some(left) = self.n_left(upstream, &call, due).await? else { return Err(error) };
+        self.ask_for_choices(upstream, self.calls(upstream, None, Some(left))?, &permits, due).await
     }
 }
 
@@ -121,6 +124,41 @@ struct ChoiceCall {
 }
 
 impl GenerateQuestion<'_> {
+    async fn n_left(
+        &self,
+        upstream: &ServingUpstream,
+        call: &PreparedChoice,
+        due: time::Instant,
+    ) -> Result<Option<u32>, UpstreamError> {
+        n_left(upstream, self.request, call, self.request_id, half_way_to(due)).await
+    }
+
+    /// The calls for the choices. `prepared` is the first one without a limit.
+    fn calls(
+        &self,
+        upstream: &ServingUpstream,
+        prepared: Option<PreparedChoice>,
+        n_left: Option<u32>,
+    ) -> Result<Vec<ChoiceCall>, UpstreamError> {
+        let mut prepared = prepared.filter(|_| n_left.is_none());
+        let calls = self.choices.clone().map(|choice| match prepared.take() {
+            Some(call) => Ok(ChoiceCall { choice, n_left, call }),
+            None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
+        });
+        calls.collect()
+    }
+
+    async fn ask_for_choices(
+        &self,
+        upstream: &ServingUpstream,
+        calls: Vec<ChoiceCall>,
+        permits: &[Arc<UpstreamPermit>],
+        due: time::Instant,
+    ) -> Result<Vec<StartedChoice>, UpstreamError> {
+        let choices = calls.into_iter().zip(permits);
+        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit, due))).await
+    }
+
     fn prepare_choice(
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
@@ -134,7 +172,8 @@ impl GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         call: ChoiceCall,
-        permit: UpstreamPermit,
+        permit: &Arc<UpstreamPermit>,
+        due: time::Instant,
     ) -> Result<StartedChoice, UpstreamError> {
         let server = &upstream.server;
         let asked = Instant::now();
@@ -145,44 +184,34 @@ impl GenerateQuestion<'_> {
             choice = call.choice,
             server = server.name()
         );
-        let begun = self.begin(upstream, call, &Arc::new(permit)).instrument(span.clone()).await?;
+        let begun = self.begin(upstream, call, permit, due).instrument(span.clone()).await?;
         let BegunReply { first, rest, transfer } = begun;
         Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), asked, span })
     }
 
     /// Requests a choice, with the KV of a prefill server if there is one. If the upstream fails with that, it is asked
-    /// once more without it.
+    /// once more without it. Each step gets half of the time that is left, the last one all of it.
     async fn begin(
         &self,
         upstream: &ServingUpstream,
         ChoiceCall { choice, n_left, mut call }: ChoiceCall,
         permit: &Arc<UpstreamPermit>,
+        due: time::Instant,
     ) -> Result<BegunReply, UpstreamError> {
         let server = &upstream.server;
         // The client chose the first part, and a server that uses the id as a key must not get it twice.
         let new_id = || format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
         let request_id = new_id();
-        let n_prompt = estimated_tokens(self.request);
-        let transfer = server.prefill.compute(&server.client, &mut call, &request_id, n_prompt).await;
-        let begun = first_piece(server, call, &request_id, permit).await;
-        let Some(transfer) = transfer else { return begun };
-        let error = match begun {
+        let transfer = server.prefill.compute(&server.client, &mut call, &request_id, half_way_to(due)).await;
+        let Some(transfer) = transfer else { return first_piece(server, call, &request_id, permit, due).await };
+        let error = match first_piece(server, call, &request_id, permit, half_way_to(due)).await {
             Ok(begun) => {
                 transfer.arrived();
                 return Ok(BegunReply { transfer: Some(transfer), ..begun });
             }
             Err(error) => error,
         };
-        match &error {
-            // As vLLM reports that it could not fetch the KV. It may also be an error of another cause.
-            UpstreamError::Failed { failure: UpstreamFailure::ServerError, .. } => {}
-            // Perhaps it waited for the KV. The next request must not.
-            UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. } => {
-                transfer.lost();
-                return Err(error);
-            }
-            _ => return Err(error),
-        }
+        let Some(failure) = failure_with_kv(&error) else { return Err(error) };
         // The upstream's own message may quote the prompt.
         tracing::debug!(request_id, upstream = server.name(), %error, "the upstream's error");
         tracing::warn!(
@@ -193,11 +222,46 @@ impl GenerateQuestion<'_> {
             "an upstream failed with the KV of a prefill server; it is asked once more without"
         );
         let call = self.prepare_choice(upstream, choice, n_left)?;
-        let begun = first_piece(server, call, &new_id(), permit).await?;
-        transfer.lost();
-        server.prefill.fallbacks.count(PrefillFallback::Failed(PrefillFailure::KvLost));
-        Ok(begun)
+        let begun = first_piece(server, call, &new_id(), permit, due).await;
+        match &begun {
+            Ok(_) => {
+                transfer.lost(failure);
+                server.prefill.fallbacks.count(PrefillFallback::Failed(failure));
+            }
+            // Waiting for the KV left no time to compute the prompt. The next request must not wait for it.
+            Err(UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. })
+                if failure == PrefillFailure::KvTimedOut =>
+            {
+                transfer.lost(failure);
+            }
+            Err(_) => {}
+        }
+        begun
     }
+}
+
+/// The failure of a prefill server's KV that this error of the upstream shows, if the same request succeeds without the KV.
+/// `None`: the KV is not the cause.
+fn failure_with_kv(error: &UpstreamError) -> Option<PrefillFailure> {
+    let UpstreamError::Failed { failure, .. } = error else { return None };
+    match failure {
+        // As vLLM reports that it could not fetch the KV.
+        UpstreamFailure::ServerError => Some(PrefillFailure::KvLost),
+        UpstreamFailure::TimedOut => Some(PrefillFailure::KvTimedOut),
+        UpstreamFailure::GatewayError => Some(PrefillFailure::GatewayError),
+        UpstreamFailure::Unreachable
+        | UpstreamFailure::CutShort
+        | UpstreamFailure::Interrupted
+        | UpstreamFailure::Malformed
+        | UpstreamFailure::Redirected
+        | UpstreamFailure::Unauthorized
+        | UpstreamFailure::ModelMissing => None,
+    }
+}
+
+fn half_way_to(due: time::Instant) -> time::Instant {
+    let now = time::Instant::now();
+    now + due.saturating_duration_since(now) / 2
 }
 
 /// A reply whose first piece has come.
@@ -212,8 +276,9 @@ async fn first_piece(
     call: PreparedChoice,
     request_id: &str,
     permit: &Arc<UpstreamPermit>,
+    due: time::Instant,
 ) -> Result<BegunReply, UpstreamError> {
-    let mut rest = server.client.generate(call, request_id, Arc::clone(permit)).await?;
+    let mut rest = server.client.generate(call, request_id, due, Arc::clone(permit)).await?;
     let cut = || UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "there was no reply".to_owned() };
     let first = rest.next().await.unwrap_or_else(|| Err(cut()))?;
     Ok(BegunReply { first, rest, transfer: None })

@@ -116,6 +116,7 @@ impl TextEvents {
     fn begin(&mut self, StartedChoice { first, rest, transfer, server, asked, span }: StartedChoice) -> TextDelta {
         self.clock.started_at(asked);
         self.ready.push_back(EventKind::Started { n_cached: 0 });
+        self.ready.extend(transfer.as_ref().map(Transfer::started));
         self.source = TextSource::Running(RunningChoice { rest, transfer, server, _span: span });
         first
     }
@@ -130,12 +131,11 @@ impl TextEvents {
     }
 
     fn finish(&mut self, TextEnd { reason, usage }: TextEnd) {
-        let mut n_transferred = 0;
         if let TextSource::Running(RunningChoice { server, transfer, .. }) = &self.source {
             if self.reader.is_overlong() {
                 tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
             }
-            n_transferred = transfer.as_ref().map_or(0, |transfer| transfer.ended(usage.n_cached));
+            self.ready.extend(transfer.as_ref().map(|transfer| transfer.ended(usage.n_cached, self.n_prompt)));
         }
         if let Some(n_completion) = usage.n_completion {
             self.clock.correct(self.reader.believable(n_completion));
@@ -145,7 +145,7 @@ impl TextEvents {
             let n_cached = usage.n_cached.unwrap_or(0).min(n_reported);
             self.clock.n_computed = n_reported - n_cached;
             let n_estimated = self.n_prompt;
-            self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached, n_transferred });
+            self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached });
         }
         self.ready.push_back(EventKind::Finished {
             reason,

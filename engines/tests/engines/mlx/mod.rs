@@ -1,19 +1,18 @@
 //! The mlx engine keeps the contract, hands KV over to and from llama.cpp, and outlives its worker's end.
 
-use std::collections::BTreeSet;
+#[cfg(target_os = "linux")]
+mod losses;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
 use baton_engines::handoff::KvPuller;
 use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::{EngineError, SequenceRequest, Token};
-use futures::StreamExt;
+use baton_schemas::{SequenceRequest, Token};
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
 use tokio::sync::Mutex;
@@ -58,50 +57,22 @@ impl Model {
     }
 
     async fn start(&self, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
-        start(self.config(), puller).await.0
+        start(self.config(), puller).await
     }
 }
 
-/// Held while a test ends workers, so that others are started. It is locked before [`STARTS`].
-static LOSSES: Mutex<()> = Mutex::const_new(());
-
-/// Held while a test starts an engine, or looks for its workers.
+/// Held while a test starts an engine.
 static STARTS: Mutex<()> = Mutex::const_new(());
 
-/// Starts an engine. Returns its worker's process, too.
-async fn start(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> (Arc<MlxEngine>, u32) {
+async fn start(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
     let _start = STARTS.lock().await;
     start_alone(config, puller).await
 }
 
-/// The same, while no other engine starts: so the new worker is the engine's.
-async fn start_alone(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> (Arc<MlxEngine>, u32) {
-    let before = workers();
+/// Starts an engine while no other one starts.
+async fn start_alone(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
     let start = move || MlxEngine::start(config, puller);
-    let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|error| panic!("{error}"));
-    let new: Vec<u32> = workers().difference(&before).copied().collect();
-    (Arc::new(engine), new[0])
-}
-
-/// The processes that this one has started and that run Python.
-fn workers() -> BTreeSet<u32> {
-    let mut all = BTreeSet::new();
-    for thread in fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        let children = children.split_whitespace().filter_map(|id| id.parse::<u32>().ok());
-        all.extend(children.filter(|id| {
-            fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|c| c.starts_with(b"/") && contains(&c, b"-I"))
-        }));
-    }
-    all
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    text.split(|byte| *byte == 0).any(|argument| argument == part)
-}
-
-fn signal(name: &str, process: u32) {
-    assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
+    Arc::new(tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|error| panic!("{error}")))
 }
 
 async fn prompt(engine: &dyn Engine, text: &str) -> Vec<Token> {
@@ -118,94 +89,6 @@ fn greedy(prompt: &[Token], n: u32) -> SequenceRequest {
 async fn mlx_with_random_weights_keeps_the_contract() {
     let Some(model) = Model::tiny(Architecture::Llama) else { return };
     contract::check(model.start(None).await).await;
-}
-
-/// A running stream, a waiting one and the cached conversations: all are there afterwards, with the tokens that would have
-/// come.
-async fn check_outlives(end_worker: impl Fn(u32)) {
-    let Some(model) = Model::tiny(Architecture::Qwen3) else { return };
-    let _losses = LOSSES.lock().await;
-    let config = MlxConfig { n_slots: 2, max_silence: Duration::from_secs(3), ..model.config() };
-    let (engine, worker) = start(config, None).await;
-    let prompts = ["Once upon a time", "The other one", "A third that waits"];
-    let mut expected = Vec::new();
-    for text in prompts {
-        let request = greedy(&prompt(&*engine, text).await, 60);
-        expected.push(peers::generate(&*engine, request).await.tokens);
-    }
-    let mut streams = Vec::new();
-    for text in prompts {
-        streams.push(engine.generate(greedy(&prompt(&*engine, text).await, 60)).await.unwrap());
-    }
-    let mut found = vec![Vec::new(); prompts.len()];
-    let first = &mut streams[0];
-    while found[0].len() < 5 {
-        if let SequenceEvent::Token(token) = first.next().await.unwrap().unwrap() {
-            found[0].push(token.id);
-        }
-    }
-    end_worker(worker);
-    for (stream, tokens) in streams.iter_mut().zip(&mut found) {
-        while let Some(event) = stream.next().await {
-            if let SequenceEvent::Token(token) = event.unwrap() {
-                tokens.push(token.id);
-            }
-        }
-    }
-    assert_eq!(found, expected);
-    assert!(!is_running(worker), "the lost worker was killed");
-    let texts = baton_schemas::embed::EmbedSequences { inputs: vec![vec![1; 10]] };
-    assert!(engine.embed(texts).await.unwrap().next().await.unwrap().is_ok());
-}
-
-/// A process that has ended and was not waited for runs no more.
-fn is_running(process: u32) -> bool {
-    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_killed_costs_a_pause_and_no_token() {
-    check_outlives(|worker| signal("-KILL", worker)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_freezes_costs_a_pause_and_no_token() {
-    check_outlives(|worker| signal("-STOP", worker)).await;
-}
-
-/// A request that ends each worker, as far as anybody can tell.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_loses_every_worker_fails_and_the_next_one_is_answered() {
-    let Some(model) = Model::tiny(Architecture::Llama) else { return };
-    // No other worker starts, for the first time or again.
-    let _losses = LOSSES.lock().await;
-    let _start = STARTS.lock().await;
-    let before = workers();
-    let (engine, _) = start_alone(model.config(), None).await;
-    let request = greedy(&prompt(&*engine, "Once upon a time").await, 1_000);
-    let mut stream = engine.generate(request.clone()).await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
-    let failure = loop {
-        assert!(Instant::now() < deadline, "the request is tried for ever");
-        workers().difference(&before).for_each(|worker| signal("-KILL", *worker));
-        match tokio::time::timeout(Duration::from_millis(20), stream.next()).await {
-            Ok(Some(Err(error))) => break error,
-            Ok(None) => panic!("the stream was cut"),
-            Ok(Some(Ok(_))) | Err(_) => {}
-        }
-    };
-    assert!(matches!(failure, EngineError::Internal { .. }), "{failure}");
-    let request = SequenceRequest { max_tokens: Some(3), ..request };
-    assert_eq!(peers::generate(&*engine, request).await.tokens.len(), 3);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_worker_ends_with_its_engine() {
-    let Some(model) = Model::tiny(Architecture::Llama) else { return };
-    let (engine, worker) = start(model.config(), None).await;
-    assert!(is_running(worker));
-    tokio::task::spawn_blocking(move || drop(engine)).await.unwrap();
-    assert!(!is_running(worker));
 }
 
 #[test]
@@ -227,7 +110,7 @@ fn a_python_without_mlx_lm_is_named_in_words() {
     let missing = error("/nowhere/python");
     assert!(matches!(missing, LoadError::NotInstalled { .. }) && missing.to_string().contains("baton mlx install"));
     // It ends at once, like a Python whose packages are broken.
-    let ends = error("/bin/false");
+    let ends = error(if cfg!(target_os = "macos") { "/usr/bin/false" } else { "/bin/false" });
     assert!(matches!(ends, LoadError::Worker { .. }) && ends.to_string().contains("closed its connection"), "{ends}");
 }
 
@@ -244,35 +127,56 @@ mod beside_llama {
         Some(peers::puller(PullPolicy { max_canary_distance: Some(0.1), ..PullPolicy::default() }))
     }
 
+    /// The engine that runs the GGUF file.
+    #[derive(Debug, Clone, Copy)]
+    enum Other {
+        Llama,
+        #[cfg(feature = "candle")]
+        Candle,
+    }
+
+    impl Other {
+        async fn start(self, model: &Model) -> Arc<dyn Engine> {
+            match self {
+                Other::Llama => llama(&model.gguf, puller()).await,
+                #[cfg(feature = "candle")]
+                Other::Candle => {
+                    use crate::candle;
+                    candle::start(candle::config(&model.gguf), puller()).await
+                }
+            }
+        }
+    }
+
     /// One prompt of `n_prompt` tokens and `n` tokens after it.
-    async fn check_hands_over(model: &Model, n_prompt: usize, n: u32) {
-        let (llama_alone, mlx_alone) = (llama(&model.gguf, puller()).await, model.start(puller()).await);
-        let (of_llama, of_mlx) = (llama_alone.info().await.unwrap(), mlx_alone.info().await.unwrap());
+    async fn check_hands_over(model: &Model, other: Other, n_prompt: usize, n: u32) {
+        let (other_alone, mlx_alone) = (other.start(model).await, model.start(puller()).await);
+        let (of_other, of_mlx) = (other_alone.info().await.unwrap(), mlx_alone.info().await.unwrap());
         let kv = |info: &NodeInfo| info.kv.clone().unwrap();
-        assert_eq!(kv(&of_llama).layout, kv(&of_mlx).layout);
-        assert_eq!(kv(&of_llama).canary, kv(&of_mlx).canary);
-        let hashes = (of_llama.fingerprint.unwrap(), of_mlx.fingerprint.unwrap());
+        assert_eq!(kv(&of_other).layout, kv(&of_mlx).layout);
+        assert_eq!(kv(&of_other).canary, kv(&of_mlx).canary);
+        let hashes = (of_other.fingerprint.unwrap(), of_mlx.fingerprint.unwrap());
         assert_eq!(hashes.0.vocabulary, hashes.1.vocabulary, "the canonical list of tokens");
         assert_ne!(hashes.0.weights, hashes.1.weights, "the canary decides, and no name");
 
-        let text = tokens(&*llama_alone, &prose(), false).await;
+        let text = tokens(&*other_alone, &prose(), false).await;
         let prompt = &text[..n_prompt];
         let node_of = |engine: Arc<dyn Engine>| peers::node(engine, Role::Prefill, peers::KEY);
-        let (expected, _) = reply(&*llama_alone, prompt, n, None).await;
+        let (expected, _) = reply(&*other_alone, prompt, n, None).await;
         let from_mlx = node_of(mlx_alone.clone()).await;
-        let decoder = llama(&model.gguf, puller()).await;
+        let decoder = other.start(model).await;
         let (found, n_handed) = reply(&*decoder, prompt, n, Some(&from_mlx.url)).await;
         let (kl, n_compared) = divergence(&expected, &found);
-        println!("{}: mlx to llama: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        println!("{}: mlx to {other:?}: mean KL {kl:.1e} over {n_compared} tokens", of_other.architecture);
         assert_eq!(n_handed as usize, n_prompt - 1);
         assert!(n_compared >= 4 && kl <= MAX_KL, "{kl} over {n_compared} tokens");
 
         let (expected, _) = reply(&*mlx_alone, prompt, n, None).await;
-        let from_llama = node_of(llama_alone.clone()).await;
+        let from_other = node_of(other_alone.clone()).await;
         let decoder = model.start(puller()).await;
-        let (found, n_handed) = reply(&*decoder, prompt, n, Some(&from_llama.url)).await;
+        let (found, n_handed) = reply(&*decoder, prompt, n, Some(&from_other.url)).await;
         let (kl, n_compared) = divergence(&expected, &found);
-        println!("{}: llama to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        println!("{}: {other:?} to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_other.architecture);
         assert_eq!(n_handed as usize, n_prompt - 1);
         assert!(n_compared >= 4 && kl <= MAX_KL, "{kl} over {n_compared} tokens");
 
@@ -280,7 +184,7 @@ mod beside_llama {
         let decoder = model.start(puller()).await;
         let (found, _) = reply(&*decoder, prompt, n, Some(&from_mlx.url)).await;
         let (kl, n_compared) = divergence(&expected, &found);
-        println!("{}: mlx to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_llama.architecture);
+        println!("{}: mlx to mlx: mean KL {kl:.1e} over {n_compared} tokens", of_other.architecture);
         assert!(n_compared >= 4 && kl <= 1e-9, "{kl} over {n_compared} tokens");
     }
 
@@ -288,7 +192,16 @@ mod beside_llama {
     async fn random_weights_are_handed_over_to_llama_and_back() {
         for architecture in [Architecture::Llama, Architecture::Qwen3] {
             let Some(model) = Model::tiny(architecture) else { return };
-            check_hands_over(&model, 200, 16).await;
+            check_hands_over(&model, Other::Llama, 200, 16).await;
+        }
+    }
+
+    #[cfg(feature = "candle")]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn random_weights_are_handed_over_to_candle_and_back() {
+        for architecture in [Architecture::Llama, Architecture::Qwen3] {
+            let Some(model) = Model::tiny(architecture) else { return };
+            check_hands_over(&model, Other::Candle, 200, 16).await;
         }
     }
 
@@ -296,7 +209,7 @@ mod beside_llama {
     #[tokio::test(flavor = "multi_thread")]
     async fn smollm2_is_handed_over_to_llama_and_back() {
         let Some(model) = Model::smollm2() else { return };
-        check_hands_over(&model, 80, 8).await;
+        check_hands_over(&model, Other::Llama, 80, 8).await;
     }
 
     /// A folder's tokenizer and template give what those of the GGUF file give.
