@@ -22,5 +22,18 @@ pub const QUEUED: RangeInclusive<u32> = 1..=65_536;
 /// Layers of a model; llama.cpp's own limit.
 pub const LAYERS: RangeInclusive<u32> = 0..=512;
 
+/// Tokens of one physical compute batch: llama.cpp's own default.
+pub const DEFAULT_UBATCH: u32 = 512;
+
+/// In a longer queue, most clients would give up before their turn.
+pub const DEFAULT_MAX_QUEUED: u32 = 256;
+
+/// Errors, in words: the value of an option is out of its range.
+pub(crate) fn within(option: &str, value: u32, range: RangeInclusive<u32>) -> Result<(), String> {
+    let (min, max) = (range.start(), range.end());
+    let wrong = || format!("{option} must be between {min} and {max}, not {value}");
+    range.contains(&value).then_some(()).ok_or_else(wrong)
+}
+
 /// Four streams share a step's weights without slowing each other much on the machines Baton is for.
 pub const DEFAULT_SLOTS: u32 = 4;

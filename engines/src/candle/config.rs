@@ -1,10 +1,9 @@
 //! The configuration of [`CandleEngine`](super::CandleEngine), and its valid ranges.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::LoadError;
-use crate::limits::{self, DEFAULT_SLOTS};
+use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 
 /// How candle runs a model.
 #[derive(Debug, Clone)]
@@ -55,21 +54,10 @@ impl CandleConfig {
 
     /// Errors: an option is out of range.
     pub(super) fn check(&self) -> Result<(), LoadError> {
-        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
-            let wrong = || {
-                let (min, max) = (range.start(), range.end());
-                LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"))
-            };
-            range.contains(&value).then_some(()).ok_or_else(wrong)
-        };
+        let within = |option: &str, value, range| limits::within(option, value, range).map_err(LoadError::Config);
         within("--slots", self.n_slots, limits::SLOTS)?;
         within("--ubatch", self.n_ubatch, limits::UBATCH)?;
         within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
         within("--max-queued", self.max_queued, limits::QUEUED)
     }
 }
-
-/// That of the llama engine.
-const DEFAULT_UBATCH: u32 = 512;
-/// In a longer queue, most clients would give up before their turn.
-const DEFAULT_MAX_QUEUED: u32 = 256;

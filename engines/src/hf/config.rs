@@ -163,6 +163,31 @@ pub(super) struct Config {
 /// RoPE's base where the file names none, as in Transformers and llama.cpp. mlx-lm's own default differs for Qwen 2.
 const DEFAULT_ROPE_BASE: f64 = 10_000.0;
 
+impl Rope {
+    /// The settings may stand in two places. Errors: they contradict each other.
+    fn of(file: &File, path: &Path) -> Result<Rope, FolderError> {
+        let mut bases: Vec<f64> = file.rope_theta.into_iter().collect();
+        let mut scalings: Vec<RopeScaling> = Vec::new();
+        for text in [&file.rope_scaling, &file.rope_parameters].into_iter().flatten() {
+            let keys = serde_json::from_str::<Option<RopeKeys>>(text.get());
+            let keys = keys.map_err(|source| FolderError::Json { path: path.to_owned(), source })?;
+            let RopeKeys { old_type, rope_type, rope_theta, factor } = keys.unwrap_or_default();
+            bases.extend(rope_theta);
+            let kind = old_type.or(rope_type).filter(|kind| kind != "default");
+            scalings.extend(kind.map(|kind| RopeScaling { kind, factor, text: text.clone() }));
+        }
+        let base = *bases.first().unwrap_or(&DEFAULT_ROPE_BASE);
+        let same = |a: &RopeScaling, b: &RopeScaling| a.kind == b.kind && a.factor == b.factor;
+        if bases.iter().any(|other| *other != base) || scalings.windows(2).any(|two| !same(&two[0], &two[1])) {
+            return Err(FolderError::malformed(path, "its settings of RoPE contradict each other"));
+        }
+        if !(base.is_finite() && base >= 1.0) {
+            return Err(FolderError::malformed(path, format!("rope_theta is {base}")));
+        }
+        Ok(Rope { base, scaling: scalings.into_iter().next() })
+    }
+}
+
 impl Config {
     pub(super) fn read(folder: &Path) -> Result<Config, FolderError> {
         let path = &folder.join("config.json");
@@ -195,18 +220,7 @@ impl Config {
             let what = format!("{n_heads} heads, {n_kv_heads} KV heads, {head_size} elements of a head");
             return Err(FolderError::malformed(path, what));
         }
-        let rope_text = file.rope_scaling.as_deref().or(file.rope_parameters.as_deref());
-        let rope: Option<RopeKeys> = match rope_text {
-            Some(text) => serde_json::from_str(text.get())
-                .map_err(|source| FolderError::Json { path: path.to_owned(), source })?,
-            None => None,
-        };
-        let RopeKeys { old_type, rope_type, rope_theta, factor } = rope.unwrap_or_default();
-        let rope_type = old_type.or(rope_type).filter(|kind| kind != "default");
-        let base = file.rope_theta.or(rope_theta).unwrap_or(DEFAULT_ROPE_BASE);
-        if !(base.is_finite() && base >= 1.0) {
-            return Err(FolderError::malformed(path, format!("rope_theta is {base}")));
-        }
+        let rope = Rope::of(&file, path)?;
         let quantization = file.quantization.as_deref().or(file.quantization_config.as_deref());
         let quantized_bits = match quantization {
             Some(text) => {
@@ -219,10 +233,8 @@ impl Config {
         };
         let compact = |name: &str, text: Option<&RawValue>| text.map(|text| format!("{name}={}", text.get()));
         // The scaling of llama3 and yarn has numbers that the keys of the fingerprint do not name.
-        let scaling_text = rope_text.filter(|_| rope_type.is_some());
-        let changes = [compact("rope", scaling_text), compact("quantization", quantization)];
-        let scaling =
-            rope_type.zip(scaling_text).map(|(kind, text)| RopeScaling { kind, factor, text: text.to_owned() });
+        let scaling = rope.scaling.as_ref().map(|scaling| &*scaling.text);
+        let changes = [compact("rope", scaling), compact("quantization", quantization)];
         Ok(Config {
             family,
             n_layers: within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?,
@@ -237,7 +249,7 @@ impl Config {
             changes: changes.into_iter().flatten().collect(),
             n_ctx_train: file.max_position_embeddings,
             epsilon: file.rms_norm_eps,
-            rope: Rope { base, scaling },
+            rope,
         })
     }
 

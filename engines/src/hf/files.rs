@@ -1,4 +1,4 @@
-//! Reads whole files of bounded length.
+//! Opens a folder's files, and reads whole files of bounded length.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,6 +7,16 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::error::FolderError;
+
+/// Opens a file to read it.
+pub(super) fn open(path: &Path) -> Result<File, FolderError> {
+    let unreadable = |source| FolderError::unreadable(path, source);
+    // Reading a device or a pipe might never end, or never begin.
+    match std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        true => File::open(path).map_err(unreadable),
+        false => Err(unreadable(io::Error::other("it is no regular file"))),
+    }
+}
 
 /// Reads a JSON file of at most `max_bytes`.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Result<T, FolderError> {
@@ -17,12 +27,8 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Res
 /// Reads a file of at most `max_bytes`.
 pub(super) fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>, FolderError> {
     let unreadable = |source| FolderError::unreadable(path, source);
-    // Reading a device or a pipe might never end, or never begin.
-    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-        return Err(unreadable(io::Error::other("it is no regular file")));
-    }
     let mut text = Vec::new();
-    File::open(path).map_err(unreadable)?.take(max_bytes + 1).read_to_end(&mut text).map_err(unreadable)?;
+    open(path)?.take(max_bytes + 1).read_to_end(&mut text).map_err(unreadable)?;
     if text.len() as u64 > max_bytes {
         return Err(FolderError::TooLong { path: path.to_owned(), max_bytes });
     }

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::FolderError;
+use super::files::open;
 use crate::gguf::{SAMPLE_BYTES, TensorInfo, hash_part};
 
 /// Real headers have some hundred bytes a tensor.
@@ -137,7 +138,7 @@ impl Tensors {
     fn add(&mut self, path: PathBuf) -> Result<(), FolderError> {
         let unreadable = |source| FolderError::unreadable(&path, source);
         let malformed = |what: String| FolderError::malformed(&path, what);
-        let mut file = File::open(&path).map_err(unreadable)?;
+        let mut file = open(&path)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(unreadable)?;

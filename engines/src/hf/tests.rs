@@ -107,6 +107,7 @@ fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     check("layer_types", &|config, _| config["layer_types"] = json!(["sliding_attention", "full_attention"]));
     check("rope_theta is -1", &|config, _| config["rope_theta"] = (-1).into());
     check("vocab_size is", &|config, _| config["vocab_size"] = (1 << 21).into());
+    check("contradict", &|config, _| config["rope_parameters"] = json!({ "rope_theta": 1e6 }));
     check("rope_traditional", &|config, _| config["rope_traditional"] = true.into());
     check("num_hidden_layers is 9999999", &|config, _| config["num_hidden_layers"] = 9_999_999.into());
     check("KV heads", &|config, _| config["num_key_value_heads"] = 3.into());

@@ -1,13 +1,12 @@
 //! The configuration of [`LlamaEngine`](super::LlamaEngine), and its valid ranges.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::devices;
 use super::load_error::LoadError;
-use crate::limits::{self, DEFAULT_SLOTS};
+use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
 
 /// How llama.cpp runs a model.
@@ -109,12 +108,7 @@ impl LlamaConfig {
 
     /// Errors: an option is out of range, or there is no device for it.
     pub(super) fn check(&self) -> Result<(), LoadError> {
-        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
-            let min = range.start();
-            let max = range.end();
-            let wrong = || LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"));
-            range.contains(&value).then_some(()).ok_or_else(wrong)
-        };
+        let within = |option: &str, value, range| limits::within(option, value, range).map_err(LoadError::Config);
         within("--slots", self.n_slots, limits::SLOTS)?;
         within("--ubatch", self.n_ubatch, limits::UBATCH)?;
         within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
@@ -123,8 +117,3 @@ impl LlamaConfig {
         devices::check(self.device.as_deref(), self.n_gpu_layers)
     }
 }
-
-/// llama.cpp's own default.
-const DEFAULT_UBATCH: u32 = 512;
-/// In a longer queue, most clients would give up before their turn.
-const DEFAULT_MAX_QUEUED: u32 = 256;

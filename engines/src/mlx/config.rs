@@ -1,11 +1,10 @@
 //! The configuration of [`MlxEngine`](super::MlxEngine), and its valid ranges.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::LoadError;
-use crate::limits::{self, DEFAULT_SLOTS};
+use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 
 /// How mlx-lm runs a model.
 #[derive(Debug, Clone)]
@@ -65,15 +64,10 @@ impl MlxConfig {
 
     /// Errors: an option is out of range.
     pub(super) fn check(&self) -> Result<(), LoadError> {
-        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
-            let wrong = || {
-                let (min, max) = (range.start(), range.end());
-                LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"))
-            };
-            range.contains(&value).then_some(()).ok_or_else(wrong)
-        };
+        let within = |option: &str, value, range| limits::within(option, value, range).map_err(LoadError::Config);
         within("--slots", self.n_slots, limits::SLOTS)?;
         within("--ubatch", self.n_ubatch, limits::UBATCH)?;
+        within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
         within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
         within("--max-queued", self.max_queued, limits::QUEUED)?;
         match &self.device {
@@ -89,10 +83,5 @@ impl MlxConfig {
 
 /// The name of the processor in options.
 pub(super) const CPU: &str = "cpu";
-
-/// That of the llama engine.
-const DEFAULT_UBATCH: u32 = 512;
-/// In a longer queue, most clients would give up before their turn.
-const DEFAULT_MAX_QUEUED: u32 = 256;
 /// A worker sends a sign of life each second. On a machine that swaps, its thread may not run for some seconds.
 const MAX_SILENCE: Duration = Duration::from_secs(15);

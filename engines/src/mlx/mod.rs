@@ -22,7 +22,7 @@ pub use self::config::MlxConfig;
 pub use self::load_error::LoadError;
 use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
-use self::worker::{Device, Worker, WorkerConfig};
+use self::worker::{Device, MAX_CACHE_BYTES, Worker, WorkerConfig};
 use crate::gguf::{ModelSizes, SizeError, SizeOptions};
 use crate::handoff::KvPuller;
 use crate::hf::{self, ModelFolder};
@@ -39,7 +39,7 @@ use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 /// What the worker needs: a list for pip, with exact versions.
 pub const REQUIREMENTS: &str = include_str!("requirements.txt");
 
-/// A Python program that makes a folder from a GGUF file. Its arguments: the file, the folder, and `f16` or `f32`.
+/// A Python program that makes a folder from a GGUF file. Its arguments: the file, the folder, and `f16`, `f32` or `none`.
 pub const CONVERTER: &str = include_str!("convert.py");
 
 /// A model that mlx-lm computes.
@@ -226,7 +226,9 @@ fn sizes(folder: &ModelFolder, config: &MlxConfig) -> Result<ModelSizes, LoadErr
         n_cells: config.n_cells,
         n_slots: config.n_slots,
         cache_types,
-        companion_bytes: bytes_per_token.saturating_mul(u64::from(config.n_slots) * GROWTH),
+        companion_bytes: bytes_per_token
+            .saturating_mul(u64::from(config.n_slots) * GROWTH)
+            .saturating_add(MAX_CACHE_BYTES),
     };
     ModelSizes::choose(&folder.header, options, available_memory()).map_err(|source| match source {
         SizeError::OutOfRange(message) => LoadError::Config(message),

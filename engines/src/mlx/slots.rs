@@ -46,10 +46,10 @@ impl MlxSlots {
     }
 
     /// Takes note that all slots are empty, and says so to the scheduler.
-    fn lose(&mut self, why: String) -> ComputeError {
+    fn lose(&mut self, reason: String, by_batch: bool) -> ComputeError {
         self.lengths.fill(0);
         self.n_lost = self.worker.borrow().n_lost;
-        ComputeError::Lost(why)
+        ComputeError::Lost { reason, by_batch }
     }
 
     /// Adds the rows of positions `[p0, p1)`, in canonical order.
@@ -98,7 +98,7 @@ impl ModelContext for MlxSlots {
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         if self.has_lost() {
-            return Err(self.lose("the mlx worker was lost between two batches".into()));
+            return Err(self.lose("the mlx worker was lost between two batches".into(), false));
         }
         let parts = parts(batch);
         let tokens: Vec<u8> = batch.iter().flat_map(|t| t.token.to_le_bytes()).collect();
@@ -107,7 +107,7 @@ impl ModelContext for MlxSlots {
         let logits = match self.call(&Request::Compute { parts: &parts }, &[&tokens], n_reply) {
             Ok(logits) => logits,
             Err(CallError::Refused(why)) => return Err(ComputeError::Refused(why)),
-            Err(CallError::Lost(why)) => return Err(self.lose(why)),
+            Err(CallError::Lost(why)) => return Err(self.lose(why, true)),
         };
         for part in &parts {
             self.lengths[part.slot] = part.from + part.n;

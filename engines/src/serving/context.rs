@@ -30,8 +30,12 @@ pub(crate) enum ComputeError {
     #[error("{0}")]
     Refused(String),
     /// What computes was lost, and with it the KV of all slots, which are empty now. The next batch may be computed.
-    #[error("{0}")]
-    Lost(String),
+    #[error("{reason}")]
+    Lost {
+        reason: String,
+        /// It was lost while it computed this batch.
+        by_batch: bool,
+    },
 }
 
 /// A slot's KV cannot be cut to a part of its positions.

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_engines::gguf::Gguf;
 use baton_engines::hf::ModelFolder;
 use baton_engines::mlx::{CONVERTER, REQUIREMENTS};
 use baton_fetch::cache;
@@ -25,10 +26,21 @@ pub async fn convert(file: &Path, folder: &Path) -> Result<(), CommandFailure> {
 /// The folder that was made of a file in the cache, or is made now.
 pub(crate) async fn made_of(file: &Path) -> Result<PathBuf, CommandFailure> {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let folder = cache::default_folder()?.join(format!("{stem}-f32"));
-    if ModelFolder::open(&folder).is_err() {
-        eprintln!("{} is converted for MLX, once.", file.display());
-        convert(file, &folder).await?;
+    // Files of one name may be different models.
+    let fingerprint = Gguf::open(file)?.fingerprint(file, &[])?;
+    let weights: String = fingerprint.weights[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+    let folder = cache::default_folder()?.join(format!("{stem}-{weights}-f32"));
+    if ModelFolder::open(&folder).is_ok() {
+        return Ok(folder);
+    }
+    eprintln!("{} is converted for MLX, once.", file.display());
+    // Another process may convert the same file.
+    let parent = cache::default_folder()?;
+    let made = tempfile::tempdir_in(&parent)?;
+    convert(file, made.path()).await?;
+    match std::fs::rename(made.path(), &folder) {
+        Err(_) if ModelFolder::open(&folder).is_ok() => {}
+        renamed => renamed?,
     }
     Ok(folder)
 }

@@ -21,7 +21,7 @@ pub(super) struct MlxArgs {
 enum MlxCommand {
     /// Install mlx-lm, in the version that the mlx engine was tested with, into a folder of Baton's cache.
     Install(InstallArgs),
-    /// Make a model's folder from a GGUF file, with weights of f32 or f16. For tests: it takes up to eight times the space.
+    /// Make a model's folder from a GGUF file, with weights of f32. For tests: it takes up to eight times the space.
     Convert(ConvertArgs),
 }
 

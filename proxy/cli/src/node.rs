@@ -274,10 +274,11 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     {
         terminal::note(format_args!("baton node: {note}"));
     }
+    let kind = options.engine.unwrap_or_default();
     let model = match model {
         // The parent has located the file; if it is gone by now, the engine says so in words for clients.
-        model if args.child || !options.engine.unwrap_or_default().needs_file() => NodeModel { path: model, name },
-        model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name).await?,
+        model if args.child || !kind.needs_file() => NodeModel { path: model, name },
+        model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
     };
     let started = registry::start(engine_options(options, model)?, puller).await;
     let engine = started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?;
@@ -357,10 +358,10 @@ struct NodeModel {
 
 /// Finds the file of a model that may be named as `baton serve` names it, and fetches it if need be. Without `name`, the
 /// model is called as an endpoint would call it.
-async fn located(model: PathBuf, name: Option<String>) -> Result<NodeModel, NodeFailure> {
+async fn located(model: PathBuf, name: Option<String>, engine: EngineKind) -> Result<NodeModel, NodeFailure> {
     let path = match model.to_str() {
         Some(source) => {
-            let path = model_files::locate_or_pull(source).await;
+            let path = model_files::locate_or_pull(source, engine).await;
             path.map_err(|CommandFailure(message)| NodeFailure::setup(message))?
         }
         // A name is text; anything else can only be a path.

@@ -195,6 +195,12 @@ pub enum ModelError {
         /// `owner/repo`.
         repo: String,
     },
+    /// The repository holds no folder of a model.
+    #[error("the repository {repo} holds no config.json with model*.safetensors, which this engine runs")]
+    NoFolder {
+        /// `owner/repo`.
+        repo: String,
+    },
     /// The repository holds several models, and the name does not select one.
     #[error("the repository {repo} holds several .gguf files; choose one with {repo}:FILE: {}", files.join(", "))]
     SeveralGgufs {

@@ -60,6 +60,17 @@ pub enum Located {
     NeedsPull(ModelSpec),
 }
 
+/// What an engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelForm {
+    /// A GGUF file.
+    File,
+    /// A folder of safetensors.
+    Folder,
+    /// A GGUF file, or else a folder.
+    Any,
+}
+
 /// How a pull fetches a model.
 #[derive(Clone)]
 pub struct PullOptions {
@@ -69,6 +80,8 @@ pub struct PullOptions {
     pub progress: Arc<dyn DownloadProgress>,
     /// For `owner/repo` models.
     pub hub: HubAccess,
+    /// What is fetched of an `owner/repo` without a file's name.
+    pub form: ModelForm,
     /// The interpreter whose pip is asked for catalogue models.
     pub python: PathBuf,
     /// A PEM file of certificates that are trusted in addition to the system's.
@@ -84,6 +97,7 @@ impl PullOptions {
             cache_dir: cache_dir.into(),
             progress,
             hub: HubAccess::from_env(),
+            form: ModelForm::Any,
             python: "python3".into(),
             extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
             limits: DownloadLimits::default(),
@@ -182,12 +196,12 @@ async fn fetch_wheel(
 async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
     let folder = hub_folder(model, &options.cache_dir);
     if let Some(path) = cached_hub_model(model, &options.cache_dir)
-        && is_whole(&path, options).await?
+        && recheck::hub_model_is_whole(&path, &*options.progress).await?
     {
         return Ok(path);
     }
     cache::check_writable(&folder)?;
-    let file = match hub::find(model, &options.hub, &options.limits, &*options.progress).await? {
+    let file = match hub::find(model, options).await? {
         HubFiles::Gguf(file) => file,
         HubFiles::Folder(files) => return pull_folder(&files, folder, options).await,
     };
@@ -196,52 +210,42 @@ async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBu
         cache::create(parent)?;
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
-    fetch_hub_file(&file, &final_path, &lock, options).await?;
+    if !final_path.is_file() {
+        fetch_hub_file(&file, &final_path, &lock, options).await?;
+    }
     remember_choice(model, &file.path, &folder)?;
     Ok(final_path)
 }
 
-/// Fetches the files that are not there yet.
+/// Fetches the files of a folder that are not there yet. Those of an earlier commit are fetched again, and its other weights
+/// removed: all files are of one commit in the end.
 async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) -> Result<PathBuf, ModelError> {
     cache::create(&folder)?;
     let lock = PullLock::acquire(&folder, &*options.progress).await?;
-    let missing = files.iter().filter(|file| !folder.join(&file.path).is_file());
-    let n_bytes = missing.fold(0_u64, |sum, file| sum.saturating_add(file.source.size_bytes.unwrap_or(0)));
+    let is_listed = |name: &str| files.iter().any(|file| file.path == name);
+    for entry in fs::read_dir(&folder).map_err(|source| ModelError::file(&folder, source))?.flatten() {
+        if entry.file_name().to_str().is_some_and(|name| hub::is_weights(name) && !is_listed(name)) {
+            fs::remove_file(entry.path()).map_err(|source| ModelError::file(&entry.path(), source))?;
+        }
+    }
+    let is_missing = |file: &&HubFile| {
+        let path = folder.join(&file.path);
+        !path.is_file() || file.source.sha256.is_none() || recheck::remembered(&path) != file.source.sha256
+    };
+    let missing: Vec<&HubFile> = files.iter().filter(is_missing).collect();
+    let n_bytes = missing.iter().fold(0_u64, |sum, file| sum.saturating_add(file.source.size_bytes.unwrap_or(0)));
     cache::check_space(&folder, n_bytes)?;
-    for file in files {
+    for file in missing {
         fetch_hub_file(file, &folder.join(&file.path), &lock, options).await?;
     }
     Ok(folder)
 }
 
 async fn fetch_hub_file(file: &HubFile, to: &Path, lock: &PullLock, options: &PullOptions) -> Result<(), ModelError> {
-    if to.is_file() {
-        return Ok(());
-    }
     let client = client::build(&options.limits, options.extra_roots.as_deref())?;
     let fetcher = Fetcher { client: &client, limits: &options.limits, progress: &*options.progress };
     fetcher.fetch(&file.source, to, lock).await?;
     recheck::remember(to, file.source.sha256.as_deref())
-}
-
-/// Hashes a cached file again, or those of a folder. Deletes what has another checksum, and then marks a folder as
-/// incomplete.
-async fn is_whole(path: &Path, options: &PullOptions) -> Result<bool, ModelError> {
-    let mut files = vec![path.to_owned()];
-    if path.is_dir() {
-        let entries = fs::read_dir(path).map_err(|source| ModelError::file(path, source))?;
-        files =
-            entries.flatten().map(|entry| entry.path()).filter(|path| recheck::remembered(path).is_some()).collect();
-    }
-    let mut are_whole = true;
-    for file in files {
-        are_whole &= recheck::is_whole(&file, recheck::remembered(&file).as_deref(), &*options.progress).await?;
-    }
-    if !are_whole && path.is_dir() {
-        let last = path.join("config.json");
-        fs::remove_file(&last).map_err(|source| ModelError::file(&last, source))?;
-    }
-    Ok(are_whole)
 }
 
 /// `CACHE/hub/OWNER/REPO`.
@@ -252,7 +256,7 @@ fn hub_folder(model: &HubModel, cache_dir: &Path) -> PathBuf {
 fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
     let folder = hub_folder(model, cache_dir);
     // A folder's last file.
-    if model.selector.is_none() && folder.join("config.json").is_file() {
+    if model.selector.is_none() && folder.join(recheck::LAST_FILE).is_file() {
         return Some(folder);
     }
     let file = match &model.selector {

@@ -10,8 +10,39 @@ use super::files;
 use super::part_file::sha256_of;
 use super::progress::DownloadProgress;
 
+/// The file of a folder that is fetched last: without it the folder is not complete.
+pub(super) const LAST_FILE: &str = "config.json";
+
 /// The first bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Hashes a cached file of a hub again, or those of a folder. Returns false if something is missing or had another checksum;
+/// then it is deleted, and a folder does not count as complete any more.
+pub(super) async fn hub_model_is_whole(path: &Path, progress: &dyn DownloadProgress) -> Result<bool, ModelError> {
+    if !path.is_dir() {
+        return is_whole(path, remembered(path).as_deref(), progress).await;
+    }
+    progress.notice(&format!("{} is here; checking the sha256 of its files", path.display()));
+    let mut damaged = Vec::new();
+    let entries = fs::read_dir(path).map_err(|source| ModelError::file(path, source))?;
+    let mut names: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    names.sort();
+    for kept in names.iter().filter(|name| name.extension().is_some_and(|extension| extension == "sha256")) {
+        let file = kept.with_extension("");
+        if !file.is_file() || remembered(&file) != Some(sha256_of(&file).await?) {
+            damaged.push(file);
+        }
+    }
+    // First of all, so that the folder is incomplete whatever happens next.
+    let last = damaged.first().map(|_| path.join(LAST_FILE));
+    for file in last.iter().chain(&damaged) {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(ModelError::file(file, error)),
+            _ => progress.notice(&format!("{} is fetched again", file.display())),
+        }
+    }
+    Ok(damaged.is_empty())
+}
 
 /// Hashes a cached file again. Returns false after deleting a file that has another checksum.
 pub(super) async fn is_whole(

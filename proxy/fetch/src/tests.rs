@@ -19,6 +19,7 @@ fn options(cache: &TempDir) -> PullOptions {
         cache_dir: cache.path().to_owned(),
         progress: Arc::new(Silent),
         hub: HubAccess::default(),
+        form: ModelForm::Any,
         python: "/nowhere/python3".into(),
         extra_roots: None,
         limits: short_limits(),

@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_engines::registry::EngineKind;
 use baton_fetch::environment::PythonEnvironment;
-use baton_fetch::{self as models, Located, PullOptions, cache, progress};
+use baton_fetch::{self as models, Located, ModelForm, PullOptions, cache, progress};
 
 use super::failure::CommandFailure;
 
-/// Returns the path of a model's file. Fetches the file if it is not in the cache.
-pub async fn locate_or_pull(source: &str) -> Result<PathBuf, CommandFailure> {
-    let options = pull_options()?;
+/// Returns the path of the file or the folder of a model for this engine. Fetches it if it is not in the cache.
+pub async fn locate_or_pull(source: &str, engine: EngineKind) -> Result<PathBuf, CommandFailure> {
+    let form = if engine.runs_folders() { ModelForm::Folder } else { ModelForm::File };
+    let options = PullOptions { form, ..pull_options()? };
     match models::locate(source, &options.cache_dir)? {
         Located::File(path) => Ok(path),
         Located::NeedsPull(_) => Ok(models::pull(source, &options).await?),

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use baton_engines::Engine;
 use baton_engines::gguf::{Gguf, ModelSizes, SizeOptions};
 use baton_engines::limits::DEFAULT_SLOTS;
+use baton_engines::registry::EngineKind;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
@@ -39,13 +40,20 @@ impl OnDemandModel {
     }
 }
 
-/// Sources of models whose files are not on this machine.
-pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailure> {
-    let is_file = |model: &&OnDemandModelConfig| model.engine.engine.unwrap_or_default().needs_file();
+/// A model whose file is not on this machine.
+#[derive(Debug, Clone)]
+pub(super) struct MissingModel {
+    pub source: String,
+    pub engine: EngineKind,
+}
+
+/// The models whose files are not on this machine.
+pub(super) fn missing(config: &ServeConfig) -> Result<Vec<MissingModel>, CommandFailure> {
     let mut missing = Vec::new();
-    for model in config.models.iter().filter(is_file) {
-        if model_files::find(&model.source)?.is_none() {
-            missing.push(model.source.clone());
+    for model in &config.models {
+        let engine = model.engine.engine.unwrap_or_default();
+        if engine.needs_file() && model_files::find(&model.source)?.is_none() {
+            missing.push(MissingModel { source: model.source.clone(), engine });
         }
     }
     Ok(missing)
@@ -167,7 +175,7 @@ async fn plan_process(
         let args = [model.engine.to_args(), transport].concat();
         return Ok(ProcessPlan { name, aliases: model.aliases.clone(), args, estimated_bytes: 0, outline: None });
     }
-    let path = model_files::locate_or_pull(&model.source).await?;
+    let path = model_files::locate_or_pull(&model.source, kind).await?;
     let names = ModelNames::of_file(&model.source, &path);
     let of_task = model.clone();
     let file = path.clone();

@@ -53,8 +53,9 @@ pub(super) struct OwnEngine {
 pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
     let StartupConfig { transport, source, engine, otlp_endpoint, .. } = &config.startup;
     let mut args = [engine.to_args(), transport.to_args()].concat();
-    if engine.engine.unwrap_or_default().needs_file() {
-        let path = model_files::locate_or_pull(source).await?;
+    let kind = engine.engine.unwrap_or_default();
+    if kind.needs_file() {
+        let path = model_files::locate_or_pull(source, kind).await?;
         args.extend([OsString::from("--model"), path.into()]);
     }
     let spec = ChildSpec {

@@ -20,7 +20,7 @@ use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
 use super::model_files;
-use super::on_demand_models::{self, OnDemandModel};
+use super::on_demand_models::{self, MissingModel, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
@@ -104,7 +104,7 @@ impl Reload {
             tracing::info!(target: NOTICE, "the configuration was reloaded");
             return Ok(None);
         }
-        let files = missing.join(", ");
+        let files = Vec::from_iter(missing.iter().map(|model| &*model.source)).join(", ");
         tracing::info!(target: NOTICE, "the configuration was reloaded, except [[models]], which wait for the download of {files}");
         Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
     }
@@ -255,8 +255,7 @@ struct PreparedReload {
     nodes: Option<RemoteNodes>,
     names: PrimaryNames,
     taken_names: Vec<String>,
-    /// Sources of models whose files are not on this machine.
-    missing: Vec<String>,
+    missing: Vec<MissingModel>,
     /// `None` until nothing is missing.
     on_demand_models: Option<PreparedModels>,
 }
@@ -272,9 +271,9 @@ struct Fetching {
     fetch: AbortOnDropHandle<Result<(), CommandFailure>>,
 }
 
-async fn fetch(missing: Vec<String>) -> Result<(), CommandFailure> {
-    for source in missing {
-        model_files::locate_or_pull(&source).await?;
+async fn fetch(missing: Vec<MissingModel>) -> Result<(), CommandFailure> {
+    for MissingModel { source, engine } in missing {
+        model_files::locate_or_pull(&source, engine).await?;
     }
     Ok(())
 }

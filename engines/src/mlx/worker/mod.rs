@@ -23,6 +23,9 @@ use crate::serving::start::abort;
 /// Importing Python's packages and reading some hundred gigabytes of weights.
 const MAX_LOAD: Duration = Duration::from_secs(600);
 
+/// What MLX may keep of freed memory to use it again. Each cut and each copy of a slot frees the KV of the slot.
+pub(super) const MAX_CACHE_BYTES: u64 = 512 << 20;
+
 /// How often a model that was loaded before is loaded again without success.
 const MAX_LOADS: u32 = 3;
 
@@ -91,6 +94,7 @@ struct Load<'a> {
     n_kv_heads: usize,
     head_size: usize,
     interleaved: bool,
+    cache_bytes: u64,
     model_config: ModelConfig<'a>,
 }
 
@@ -142,7 +146,7 @@ pub(super) struct Worker {
     config: WorkerConfig,
     /// `None` after it was lost.
     process: Option<Process>,
-    /// How many workers were lost.
+    /// How many workers were lost with their KV.
     pub(super) n_lost: u64,
 }
 
@@ -162,15 +166,17 @@ impl Worker {
     /// Starts another worker after one was lost. If that fails several times, later requests would fail, too, each after
     /// a long wait: then the process ends.
     fn load_again(&mut self) {
-        for _ in 1..MAX_LOADS {
-            match self.load() {
+        let n_lost = self.n_lost;
+        for _ in 0..MAX_LOADS {
+            let loaded = self.load();
+            // A worker that is lost before it has KV takes none with it.
+            self.n_lost = n_lost;
+            match loaded {
                 Ok(_) => return,
                 Err(error) => tracing::error!(%error, "another mlx worker cannot load the model"),
             }
         }
-        if let Err(error) = self.load() {
-            abort(&format!("{MAX_LOADS} mlx workers could not load the model: {error}"));
-        }
+        abort(&format!("{MAX_LOADS} mlx workers could not load the model"));
     }
 
     fn load(&mut self) -> Result<Loaded, CallError> {
@@ -198,6 +204,7 @@ impl Worker {
             n_kv_heads: *n_kv_heads,
             head_size: *head_size,
             interleaved: *interleaved,
+            cache_bytes: MAX_CACHE_BYTES,
             model_config: ModelConfig {
                 rope_theta: rope.base,
                 rope_scaling: rope.scaling.as_ref().map(|scaling| &*scaling.text),
@@ -206,7 +213,8 @@ impl Worker {
         let head = serde_json::to_vec(&load).map_err(|error| CallError::Refused(error.to_string()))?;
         self.process = Some(Process::start(python, *n_threads).map_err(lost)?);
         let max_silence = self.config.max_silence.max(MAX_SILENCE_OF_LOAD);
-        let reply = self.exchange(&head, &[], 0, MAX_LOAD, max_silence);
+        let deadline = Deadline { end: Instant::now() + MAX_LOAD, max_silence };
+        let reply = self.exchange(&head, &[], 0, deadline);
         if matches!(reply, Err(CallError::Refused(_))) {
             // A worker without a model is of no use; dropping it ends it.
             self.process = None;
@@ -234,8 +242,8 @@ impl Worker {
             | Request::Import { .. } => MAX_MOVE,
         };
         let head = serde_json::to_vec(request).map_err(|error| CallError::Refused(error.to_string()))?;
-        let max_silence = self.config.max_silence;
-        self.exchange(&head, payload, n_reply, limit, max_silence).map(|(_, payload)| payload)
+        let deadline = Deadline { end: Instant::now() + limit, max_silence: self.config.max_silence };
+        self.exchange(&head, payload, n_reply, deadline).map(|(_, payload)| payload)
     }
 
     fn exchange(
@@ -243,11 +251,9 @@ impl Worker {
         head: &[u8],
         payload: &[&[u8]],
         n_reply: usize,
-        limit: Duration,
-        max_silence: Duration,
+        deadline: Deadline,
     ) -> Result<(Reply, Vec<u8>), CallError> {
         let Some(process) = &self.process else { return Err(CallError::Lost("it does not run".into())) };
-        let deadline = Deadline { end: Instant::now() + limit, max_silence };
         match answer(process, head, payload, n_reply, deadline) {
             Ok((Reply { error: Some(error), .. }, _)) => Err(CallError::Refused(error)),
             Ok(reply) => Ok(reply),

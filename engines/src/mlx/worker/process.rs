@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PROGRAM: &str = include_str!("worker.py");
 
 /// A model's packages have no use for them.
-const SECRETS: [&str; 3] = ["BATON_CLUSTER_KEY", "BATON_PULL_KEY", "BATON_API_KEY"];
+const SECRETS: [&str; 4] = ["BATON_CLUSTER_KEY", "BATON_PULL_KEY", "BATON_API_KEY", "HF_TOKEN"];
 
 /// Lines of the worker's standard error that are kept for an error's message.
 const KEPT_LINES: usize = 4;

@@ -109,7 +109,9 @@ class Worker:
         self.mx, self.np = mx, np
         if head["device"] == "cpu":
             mx.set_default_device(mx.cpu)
-            # Compiling for a processor runs a C++ compiler in the middle of a request, and needs one.
+        mx.set_cache_limit(head["cache_bytes"])
+        if mx.default_device() == mx.cpu:
+            # Compiling for a processor runs a C++ compiler, if there is one, in the middle of a request.
             mx.disable_compile()
         elif mx.metal.is_available():
             # As mlx-lm does: macOS would page out a model that is not wired.

@@ -361,7 +361,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 self.learn_rates(&parts, took);
             }
             Err(ComputeError::NoCells) => self.give_up_cells(),
-            Err(ComputeError::Lost(reason)) => self.recover(&parts, reason),
+            Err(ComputeError::Lost { reason, by_batch }) => {
+                self.recover(if by_batch { &parts } else { &[] }, reason);
+            }
             Err(error) if parts.len() == 1 => self.fail(parts[0].slot, EngineError::internal(error)),
             Err(error) => {
                 tracing::warn!(%error, n_parts = parts.len(), "a batch was refused; its parts are computed alone");

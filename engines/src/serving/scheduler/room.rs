@@ -67,8 +67,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Goes on after the KV of all slots was lost with a batch of `parts`. All sequences start again, and those of the
-    /// batch compute its tokens alone: one that loses the KV alone, too, fails.
+    /// Goes on after the KV of all slots was lost, perhaps because of a batch of `parts`. All sequences start again, and
+    /// those of the batch compute its tokens alone: one that loses the KV alone, too, fails.
     pub(super) fn recover(&mut self, parts: &[BatchPart], reason: String) {
         tracing::error!(reason, "the KV of all sequences was lost; they start again");
         for part in parts {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -29,6 +28,7 @@ async fn start_watched(config: MlxConfig) -> (Arc<MlxEngine>, u32) {
     let before = workers();
     let engine = start_alone(config, None).await;
     let new: Vec<u32> = workers().difference(&before).copied().collect();
+    assert_eq!(new.len(), 1, "another process was started meanwhile");
     (engine, new[0])
 }
 
@@ -113,8 +113,10 @@ fn changed_python(model: &Model, change: &str) -> PathBuf {
         "#!{} -I\nimport sys\nprogram = sys.argv[-1].removesuffix('main()\\n') + {change:?} + '\\nmain()'\nexec(program)\n",
         model.python.display()
     );
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    // Written by another process: a test that forks while this one has the file open for writing would inherit it, and the
+    // system starts no program that anybody can write to.
+    let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+    assert!(Command::new("sh").args(["-c", write]).arg(&path).arg(script).status().unwrap().success());
     path
 }
 
@@ -145,6 +147,39 @@ OPERATIONS['compute'] = compute
     assert!(matches!(failure, EngineError::Internal { .. }) && n_tokens > 50, "{failure} after {n_tokens} tokens");
     let request = SequenceRequest { max_tokens: Some(3), ..request };
     assert_eq!(peers::generate(&*engine, request).await.tokens.len(), 3);
+}
+
+/// The second of three processes dies while it loads the model.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_fails_once_costs_a_pause_and_no_token() {
+    let Some(model) = Model::tiny(Architecture::Llama) else { return };
+    let _losses = LOSSES.lock().await;
+    let counted = model.folder.with_file_name("loads");
+    let dies = format!(
+        "
+n_loads = os.path.getsize({counted:?}) if os.path.exists({counted:?}) else 0
+with open({counted:?}, 'a') as file:
+    file.write('x')
+if n_loads == 1:
+    sys.exit('not this time')
+"
+    );
+    let python = changed_python(&model, &dies);
+    let (engine, worker) = start_watched(MlxConfig { python, ..model.config() }).await;
+    let request = greedy(&prompt(&*engine, "Once upon a time").await, 60);
+    let expected = peers::generate(&*engine, request.clone()).await.tokens;
+    let mut stream = engine.generate(request).await.unwrap();
+    let mut found = Vec::new();
+    while let Some(event) = stream.next().await {
+        if let SequenceEvent::Token(token) = event.unwrap() {
+            found.push(token.id);
+            if found.len() == 20 {
+                signal("-KILL", worker);
+            }
+        }
+    }
+    assert_eq!(found, expected);
+    assert_eq!(fs::read(counted).unwrap().len(), 3);
 }
 
 /// The supervisor of such a process starts it again.

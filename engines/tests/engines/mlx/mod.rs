@@ -91,8 +91,9 @@ async fn mlx_with_random_weights_keeps_the_contract() {
     contract::check(model.start(None).await).await;
 }
 
-#[test]
-fn a_python_without_mlx_lm_is_named_in_words() {
+#[tokio::test]
+async fn a_python_without_mlx_lm_is_named_in_words() {
+    let _start = STARTS.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     write(

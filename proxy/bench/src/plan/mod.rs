@@ -16,6 +16,7 @@ mod report;
 
 use std::path::PathBuf;
 
+use baton_engines::registry::EngineKind;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::Args;
@@ -39,7 +40,7 @@ pub(super) struct PlanBenchArgs {
 /// Runs everything and prints it as Markdown.
 pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
     if let Some(model) = &args.model {
-        let report = real::run(model_files::locate_or_pull(model).await?).await?;
+        let report = real::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
         if let Some(path) = &args.json {
             std::fs::write(path, serde_json::to_vec(&report)?)?;
         }

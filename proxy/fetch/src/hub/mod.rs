@@ -14,11 +14,12 @@ use hf_hub::{Cache, Repo, RepoType};
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::ModelError;
 use super::client::{self, DownloadLimits, one_line, root_cause};
 use super::download::DownloadSource;
 use super::progress::DownloadProgress;
+use super::recheck::LAST_FILE;
 use super::spec::{HubModel, ends_in_gguf, is_relative_path};
+use super::{ModelError, ModelForm, PullOptions};
 
 #[cfg(test)]
 mod tests;
@@ -77,10 +78,9 @@ pub(super) enum HubFiles {
 /// Finds what `model` names.
 pub(super) async fn find(
     model: &HubModel,
-    access: &HubAccess,
-    limits: &DownloadLimits,
-    progress: &dyn DownloadProgress,
+    PullOptions { hub: access, limits, progress, form, .. }: &PullOptions,
 ) -> Result<HubFiles, ModelError> {
+    let progress = &**progress;
     let repo_id = model.repo_id();
     check_endpoint(access)?;
     let api = connect(access, &repo_id)?;
@@ -113,29 +113,38 @@ pub(super) async fn find(
         };
         Ok(HubFile { path: file.rfilename.clone(), source })
     };
-    match choose(model, &listing.siblings) {
-        Ok(file) => Ok(HubFiles::Gguf(describe(file).await?)),
-        Err(none) => {
-            let folder = folder(&listing.siblings).filter(|_| matches!(none, ModelError::NoGguf { .. }));
-            let mut files = Vec::new();
-            for file in folder.ok_or(none)? {
-                files.push(describe(file).await?);
-            }
-            Ok(HubFiles::Folder(files))
-        }
+    let none = match form {
+        ModelForm::Folder if model.selector.is_none() => ModelError::NoFolder { repo: repo_id.clone() },
+        ModelForm::File | ModelForm::Folder | ModelForm::Any => match choose(model, &listing.siblings) {
+            Ok(file) => return Ok(HubFiles::Gguf(describe(file).await?)),
+            Err(none) => none,
+        },
+    };
+    let folder = match (&none, form) {
+        (ModelError::NoFolder { .. }, _) | (ModelError::NoGguf { .. }, ModelForm::Any) => folder(&listing.siblings),
+        _ => None,
+    };
+    let mut files = Vec::new();
+    for file in folder.ok_or(none)? {
+        files.push(describe(file).await?);
     }
+    Ok(HubFiles::Folder(files))
 }
 
 /// The most files of a folder that are fetched. The largest models have some hundred.
 const MAX_FILES: usize = 1_000;
 
+/// Returns true for the names of the files of weights that mlx-lm loads.
+pub(super) fn is_weights(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors") && is_relative_path(name)
+}
+
 /// The files of a model of safetensors, as mlx-lm names them. `None`: the repository has no such model.
 fn folder(siblings: &[Sibling]) -> Option<Vec<&Sibling>> {
     let described = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"];
-    let is_weights = |name: &str| name.starts_with("model") && name.ends_with(".safetensors") && is_relative_path(name);
     let at_top = |s: &&Sibling| !s.rfilename.contains('/');
     let weights: Vec<&Sibling> = siblings.iter().filter(at_top).filter(|s| is_weights(&s.rfilename)).collect();
-    let config = siblings.iter().find(|s| s.rfilename == "config.json")?;
+    let config = siblings.iter().find(|s| s.rfilename == LAST_FILE)?;
     let others = siblings.iter().filter(|s| described.contains(&&*s.rfilename));
     let is_whole = !weights.is_empty() && weights.len() <= MAX_FILES;
     is_whole.then(|| others.chain(weights).chain([config]).collect())

@@ -1,5 +1,7 @@
 //! A small hub, as `hf-hub` expects one, and choosing among its files.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::Router;
 use axum::extract::Path as UrlPath;
@@ -109,9 +111,13 @@ async fn hub_answering(listing: Value) -> HubAccess {
     HubAccess { endpoint: Some(endpoint), token: None }
 }
 
+fn options(access: &HubAccess, limits: DownloadLimits) -> PullOptions {
+    PullOptions { hub: access.clone(), limits, ..PullOptions::from_env("", Arc::new(Silent)) }
+}
+
 async fn find_in(repo: &str, access: &HubAccess) -> Result<HubFile, ModelError> {
     let model = HubModel { repo: repo.into(), ..model(None) };
-    find(&model, access, &short_limits(), &Silent).await.map(|files| match files {
+    find(&model, &options(access, short_limits())).await.map(|files| match files {
         HubFiles::Gguf(file) => file,
         HubFiles::Folder(files) => panic!("{files:?}"),
     })
@@ -156,7 +162,7 @@ async fn an_unreachable_hub_is_one_line() {
 async fn an_address_that_is_no_url_is_refused_without_a_retry() {
     for endpoint in ["huggingface.co", "ftp://hub.example", "https://", "x y"] {
         let access = HubAccess { endpoint: Some(endpoint.into()), token: None };
-        let found = find(&model(None), &access, &DownloadLimits::default(), &Silent).await;
+        let found = find(&model(None), &options(&access, DownloadLimits::default())).await;
         assert!(matches!(found, Err(ModelError::WrongHubAddress)), "{endpoint}");
     }
 }
