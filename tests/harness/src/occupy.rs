@@ -63,7 +63,7 @@ pub async fn occupy(url: String, i: u32) {
             start: 0,
             codecs: vec![Codec::None as u8],
             macs: Vec::new(),
-            fingerprint: info.kv.as_ref().unwrap().fingerprint.clone(),
+            fingerprint: info.kv.as_ref().unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),
             ephemeral: false,
             gives_way: false,
