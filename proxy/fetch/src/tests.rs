@@ -1,6 +1,7 @@
 //! Whole pulls: hubs, packages and the cache together.
 
 use std::io::{Cursor, Write};
+use std::sync::Arc;
 
 use axum::routing::get;
 use axum::{Json, Router};

@@ -213,6 +213,13 @@ mod beside_llama {
         check_hands_over(&model, Other::Llama, 80, 8).await;
     }
 
+    #[cfg(feature = "candle")]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn smollm2_is_handed_over_to_candle_and_back() {
+        let Some(model) = Model::smollm2() else { return };
+        check_hands_over(&model, Other::Candle, 80, 8).await;
+    }
+
     /// A folder's tokenizer and template give what those of the GGUF file give.
     #[tokio::test(flavor = "multi_thread")]
     async fn smollm2_has_the_tokens_of_its_gguf_file() {

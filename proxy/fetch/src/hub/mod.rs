@@ -3,10 +3,7 @@
 //! `hf-hub` builds the hub's URLs and headers. Its own download does not check the sha256, so [`super::download`] fetches
 //! the bytes.
 
-use std::env;
-use std::fmt;
 use std::future::Future;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hf_hub::api::tokio::{Api, ApiBuilder, ApiError};
@@ -14,49 +11,21 @@ use hf_hub::{Cache, Repo, RepoType};
 use reqwest::Url;
 use serde::Deserialize;
 
+use super::ModelError;
 use super::client::{self, DownloadLimits, one_line, root_cause};
 use super::download::DownloadSource;
+use super::hub_access::HubAccess;
+use super::options::{ModelForm, PullOptions};
 use super::progress::DownloadProgress;
 use super::recheck::LAST_FILE;
 use super::spec::{HubModel, ends_in_gguf, is_relative_path};
-use super::{ModelError, ModelForm, PullOptions};
 
 #[cfg(test)]
 mod tests;
 
-/// The hub's address and the user's token.
-#[derive(Clone, Default)]
-pub struct HubAccess {
-    /// `None` for the public hub.
-    pub endpoint: Option<String>,
-    /// For private and gated repositories. Never logged.
-    pub token: Option<String>,
-}
-
 /// The choice among several matching files: the usual balance of size and quality.
 const PREFERRED_QUANTIZATION: &str = "Q4_K_M";
 const DENIED_HINT: &str = "check the repository's name; if it is private or gated, set HF_TOKEN and accept its terms";
-
-impl HubAccess {
-    /// Reads `HF_ENDPOINT` and `HF_TOKEN`; without the latter, the token that the hub's own login tool has stored.
-    pub fn from_env() -> Self {
-        let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let hub_home = || match (var("HF_HOME"), var("HOME")) {
-            (Some(folder), _) => Some(PathBuf::from(folder)),
-            (None, Some(home)) => Some(Path::new(&home).join(".cache/huggingface")),
-            (None, None) => None,
-        };
-        let stored = || Cache::new(hub_home()?.join("hub")).token();
-        HubAccess { endpoint: var("HF_ENDPOINT"), token: var("HF_TOKEN").or_else(stored) }
-    }
-}
-
-impl fmt::Debug for HubAccess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let token = self.token.as_ref().map(|_| "(hidden)");
-        f.debug_struct("HubAccess").field("endpoint", &self.endpoint).field("token", &token).finish()
-    }
-}
 
 /// A file of a repository, with its source.
 #[derive(Debug)]
