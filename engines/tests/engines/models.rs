@@ -26,7 +26,7 @@ pub(crate) fn mlx_python() -> Option<PathBuf> {
     named_by("BATON_TEST_MLX_PYTHON")
 }
 
-/// SmolLM2 for tests that MLX computes on a processor: minutes, so that only `make mlx` runs them.
+/// SmolLM2 for tests that MLX computes on a processor: minutes, so that only `make mlx` and `make candle` run them.
 #[cfg(all(feature = "llama", feature = "mlx"))]
 pub(crate) fn smollm2_for_mlx() -> Option<PathBuf> {
     let model = std::env::var_os("BATON_TEST_MLX_MODEL").map(PathBuf::from);
