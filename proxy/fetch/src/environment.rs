@@ -192,12 +192,12 @@ mod tests {
     use crate::fake_python::FakePython;
     use crate::progress;
 
-    /// Installs `numbers` with a Python that says it is this version; its venv has the same program as interpreter.
+    /// Installs `numbers` with a Python that says it is this version; its venv has a copy of it as interpreter.
     async fn install(folder: &Path, version: &str, then: &str, list: &str) -> Result<(), EnvironmentError> {
         let script = format!(
             r#"case "$*" in
             "-I -c"*) echo {version} ;;
-            *venv*) mkdir -p "$5/bin" && ln -sf "$0" "$5/bin/python" ;;
+            *venv*) mkdir -p "$5/bin" && cp "$0" "$5/bin/python" ;;
             *pip*) {then} ;;
             esac"#
         );
