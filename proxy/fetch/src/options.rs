@@ -22,7 +22,7 @@ pub enum ModelForm {
 /// How a pull fetches a model.
 #[derive(Clone)]
 pub struct PullOptions {
-    /// See [`cache::default_folder`].
+    /// See [`default_folder`](super::cache::default_folder).
     pub cache_dir: PathBuf,
     /// Receives the pull's progress.
     pub progress: Arc<dyn DownloadProgress>,
