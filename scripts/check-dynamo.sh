@@ -17,7 +17,7 @@ if [ -z "${DYNAMO_MODEL:-}" ]; then
   fi
   # The mocker reads the tokenizer and the chat template, and no weights.
   export DYNAMO_MODEL=$PWD/$venv/smollm2
-  [ -f "$DYNAMO_MODEL/tokenizer.json" ] \
+  [ -f "$DYNAMO_MODEL/config.json" ] \
     || "$venv/bin/python" engines/src/mlx/convert.py "$("$BATON" pull smollm2)" "$DYNAMO_MODEL" none
   # A network of its own: Dynamo listens on random ports beyond loopback.
   exec unshare --user --map-root-user --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"

@@ -172,14 +172,14 @@ async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBu
     Ok(final_path)
 }
 
-/// Fetches the files of a folder that are not there yet. Those of an earlier commit are fetched again, and its other weights
-/// removed: all files are of one commit in the end.
+/// Fetches the files of a folder that are not there yet. Those of an earlier commit are fetched again or, if there are
+/// none of that name any more, removed: all files are of one commit in the end.
 async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) -> Result<PathBuf, ModelError> {
     cache::create(&folder)?;
     let lock = PullLock::acquire(&folder, &*options.progress).await?;
     let is_listed = |name: &str| files.iter().any(|file| file.path == name);
     for entry in fs::read_dir(&folder).map_err(|source| ModelError::file(&folder, source))?.flatten() {
-        if entry.file_name().to_str().is_some_and(|name| hub::is_weights(name) && !is_listed(name)) {
+        if entry.file_name().to_str().is_some_and(|name| hub::is_of_folder(name) && !is_listed(name)) {
             fs::remove_file(entry.path()).map_err(|source| ModelError::file(&entry.path(), source))?;
         }
     }

@@ -8,7 +8,7 @@ use super::client::DownloadLimits;
 use super::hub_access::HubAccess;
 use super::progress::DownloadProgress;
 
-/// What an engine runs.
+/// The form of the models that an engine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelForm {
     /// A GGUF file.
@@ -28,7 +28,7 @@ pub struct PullOptions {
     pub progress: Arc<dyn DownloadProgress>,
     /// For `owner/repo` models.
     pub hub: HubAccess,
-    /// What is fetched of an `owner/repo` without a file's name.
+    /// The form that is fetched of an `owner/repo` without a file's name.
     pub form: ModelForm,
     /// The interpreter whose pip is asked for catalogue models.
     pub python: PathBuf,

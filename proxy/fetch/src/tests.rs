@@ -91,9 +91,12 @@ async fn a_folder_of_a_hub_is_pulled_whole_and_counts_only_then() {
     fs::write(&shard, "damaged").unwrap();
     assert!(pull("me/models", &options).await.is_err());
     assert!(matches!(locate("me/models", cache.path()), Ok(Located::NeedsPull(_))), "a shard is missing");
+    // Of an earlier commit.
+    let others = ["chat_template.jinja", "model-00003-of-00003.safetensors"].map(|name| folder.join(name));
+    others.iter().for_each(|other| fs::write(other, "old").unwrap());
     options.hub.endpoint = endpoint;
     assert_eq!(pull("me/models", &options).await.unwrap(), folder);
-    assert!(fs::read(&shard).unwrap() == file);
+    assert!(fs::read(&shard).unwrap() == file && !others.iter().any(|other| other.exists()));
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use crate::serving::start::abort;
 /// Importing Python's packages and reading some hundred gigabytes of weights.
 const MAX_LOAD: Duration = Duration::from_secs(600);
 
-/// What MLX may keep of freed memory to use it again. Each cut and each copy of a slot frees the KV of the slot.
+/// The most freed memory that MLX keeps to use it again, bytes. Each cut and each copy of a slot frees the KV of the slot.
 pub(super) const MAX_CACHE_BYTES: u64 = 512 << 20;
 
 /// How often a model that was loaded before is loaded again without success.

@@ -1,4 +1,4 @@
-//! What happens when the worker's process ends or freezes. Linux shows which processes a test has started.
+//! Streams go on when the worker's process ends or freezes. Linux shows which processes a test has started.
 
 use std::collections::BTreeSet;
 use std::fs;

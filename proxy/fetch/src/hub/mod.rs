@@ -35,7 +35,7 @@ pub(super) struct HubFile {
     pub source: DownloadSource,
 }
 
-/// What a repository has for a model.
+/// The files of a repository that make a model.
 #[derive(Debug)]
 pub(super) enum HubFiles {
     /// A GGUF file.
@@ -103,18 +103,26 @@ pub(super) async fn find(
 /// The most files of a folder that are fetched. The largest models have some hundred.
 const MAX_FILES: usize = 1_000;
 
+/// The small files beside the weights, apart from `config.json`.
+const DESCRIPTIONS: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"];
+
+/// Returns true for the names of the files that a folder needs or may have, apart from `config.json`.
+pub(super) fn is_of_folder(name: &str) -> bool {
+    DESCRIPTIONS.contains(&name) || is_weights(name)
+}
+
 /// Returns true for the names of the files of weights that mlx-lm loads.
-pub(super) fn is_weights(name: &str) -> bool {
+fn is_weights(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors") && is_relative_path(name)
 }
 
 /// The files of a model of safetensors, as mlx-lm names them. `None`: the repository has no such model.
 fn folder(siblings: &[Sibling]) -> Option<Vec<&Sibling>> {
-    let described = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"];
     let at_top = |s: &&Sibling| !s.rfilename.contains('/');
     let weights: Vec<&Sibling> = siblings.iter().filter(at_top).filter(|s| is_weights(&s.rfilename)).collect();
     let config = siblings.iter().find(|s| s.rfilename == LAST_FILE)?;
-    let others = siblings.iter().filter(|s| described.contains(&&*s.rfilename));
+    let others = siblings.iter().filter(|s| DESCRIPTIONS.contains(&&*s.rfilename));
     let is_whole = !weights.is_empty() && weights.len() <= MAX_FILES;
     is_whole.then(|| others.chain(weights).chain([config]).collect())
 }
