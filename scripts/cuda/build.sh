@@ -19,7 +19,7 @@ for arch in $archs; do
   [[ $arch =~ ^[0-9]{2,3}[af]?$ ]] || { echo "cuda: ARCHS=\"$archs\": $arch is no architecture; 121 is one" >&2; exit 2; }
 done
 # shellcheck disable=SC2086  # a list of architectures
-toolkit=$(scripts/cuda/toolkit.sh $archs)
+toolkit=$(scripts/cuda/toolkit.sh llama $archs)
 echo "cuda: building for architectures $archs with $("$toolkit/bin/nvcc" --version | grep -o 'release [0-9.]*')"
 
 export CUDA_PATH=$toolkit CUDACXX=$toolkit/bin/nvcc
