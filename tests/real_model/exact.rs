@@ -83,11 +83,11 @@ async fn greedy_output_equals_the_plain_loop() {
     // While three other streams run, other kernels compute the rows of a batch, and round differently.
     let mut n_equal = 0;
     let mut divergences = Vec::new();
-    for (i, (prompt, expected)) in prompts.iter().zip(&expected).enumerate() {
+    for (i, (prompt, expected)) in prompts.iter().zip(&expected).enumerate().step_by(2) {
         let others: Vec<_> = (1..4)
             .map(|k| {
                 let engine = Arc::clone(&engine);
-                let request = greedy(&prompts[(i + k * 5) % prompts.len()], 2 * N_NEW);
+                let request = greedy(&prompts[(i + k * 5) % prompts.len()], N_NEW + N_NEW / 4);
                 tokio::spawn(async move { reply(engine.as_ref(), request).await })
             })
             .collect();
@@ -103,7 +103,7 @@ async fn greedy_output_equals_the_plain_loop() {
             other.await.unwrap();
         }
     }
-    println!("with 3 other streams: {n_equal} of {} replies equal the plain loop's", prompts.len());
+    println!("with 3 other streams: {n_equal} of {} replies equal the plain loop's", prompts.len().div_ceil(2));
     for (prompt, at, margin) in &divergences {
         println!("  prompt {prompt}: first other token at {at}, where the top two are {margin:.4} nats apart");
     }

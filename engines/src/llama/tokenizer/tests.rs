@@ -131,7 +131,7 @@ fn ordinary_text_gives_llama_cpps_tokens() {
     let mut random = StdRng::seed_from_u64(7);
     for name in RECURSIVE.into_iter().chain(LOOPS) {
         let tokenizer = tokenizer(with_pre(name), name);
-        for _ in 0..10 {
+        for _ in 0..4 {
             let text = mixed(&mut random, 1000);
             check(&tokenizer, name, &text);
         }
@@ -159,7 +159,7 @@ fn words_of_64_kib_give_llama_cpps_tokens() {
         word("0123456789"),
         format!("var {}=function(){{return<|im_end|>1}};{}", word(letters), word("(){};,.!&|")),
     ];
-    for name in ["gpt-4o", "tekken", "deepseek-v3", "default", "exaone-moe", "smollm", "llama-bpe"] {
+    for name in ["gpt-4o", "deepseek-v3", "smollm", "llama-bpe"] {
         let tokenizer = tokenizer(with_pre(name), name);
         texts.iter().for_each(|text| check(&tokenizer, name, text));
     }
