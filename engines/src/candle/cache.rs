@@ -56,18 +56,21 @@ impl SlotCache {
 
     fn resize(&mut self, capacity: usize, shape: &ModelShape, device: &Device) -> Result<()> {
         let n = self.n.min(capacity);
-        let resized = |of: LayerTensor| -> Result<Tensor> {
-            let resized = Tensor::zeros((shape.n_kv_heads, capacity, shape.head_size), DType::F32, device)?;
-            if n > 0 {
-                resized.slice_set(&self.read(of, &(0..n))?.contiguous()?, 1, 0)?;
+        let empty = || Tensor::zeros((shape.n_kv_heads, capacity, shape.head_size), DType::F32, device);
+        if self.layers.is_empty() {
+            self.layers = (0..shape.n_layers).map(|_| Ok([empty()?, empty()?])).collect::<Result<_>>()?;
+        } else {
+            // One tensor after the other, so that only one is there twice. A slot whose growth fails keeps what it has: its
+            // tensors then differ in capacity, and `capacity` is the least.
+            self.capacity = self.capacity.min(capacity);
+            for tensor in self.layers.iter_mut().flatten() {
+                let resized = empty()?;
+                if n > 0 {
+                    resized.slice_set(&tensor.narrow(1, 0, n)?.contiguous()?, 1, 0)?;
+                }
+                *tensor = resized;
             }
-            Ok(resized)
-        };
-        let layers = (0..shape.n_layers).map(|layer| {
-            let [k, v] = LayerTensor::of(layer);
-            Ok([resized(k)?, resized(v)?])
-        });
-        self.layers = layers.collect::<Result<_>>()?;
+        }
         self.capacity = capacity;
         Ok(())
     }

@@ -79,6 +79,10 @@ mod beside_llama {
     use super::*;
     use crate::beside_llama::{MAX_KL, corpus, divergence, llama, prose, puller, reply, scores, tokens};
 
+    /// The mean KL that GPUs' kernels for quantized weights explain: they round activations to 8 bits. llama.cpp's own differ as
+    /// much between CUDA and processors (docs/backends.md).
+    const MAX_GPU_KL: f64 = 2e-2;
+
     /// One prompt, with 40 tokens of text after it.
     async fn check_computes_and_hands_over(model: &Path, n_prompt: usize) {
         let llama_alone = llama(model, puller()).await;
@@ -88,11 +92,13 @@ mod beside_llama {
         let kv = |info: &baton_schemas::node::NodeInfo| info.kv.clone().unwrap();
         assert_eq!(kv(&of_llama), kv(&of_candle), "layout, rotation and canary");
 
+        let computes_alike = of_candle.devices.iter().all(|device| device.starts_with("CPU"));
+        let most = if computes_alike { MAX_KL } else { MAX_GPU_KL };
         let text = tokens(&*llama_alone, &prose(), false).await;
         let (kl, n) =
             divergence(&scores(&*llama_alone, &text[..400]).await, &scores(&*candle_alone, &text[..400]).await);
         println!("{}: mean KL {kl:.1e} over {n} tokens of a text", of_llama.architecture);
-        assert!(n > 300 && kl <= MAX_KL, "{kl} over {n} tokens");
+        assert!(n > 300 && kl <= most, "{kl} over {n} tokens");
 
         let prompt = &text[..n_prompt];
         let (expected, _) = reply(&*llama_alone, prompt, 24, None).await;
@@ -103,7 +109,7 @@ mod beside_llama {
         let (kl, n) = divergence(&expected, &found);
         println!("{}: candle to llama: mean KL {kl:.1e} over {n} tokens", of_llama.architecture);
         assert_eq!(n_handed as usize, n_prompt - 1);
-        assert!(n >= 4 && kl <= MAX_KL, "{kl} over {n} tokens");
+        assert!(n >= 4 && kl <= most, "{kl} over {n} tokens");
 
         let (expected, _) = reply(&*candle_alone, prompt, 24, None).await;
         let from_llama = node_of(llama_alone.clone()).await;
@@ -112,7 +118,7 @@ mod beside_llama {
         let (kl, n) = divergence(&expected, &found);
         println!("{}: llama to candle: mean KL {kl:.1e} over {n} tokens", of_llama.architecture);
         assert_eq!(n_handed as usize, n_prompt - 1);
-        assert!(n >= 4 && kl <= MAX_KL, "{kl} over {n} tokens");
+        assert!(n >= 4 && kl <= most, "{kl} over {n} tokens");
 
         // Candle's own KV comes back to the bit.
         let from_itself = node_of(candle_alone).await;
