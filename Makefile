@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda thin vulkan arm candle mlx upstreams dynamo agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -38,6 +38,9 @@ portable: setup ## The same for other machines, with kernels for every x86-64 or
 
 cuda: ## Build with CUDA, whose toolkit is fetched if it is missing: target/cuda/release/baton and lib (an hour; ARCHS="121 90")
 	scripts/cuda/build.sh
+
+candle-cuda: ## Build candle for an NVIDIA card (ARCH=121), with a toolkit from packages if none is installed (half an hour)
+	scripts/cuda/candle.sh
 
 thin: ## Build and try the binary without llama.cpp, with no C++ compiler
 	scripts/check-thin-build.sh
