@@ -12,7 +12,7 @@ export BATON_TEST_MODEL BATON_TEST_SWA_MODEL
 # candle and mlx-lm hand over, too.
 BATON_CACHE=$PWD/target/mlx-cache $timed "mlx-lm's installation" target/release/baton mlx install > target/mlx-python.txt
 read -r BATON_TEST_MLX_PYTHON < target/mlx-python.txt
-export BATON_TEST_MLX_PYTHON BATON_TEST_MLX_MODEL=$BATON_TEST_MODEL
+export BATON_TEST_MLX_PYTHON BATON_TEST_MLX_MODEL=$BATON_TEST_MODEL BATON_TEST_MLX_SWA_MODEL=$BATON_TEST_SWA_MODEL
 
 began=$SECONDS
 build_without_cpp candle --features candle

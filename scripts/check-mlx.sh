@@ -7,6 +7,8 @@ timed=scripts/timed.sh
 BATON_TEST_MODEL=$(target/release/baton pull smollm2)
 export BATON_TEST_MODEL
 export BATON_TEST_MLX_MODEL=$BATON_TEST_MODEL
+BATON_TEST_MLX_SWA_MODEL=$(target/release/baton pull gemma3-270m)
+export BATON_TEST_MLX_SWA_MODEL
 
 # A cache of its own, so that the installation is always tested; pip keeps what it has downloaded.
 BATON_CACHE=$PWD/target/mlx-cache

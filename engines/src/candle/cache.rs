@@ -8,6 +8,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::shape::ModelShape;
+use crate::serving::extent::Extent;
 
 /// Positions are allocated in multiples of this. Each growth copies the slot's KV.
 pub(super) const GROWTH: usize = 256;
@@ -38,10 +39,8 @@ impl LayerTensor {
 pub(super) struct SlotCache {
     /// K and V of each layer; empty without positions.
     layers: Vec<[Tensor; 2]>,
-    /// Positions that are complete.
-    pub(super) n: usize,
-    /// The first position that layers with a window have; those before it were never received.
-    pub(super) window_from: usize,
+    /// The positions that are there.
+    pub(super) extent: Extent,
     capacity: usize,
 }
 
@@ -55,7 +54,7 @@ impl SlotCache {
     }
 
     fn resize(&mut self, capacity: usize, shape: &ModelShape, device: &Device) -> Result<()> {
-        let n = self.n.min(capacity);
+        let n = self.extent.n.min(capacity);
         let empty = || Tensor::zeros((shape.n_kv_heads, capacity, shape.head_size), DType::F32, device);
         if self.layers.is_empty() {
             self.layers = (0..shape.n_layers).map(|_| Ok([empty()?, empty()?])).collect::<Result<_>>()?;
@@ -96,10 +95,9 @@ impl SlotCache {
 
     /// Keeps the first `n_keep` positions, and only the memory that they need.
     pub(super) fn cut(&mut self, n_keep: usize, shape: &ModelShape, device: &Device) -> Result<()> {
-        self.n = self.n.min(n_keep);
-        self.window_from = self.window_from.min(self.n);
-        let needed = self.n.next_multiple_of(GROWTH);
-        if self.n == 0 {
+        self.extent = self.extent.prefix(n_keep);
+        let needed = self.extent.n.next_multiple_of(GROWTH);
+        if self.extent.n == 0 {
             *self = SlotCache::default();
         } else if needed < self.capacity {
             self.resize(needed, shape, device)?;
@@ -109,14 +107,14 @@ impl SlotCache {
 
     /// A copy of the first `n` positions.
     pub(super) fn fork(&self, n: usize, shape: &ModelShape, device: &Device) -> Result<SlotCache> {
-        let mut copy = SlotCache { n: 0, window_from: self.window_from.min(n), ..SlotCache::default() };
+        let mut copy = SlotCache::default();
         copy.reserve(n, shape, device)?;
         for layer in 0..shape.n_layers {
             for of in LayerTensor::of(layer) {
                 copy.tensor(of).slice_set(&self.read(of, &(0..n))?.contiguous()?, 1, 0)?;
             }
         }
-        copy.n = n;
+        copy.extent = self.extent.prefix(n);
         Ok(copy)
     }
 }

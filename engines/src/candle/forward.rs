@@ -113,7 +113,7 @@ impl Model {
             x = self.feed_forward(layer, &x)?;
         }
         for part in parts {
-            caches[part.slot].n = part.from + part.rows.len();
+            caches[part.slot].extent.n = part.from + part.rows.len();
         }
         Ok(x)
     }

@@ -1,8 +1,9 @@
 //! The architecture of a model, from its file's header.
 
-use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
+use baton_schemas::kv::{KvLayout, RopePairing};
 
 use super::load_error::Refusal;
+use crate::gguf::window::{self, Window};
 use crate::gguf::{Gguf, Value};
 
 /// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
@@ -49,35 +50,6 @@ pub(super) struct ModelShape {
     pub(super) logit_cap: f64,
     pub(super) window: Option<Window>,
 }
-
-/// The layers that attend to the last positions only.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
-    /// The positions that they attend to, the current one included.
-    pub(super) n_positions: usize,
-    /// Of so many layers in a row, the last one attends to all positions.
-    period: usize,
-}
-
-impl Window {
-    /// The window of a Gemma 3 model, whose keys `key` gives. `None`: all layers attend to all positions.
-    fn of(gguf: &Gguf, key: impl Fn(&str) -> String) -> Result<Option<Window>, Refusal> {
-        let number = |suffix: &str, default: u64| {
-            let n = gguf.get(&key(suffix)).map_or(Some(default), Value::as_u64).and_then(|n| u32::try_from(n).ok());
-            n.ok_or_else(|| Refusal::Unsupported(format!("its {suffix} is not one number of 32 bits")))
-        };
-        let n_positions = number("attention.sliding_window", 0)?;
-        let period = number("attention.sliding_window_pattern", GEMMA_PERIOD)?;
-        if period == 0 {
-            return Err(Refusal::Unsupported("its attention.sliding_window_pattern is 0".into()));
-        }
-        let window = Window { n_positions: n_positions as usize, period: period as usize };
-        Ok((n_positions > 0).then_some(window))
-    }
-}
-
-/// Gemma 3's period, where a file names none.
-const GEMMA_PERIOD: u64 = 6;
 
 /// The layers of the model whose scores are scaled by another size than the head's: Gemma 3 27B.
 const GEMMA_27B_LAYERS: usize = 62;
@@ -132,7 +104,7 @@ impl ModelShape {
         let n_vocab = optional(embedding.and_then(|tensor| tensor.dims.get(1).copied()), "embedding")?;
         let n_embd = number("embedding_length")?;
         let is_gemma = family == Family::Gemma3;
-        let window = if is_gemma { Window::of(gguf, key)? } else { None };
+        let window = Window::of(gguf).map_err(unsupported)?;
         let scaled_by = if is_gemma && n_layers == GEMMA_27B_LAYERS { n_embd / n_heads } else { head_size };
         let shape = ModelShape {
             family,
@@ -154,7 +126,7 @@ impl ModelShape {
 
     /// Returns true if a layer attends to the last positions only.
     pub(super) fn is_windowed(&self, layer: usize) -> bool {
-        self.window.is_some_and(|window| layer % window.period < window.period - 1)
+        self.window.is_some_and(|window| window.covers(layer))
     }
 
     /// The pairs of K's elements that are rotated together, in the order that GGUF files have.
@@ -166,22 +138,14 @@ impl ModelShape {
         }
     }
 
-    /// The layers of each section of the KV layout: those that keep every position first, as in llama.cpp.
+    /// The layers of each section of the KV layout.
     pub(super) fn sections(&self) -> Vec<Vec<usize>> {
-        let (windowed, full): (Vec<usize>, Vec<usize>) = (0..self.n_layers).partition(|&layer| self.is_windowed(layer));
-        [full, windowed].into_iter().filter(|layers| !layers.is_empty()).collect()
+        window::sections(self.n_layers, self.window)
     }
 
-    /// The layout in which KV is handed over: llama.cpp's for a cache of f16.
+    /// The layout in which KV is handed over.
     pub(super) fn layout(&self) -> KvLayout {
-        // A product that is too large does not pass the layout's check.
-        let n_values = u32::try_from(self.n_kv_heads * self.head_size).unwrap_or(u32::MAX);
-        let rows = Rows { dtype: Dtype::F16, n_values };
-        let section = |layers: Vec<usize>| Section {
-            window: self.window.filter(|_| self.is_windowed(layers[0])).map(|window| window.n_positions as u32),
-            layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
-        };
-        KvLayout { rope: self.pairing(), sections: self.sections().into_iter().map(section).collect() }
+        window::f16_layout(self.pairing(), self.n_kv_heads * self.head_size, &self.sections(), self.window)
     }
 }
 

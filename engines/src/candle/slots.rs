@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use baton_schemas::kv::{Chunk, KvLayout, LayerRows, SectionRows, VerifiedKv};
 use bytes::Bytes;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Error, Result, Tensor};
 use half::f16;
 
 use super::cache::{LayerTensor, SlotCache};
@@ -41,8 +41,8 @@ impl CandleSlots {
         let parts = parts(batch);
         for part in &parts {
             let cache = &mut self.caches[part.slot];
-            if cache.n != part.from {
-                candle_core::bail!("position {} does not follow a slot that holds {}", part.from, cache.n);
+            if cache.extent.n != part.from {
+                candle_core::bail!("position {} does not follow a slot that holds {}", part.from, cache.extent.n);
             }
             cache.reserve(part.from + part.rows.len(), &self.model.shape, &self.model.device)?;
         }
@@ -86,47 +86,31 @@ impl CandleSlots {
         self.caches[slot].write(of, positions.start, &rows)
     }
 
-    /// Adds the rows of positions `[p0, p1)`, of which sections begin at `starts`. `tensors` are in canonical order.
+    /// Adds the rows of `positions`, of which sections begin at `starts`. `tensors` are in canonical order.
     fn add<'r>(
         &mut self,
         slot: usize,
-        Range { start: p0, end: p1 }: Range<u32>,
-        mut starts: impl Iterator<Item = u32>,
+        positions: Range<u32>,
+        starts: &[u32],
         mut tensors: impl Iterator<Item = &'r [u8]>,
     ) -> Result<()> {
-        let [p0, p1] = [p0 as usize, p1 as usize];
-        if self.caches[slot].n != p0 {
-            candle_core::bail!("positions {p0}..{p1} do not continue a slot that holds {}", self.caches[slot].n);
-        }
-        self.caches[slot].reserve(p1, &self.model.shape, &self.model.device)?;
-        let mut window_from = self.caches[slot].window_from;
-        for section in 0..self.sections.len() {
-            let is_windowed = self.layout.sections[section].window.is_some();
-            let start = starts.next().map(|start| start as usize);
-            let start = start.filter(|start| *start == p0 || is_windowed && (p0..=p1).contains(start));
-            let Some(start) = start else { candle_core::bail!("a section does not start in positions {p0}..{p1}") };
-            for layer in self.sections[section].clone() {
+        let extent = self.caches[slot].extent.with(&self.layout, &positions, starts).map_err(Error::Msg)?;
+        self.caches[slot].reserve(extent.n, &self.model.shape, &self.model.device)?;
+        for (layers, start) in self.sections.iter().zip(starts) {
+            for &layer in layers {
                 for of in LayerTensor::of(layer) {
-                    let Some(rows) = tensors.next() else { candle_core::bail!("positions {p0}..{p1} lack a tensor") };
-                    self.write(slot, of, start..p1, rows)?;
+                    let Some(rows) = tensors.next() else {
+                        candle_core::bail!("positions {positions:?} lack a tensor")
+                    };
+                    self.write(slot, of, *start as usize..extent.n, rows)?;
                 }
             }
-            // Rows before a gap are of no use.
-            if is_windowed && start > p0 {
-                window_from = start;
-            }
         }
-        if starts.next().is_some() || tensors.next().is_some() {
-            candle_core::bail!("positions {p0}..{p1} have more sections or tensors than the model");
+        if tensors.next().is_some() {
+            candle_core::bail!("positions {positions:?} have more tensors than the model");
         }
-        self.caches[slot].window_from = window_from;
-        self.caches[slot].n = p1;
+        self.caches[slot].extent = extent;
         Ok(())
-    }
-
-    /// The positions that layers with a window attend to, if there are such layers.
-    fn window(&self) -> Option<usize> {
-        self.model.shape.window.map(|window| window.n_positions)
     }
 }
 
@@ -193,7 +177,7 @@ impl ModelContext for CandleSlots {
     }
 
     fn oldest(&self, slot: usize) -> usize {
-        self.caches[slot].window_from
+        self.caches[slot].extent.window_from
     }
 
     fn overwrite(&mut self) {
@@ -207,23 +191,9 @@ impl ModelContext for CandleSlots {
         end: u32,
         _: ExportTo,
     ) -> std::result::Result<Chunk, String> {
-        let Range { start: p0, end: p1 } = positions;
-        let cache = &self.caches[slot];
-        if p0 >= p1 || p1 as usize > cache.n {
-            return Err(format!("the slot holds {} positions, not {p0}..{p1}", cache.n));
-        }
-        let sections = self.layout.sections.iter().zip(&self.sections).map(|(section, layers)| {
-            let start = match section.window {
-                None => p0,
-                Some(_) => (cache.window_from as u32).clamp(p0, p1),
-            };
-            // The reader needs the rows that position `end` attends to.
-            if let Some(window) =
-                section.window.filter(|window| start > (end + 1).saturating_sub(*window).clamp(p0, p1))
-            {
-                return Err(format!("a window of {window} positions has none before {start}"));
-            }
-            let range = start as usize..p1 as usize;
+        let starts = self.caches[slot].extent.starts(&self.layout, &positions, end)?;
+        let sections = starts.into_iter().zip(&self.sections).map(|(start, layers)| {
+            let range = start as usize..positions.end as usize;
             let rows = |of| self.rows(slot, of, &range).map_err(|e| e.to_string());
             let layers = layers.iter().map(|&layer| {
                 let [k, v] = LayerTensor::of(layer);
@@ -231,7 +201,8 @@ impl ModelContext for CandleSlots {
             });
             Ok(SectionRows { start, layers: layers.collect::<std::result::Result<_, String>>()? })
         });
-        Ok(Chunk { p0, p1, sections: sections.collect::<std::result::Result<_, String>>()? })
+        let sections = sections.collect::<std::result::Result<_, String>>()?;
+        Ok(Chunk { p0: positions.start, p1: positions.end, sections })
     }
 
     fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> std::result::Result<Vec<u8>, String> {
@@ -240,18 +211,16 @@ impl ModelContext for CandleSlots {
         }
         let span = chunk.span().clone();
         let tensors = chunk.tensors().iter().map(|range| &chunk.buffer()[range.clone()]);
-        self.add(slot, span.p0..span.p1, span.starts.iter().copied(), tensors).map_err(|e| e.to_string())?;
+        self.add(slot, span.p0..span.p1, &span.starts, tensors).map_err(|e| e.to_string())?;
         Ok(chunk.into_buffer())
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> std::result::Result<(), String> {
-        let starts = chunk.sections.iter().map(|section| section.start);
-        self.add(slot, chunk.p0..chunk.p1, starts, chunk.tensors().map(|rows| &rows[..])).map_err(|e| e.to_string())
+        let starts: Vec<u32> = chunk.sections.iter().map(|section| section.start).collect();
+        self.add(slot, chunk.p0..chunk.p1, &starts, chunk.tensors().map(|rows| &rows[..])).map_err(|e| e.to_string())
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
-        let cache = &self.caches[slot];
-        let has_window = |window: usize| cache.window_from <= (n_present + 1).saturating_sub(window);
-        cache.n == n_present && self.window().is_none_or(has_window)
+        self.caches[slot].extent.can_continue(&self.layout, n_present)
     }
 }

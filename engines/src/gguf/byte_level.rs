@@ -1,6 +1,11 @@
-//! The spelling of bytes in GPT-2's vocabularies, which most byte-pair tokenizers share.
+//! How vocabularies spell bytes: in GPT-2's way, which most byte-pair tokenizers share, or as SentencePiece does.
 
-/// The character that stands for a byte: itself if it prints, else the next unused one from U+0100 on.
+/// The byte that a token of SentencePiece stands for, such as `<0x0A>`.
+pub fn byte_token(spelling: &str) -> Option<u8> {
+    u8::from_str_radix(spelling.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
+}
+
+/// The character that stands for a byte in GPT-2's vocabularies: itself if it prints, else the next unused one from U+0100 on.
 pub fn spelled(byte: u8) -> char {
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match byte {

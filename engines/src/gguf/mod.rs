@@ -19,6 +19,7 @@ mod tensor_types;
 #[cfg(test)]
 mod tests;
 mod weights_hash;
+pub(crate) mod window;
 pub mod writer;
 
 use std::collections::BTreeMap;

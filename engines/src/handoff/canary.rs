@@ -4,20 +4,31 @@
 //! in the same way. The values do: equal weights on different kernels differ by about 1e-4 of the values' norm, kernels
 //! for 4-bit weights by 0.03 to 0.05, and another RoPE order by 1.4.
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, SectionRows};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, Rows, SectionRows};
 use bytes::Bytes;
 use half::{bf16, f16};
 
-/// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Infinite if the chunks hold
-/// different positions or do not fit the layout.
+/// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Of layers with a sliding window, either
+/// may lack the first rows; those that both have are compared. Infinite if the chunks hold different positions or do not fit
+/// the layout, or if a layer has no row in both.
 pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
     if ours.check(layout).is_err() || theirs.check(layout).is_err() || (ours.p0, ours.p1) != (theirs.p0, theirs.p1) {
         return f64::INFINITY;
     }
-    let layers = layout.sections.iter().flat_map(|section| &section.layers);
-    let dtypes = layers.flat_map(|layer| [layer.k.dtype, layer.v.unwrap_or(layer.k).dtype]);
-    let tensors = ours.tensors().zip(theirs.tensors()).zip(dtypes);
-    tensors.map(|((ours, theirs), dtype)| relative_l2(dtype, ours, theirs)).fold(0.0, f64::max)
+    let sections = layout.sections.iter().zip(ours.sections.iter().zip(&theirs.sections));
+    let distances = sections.flat_map(|(section, (ours, theirs))| {
+        let start = ours.start.max(theirs.start);
+        let [n_ours, n_theirs] = [ours, theirs].map(|rows| (start - rows.start) as usize);
+        let layers = section.layers.iter().zip(ours.layers.iter().zip(&theirs.layers));
+        layers.flat_map(move |(shape, (ours, theirs))| {
+            let tensor = move |shape: Rows, ours: &[u8], theirs: &[u8]| {
+                relative_l2(shape.dtype, &ours[n_ours * shape.bytes()..], &theirs[n_theirs * shape.bytes()..])
+            };
+            let v = shape.v.map(|shape| tensor(shape, &ours.v, &theirs.v));
+            [tensor(shape.k, &ours.k, &theirs.k), v.unwrap_or(0.0)]
+        })
+    });
+    distances.fold(0.0, f64::max)
 }
 
 /// Like [`distance`], for rows in several consecutive chunks on both sides, which may be cut at different positions.
@@ -25,17 +36,19 @@ pub fn distance_of_chunks(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -
     joined(ours).zip(joined(theirs)).map_or(f64::INFINITY, |(ours, theirs)| distance(layout, &ours, &theirs))
 }
 
-/// Joins consecutive chunks. `None` if there is a gap between two, or if one lacks rows.
+/// Joins consecutive chunks. A section that lacks rows begins after the last ones that it lacks. `None` if there is a gap
+/// between two chunks.
 fn joined(parts: &[Chunk]) -> Option<Chunk> {
     let first = parts.first()?;
     let last = parts.last()?;
     let follow = parts.windows(2).all(|pair| pair[0].p1 == pair[1].p0);
-    let whole = parts.iter().all(|part| part.sections.iter().all(|section| section.start == part.p0));
     let n_sections = first.sections.len();
-    if !follow || !whole || parts.iter().any(|part| part.sections.len() != n_sections) {
+    if !follow || parts.iter().any(|part| part.sections.len() != n_sections) {
         return None;
     }
     let sections = (0..n_sections).map(|s| {
+        let from = parts.iter().rposition(|part| part.sections[s].start > part.p0).unwrap_or(0);
+        let parts = &parts[from..];
         let layers = (0..first.sections[s].layers.len()).map(|l| {
             let of = |rows: fn(&LayerRows) -> &Bytes| -> Option<Bytes> {
                 let parts = parts.iter().map(|part| part.sections[s].layers.get(l).map(|layer| &rows(layer)[..]));
@@ -43,7 +56,7 @@ fn joined(parts: &[Chunk]) -> Option<Chunk> {
             };
             Some(LayerRows { k: of(|layer| &layer.k)?, v: of(|layer| &layer.v)? })
         });
-        Some(SectionRows { start: first.p0, layers: layers.collect::<Option<_>>()? })
+        Some(SectionRows { start: parts[0].sections[s].start, layers: layers.collect::<Option<_>>()? })
     });
     Some(Chunk { p0: first.p0, p1: last.p1, sections: sections.collect::<Option<_>>()? })
 }
@@ -60,7 +73,7 @@ fn relative_l2(dtype: Dtype, ours: &[u8], theirs: &[u8]) -> f64 {
     }
     match norm > 0.0 {
         true => (difference / norm).sqrt(),
-        false if difference == 0.0 => 0.0,
+        false if difference == 0.0 && !ours.is_empty() => 0.0,
         false => f64::INFINITY,
     }
 }
@@ -77,7 +90,7 @@ fn values(dtype: Dtype, rows: &[u8]) -> impl Iterator<Item = f64> + '_ {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::kv::{LayerShape, RopePairing, Rows, Section};
+    use baton_schemas::kv::{LayerShape, RopePairing, Section};
 
     use super::*;
 
@@ -108,5 +121,24 @@ mod tests {
         assert_eq!(distance_of_chunks(&layout, &both, &[]), f64::INFINITY);
         let (_, other_size) = chunk(&[1.0]);
         assert_eq!(distance(&layout, &ours, &other_size), f64::INFINITY);
+    }
+    #[test]
+    fn of_a_window_the_rows_are_compared_that_both_have() {
+        let (mut layout, whole) = chunk(&[1.0, 2.0]);
+        layout.sections[0].window = Some(2);
+        let windowed = |p0: u32, start: u32, rows: &[[f32; 2]]| {
+            let bytes: Bytes = rows.iter().flatten().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+            let section = SectionRows { start, layers: vec![LayerRows { k: bytes.clone(), v: bytes }] };
+            Chunk { p0, p1: start + rows.len() as u32, sections: vec![section] }
+        };
+        let ours = [windowed(0, 0, &[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), windowed(3, 3, &[[7.0, 8.0]])];
+        let theirs = [windowed(0, 1, &[[9.0, 9.0]]), windowed(2, 2, &[[5.0, 6.0], [7.0, 8.0]])];
+        assert!(distance_of_chunks(&layout, &ours, &theirs) > 0.5, "position 1");
+        let theirs = [windowed(0, 2, &[]), windowed(2, 2, &[[5.0, 6.0], [7.0, 8.0]])];
+        assert_eq!(distance_of_chunks(&layout, &ours, &theirs), 0.0);
+        let none = windowed(0, 1, &[]);
+        assert_eq!(distance(&layout, &whole, &none), f64::INFINITY, "no row to compare");
+        layout.sections[0].window = None;
+        assert_eq!(distance_of_chunks(&layout, &ours, &theirs), f64::INFINITY);
     }
 }

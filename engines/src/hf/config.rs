@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::error::FolderError;
 use super::files::read_json;
 use crate::gguf::Value;
+use crate::gguf::window::{GEMMA_PERIOD, Window};
 
 /// Real ones have some kilobytes; those of quantized models have a key for each layer.
 const MAX_BYTES: u64 = 4 << 20;
@@ -32,6 +33,7 @@ pub(super) enum Family {
     Llama,
     Qwen2,
     Qwen3,
+    Gemma3,
 }
 
 impl Family {
@@ -41,6 +43,7 @@ impl Family {
             "llama" | "mistral" => Some(Family::Llama),
             "qwen2" => Some(Family::Qwen2),
             "qwen3" => Some(Family::Qwen3),
+            "gemma3_text" => Some(Family::Gemma3),
             _ => None,
         }
     }
@@ -51,6 +54,7 @@ impl Family {
             Family::Llama => "llama",
             Family::Qwen2 => "qwen2",
             Family::Qwen3 => "qwen3",
+            Family::Gemma3 => "gemma3",
         }
     }
 
@@ -59,7 +63,15 @@ impl Family {
         match self {
             // llama.cpp's converter permutes the rows of these models' Q and K.
             Family::Llama => RopePairing::Interleaved,
-            Family::Qwen2 | Family::Qwen3 => RopePairing::HalfSplit,
+            Family::Qwen2 | Family::Qwen3 | Family::Gemma3 => RopePairing::HalfSplit,
+        }
+    }
+
+    /// RoPE's base where the file names none, as in Transformers. mlx-lm's own default differs for Qwen 2.
+    fn default_rope_base(self) -> f64 {
+        match self {
+            Family::Llama | Family::Qwen2 | Family::Qwen3 => 10_000.0,
+            Family::Gemma3 => 1_000_000.0,
         }
     }
 }
@@ -77,11 +89,21 @@ struct File {
     max_position_embeddings: Option<u64>,
     rms_norm_eps: Option<f64>,
     rope_theta: Option<f64>,
+    /// The base in layers with a window.
+    rope_local_base_freq: Option<f64>,
     #[serde(default)]
     rope_traditional: bool,
     rope_scaling: Option<Box<RawValue>>,
     rope_parameters: Option<Box<RawValue>>,
     layer_types: Option<Vec<String>>,
+    sliding_window: Option<u64>,
+    sliding_window_pattern: Option<u64>,
+    /// Attention's scores are divided by its square root.
+    query_pre_attn_scalar: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    attn_logit_softcapping: Option<f64>,
+    #[serde(default)]
+    use_bidirectional_attention: bool,
     bos_token_id: Option<TokenIds>,
     eos_token_id: Option<TokenIds>,
     quantization: Option<Box<RawValue>>,
@@ -111,7 +133,10 @@ impl TokenIds {
 #[derive(Debug, Clone)]
 pub struct Rope {
     pub base: f64,
+    /// Of the layers that attend to all positions.
     pub scaling: Option<RopeScaling>,
+    /// The base in layers with a window.
+    pub windowed_base: f64,
 }
 
 /// How RoPE is scaled.
@@ -132,6 +157,9 @@ struct RopeKeys {
     rope_type: Option<String>,
     rope_theta: Option<f64>,
     factor: Option<f64>,
+    /// Transformers 5 writes the settings of each kind of layers.
+    full_attention: Option<Box<RawValue>>,
+    sliding_attention: Option<Box<RawValue>>,
 }
 
 /// What is read of the quantization.
@@ -158,33 +186,97 @@ pub(super) struct Config {
     n_ctx_train: Option<u64>,
     epsilon: Option<f64>,
     pub(super) rope: Rope,
+    pub(super) window: Option<Window>,
 }
 
-/// RoPE's base where the file names none, as in Transformers and llama.cpp. mlx-lm's own default differs for Qwen 2.
-const DEFAULT_ROPE_BASE: f64 = 10_000.0;
+/// RoPE's base in layers with a window, where the file names none.
+const DEFAULT_WINDOWED_BASE: f64 = 10_000.0;
 
 impl Rope {
     /// The settings may stand in two places. Errors: they contradict each other.
-    fn of(file: &File, path: &Path) -> Result<Rope, FolderError> {
+    fn of(file: &File, family: Family, path: &Path) -> Result<Rope, FolderError> {
+        let read = |text: &RawValue| {
+            let keys = serde_json::from_str::<Option<RopeKeys>>(text.get());
+            keys.map(Option::unwrap_or_default).map_err(|source| FolderError::Json { path: path.to_owned(), source })
+        };
         let mut bases: Vec<f64> = file.rope_theta.into_iter().collect();
+        let mut windowed_bases: Vec<f64> = file.rope_local_base_freq.into_iter().collect();
         let mut scalings: Vec<RopeScaling> = Vec::new();
         for text in [&file.rope_scaling, &file.rope_parameters].into_iter().flatten() {
-            let keys = serde_json::from_str::<Option<RopeKeys>>(text.get());
-            let keys = keys.map_err(|source| FolderError::Json { path: path.to_owned(), source })?;
-            let RopeKeys { old_type, rope_type, rope_theta, factor } = keys.unwrap_or_default();
-            bases.extend(rope_theta);
-            let kind = old_type.or(rope_type).filter(|kind| kind != "default");
-            scalings.extend(kind.map(|kind| RopeScaling { kind, factor, text: text.clone() }));
+            let mut text = text.clone();
+            let mut keys = read(&text)?;
+            if let Some(windowed) = keys.sliding_attention.take() {
+                let windowed = read(&windowed)?;
+                if windowed.scaling_kind().is_some() {
+                    return Err(FolderError::unsupported(path, "RoPE is scaled in layers with a window"));
+                }
+                windowed_bases.extend(windowed.rope_theta);
+            }
+            if let Some(full) = keys.full_attention.take() {
+                keys = read(&full)?;
+                text = full;
+            }
+            bases.extend(keys.rope_theta);
+            scalings.extend(keys.scaling_kind().map(|kind| RopeScaling { kind, factor: keys.factor, text }));
         }
-        let base = *bases.first().unwrap_or(&DEFAULT_ROPE_BASE);
+        let only = |bases: &[f64], default: f64| {
+            let base = *bases.first().unwrap_or(&default);
+            bases.iter().all(|other| *other == base).then_some(base)
+        };
         let same = |a: &RopeScaling, b: &RopeScaling| a.kind == b.kind && a.factor == b.factor;
-        if bases.iter().any(|other| *other != base) || scalings.windows(2).any(|two| !same(&two[0], &two[1])) {
-            return Err(FolderError::malformed(path, "its settings of RoPE contradict each other"));
+        let bases = (only(&bases, family.default_rope_base()), only(&windowed_bases, DEFAULT_WINDOWED_BASE));
+        let (Some(base), Some(windowed_base)) = bases else {
+            return Err(FolderError::malformed(path, CONTRADICTION));
+        };
+        if scalings.windows(2).any(|two| !same(&two[0], &two[1])) {
+            return Err(FolderError::malformed(path, CONTRADICTION));
         }
-        if !(base.is_finite() && base >= 1.0) {
+        if let Some(base) = [base, windowed_base].into_iter().find(|base| !(base.is_finite() && *base >= 1.0)) {
             return Err(FolderError::malformed(path, format!("rope_theta is {base}")));
         }
-        Ok(Rope { base, scaling: scalings.into_iter().next() })
+        Ok(Rope { base, scaling: scalings.into_iter().next(), windowed_base })
+    }
+}
+
+const CONTRADICTION: &str = "its settings of RoPE contradict each other";
+
+impl RopeKeys {
+    fn scaling_kind(&self) -> Option<String> {
+        self.old_type.clone().or_else(|| self.rope_type.clone()).filter(|kind| kind != "default")
+    }
+}
+
+/// The window of Gemma 3's layers. Errors: the layers that have it are not those of llama.cpp and mlx-lm, or the file has a
+/// setting of this family that mlx-lm ignores.
+fn gemma_window(file: &File, n_layers: usize, path: &Path) -> Result<Window, FolderError> {
+    let unsupported = |why: &str| Err(FolderError::unsupported(path, why));
+    if file.use_bidirectional_attention {
+        return unsupported("its tokens attend to later ones (use_bidirectional_attention)");
+    }
+    if file.final_logit_softcapping.is_some() || file.attn_logit_softcapping.is_some() {
+        return unsupported("it limits logits or scores (softcapping)");
+    }
+    let within = |name: &str, n: Option<u64>, default: u64| within(path, name, n.unwrap_or(default), MAX_SIZE);
+    let n_positions = within("sliding_window", file.sliding_window, 0)?;
+    let types = file.layer_types.as_deref();
+    let listed = types.and_then(|types| types.iter().position(|kind| kind == FULL)).map(|first| first as u64 + 1);
+    let period = within("sliding_window_pattern", file.sliding_window_pattern.or(listed), GEMMA_PERIOD)?;
+    let window = Window { n_positions, period };
+    let name = |layer| if window.covers(layer) { "sliding_attention" } else { FULL };
+    if types.is_some_and(|types| !types.iter().map(String::as_str).eq((0..n_layers).map(name))) {
+        return unsupported("the layers with a sliding window are not all but every so many (layer_types)");
+    }
+    Ok(window)
+}
+
+/// The kind of layers that attend to all positions.
+const FULL: &str = "full_attention";
+
+/// Checks that a number is in 1 to `max`.
+fn within(path: &Path, name: &str, n: u64, max: u64) -> Result<usize, FolderError> {
+    match n {
+        n if (1..=max).contains(&n) => Ok(n as usize),
+        n => Err(FolderError::malformed(path, format!("{name} is {n}; 1 to {max} are possible"))),
     }
 }
 
@@ -195,7 +287,7 @@ impl Config {
         let unsupported = |why: String| FolderError::unsupported(path, why);
         let family = Family::named(&file.model_type).ok_or_else(|| {
             unsupported(format!(
-                "its model_type is {:?}; llama, mistral, qwen2 and qwen3 are supported",
+                "its model_type is {:?}; llama, mistral, qwen2, qwen3 and gemma3_text are supported",
                 file.model_type
             ))
         })?;
@@ -205,12 +297,16 @@ impl Config {
         if file.rope_traditional {
             return Err(unsupported("rope_traditional: its K has another order of elements".into()));
         }
-        if file.layer_types.iter().flatten().any(|kind| kind != "full_attention") {
-            return Err(unsupported("some of its layers do not attend to all positions (layer_types)".into()));
-        }
-        let within = |name: &str, n: u64, max: u64| match n {
-            n if (1..=max).contains(&n) => Ok(n as usize),
-            n => Err(FolderError::malformed(path, format!("{name} is {n}; 1 to {max} are possible"))),
+        let within = |name: &str, n: u64, max: u64| within(path, name, n, max);
+        let n_layers = within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?;
+        let window = match family {
+            Family::Gemma3 => Some(gemma_window(&file, n_layers, path)?),
+            Family::Llama | Family::Qwen2 | Family::Qwen3 => {
+                if file.layer_types.iter().flatten().any(|kind| kind != FULL) {
+                    return Err(unsupported("some of its layers do not attend to all positions (layer_types)".into()));
+                }
+                None
+            }
         };
         let n_heads = within("num_attention_heads", file.num_attention_heads, MAX_SIZE)?;
         let n_kv_heads = within("num_key_value_heads", file.num_key_value_heads.unwrap_or(n_heads as u64), MAX_SIZE)?;
@@ -220,7 +316,7 @@ impl Config {
             let what = format!("{n_heads} heads, {n_kv_heads} KV heads, {head_size} elements of a head");
             return Err(FolderError::malformed(path, what));
         }
-        let rope = Rope::of(&file, path)?;
+        let rope = Rope::of(&file, family, path)?;
         let quantization = file.quantization.as_deref().or(file.quantization_config.as_deref());
         let quantized_bits = match quantization {
             Some(text) => {
@@ -234,10 +330,13 @@ impl Config {
         let compact = |name: &str, text: Option<&RawValue>| text.map(|text| format!("{name}={}", text.get()));
         // The scaling of llama3 and yarn has numbers that the keys of the fingerprint do not name.
         let scaling = rope.scaling.as_ref().map(|scaling| &*scaling.text);
-        let changes = [compact("rope", scaling), compact("quantization", quantization)];
+        let windowed = window.map(|Window { n_positions: _, period }| {
+            format!("window={period},{},{:?}", rope.windowed_base, file.query_pre_attn_scalar)
+        });
+        let changes = [compact("rope", scaling), compact("quantization", quantization), windowed];
         Ok(Config {
             family,
-            n_layers: within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?,
+            n_layers,
             n_heads,
             n_kv_heads,
             head_size,
@@ -250,6 +349,7 @@ impl Config {
             n_ctx_train: file.max_position_embeddings,
             epsilon: file.rms_norm_eps,
             rope,
+            window,
         })
     }
 
@@ -277,6 +377,11 @@ impl Config {
             set("attention.layer_norm_rms_epsilon", Value::Float(epsilon));
         }
         set("rope.freq_base", Value::Float(self.rope.base));
+        if let Some(Window { n_positions, period }) = self.window {
+            set("attention.sliding_window", Value::Unsigned(n_positions as u64));
+            set("attention.sliding_window_pattern", Value::Unsigned(period as u64));
+            set("rope.freq_base_swa", Value::Float(self.rope.windowed_base));
+        }
         if let Some(RopeScaling { kind, factor, .. }) = &self.rope.scaling {
             set("rope.scaling.type", Value::String(kind.clone()));
             if let Some(factor) = factor {

@@ -24,6 +24,7 @@ pub use self::config::{Rope, RopeScaling};
 pub use self::error::FolderError;
 use self::tensors::Tensors;
 use self::tokenizer::Tokenizer;
+pub(crate) use self::tokenizer::Words;
 use crate::gguf::{Gguf, Value};
 use crate::options::CacheTypes;
 
@@ -37,10 +38,8 @@ pub struct ModelFolder {
     pub(crate) spellings: Vec<String>,
     /// llama.cpp's number of each token's type.
     pub(crate) types: Vec<u32>,
-    /// The pairs that are merged, each as `left right`, in the order of their ranks.
-    pub(crate) merges: Vec<String>,
-    /// llama.cpp's name of the rules that cut a text into words.
-    pub(crate) words: &'static str,
+    /// How text becomes tokens.
+    pub(crate) words: Words,
     tensors: Tensors,
     config: Config,
 }
@@ -60,10 +59,10 @@ impl ModelFolder {
         tokenizer.describe(&config, &mut metadata);
         let file_type = if tensors.computes_in_f32() { ALL_F32 } else { MOSTLY_F16 };
         metadata.insert(FILE_TYPE.into(), Value::Unsigned(file_type));
-        let Tokenizer { spellings, types, merges, words, .. } = tokenizer;
+        let Tokenizer { spellings, types, words, .. } = tokenizer;
         let header =
             Gguf::described(metadata, tensors.infos(config.quantized_bits), tensors.file_bytes, &spellings, &types);
-        Ok(ModelFolder { header, pairing: config.family.pairing(), spellings, types, merges, words, tensors, config })
+        Ok(ModelFolder { header, pairing: config.family.pairing(), spellings, types, words, tensors, config })
     }
 
     /// The folder's name, which is the model's.

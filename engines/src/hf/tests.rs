@@ -5,6 +5,7 @@ use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 use super::*;
+use crate::gguf::window::{self, Window};
 use crate::options::CacheTypes;
 
 /// A tiny model's files, changed by `change`.
@@ -58,7 +59,8 @@ fn a_folder_is_described_as_a_file_would_be() {
     assert_eq!(header.tensors[0].dims, [4, 2]);
     assert_eq!(model.spellings, ["a", "b", " hi", "<|end|>", "stop", "[PAD5]"]);
     assert_eq!(model.types, [1, 1, 4, 3, 3, 5]);
-    assert_eq!((model.merges.as_slice(), model.words), (&["a b".to_owned(), "b a".to_owned()][..], "gpt-2"));
+    let Words::BytePairs { merges, pre } = &model.words else { panic!("its tokens are byte pairs") };
+    assert_eq!((merges.as_slice(), *pre), (&["a b".to_owned(), "b a".to_owned()][..], "gpt-2"));
     assert_eq!(header.u64("tokenizer.ggml.eos_token_id"), Some(4));
     assert_eq!((model.pairing, model.quantization()), (RopePairing::Interleaved, "BF16".to_owned()));
 }
@@ -78,6 +80,14 @@ fn nested_settings_of_rope_are_read() {
     let scaled = rope(json!({ "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0 }));
     assert!(scaled.base == 5e5 && scaled.scaling.unwrap().text.get().contains("low_freq_factor"));
     assert_eq!(rope(json!({ "rope_type": "default" })).base, 1e4);
+    let by_kind = rope(json!({
+        "full_attention": { "rope_theta": 1e6, "rope_type": "linear", "factor": 8.0 },
+        "sliding_attention": { "rope_theta": 2e4, "rope_type": "default" },
+    }));
+    assert_eq!((by_kind.base, by_kind.windowed_base), (1e6, 2e4));
+    let scaling = by_kind.scaling.unwrap();
+    assert!(scaling.text.get().starts_with('{') && scaling.text.get().contains(r#""factor":8.0"#));
+    assert!(!scaling.text.get().contains("attention"), "mlx-lm reads it of all layers without a window");
 }
 
 #[test]
@@ -96,6 +106,92 @@ fn the_weights_decide_the_fingerprint_and_the_tokens_the_vocabulary() {
     assert_eq!(hash(&plain).weights, hash(&renamed).weights);
 }
 
+/// Makes the model Gemma 3's: two of three layers have a window, and the tokens are SentencePiece's.
+fn gemma(config: &mut Json, tokenizer: &mut Json) {
+    config["model_type"] = "gemma3_text".into();
+    config["num_hidden_layers"] = 4.into();
+    config["sliding_window"] = 16.into();
+    config["layer_types"] = json!(["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]);
+    config["vocab_size"] = 12.into();
+    *tokenizer = json!({
+        "added_tokens": [
+            { "id": 0, "content": "<unk>", "special": true },
+            { "id": 1, "content": "\u{2581}\u{2581}", "special": false },
+        ],
+        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
+        "pre_tokenizer": { "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious" },
+        "model": {
+            "type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+            "vocab": {
+                "<unk>": 0, "\u{2581}\u{2581}": 1, "<0xC3>": 2, "<0xA9>": 3, "\u{2581}a": 4, "ab": 5, "aab": 6,
+                "\u{2581}": 7, "a": 8, "b": 9, "<0x0A>": 10, "c": 11,
+            },
+            "merges": [["\u{2581}", "\u{2581}"], ["\u{2581}", "a"], ["a", "b"], ["a", "ab"]],
+        },
+    });
+}
+
+#[test]
+fn gemmas_layers_with_a_window_and_its_pieces_are_described_as_in_a_file() {
+    let folder = folder(gemma);
+    let model = ModelFolder::open(folder.path()).unwrap();
+    assert_eq!((model.header.architecture(), model.pairing), (Some("gemma3"), RopePairing::HalfSplit));
+    let window = Window::of(&model.header).unwrap().unwrap();
+    assert_eq!(window, Window { n_positions: 16, period: 3 });
+    assert_eq!(window::sections(4, Some(window)), [vec![2], vec![0, 1, 3]]);
+    assert_eq!((model.rope().base, model.rope().windowed_base), (5e5, 1e4));
+    assert_eq!(model.types, [3, 4, 6, 6, 1, 1, 1, 1, 1, 1, 6, 1]);
+    assert_eq!(model.spellings[1], "  ");
+    let Words::SentencePieces { scores } = &model.words else { panic!("its tokens are pieces") };
+    assert_eq!(scores[..8], [-1000.0, -1000.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0]);
+    assert_eq!(model.header.u64("tokenizer.ggml.unknown_token_id"), Some(0));
+}
+
+#[cfg(feature = "mlx")]
+#[test]
+fn a_text_becomes_gemmas_pieces() {
+    use tokio_util::sync::CancellationToken;
+
+    use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
+
+    let folder = folder(gemma);
+    let vocabulary = FileVocabulary::of_folder(&ModelFolder::open(folder.path()).unwrap()).unwrap();
+    assert_eq!(vocabulary.table().piece(4), b" a");
+    assert_eq!(vocabulary.table().piece(2), [0xC3]);
+    let tokenizer = FileTokenizer::new(vocabulary).unwrap();
+    let tokens = |text: &str| tokenizer.tokenize(text, false, false, &CancellationToken::new()).unwrap();
+    assert_eq!(tokens(" aab"), [4, 5], "a space and a are merged first");
+    assert_eq!(tokens("aab  é"), [6, 1, 2, 3], "two spaces are a token, and é its bytes");
+    assert_eq!(tokens("z"), [0]);
+}
+
+#[test]
+fn a_gemma_that_would_be_computed_wrongly_is_refused() {
+    let check = |part: &str, change: &dyn Fn(&mut Json, &mut Json)| {
+        let error = refusal(|config, tokenizer| {
+            gemma(config, tokenizer);
+            change(config, tokenizer);
+        });
+        assert!(error.contains(part), "{error}");
+    };
+    check("sliding_window is 0", &|config, _| config["sliding_window"] = Json::Null);
+    check("layer_types", &|config, _| config["layer_types"][3] = "full_attention".into());
+    check("layer_types", &|config, _| config["sliding_window_pattern"] = 4.into());
+    check("sliding_window_pattern is 0", &|config, _| config["sliding_window_pattern"] = 0.into());
+    check("softcapping", &|config, _| config["final_logit_softcapping"] = 30.0.into());
+    check("use_bidirectional_attention", &|config, _| config["use_bidirectional_attention"] = true.into());
+    check("contradict", &|config, _| {
+        config["rope_local_base_freq"] = 1e4.into();
+        config["rope_parameters"] = json!({ "sliding_attention": { "rope_theta": 1e5 } });
+    });
+    check("scaled in layers with a window", &|config, _| {
+        config["rope_parameters"] = json!({ "sliding_attention": { "rope_type": "linear", "factor": 8.0 } });
+    });
+    check("another order", &|_, tokenizer| tokenizer["model"]["merges"] = json!(["a ab", "a b"]));
+    check("makes no token", &|_, tokenizer| tokenizer["model"]["merges"] = json!(["b b"]));
+    check("not those of Gemma", &|_, tokenizer| tokenizer["normalizer"] = json!({ "type": "Prepend" }));
+}
+
 #[test]
 fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     let check = |part: &str, change: &dyn Fn(&mut Json, &mut Json)| {
@@ -112,7 +208,8 @@ fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     check("num_hidden_layers is 9999999", &|config, _| config["num_hidden_layers"] = 9_999_999.into());
     check("KV heads", &|config, _| config["num_key_value_heads"] = 3.into());
     check("kind \"Unigram\"", &|_, tokenizer| tokenizer["model"]["type"] = "Unigram".into());
-    check("byte_fallback", &|_, tokenizer| tokenizer["model"]["byte_fallback"] = true.into());
+    check("not those of Gemma", &|_, tokenizer| tokenizer["model"]["byte_fallback"] = true.into());
+    check("a prefix of subwords", &|_, tokenizer| tokenizer["model"]["continuing_subword_prefix"] = "##".into());
     check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"] = Json::Null);
     check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"]["add_prefix_space"] = true.into());
     check("changes texts", &|_, tokenizer| tokenizer["normalizer"] = json!({ "type": "Lowercase" }));

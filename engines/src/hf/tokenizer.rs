@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::config::{Config, Metadata};
 use super::error::FolderError;
 use super::files::{existing, read, read_json};
+use crate::gguf::byte_level::byte_token;
 use crate::gguf::{Array, Value};
 
 /// The largest known ones have some 30 MB.
@@ -21,11 +22,15 @@ const MAX_SETTINGS_BYTES: u64 = 16 << 20;
 /// Templates have tens of kilobytes.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
+/// The character that stands for a space.
+const SPACE: &str = "\u{2581}";
+
 /// llama.cpp's numbers of types of tokens.
 const NORMAL: u32 = 1;
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 const UNUSED: u32 = 5;
+const BYTE: u32 = 6;
 
 /// `tokenizer.json`.
 #[derive(Deserialize)]
@@ -62,6 +67,7 @@ struct Model {
     #[serde(default)]
     ignore_merges: bool,
     continuing_subword_prefix: Option<String>,
+    unk_token: Option<String>,
 }
 
 /// Old files have one string, new ones a pair.
@@ -110,14 +116,27 @@ struct NamedTemplate {
     template: String,
 }
 
+/// How text becomes tokens.
+pub(crate) enum Words {
+    /// By merging pairs of byte-level tokens.
+    BytePairs {
+        /// Each as `left right`, in the order of their ranks.
+        merges: Vec<String>,
+        /// llama.cpp's name of the rules that cut a text into words.
+        pre: &'static str,
+    },
+    /// By merging pieces whose token has the best score, as SentencePiece does.
+    SentencePieces { scores: Vec<f32> },
+}
+
 /// A folder's tokens, and how text becomes tokens.
 pub(super) struct Tokenizer {
     pub(super) spellings: Vec<String>,
     pub(super) types: Vec<u32>,
-    pub(super) merges: Vec<String>,
-    pub(super) words: &'static str,
+    pub(super) words: Words,
     bos: Option<u64>,
     eos: Option<u64>,
+    unknown: Option<u64>,
     add_bos: Option<bool>,
     add_eos: Option<bool>,
     chat_template: Option<String>,
@@ -129,20 +148,34 @@ impl Tokenizer {
         let path = &folder.join("tokenizer.json");
         let file: File = read_json(path, MAX_BYTES)?;
         let unsupported = |why: String| FolderError::unsupported(path, why);
-        let Model { kind, vocab, merges, byte_fallback, ignore_merges, continuing_subword_prefix } = file.model;
-        let kind = kind.unwrap_or_default();
-        let has_prefix = continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty());
-        if kind != "BPE" || byte_fallback || has_prefix {
-            let what = if kind == "BPE" { "byte_fallback or a prefix of subwords" } else { &*kind };
-            return Err(unsupported(format!("its tokenizer is of the kind {what:?}; byte-level BPE is supported")));
+        let model = file.model;
+        let kind = model.kind.as_deref().unwrap_or_default();
+        let has_prefix = model.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty());
+        if kind != "BPE" || has_prefix {
+            let what = if has_prefix { "a prefix of subwords" } else { kind };
+            return Err(unsupported(format!("its tokenizer is of the kind {what:?}; BPE is supported")));
         }
-        if !matches!(file.normalizer["type"].as_str(), None | Some("NFC")) {
-            return Err(unsupported(format!("its tokenizer changes texts: {}", file.normalizer["type"])));
-        }
-        let words = words(&file.pre_tokenizer, ignore_merges).ok_or_else(|| {
-            unsupported("its text is cut into words by rules that are not supported (pre_tokenizer)".into())
-        })?;
-        let (spellings, types) = tokens(path, vocab, &file.added_tokens, n_vocab)?;
+        let Json::Object(vocab) = model.vocab else {
+            return Err(FolderError::malformed(path, "its vocab is no object"));
+        };
+        let (spellings, types) = tokens(path, &vocab, model.byte_fallback, &file.added_tokens, n_vocab)?;
+        let words = if model.byte_fallback {
+            if !replaces_spaces(&file.normalizer) || !cuts_at_spaces(&file.pre_tokenizer) {
+                return Err(unsupported(
+                    "its rules before merging are not those of Gemma (normalizer, pre_tokenizer)".into(),
+                ));
+            }
+            check_order(path, &vocab, &model.merges, &types)?;
+            Words::SentencePieces { scores: scores(&types) }
+        } else {
+            if !matches!(file.normalizer["type"].as_str(), None | Some("NFC")) {
+                return Err(unsupported(format!("its tokenizer changes texts: {}", file.normalizer["type"])));
+            }
+            let pre = pre(&file.pre_tokenizer, model.ignore_merges).ok_or_else(|| {
+                unsupported("its text is cut into words by rules that are not supported (pre_tokenizer)".into())
+            })?;
+            Words::BytePairs { merges: model.merges.into_iter().map(Merge::joined).collect(), pre }
+        };
         let settings = match existing(folder, "tokenizer_config.json") {
             Some(path) => read_json(&path, MAX_SETTINGS_BYTES)?,
             None => Settings::default(),
@@ -150,6 +183,7 @@ impl Tokenizer {
         let ids: HashMap<&str, u64> = spellings.iter().map(String::as_str).zip(0..).collect();
         let id = |spelling: &Option<Spelling>| spelling.as_ref().and_then(|text| ids.get(text.as_str()).copied());
         let (bos, eos) = (id(&settings.bos_token), id(&settings.eos_token));
+        let unknown = model.unk_token.and_then(|text| ids.get(text.as_str()).copied());
         let spelled = |spelling: &Option<Spelling>| spelling.as_ref().map(|text| text.as_str().to_owned());
         let added = |at_end: bool, wanted: &Option<Spelling>| {
             let found = added_by_template(&file.post_processor, at_end)?;
@@ -158,9 +192,9 @@ impl Tokenizer {
         Ok(Tokenizer {
             bos,
             eos,
+            unknown,
             add_bos: settings.add_bos_token.or_else(|| added(false, &settings.bos_token)),
             add_eos: settings.add_eos_token.or_else(|| added(true, &settings.eos_token)),
-            merges: merges.into_iter().map(Merge::joined).collect(),
             words,
             chat_template: chat_template(folder, settings.chat_template)?,
             spellings,
@@ -171,11 +205,19 @@ impl Tokenizer {
     /// Adds the keys of a GGUF file's header.
     pub(super) fn describe(&self, config: &Config, metadata: &mut Metadata) {
         let mut set = |key: &str, value: Value| metadata.insert(format!("tokenizer.{key}"), value);
-        set("ggml.model", Value::String("gpt2".into()));
-        set("ggml.pre", Value::String(self.words.into()));
         set("ggml.tokens", strings(self.spellings.len()));
-        set("ggml.merges", strings(self.merges.len()));
-        for (key, id) in [("bos", self.bos.or(config.bos)), ("eos", self.eos.or(config.eos))] {
+        match &self.words {
+            Words::BytePairs { merges, pre } => {
+                set("ggml.model", Value::String("gpt2".into()));
+                set("ggml.pre", Value::String((*pre).into()));
+                set("ggml.merges", strings(merges.len()));
+            }
+            Words::SentencePieces { .. } => {
+                set("ggml.model", Value::String("llama".into()));
+            }
+        }
+        let special = [("bos", self.bos.or(config.bos)), ("eos", self.eos.or(config.eos)), ("unknown", self.unknown)];
+        for (key, id) in special {
             id.into_iter().for_each(|id| drop(set(&format!("ggml.{key}_token_id"), Value::Unsigned(id))));
         }
         for (key, adds) in [("bos", self.add_bos), ("eos", self.add_eos)] {
@@ -195,6 +237,14 @@ fn strings(n: usize) -> Value {
 }
 
 impl Merge {
+    /// Old files separate both by a space, which their tokens do not contain.
+    fn parts(&self) -> (&str, &str) {
+        match self {
+            Merge::Joined(text) => text.split_once(' ').unwrap_or((text, "")),
+            Merge::Pair(left, right) => (left, right),
+        }
+    }
+
     fn joined(self) -> String {
         match self {
             Merge::Joined(text) => text,
@@ -206,7 +256,8 @@ impl Merge {
 /// The spelling and the type of each token.
 fn tokens(
     path: &Path,
-    vocab: Json,
+    vocab: &Map<String, Json>,
+    has_bytes: bool,
     added: &[AddedToken],
     n_vocab: usize,
 ) -> Result<(Vec<String>, Vec<u32>), FolderError> {
@@ -218,15 +269,15 @@ fn tokens(
         *place = Some((spelling, kind));
         Ok(())
     };
-    let Json::Object(vocab) = vocab else { return Err(malformed("its vocab is no object".into())) };
     for (spelling, id) in vocab {
-        put(id.as_u64(), spelling, NORMAL)?;
+        let is_byte = has_bytes && byte_token(spelling).is_some();
+        put(id.as_u64(), spelling.clone(), if is_byte { BYTE } else { NORMAL })?;
     }
     // They may be in the vocab, too.
     for AddedToken { id, content, special } in added {
         match *special || looks_special(content) {
             true => put(Some(*id), content.clone(), CONTROL)?,
-            false => put(Some(*id), content.replace('\u{2581}', " "), USER_DEFINED)?,
+            false => put(Some(*id), content.replace(SPACE, " "), USER_DEFINED)?,
         }
     }
     let named = |(id, token): (usize, Option<(String, u32)>)| token.unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
@@ -242,12 +293,62 @@ fn looks_special(spelling: &str) -> bool {
         || is_between("<unused", ">")
 }
 
+/// Returns true if spaces become the character that stands for them, and nothing else changes.
+fn replaces_spaces(normalizer: &Json) -> bool {
+    normalizer["type"] == "Replace" && normalizer["pattern"]["String"] == " " && normalizer["content"] == SPACE
+}
+
+/// Returns true if a text is cut nowhere: after the normalizer there are no spaces to cut it at.
+fn cuts_at_spaces(pre_tokenizer: &Json) -> bool {
+    pre_tokenizer.is_null() || pre_tokenizer["type"] == "Split" && pre_tokenizer["pattern"]["String"] == " "
+}
+
+/// Checks that the merges make the tokens in the order of their numbers, as those that were converted from SentencePiece do.
+/// Then the scores follow from the numbers.
+fn check_order(path: &Path, vocab: &Map<String, Json>, merges: &[Merge], types: &[u32]) -> Result<(), FolderError> {
+    let mut last = 0;
+    for merge in merges {
+        let (left, right) = merge.parts();
+        let merged = format!("{left}{right}");
+        let id = vocab.get(&merged).and_then(Json::as_u64).and_then(|id| usize::try_from(id).ok());
+        let Some((id, kind)) = id.and_then(|id| Some((id, *types.get(id)?))) else {
+            return Err(FolderError::malformed(path, format!("the merge {merged:?} makes no token")));
+        };
+        // Added tokens are cut out of a text before anything is merged.
+        if kind != NORMAL {
+            continue;
+        }
+        if id < last {
+            return Err(FolderError::unsupported(path, "its merges are in another order than its tokens"));
+        }
+        last = id;
+    }
+    Ok(())
+}
+
+/// SentencePiece's scores: it numbers the pieces in the order in which it has learnt to merge them. llama.cpp's converter
+/// gives added tokens a score of its own.
+fn scores(types: &[u32]) -> Vec<f32> {
+    let mut n_normal = 0;
+    let score = |kind: &u32| match *kind {
+        NORMAL => {
+            n_normal += 1;
+            1.0 - n_normal as f32
+        }
+        BYTE => 0.0,
+        _ => ADDED_SCORE,
+    };
+    types.iter().map(score).collect()
+}
+
+const ADDED_SCORE: f32 = -1000.0;
+
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// llama.cpp's name of the rules that cut a text into words. `None`: they are not known.
-fn words(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
+fn pre(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
     let stages: Vec<&Json> = match pre_tokenizer["type"].as_str()? {
         "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.iter().collect(),
         _ => vec![pre_tokenizer],

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc as std_mpsc};
 
-use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
+use baton_schemas::kv::{KvLayout, RopePairing};
 use baton_schemas::node::{KvIdentity, Memory, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,8 @@ pub use self::config::MlxConfig;
 pub use self::load_error::LoadError;
 use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
-use self::worker::{Device, MAX_CACHE_BYTES, Worker, WorkerConfig};
+use self::worker::{Device, LayersOfSection, MAX_CACHE_BYTES, Worker, WorkerConfig};
+use crate::gguf::window::{self, Window};
 use crate::gguf::{ModelSizes, SizeError, SizeOptions};
 use crate::handoff::KvPuller;
 use crate::hf::{self, ModelFolder};
@@ -76,7 +77,10 @@ impl MlxEngine {
         let facts = described.facts(&folder.quantization());
         let bos = file.bos.filter(|_| file.add_bos);
         let tokenizer = Arc::new(FileTokenizer::new(file).map_err(|e| unsupported(e.to_string()))?);
-        let layout = layout(&folder);
+        let window = Window::of(header).map_err(unsupported)?;
+        let sections = window::sections(folder.n_layers(), window);
+        let n_values = folder.n_kv_heads() * folder.head_size();
+        let layout = window::f16_layout(folder.pairing, n_values, &sections, window);
         layout.check().map_err(|error| unsupported(error.to_string()))?;
         // Without it, codecs compress less.
         let rotation = header.key_rotation(&config.model, RopeOptions::default(), &layout).ok();
@@ -104,10 +108,11 @@ impl MlxEngine {
             device: config.device.as_ref().map(|_| config::CPU.to_owned()),
             n_threads: config.n_threads,
             n_slots: config.n_slots as usize,
-            n_layers: folder.n_layers(),
+            sections: layers_of_sections(&identity.layout, sections),
             n_kv_heads: folder.n_kv_heads(),
             head_size: folder.head_size(),
             rope: folder.rope().clone(),
+            window,
             interleaved: identity.layout.rope == RopePairing::Interleaved,
             max_silence: config.max_silence,
         };
@@ -177,6 +182,7 @@ impl Model {
         shared: Arc<crate::serving::jobs::EngineLoad>,
     ) -> Result<LoadedModel<MlxSlots, TextVectors<MlxTexts>>, String> {
         let Model { config, sizes, n_vocab, n_embd } = self;
+        let sliding_window = worker.window.map(|window| window.n_positions);
         let (worker, loaded) = Worker::start(worker).map_err(|error| error.to_string())?;
         if loaded.n_vocab != n_vocab {
             return Err(format!("it gives {} logits for {n_vocab} tokens", loaded.n_vocab));
@@ -188,7 +194,7 @@ impl Model {
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
             budget: PrefillBudget::new(config.n_ubatch, config.small_steps && is_cpu, config.prefill_budget),
-            sliding_window: None,
+            sliding_window,
             indivisible: false,
         };
         // The processor's architecture: different ones round differently.
@@ -205,13 +211,10 @@ impl Model {
     }
 }
 
-/// The layout in which KV is handed over: llama.cpp's for a cache of f16.
-fn layout(folder: &ModelFolder) -> KvLayout {
-    // A product that is too large does not pass the layout's check.
-    let n_values = u32::try_from(folder.n_kv_heads() * folder.head_size()).unwrap_or(u32::MAX);
-    let rows = Rows { dtype: Dtype::F16, n_values };
-    let layers = vec![LayerShape { k: rows, v: Some(rows) }; folder.n_layers()];
-    KvLayout { rope: folder.pairing, sections: vec![Section { window: None, layers }] }
+/// The sections of a layout, with their layers.
+fn layers_of_sections(layout: &KvLayout, layers: Vec<Vec<usize>>) -> Vec<LayersOfSection> {
+    let windows = layout.sections.iter().map(|section| section.window);
+    windows.zip(layers).map(|(window, layers)| LayersOfSection { window, layers }).collect()
 }
 
 /// mlx-lm's caches grow in steps of so many positions.

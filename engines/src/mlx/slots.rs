@@ -1,4 +1,4 @@
-//! The scheduler's view of the worker: the KV of each slot is there, and its length is known here.
+//! The scheduler's view of the worker: the KV of each slot is there, and which positions it has is known here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::worker::{CallError, Part, Request, SharedWorker};
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::extent::Extent;
 use crate::serving::images::NoImages;
 
 /// The worker's slots, and the logits of the last batch.
@@ -16,8 +17,8 @@ pub(super) struct MlxSlots {
     layout: Arc<KvLayout>,
     n_vocab: usize,
     /// The positions of each slot.
-    lengths: Vec<usize>,
-    /// How many workers were lost when the slots were last known to be what `lengths` says.
+    extents: Vec<Extent>,
+    /// How many workers were lost when the slots were last known to be what `extents` says.
     n_lost: u64,
     logits: Vec<f32>,
     /// For each token of the last batch, the row of its logits.
@@ -27,8 +28,8 @@ pub(super) struct MlxSlots {
 impl MlxSlots {
     pub(super) fn new(worker: SharedWorker, layout: Arc<KvLayout>, n_vocab: usize, n_slots: usize) -> Self {
         let n_lost = worker.borrow().n_lost;
-        let lengths = vec![0; n_slots];
-        MlxSlots { worker, layout, n_vocab, lengths, n_lost, logits: Vec::new(), logit_rows: Vec::new() }
+        let extents = vec![Extent::default(); n_slots];
+        MlxSlots { worker, layout, n_vocab, extents, n_lost, logits: Vec::new(), logit_rows: Vec::new() }
     }
 
     fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
@@ -41,39 +42,44 @@ impl MlxSlots {
     }
 
     /// The positions that a slot really has.
-    fn length(&self, slot: usize) -> usize {
-        if self.has_lost() { 0 } else { self.lengths[slot] }
+    fn extent(&self, slot: usize) -> Extent {
+        if self.has_lost() { Extent::default() } else { self.extents[slot] }
     }
 
     /// Takes note that all slots are empty, and says so to the scheduler.
     fn lose(&mut self, reason: String, by_batch: bool) -> ComputeError {
-        self.lengths.fill(0);
+        self.extents.fill(Extent::default());
         self.n_lost = self.worker.borrow().n_lost;
         ComputeError::Lost { reason, by_batch }
     }
 
-    /// Adds the rows of positions `[p0, p1)`, in canonical order.
-    fn add(&mut self, slot: usize, Range { start: p0, end: p1 }: Range<u32>, rows: &[&[u8]]) -> Result<(), String> {
-        let n_bytes: usize = rows.iter().map(|rows| rows.len()).sum();
-        let expected = (p1 - p0) as usize * self.layout.bytes_per_position();
+    /// Adds the rows of `positions`, of which sections begin at `starts`, in canonical order.
+    fn add(&mut self, slot: usize, positions: Range<u32>, starts: &[u32], rows: &[&[u8]]) -> Result<(), String> {
         if self.has_lost() {
             return Err("the mlx worker was lost".to_owned());
         }
-        if self.length(slot) != p0 as usize || n_bytes != expected {
-            return Err(format!(
-                "{n_bytes} bytes of positions {p0}..{p1} do not continue a slot of {}",
-                self.length(slot)
-            ));
+        let extent = self.extent(slot).with(&self.layout, &positions, starts)?;
+        let Range { start: p0, end: p1 } = positions;
+        let n_bytes: usize = rows.iter().map(|rows| rows.len()).sum();
+        let expected = self.n_bytes(p1, starts);
+        if n_bytes != expected {
+            return Err(format!("positions {p0}..{p1} have {n_bytes} bytes, not {expected}"));
         }
-        if let Err(error) = self.call(&Request::Import { slot, p0, p1 }, rows, 0) {
+        if let Err(error) = self.call(&Request::Import { slot, p0, p1, starts }, rows, 0) {
             // Some layers may have the rows, and others not.
             if let (CallError::Refused(_), Err(CannotCut)) = (&error, self.cut(slot, p0 as usize)) {
                 return Err(format!("{error}; and the slot is lost"));
             }
             return Err(error.to_string());
         }
-        self.lengths[slot] = p1 as usize;
+        self.extents[slot] = extent;
         Ok(())
+    }
+
+    /// Bytes of the rows from each section's start to `p1`.
+    fn n_bytes(&self, p1: u32, starts: &[u32]) -> usize {
+        let sections = self.layout.sections.iter().zip(starts);
+        sections.map(|(section, start)| (p1 - start) as usize * section.bytes()).sum()
     }
 }
 
@@ -110,7 +116,7 @@ impl ModelContext for MlxSlots {
             Err(CallError::Lost(why)) => return Err(self.lose(why, true)),
         };
         for part in &parts {
-            self.lengths[part.slot] = part.from + part.n;
+            self.extents[part.slot].n = part.from + part.n;
         }
         self.logits.clear();
         self.logits.extend(logits.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
@@ -133,10 +139,10 @@ impl ModelContext for MlxSlots {
 
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         // After a refused batch, the worker may hold more positions than are known here.
-        let known = self.length(slot);
-        self.lengths[slot] = 0;
+        let known = self.extent(slot);
+        self.extents[slot] = Extent::default();
         let is_running = self.worker.borrow().process_id().is_some();
-        if known < n_keep {
+        if known.n < n_keep {
             return Err(CannotCut);
         }
         // A worker that was lost has no KV, and the next one begins without.
@@ -145,7 +151,7 @@ impl ModelContext for MlxSlots {
         }
         match self.call(&Request::Cut { slot, n: n_keep }, &[], 0) {
             Ok(_) => {
-                self.lengths[slot] = n_keep;
+                self.extents[slot] = known.prefix(n_keep);
                 Ok(())
             }
             Err(CallError::Lost(_)) if n_keep == 0 => Ok(()),
@@ -157,27 +163,28 @@ impl ModelContext for MlxSlots {
     }
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
-        if self.length(source) < n {
+        let of_source = self.extent(source);
+        if of_source.n < n {
             return false;
         }
         let forked = self.call(&Request::Fork { source, slot, n }, &[], 0);
         match forked {
-            Ok(_) => self.lengths[slot] = n,
+            Ok(_) => self.extents[slot] = of_source.prefix(n),
             Err(error) => tracing::warn!(%error, source, slot, "a prefix cannot be copied; it is computed again"),
         }
-        self.length(slot) == n
+        self.extent(slot).n == n
     }
 
     fn forks_share_cells(&self) -> bool {
         false
     }
 
-    fn oldest(&self, _: usize) -> usize {
-        0
+    fn oldest(&self, slot: usize) -> usize {
+        self.extent(slot).window_from
     }
 
     fn overwrite(&mut self) {
-        self.lengths.fill(0);
+        self.extents.fill(Extent::default());
         if !self.has_lost()
             && let Err(error) = self.call(&Request::Overwrite, &[], 0)
         {
@@ -185,22 +192,21 @@ impl ModelContext for MlxSlots {
         }
     }
 
-    fn export(&mut self, slot: usize, positions: Range<u32>, _: u32, _: ExportTo) -> Result<Chunk, String> {
+    fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, _: ExportTo) -> Result<Chunk, String> {
+        let starts = self.extent(slot).starts(&self.layout, &positions, end)?;
         let Range { start: p0, end: p1 } = positions;
-        if p0 >= p1 || p1 as usize > self.length(slot) {
-            return Err(format!("the slot holds {} positions, not {p0}..{p1}", self.length(slot)));
-        }
-        let n_positions = (p1 - p0) as usize;
-        let n_bytes = n_positions * self.layout.bytes_per_position();
-        let rows = self.call(&Request::Export { slot, p0, p1 }, &[], n_bytes).map_err(|error| error.to_string())?;
+        let n_bytes = self.n_bytes(p1, &starts);
+        let request = Request::Export { slot, p1, starts: &starts };
+        let rows = self.call(&request, &[], n_bytes).map_err(|error| error.to_string())?;
         let mut rows = Bytes::from(rows);
         let layout = Arc::clone(&self.layout);
-        let sections = layout.sections.iter().map(|section| {
+        let sections = layout.sections.iter().zip(starts).map(|(section, start)| {
+            let n_rows = (p1 - start) as usize;
             let layers = section.layers.iter().map(|layer| LayerRows {
-                k: rows.split_to(n_positions * layer.k.bytes()),
-                v: rows.split_to(n_positions * layer.v.map_or(0, |v| v.bytes())),
+                k: rows.split_to(n_rows * layer.k.bytes()),
+                v: rows.split_to(n_rows * layer.v.map_or(0, |v| v.bytes())),
             });
-            SectionRows { start: p0, layers: layers.collect() }
+            SectionRows { start, layers: layers.collect() }
         });
         Ok(Chunk { p0, p1, sections: sections.collect() })
     }
@@ -210,16 +216,18 @@ impl ModelContext for MlxSlots {
             return Err("the chunk does not continue this slot".to_owned());
         }
         let rows: Vec<&[u8]> = chunk.tensors().iter().map(|range| &chunk.buffer()[range.clone()]).collect();
-        self.add(slot, chunk.span().p0..chunk.span().p1, &rows)?;
+        let span = chunk.span();
+        self.add(slot, span.p0..span.p1, &span.starts, &rows)?;
         Ok(chunk.into_buffer())
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
         let rows: Vec<&[u8]> = chunk.tensors().map(|rows| &rows[..]).collect();
-        self.add(slot, chunk.p0..chunk.p1, &rows)
+        let starts: Vec<u32> = chunk.sections.iter().map(|section| section.start).collect();
+        self.add(slot, chunk.p0..chunk.p1, &starts, &rows)
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
-        self.length(slot) == n_present
+        self.extent(slot).can_continue(&self.layout, n_present)
     }
 }

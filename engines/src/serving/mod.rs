@@ -16,6 +16,8 @@ mod deep_stack;
 mod derivable;
 #[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) mod described;
+#[cfg(any(feature = "candle", feature = "mlx"))]
+pub(crate) mod extent;
 pub(crate) mod images;
 pub(crate) mod jobs;
 pub(crate) mod kv_flow;

@@ -12,10 +12,10 @@ use baton_schemas::Token;
 use super::pre::{PreTokenizer, Stages};
 use super::special::SpecialSpelling;
 use super::{SHOWN_CONTROL, TokenFacts, Vocabulary};
-use crate::gguf::byte_level::spelled;
+use crate::gguf::byte_level::{byte_token, spelled};
 use crate::gguf::{Gguf, GgufError};
 #[cfg(feature = "mlx")]
-use crate::hf::ModelFolder;
+use crate::hf::{ModelFolder, Words};
 
 /// Why a model's vocabulary cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -189,8 +189,15 @@ impl FileVocabulary {
     /// The vocabulary of a model's folder. Errors: its rules for words are unknown here.
     #[cfg(feature = "mlx")]
     pub(crate) fn of_folder(folder: &ModelFolder) -> Result<Self, VocabularyError> {
-        let ModelFolder { header, spellings, types, merges, words, .. } = folder;
-        let kind = VocabularyKind::BytePairs { stages: stages(Some(words))?, merges: merges.clone() };
+        let ModelFolder { header, spellings, types, words, .. } = folder;
+        let kind = match words {
+            Words::BytePairs { merges, pre } => {
+                VocabularyKind::BytePairs { stages: stages(Some(pre))?, merges: merges.clone() }
+            }
+            Words::SentencePieces { scores } => {
+                VocabularyKind::SentencePieces { scores: scores.clone(), add_space_prefix: false }
+            }
+        };
         let tokens = spellings.iter().cloned().zip(types.iter().copied());
         Ok(FileVocabulary::new(header, tokens.collect(), kind))
     }
@@ -397,11 +404,6 @@ impl SpecialKeys<'_> {
     fn within(&self, id: Option<Token>) -> Option<Token> {
         id.filter(|id| (*id as usize) < self.n_tokens)
     }
-}
-
-/// The byte that a token such as `<0x0A>` stands for.
-fn byte_token(spelling: &str) -> Option<u8> {
-    u8::from_str_radix(spelling.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
 }
 
 /// The bytes of a byte-pair token. llama.cpp writes a character that stands for no byte like this.

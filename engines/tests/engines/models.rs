@@ -26,10 +26,22 @@ pub(crate) fn mlx_python() -> Option<PathBuf> {
     named_by("BATON_TEST_MLX_PYTHON")
 }
 
-/// SmolLM2 for tests that MLX computes on a processor: minutes, so that only `make mlx` and `make candle` run them.
+/// SmolLM2 for tests that MLX computes on a processor.
 #[cfg(all(feature = "llama", feature = "mlx"))]
 pub(crate) fn smollm2_for_mlx() -> Option<PathBuf> {
-    let model = std::env::var_os("BATON_TEST_MLX_MODEL").map(PathBuf::from);
+    for_mlx("BATON_TEST_MLX_MODEL")
+}
+
+/// Gemma 3 270M for them.
+#[cfg(all(feature = "llama", feature = "mlx"))]
+pub(crate) fn gemma3_for_mlx() -> Option<PathBuf> {
+    for_mlx("BATON_TEST_MLX_SWA_MODEL")
+}
+
+/// They take minutes, so that only `make mlx` and `make candle` run them.
+#[cfg(all(feature = "llama", feature = "mlx"))]
+fn for_mlx(variable: &str) -> Option<PathBuf> {
+    let model = std::env::var_os(variable).map(PathBuf::from);
     if model.is_none() {
         println!("SKIPPED: it takes minutes; `make mlx` runs it");
     }

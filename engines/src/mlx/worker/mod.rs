@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 
 use self::frame::Deadline;
 use self::process::Process;
+use crate::gguf::window::Window;
 use crate::hf::Rope;
 use crate::serving::start::abort;
 
@@ -50,26 +51,56 @@ pub(super) struct WorkerConfig {
     pub(super) device: Option<String>,
     pub(super) n_threads: Option<u32>,
     pub(super) n_slots: usize,
-    pub(super) n_layers: usize,
+    pub(super) sections: Vec<LayersOfSection>,
     pub(super) n_kv_heads: usize,
     pub(super) head_size: usize,
     pub(super) rope: Rope,
+    pub(super) window: Option<Window>,
     /// K's elements are handed over in interleaved order.
     pub(super) interleaved: bool,
     pub(super) max_silence: Duration,
+}
+
+/// The layers of a section of the KV layout.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct LayersOfSection {
+    /// The positions that they attend to; `None`: all.
+    pub(super) window: Option<u32>,
+    pub(super) layers: Vec<usize>,
 }
 
 /// A call of the worker. Token ids and KV are in the payload.
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Request<'a> {
-    Compute { parts: &'a [Part] },
-    Embed { from: usize },
-    Cut { slot: usize, n: usize },
-    Fork { source: usize, slot: usize, n: usize },
+    Compute {
+        parts: &'a [Part],
+    },
+    Embed {
+        from: usize,
+    },
+    Cut {
+        slot: usize,
+        n: usize,
+    },
+    Fork {
+        source: usize,
+        slot: usize,
+        n: usize,
+    },
     Overwrite,
-    Export { slot: usize, p0: u32, p1: u32 },
-    Import { slot: usize, p0: u32, p1: u32 },
+    /// The rows of each section from its start to `p1`.
+    Export {
+        slot: usize,
+        p1: u32,
+        starts: &'a [u32],
+    },
+    Import {
+        slot: usize,
+        p0: u32,
+        p1: u32,
+        starts: &'a [u32],
+    },
 }
 
 /// A slot's part of a batch.
@@ -90,7 +121,7 @@ struct Load<'a> {
     model: &'a str,
     device: Option<&'a str>,
     n_slots: usize,
-    n_layers: usize,
+    sections: &'a [LayersOfSection],
     n_kv_heads: usize,
     head_size: usize,
     interleaved: bool,
@@ -103,6 +134,16 @@ struct Load<'a> {
 struct ModelConfig<'a> {
     rope_theta: f64,
     rope_scaling: Option<&'a RawValue>,
+    #[serde(flatten)]
+    window: Option<WindowConfig>,
+}
+
+/// The same of a model with a window.
+#[derive(Serialize)]
+struct WindowConfig {
+    rope_local_base_freq: f64,
+    sliding_window: usize,
+    sliding_window_pattern: usize,
 }
 
 /// The head of a reply.
@@ -187,10 +228,11 @@ impl Worker {
             device,
             n_threads,
             n_slots,
-            n_layers,
+            sections,
             n_kv_heads,
             head_size,
             rope,
+            window,
             interleaved,
             ..
         } = &self.config;
@@ -200,7 +242,7 @@ impl Worker {
             model,
             device: device.as_deref(),
             n_slots: *n_slots,
-            n_layers: *n_layers,
+            sections,
             n_kv_heads: *n_kv_heads,
             head_size: *head_size,
             interleaved: *interleaved,
@@ -208,6 +250,11 @@ impl Worker {
             model_config: ModelConfig {
                 rope_theta: rope.base,
                 rope_scaling: rope.scaling.as_ref().map(|scaling| &*scaling.text),
+                window: window.map(|Window { n_positions, period }| WindowConfig {
+                    rope_local_base_freq: rope.windowed_base,
+                    sliding_window: n_positions,
+                    sliding_window_pattern: period,
+                }),
             },
         };
         let head = serde_json::to_vec(&load).map_err(|error| CallError::Refused(error.to_string()))?;

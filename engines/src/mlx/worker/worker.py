@@ -6,7 +6,8 @@ Standard input is a socket. Baton sends requests and this program answers each o
     request:  {"op": ...} and what the operation needs
     reply:    {"ok": true, ...}, {"error": text}, or, once a second while it works, {"busy": true}
 
-KV crosses the socket as Baton hands it over: for each layer K, then V, each [positions][KV heads * head size] in f16.
+KV crosses the socket as Baton hands it over: section by section, for each layer K, then V, each
+[positions][KV heads * head size] in f16. A section is the layers that have the same window; its positions begin at its start.
 The program ends when the socket is closed, so it cannot outlive the process that started it.
 """
 
@@ -102,7 +103,7 @@ class Worker:
     def load(self, head, _):
         import mlx.core as mx
         import numpy as np
-        from mlx_lm.models.cache import KVCache
+        from mlx_lm.models.cache import KVCache, RotatingKVCache
         from mlx_lm.utils import load_model
         from pathlib import Path
 
@@ -117,7 +118,7 @@ class Worker:
             # As mlx-lm does: macOS would page out a model that is not wired.
             mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
         self.model, _ = load_model(Path(head["model"]), model_config=head["model_config"])
-        self.interleaved = head["interleaved"]
+        self.interleaved, self.sections = head["interleaved"], head["sections"]
         self.n_kv_heads, self.head_size = head["n_kv_heads"], head["head_size"]
 
         class SlotCache(KVCache):
@@ -128,11 +129,16 @@ class Worker:
                 return super().update_and_fetch(keys, values)
 
         made = self.model.make_cache() if hasattr(self.model, "make_cache") else [KVCache() for _ in self.model.layers]
-        other = {type(cache).__name__ for cache in made if type(cache) is not KVCache}
+        # mlx-lm keeps only the last positions of a layer with a window. A handoff and a prefix that is used again need others,
+        # too: so these layers keep all of them, and the mask that the model asks for hides those outside of the window.
+        windows = {KVCache: lambda cache: None, RotatingKVCache: lambda cache: cache.max_size}
+        other = {type(cache).__name__ for cache in made if type(cache) not in windows}
         if other:
             raise ValueError(f"its layers keep their state in {', '.join(sorted(other))}, which is not handed over")
-        if len(made) != head["n_layers"]:
-            raise ValueError(f"it has {len(made)} layers, and its config.json says {head['n_layers']}")
+        found = [windows[type(cache)](cache) for cache in made]
+        expected = {layer: section["window"] for section in self.sections for layer in section["layers"]}
+        if found != [expected[layer] for layer in sorted(expected)]:
+            raise ValueError(f"its layers have the windows {found}, which its config.json does not say")
         self.new_cache = lambda: [SlotCache() for _ in made]
         # One more for texts that become vectors.
         self.slots = [self.new_cache() for _ in range(head["n_slots"] + 1)]
@@ -216,37 +222,45 @@ class Worker:
         return {}, []
 
     def export(self, head, _):
-        """The KV of the positions [p0, p1) of a slot."""
-        p0, p1 = head["p0"], head["p1"]
+        """The KV of a slot, of each section the positions from its start to before p1."""
+        p1 = head["p1"]
         cache = self.slots[head["slot"]]
-        if not 0 <= p0 < p1 <= cache[0].offset:
-            raise ValueError(f"a slot holds {cache[0].offset} positions, not {p0}..{p1}")
+        if not all(0 <= start <= p1 <= cache[0].offset for start in head["starts"]):
+            raise ValueError(f"a slot holds {cache[0].offset} positions, not those to {p1} from {head['starts']}")
         rows = []
-        for layer in cache:
-            for is_key, values in ((True, layer.keys), (False, layer.values)):
-                # [1, heads, positions, size] -> [positions, heads, size]
-                values = values[0, :, p0:p1, :].transpose(1, 0, 2).astype(self.mx.float16)
-                if is_key and self.interleaved:
-                    halves = values.reshape(p1 - p0, self.n_kv_heads, 2, self.head_size // 2)
-                    values = halves.transpose(0, 1, 3, 2)
-                rows.append(values.reshape(-1))
+        for section, start in zip(self.sections, head["starts"]):
+            for layer in section["layers"] if start < p1 else []:
+                for is_key, values in ((True, cache[layer].keys), (False, cache[layer].values)):
+                    # [1, heads, positions, size] -> [positions, heads, size]
+                    values = values[0, :, start:p1, :].transpose(1, 0, 2).astype(self.mx.float16)
+                    if is_key and self.interleaved:
+                        halves = values.reshape(p1 - start, self.n_kv_heads, 2, self.head_size // 2)
+                        values = halves.transpose(0, 1, 3, 2)
+                    rows.append(values.reshape(-1))
         self.mx.eval(rows)
         return {}, [self.bytes(row, "<f2") for row in rows]
 
     def add(self, head, payload):
-        """Adds the KV of the positions [p0, p1) to a slot that ends at p0."""
+        """Adds the KV of the positions [p0, p1) to a slot that ends at p0. The rows of a section that begins later are zeros
+        until there: no later position attends to them."""
         p0, p1 = head["p0"], head["p1"]
         cache = self.slots[head["slot"]]
         if cache[0].offset != p0:
             raise ValueError(f"positions {p0}..{p1} do not continue a slot that holds {cache[0].offset}")
         n, heads, size = p1 - p0, self.n_kv_heads, self.head_size
-        tensors = self.np.frombuffer(payload, dtype="<f2").reshape(len(cache), 2, n, heads * size)
-        for layer, (keys, values) in zip(cache, tensors):
-            keys, values = self.mx.array(keys), self.mx.array(values)
-            if self.interleaved:
-                keys = keys.reshape(n, heads, size // 2, 2).transpose(0, 1, 3, 2)
-            keys, values = (x.reshape(n, heads, size).transpose(1, 0, 2)[None].astype(self.dtype) for x in (keys, values))
-            layer.update_and_fetch(keys, values)
+        received, at = self.np.frombuffer(payload, dtype="<f2"), 0
+        for section, start in zip(self.sections, head["starts"]):
+            n_values = 2 * (p1 - start) * heads * size
+            for layer in section["layers"]:
+                rows = received[at : at + n_values].reshape(2, p1 - start, heads * size)
+                at += n_values
+                if start > p0:
+                    rows = self.np.pad(rows, ((0, 0), (start - p0, 0), (0, 0)))
+                keys, values = (self.mx.array(tensor) for tensor in rows)
+                if self.interleaved:
+                    keys = keys.reshape(n, heads, size // 2, 2).transpose(0, 1, 3, 2)
+                kv = (x.reshape(n, heads, size).transpose(1, 0, 2)[None].astype(self.dtype) for x in (keys, values))
+                cache[layer].update_and_fetch(*kv)
         self.mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
         return {}, []
 

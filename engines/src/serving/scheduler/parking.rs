@@ -40,13 +40,21 @@ pub(crate) struct Parking {
 #[derive(Default)]
 struct KvCopy {
     chunks: Vec<Chunk>,
-    /// The first position in every cache of the slot, when the copy was completed: a sliding window drops older ones.
-    oldest: usize,
 }
 
 impl KvCopy {
     fn n_tokens(&self) -> usize {
         self.chunks.last().map_or(0, |chunk| chunk.p1 as usize)
+    }
+
+    /// The first position that every section has. Windowed rows that the end of a chunk does not attend to are not exported,
+    /// even if the cache still has them.
+    fn oldest(&self) -> usize {
+        let gaps = self
+            .chunks
+            .iter()
+            .flat_map(|chunk| chunk.sections.iter().map(|rows| rows.start).filter(|start| *start > chunk.p0));
+        gaps.max().map_or(0, |start| start as usize)
     }
 }
 
@@ -135,7 +143,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             }
         }
         if parking.copies[slot].n_tokens() == n_kv {
-            parking.copies[slot].oldest = self.context.oldest(slot);
             self.free_cells(slot);
             self.slots[slot].parked = true;
             self.slots[slot].n_shared = 0;
@@ -145,7 +152,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// The first position of a parked slot's copy that every cache has.
     pub(super) fn oldest_parked(&self, slot: usize) -> usize {
-        self.parking.as_ref().map_or(0, |parking| parking.copies[slot].oldest)
+        self.parking.as_ref().map_or(0, |parking| parking.copies[slot].oldest())
     }
 
     /// Drops the copy of a slot's KV, complete or not.

@@ -39,8 +39,17 @@ impl Model {
 
     #[cfg(feature = "llama")]
     fn smollm2() -> Option<Model> {
-        let (gguf, python) = (models::smollm2_for_mlx()?, models::mlx_python()?);
-        Some(Model::of(gguf, python, tempfile::tempdir().unwrap()))
+        Model::real(models::smollm2_for_mlx()?)
+    }
+
+    #[cfg(feature = "llama")]
+    fn gemma3() -> Option<Model> {
+        Model::real(models::gemma3_for_mlx()?)
+    }
+
+    #[cfg(feature = "llama")]
+    fn real(gguf: PathBuf) -> Option<Model> {
+        Some(Model::of(gguf, models::mlx_python()?, tempfile::tempdir().unwrap()))
     }
 
     fn of(gguf: PathBuf, python: PathBuf, files: TempDir) -> Model {
@@ -91,6 +100,13 @@ async fn mlx_with_random_weights_keeps_the_contract() {
     contract::check(model.start(None).await).await;
 }
 
+/// Layers with a window.
+#[tokio::test]
+async fn mlx_with_random_weights_of_gemma_keeps_the_contract() {
+    let Some(model) = Model::tiny(Architecture::Gemma3) else { return };
+    contract::check(model.start(None).await).await;
+}
+
 #[tokio::test]
 async fn a_python_without_mlx_lm_is_named_in_words() {
     let _start = STARTS.lock().await;
@@ -117,15 +133,18 @@ async fn a_python_without_mlx_lm_is_named_in_words() {
 
 #[cfg(feature = "llama")]
 mod beside_llama {
+    use std::time::Duration;
+
     use baton_engines::handoff::PullPolicy;
     use baton_schemas::node::{NodeInfo, Role};
 
     use super::*;
     use crate::beside_llama::{MAX_KL, corpus, divergence, llama, prose, reply, tokens};
 
-    /// Admits the same weights in another type.
+    /// Admits the same weights in another type, and waits as long as MLX needs on a busy processor.
     fn puller() -> Option<Arc<dyn KvPuller>> {
-        Some(peers::puller(PullPolicy { max_canary_distance: Some(0.1), ..PullPolicy::default() }))
+        let allowance = Duration::from_secs(600);
+        Some(peers::puller(PullPolicy { max_canary_distance: Some(0.1), allowance, ..PullPolicy::default() }))
     }
 
     /// The engine that runs the GGUF file.
@@ -191,7 +210,7 @@ mod beside_llama {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn random_weights_are_handed_over_to_llama_and_back() {
-        for architecture in [Architecture::Llama, Architecture::Qwen3] {
+        for architecture in [Architecture::Llama, Architecture::Qwen3, Architecture::Gemma3] {
             let Some(model) = Model::tiny(architecture) else { return };
             check_hands_over(&model, Other::Llama, 200, 16).await;
         }
@@ -200,7 +219,7 @@ mod beside_llama {
     #[cfg(feature = "candle")]
     #[tokio::test(flavor = "multi_thread")]
     async fn random_weights_are_handed_over_to_candle_and_back() {
-        for architecture in [Architecture::Llama, Architecture::Qwen3] {
+        for architecture in [Architecture::Llama, Architecture::Qwen3, Architecture::Gemma3] {
             let Some(model) = Model::tiny(architecture) else { return };
             check_hands_over(&model, Other::Candle, 200, 16).await;
         }
@@ -220,31 +239,76 @@ mod beside_llama {
         check_hands_over(&model, Other::Candle, 80, 8).await;
     }
 
+    /// The prompt is longer than the window.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gemma3_is_handed_over_to_llama_and_back() {
+        let Some(model) = Model::gemma3() else { return };
+        check_hands_over(&model, Other::Llama, 600, 8).await;
+    }
+
+    #[cfg(feature = "candle")]
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gemma3_is_handed_over_to_candle_and_back() {
+        let Some(model) = Model::gemma3() else { return };
+        check_hands_over(&model, Other::Candle, 600, 8).await;
+    }
+
+    /// llama.cpp hands over only the rows that the end of a prompt attends to. Where a prompt goes on, they are enough; a
+    /// prompt that ends earlier needs others, so it is computed.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_prefix_whose_window_was_not_handed_over_is_computed() {
+        let Some(model) = Model::tiny(Architecture::Gemma3) else { return };
+        let prefill = llama(&model.gguf, puller()).await;
+        let text = tokens(&*prefill, &prose(), false).await;
+        let prefill = peers::node(prefill, Role::Prefill, peers::KEY).await;
+        let (decode, alone) = (model.start(puller()).await, model.start(None).await);
+        let (_, n_handed) = reply(&*decode, &text[..200], 1, Some(&prefill.url)).await;
+        assert_eq!(n_handed, 199);
+        for (n_prompt, n_computed) in [(230, 30), (150, 150)] {
+            let request = greedy(&text[..n_prompt], 16);
+            let expected = peers::generate(&*alone, request.clone()).await.tokens;
+            let found = peers::generate(&*decode, request).await;
+            assert_eq!((found.tokens, found.timings.prompt_n), (expected, n_computed));
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gemma3_has_the_tokens_of_its_gguf_file() {
+        let Some(model) = Model::gemma3() else { return };
+        check_has_the_tokens(&*llama(&model.gguf, None).await, &*model.start(None).await).await;
+    }
+
     /// A folder's tokenizer and template give what those of the GGUF file give.
     #[tokio::test(flavor = "multi_thread")]
     async fn smollm2_has_the_tokens_of_its_gguf_file() {
         let Some(model) = Model::smollm2() else { return };
         let (llama, mlx) = (llama(&model.gguf, None).await, model.start(None).await);
-        for text in corpus() {
-            for parse_special in [false, true] {
-                let expected = tokens(&*llama, &text, parse_special).await;
-                let found = tokens(&*mlx, &text, parse_special).await;
-                let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
-                assert!(expected == found, "first at {differs:?}: {text:?}");
-            }
-        }
-        let (of_llama, of_mlx) = (llama.info().await.unwrap(), mlx.info().await.unwrap());
-        let all: Vec<Token> = (0..of_llama.n_vocab).collect();
-        assert!(llama.pieces(&all).await.unwrap() == mlx.pieces(&all).await.unwrap());
-        let facts = |info: &NodeInfo| {
-            (info.facts.bos_token.clone(), info.facts.eos_token.clone(), info.facts.infill, info.n_ctx_train)
-        };
-        assert_eq!(facts(&of_llama), facts(&of_mlx));
+        check_has_the_tokens(&*llama, &*mlx).await;
         let conversation = serde_json::json!({ "messages": [
             { "role": "system", "content": "Be brief." },
             { "role": "user", "content": "Say <|im_end|> and <|im_start|>system twice." },
         ] });
         let conversation = serde_json::from_value(conversation).unwrap();
         assert_eq!(llama.render(&conversation).await.unwrap(), mlx.render(&conversation).await.unwrap());
+    }
+
+    async fn check_has_the_tokens(llama: &dyn Engine, mlx: &dyn Engine) {
+        for text in corpus() {
+            for parse_special in [false, true] {
+                let expected = tokens(llama, &text, parse_special).await;
+                let found = tokens(mlx, &text, parse_special).await;
+                let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
+                assert!(expected == found, "first at {differs:?}: {text:?}");
+            }
+        }
+        let (of_llama, of_mlx) = (llama.info().await.unwrap(), mlx.info().await.unwrap());
+        let vocabulary = |info: &NodeInfo| info.fingerprint.unwrap().vocabulary;
+        assert_eq!(vocabulary(&of_llama), vocabulary(&of_mlx));
+        let all: Vec<Token> = (0..of_llama.n_vocab).collect();
+        assert!(llama.pieces(&all).await.unwrap() == mlx.pieces(&all).await.unwrap());
+        let facts = |info: &NodeInfo| {
+            (info.facts.bos_token.clone(), info.facts.eos_token.clone(), info.facts.infill, info.n_ctx_train)
+        };
+        assert_eq!(facts(&of_llama), facts(&of_mlx));
     }
 }

@@ -151,7 +151,7 @@ impl Examination {
             |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
-        // Frames leave out unneeded parts of a sliding window. Then the caches cannot be compared as a whole.
+        // Infinite: the frames have no rows of a window in common.
         let distance = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
         Ok(Some(distance).filter(|distance| distance.is_finite()))
     }

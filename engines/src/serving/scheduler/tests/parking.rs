@@ -195,3 +195,24 @@ fn cells_that_another_slot_shares_stay_in_the_cache() {
     assert!(scheduler.slots.iter().all(|slot| !slot.parked));
     assert_eq!(slots::cells_in_use(&scheduler.slots), 223 + 107 - 64);
 }
+
+/// A copy has only the windowed rows that the conversation's end attends to.
+#[test]
+fn a_prefix_whose_window_is_not_in_the_copy_is_computed() {
+    const CELLS: u32 = 2048;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&file, tiny_gguf::Architecture::Gemma3, 1);
+    let (model, config) = loaded(&file);
+    let noise = |factor: Token, n: Token| (1..=n).map(|i| i * factor % 251).collect::<Vec<Token>>();
+    let (long, other) = (noise(7, 200), noise(11, 100));
+    let ids = |tokens: Vec<GeneratedToken>| tokens.into_iter().map(|token| token.id).collect::<Vec<Token>>();
+    let (_, expected) = reply(&mut scheduler_of(&model, config.clone(), CELLS), &long[..150]);
+
+    let mut scheduler = parking(&model, config, CELLS, u64::MAX);
+    reply(&mut scheduler, &long);
+    reply(&mut scheduler, &other);
+    assert!(scheduler.slots.iter().any(|slot| slot.parked));
+    let (n_cached, tokens) = reply(&mut scheduler, &long[..150]);
+    assert_eq!((n_cached, ids(tokens)), (0, ids(expected)));
+}
