@@ -22,6 +22,8 @@
 pub mod awake;
 #[cfg(feature = "candle")]
 pub mod candle;
+#[cfg(feature = "models")]
+pub mod codec_profile;
 pub mod connections;
 pub mod embed;
 pub mod engine;

@@ -23,6 +23,7 @@
 //! The reply to a refused call is a [`NodeErrorReply`] with a 4xx or 5xx status.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
-use crate::kv::{Fingerprint, KeyRotation, KvLayout};
+use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout};
 use crate::sequence::Token;
 use crate::streams::StreamVersions;
 
@@ -215,12 +216,30 @@ pub struct KvIdentity {
     /// How K is rotated. `None`: not known, so no codec undoes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotation: Option<KeyRotation>,
+    /// What its lossy codecs know of the model. It stays on the node.
+    #[serde(skip)]
+    pub profile: Option<Arc<CodecProfile>>,
+    /// What lossy codecs do to predictions, by the profile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub losses: Vec<CodecLoss>,
     /// Of a simulator: bytes of KV that a token of the simulated model has. Frames carry those of `layout` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated_bytes: Option<u32>,
 }
 
 impl KvIdentity {
+    /// The identity of a model that is not simulated.
+    pub fn new(
+        fingerprint: Fingerprint,
+        layout: KvLayout,
+        canary: Vec<Token>,
+        rotation: Option<KeyRotation>,
+        profile: Option<Arc<CodecProfile>>,
+    ) -> KvIdentity {
+        let losses = profile.as_ref().map(|profile| profile.losses.clone()).unwrap_or_default();
+        KvIdentity { fingerprint, layout, canary, rotation, profile, losses, simulated_bytes: None }
+    }
+
     /// Bytes of KV for each token, whose transfer takes time.
     pub fn bytes_per_token(&self) -> usize {
         self.simulated_bytes.map_or_else(|| self.layout.bytes_per_position(), |n| n as usize)

@@ -29,6 +29,7 @@ use self::shape::ModelShape;
 use self::slots::CandleSlots;
 use self::vectors::CandleTexts;
 use self::weights::Weights;
+use crate::codec_profile;
 use crate::gguf::{Gguf, ModelSizes, SizeError, SizeOptions};
 use crate::handoff::KvPuller;
 use crate::options::{CacheTypes, RopeOptions};
@@ -104,7 +105,8 @@ impl CandleEngine {
         let (shared, load) = engine_load();
         let (messages, receiver) = std_mpsc::channel();
         let messages = Arc::new(messages);
-        let identity = KvIdentity { fingerprint, layout, canary, rotation: Some(rotation), simulated_bytes: None };
+        let profile = codec_profile::beside(&config.model, fingerprint, &layout);
+        let identity = KvIdentity::new(fingerprint, layout, canary, Some(rotation), profile);
         let bytes_per_token = sizes.kv_bytes_per_token;
         let texts = CandleTexts::new(model, embedding.pooling, bytes_per_token);
         let vectors = TextVectors::new(texts, limits.budget.alone, Arc::clone(&shared));

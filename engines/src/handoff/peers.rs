@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::handoff::HandoffFailure;
-use baton_schemas::kv::Fingerprint;
+use baton_schemas::kv::{CodecLoss, Fingerprint};
 use baton_schemas::node::KvIdentity;
 
 /// How long an admitted peer is remembered. Each reply's head is still compared with its fingerprint, so that a peer
@@ -19,11 +19,13 @@ const REFUSED_FOR: Duration = Duration::from_secs(4);
 const MAX_PEERS: usize = 256;
 
 /// A peer whose KV may be used.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct AdmittedPeer {
     pub(super) fingerprint: Fingerprint,
     /// The distance of its KV from this engine's, if it runs other weights; see [`canary`](super::canary).
     pub(super) kv_distance: Option<f64>,
+    /// What its lossy codecs do to predictions, as far as it has measured it.
+    pub(super) losses: Vec<CodecLoss>,
 }
 
 /// The outcomes of examining peers, by their addresses.
@@ -41,7 +43,7 @@ impl Peers {
         let peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let finding = peers.get(node)?;
         let lasts = if finding.outcome.is_ok() { ADMITTED_FOR } else { REFUSED_FOR };
-        (finding.at.elapsed() < lasts).then_some(finding.outcome)
+        (finding.at.elapsed() < lasts).then(|| finding.outcome.clone())
     }
 
     pub(super) fn remember(&self, node: &str, outcome: Result<AdmittedPeer, HandoffFailure>) {
@@ -102,13 +104,9 @@ mod tests {
     fn identity(vocabulary: u8, weights: u8, n_layers: usize, rope: RopePairing) -> KvIdentity {
         let rows = Rows { dtype: Dtype::F16, n_values: 64 };
         let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
-        KvIdentity {
-            fingerprint: Fingerprint { vocabulary: [vocabulary; 32], weights: [weights; 32] },
-            layout: KvLayout { rope, sections: vec![Section { window: None, layers }] },
-            canary: vec![1],
-            simulated_bytes: None,
-            rotation: None,
-        }
+        let fingerprint = Fingerprint { vocabulary: [vocabulary; 32], weights: [weights; 32] };
+        let layout = KvLayout { rope, sections: vec![Section { window: None, layers }] };
+        KvIdentity::new(fingerprint, layout, vec![1], None, None)
     }
 
     #[test]
@@ -133,9 +131,9 @@ mod tests {
     fn outcomes_are_remembered_and_forgotten() {
         let peers = Peers::default();
         let fingerprint = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
-        let peer = AdmittedPeer { fingerprint, kv_distance: Some(0.01) };
+        let peer = AdmittedPeer { fingerprint, kv_distance: Some(0.01), losses: Vec::new() };
         assert_eq!(peers.known("a"), None);
-        peers.remember("a", Ok(peer));
+        peers.remember("a", Ok(peer.clone()));
         peers.remember("b", Err(HandoffFailure::CanaryFailed));
         assert_eq!(peers.known("a"), Some(Ok(peer)));
         assert_eq!(peers.known("b"), Some(Err(HandoffFailure::CanaryFailed)));

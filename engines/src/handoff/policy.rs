@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_schemas::kv::Codec;
+use baton_schemas::kv::{Codec, CodecLoss};
 
 use crate::transport::Transport;
 
@@ -23,6 +23,9 @@ pub struct PullPolicy {
     pub max_canary_distance: Option<f64>,
     /// The allowed codecs; each link uses the fastest by its measured rates. Empty: the lossless ones.
     pub codecs: Vec<Codec>,
+    /// The largest mean KL divergence, nats, that the prefill node may have measured of a lossy codec. A codec of which it
+    /// measured nothing is then not used. `None`: every allowed codec is used.
+    pub max_kv_kl: Option<f64>,
     /// The trusted certificates, and whether plain HTTP to other machines is allowed.
     pub transport: Transport,
     /// The longest time without a new position for a pull without a predicted time; signs of life do not count. The
@@ -37,9 +40,16 @@ pub struct PullPolicy {
 }
 
 impl PullPolicy {
-    /// The allowed codecs, at least one.
-    pub(super) fn allowed_codecs(&self) -> &[Codec] {
-        if self.codecs.is_empty() { &LOSSLESS } else { &self.codecs }
+    /// The codecs that are allowed with a peer that measured these losses, at least one. If none is left of those that the
+    /// operator named, it is no codec.
+    pub(super) fn allowed_codecs(&self, losses: &[CodecLoss]) -> Vec<Codec> {
+        let named = if self.codecs.is_empty() { &LOSSLESS[..] } else { &self.codecs };
+        let is_good = |codec: &Codec| match self.max_kv_kl {
+            Some(most) if codec.is_lossy() => losses.iter().any(|loss| loss.codec == *codec && loss.mean_kl <= most),
+            _ => true,
+        };
+        let allowed: Vec<Codec> = named.iter().copied().filter(is_good).collect();
+        if allowed.is_empty() { vec![Codec::None] } else { allowed }
     }
 }
 
@@ -48,6 +58,7 @@ impl Default for PullPolicy {
         PullPolicy {
             max_canary_distance: None,
             codecs: Vec::new(),
+            max_kv_kl: None,
             transport: Transport::default(),
             allowance: DEFAULT_ALLOWANCE,
             read_ahead: DEFAULT_READ_AHEAD,
@@ -78,5 +89,24 @@ impl Default for PullTimeouts {
             stall: Duration::from_secs(5),
             life_sign: Duration::from_secs(3),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lossy_codec_is_used_only_up_to_the_allowed_loss() {
+        let loss = |codec, mean_kl| CodecLoss { codec, mean_kl, ratio: 4.0 };
+        let losses = [loss(Codec::Kvq, 0.004), loss(Codec::KvqFast, 0.02)];
+        let named = vec![Codec::None, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
+        let policy = PullPolicy { codecs: named.clone(), ..PullPolicy::default() };
+        assert_eq!(policy.allowed_codecs(&[]), named, "without a limit");
+        let limited = PullPolicy { max_kv_kl: Some(0.01), ..policy };
+        assert_eq!(limited.allowed_codecs(&losses), [Codec::None, Codec::Kvq], "nothing is known of q8_0");
+        assert_eq!(limited.allowed_codecs(&[]), [Codec::None]);
+        let only_lossy = PullPolicy { codecs: vec![Codec::KvqFast], ..limited };
+        assert_eq!(only_lossy.allowed_codecs(&losses), [Codec::None], "KV travels as it is");
     }
 }

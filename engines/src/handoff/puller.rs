@@ -117,18 +117,18 @@ impl PullerState {
         let (url, node) = (source.base(), source.node());
         let client = &self.client;
         let reached = client.sources.reach(&order.source, &client.cluster_key, &client.policy).await?;
-        let AdmittedPeer { fingerprint, kv_distance } = match self.peers.known(&node) {
+        let AdmittedPeer { fingerprint, kv_distance, losses } = match self.peers.known(&node) {
             Some(known) => known?,
             None => {
                 let outcome = self.examine(&source, &reached, local).await;
                 // An unreachable peer is examined again with the next request.
                 if !matches!(outcome, Err(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled)) {
-                    self.peers.remember(&node, outcome);
+                    self.peers.remember(&node, outcome.clone());
                 }
                 outcome?
             }
         };
-        let codecs = self.client.links.choose(&node, self.client.policy.allowed_codecs());
+        let codecs = self.client.links.choose(&node, &self.client.policy.allowed_codecs(&losses));
         let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
         let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
         match end.report.failure {
@@ -169,7 +169,9 @@ impl PullerState {
             return Err(HandoffFailure::FingerprintMismatch);
         };
         match (compare(&local.identity, &peer), policy.max_canary_distance) {
-            (Match::Exact, _) => Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None }),
+            (Match::Exact, _) => {
+                Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None, losses: peer.losses })
+            }
             (Match::Impossible(why), _) => {
                 tracing::warn!(url, why, "no KV is pulled: the prefill node's KV does not fit this model");
                 Err(HandoffFailure::FingerprintMismatch)
@@ -191,7 +193,8 @@ impl PullerState {
                     admitted,
                     "the prefill node has other weights; the canary was compared"
                 );
-                let peer = AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: Some(distance) };
+                let fingerprint = peer.fingerprint;
+                let peer = AdmittedPeer { fingerprint, kv_distance: Some(distance), losses: peer.losses };
                 if admitted { Ok(peer) } else { Err(HandoffFailure::CanaryFailed) }
             }
         }

@@ -66,6 +66,14 @@ impl Reference {
         tokenize(&self.model, text, false, true)
     }
 
+    /// The tokens that a prompt begins with: BOS, if the model has been trained with it.
+    pub fn beginning(&self) -> Vec<Token> {
+        let mut tokens = tokenize(&self.model, "", true, false);
+        // Some models also end a text.
+        tokens.truncate(1);
+        tokens
+    }
+
     /// Continues all prompts greedily by `n_new` tokens in lockstep. With `stop_at_end`, a sequence ends before an
     /// end-of-generation token.
     pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: ReferenceOptions) -> Result<Run, LoadError> {

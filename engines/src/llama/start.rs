@@ -20,6 +20,7 @@ use super::load_error::LoadError;
 use super::probe::{self, NoHandoff};
 use super::projector::Projector;
 use super::transfer::KvTransfer;
+use crate::codec_profile;
 use crate::gguf::Gguf;
 use crate::handoff::{KvPuller, LocalKv};
 use crate::options::CacheTypes;
@@ -153,13 +154,8 @@ impl Start {
         let rotation = rotation.inspect_err(|reason| {
             tracing::info!(%reason, "K stays rotated in lossy codecs, which costs some compression");
         });
-        let identity = KvIdentity {
-            fingerprint: self.fingerprint,
-            layout,
-            canary: tokens,
-            rotation: rotation.ok(),
-            simulated_bytes: None,
-        };
+        let profile = codec_profile::beside(&self.config.model, self.fingerprint, &layout);
+        let identity = KvIdentity::new(self.fingerprint, layout, tokens, rotation.ok(), profile);
         Ok((LocalKv { identity, canary }, transfer))
     }
 }

@@ -23,6 +23,7 @@ pub use self::load_error::LoadError;
 use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
 use self::worker::{Device, LayersOfSection, MAX_CACHE_BYTES, Worker, WorkerConfig};
+use crate::codec_profile;
 use crate::gguf::window::{self, Window};
 use crate::gguf::{ModelSizes, SizeError, SizeOptions};
 use crate::handoff::KvPuller;
@@ -89,7 +90,8 @@ impl MlxEngine {
         let n_vocab = vocabulary.n_tokens();
         let canary = canary_tokens(of_text, n_vocab as u32, config.n_ubatch.min(sizes.n_ctx) as usize);
         let fingerprint = folder.fingerprint()?;
-        let identity = KvIdentity { fingerprint, layout, canary, rotation, simulated_bytes: None };
+        let profile = codec_profile::beside(&config.model, fingerprint, &layout);
+        let identity = KvIdentity::new(fingerprint, layout, canary, rotation, profile);
         let (shared, load) = engine_load();
         let (messages, receiver) = std_mpsc::channel();
         let messages = Arc::new(messages);

@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, Wait, WriteError};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, ModelKnowledge, Wait, WriteError};
 use futures::{Stream, StreamExt};
 use http::header;
 use tokio::sync::mpsc;
@@ -67,8 +67,9 @@ async fn begin(
         start: request.start,
         tokens: request.tokens.clone(),
     };
+    let known = ModelKnowledge { rotation: kv.rotation.as_ref(), profile: kv.profile.as_ref() };
     let (writer, head) =
-        HandoffWriter::begin_rotated(node.key.secret(), handoff, codec, mac, kv.rotation.as_ref()).map_err(invalid)?;
+        HandoffWriter::begin_knowing(node.key.secret(), handoff, codec, mac, known).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.

@@ -35,7 +35,8 @@ pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
     let fingerprint = Fingerprint { vocabulary, weights };
     let simulated_bytes = config.kv_bytes_carried.map(|_| config.kv_bytes_per_token);
-    KvIdentity { fingerprint, layout: carried(config), canary: (0..16).collect(), rotation: None, simulated_bytes }
+    let identity = KvIdentity::new(fingerprint, carried(config), (0..16).collect(), None, None);
+    KvIdentity { simulated_bytes, ..identity }
 }
 
 /// The identity and canary for its puller.

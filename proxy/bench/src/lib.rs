@@ -14,7 +14,7 @@ mod backends;
 #[cfg(feature = "llama")]
 mod capture;
 #[cfg(feature = "llama")]
-mod codec;
+pub mod codec;
 pub mod demo;
 pub mod endpoint_process;
 #[cfg(feature = "llama")]

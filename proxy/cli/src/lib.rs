@@ -109,6 +109,9 @@ enum Command {
     Completions(completions::CompletionsArgs),
     /// Measure an engine, the KV handoff between two, the planner, or running servers side by side.
     Bench(baton_bench::BenchArgs),
+    /// Measure how exactly a model's KV has to be kept, so that the lossy codecs kvq and kvq_fast lose less.
+    #[cfg(feature = "llama")]
+    CalibrateCodec(baton_bench::codec::calibrate::CalibrateArgs),
     /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
     #[cfg(feature = "llama")]
     Doctor(doctor::DoctorArgs),
@@ -174,6 +177,10 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Status(args) => run(status::run(args)),
         Command::Discover(args) => run(discover::run(args)),
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(baton_bench::run(args))),
+        #[cfg(feature = "llama")]
+        Command::CalibrateCodec(args) => {
+            node::with_bounded_spinning().and_then(|()| run(baton_bench::codec::calibrate::run(args)))
+        }
         #[cfg(feature = "llama")]
         Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
         #[cfg(feature = "llama")]

@@ -380,8 +380,13 @@ fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc
         return Ok(None);
     }
     let codecs = options.kv_codecs.clone().unwrap_or_default();
-    let policy =
-        PullPolicy { max_canary_distance: options.max_canary_distance, codecs, transport, ..PullPolicy::default() };
+    let policy = PullPolicy {
+        max_canary_distance: options.max_canary_distance,
+        codecs,
+        max_kv_kl: options.max_kv_kl,
+        transport,
+        ..PullPolicy::default()
+    };
     let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
     Ok(Some(Arc::new(puller)))
 }

@@ -4,6 +4,7 @@ use super::chunk::ChunkError;
 use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
 use super::mac::Mac;
+use super::profile::ProfileError;
 use super::record_kind::RecordKind;
 use super::rotation::RotationError;
 
@@ -108,6 +109,8 @@ pub enum WriteError {
     Codec(#[from] CodecError),
     #[error(transparent)]
     Rotation(#[from] RotationError),
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// A reader would refuse the frame or the end.
     #[error(transparent)]
     Frame(#[from] FrameError),

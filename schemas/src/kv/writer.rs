@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::chunk::Chunk;
-use super::codec::{Codec, Encoder, TensorRows};
+use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
@@ -12,7 +12,6 @@ use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
-use super::rotation::KeyRotation;
 use crate::error::EngineError;
 
 /// The writing end of a handoff. Each call returns a record as pieces to send one after the other. A call that fails
@@ -43,28 +42,29 @@ impl HandoffWriter {
         codec: Codec,
         mac: Mac,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
-        HandoffWriter::begin_rotated(cluster_key, handoff, codec, mac, None)
+        HandoffWriter::begin_knowing(cluster_key, handoff, codec, mac, ModelKnowledge::default())
     }
 
-    /// The same for a model whose K was rotated so. `kvq` undoes the rotation.
-    pub fn begin_rotated(
+    /// The same with what is known of the model.
+    pub fn begin_knowing(
         cluster_key: &[u8],
         handoff: Handoff,
         codec: Codec,
         mac: Mac,
-        rotation: Option<&KeyRotation>,
+        known: ModelKnowledge<'_>,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
         handoff.check()?;
         codec.check(&handoff.layout)?;
-        let rotation = rotation.filter(|_| codec.undoes_rotation());
+        let rotation = known.rotation.filter(|_| codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&handoff.layout))?;
+        known.profile.map_or(Ok(()), |profile| profile.check(&handoff.layout))?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
             key: HandoffKey::derive(cluster_key, handoff.id),
             codec,
             mac: Mac::Blake3,
-            encoder: Encoder::new(codec, &handoff.layout, rotation)?,
+            encoder: Encoder::new(codec, &handoff.layout, ModelKnowledge { rotation, ..known })?,
             prefix,
             next: handoff.start,
             n_frames: 0,

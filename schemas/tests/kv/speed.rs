@@ -61,8 +61,14 @@ fn speed() {
     let section = section(&handoff);
     let n_bytes = N_POSITIONS as usize * handoff.layout.bytes_per_position();
     for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
-        let (mut writer, head) =
-            HandoffWriter::begin_rotated(b"k", handoff.clone(), codec, mac, Some(&rotation())).unwrap();
+        let (mut writer, head) = HandoffWriter::begin_knowing(
+            b"k",
+            handoff.clone(),
+            codec,
+            mac,
+            ModelKnowledge { rotation: Some(&rotation()), profile: None },
+        )
+        .unwrap();
         let mut frames = Vec::new();
         measure(&format!("{codec:?}, {mac:?}: written"), n_bytes, 0..N_FRAMES, |frame| {
             let rows = SectionRows { start: frame * N_POSITIONS, ..section.clone() };

@@ -92,8 +92,14 @@ pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
 
 /// The same with another MAC.
 pub fn sealed_stream(codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
-    let (mut writer, head) =
-        HandoffWriter::begin_rotated(CLUSTER_KEY, handoff(), codec, mac, Some(&rotation())).unwrap();
+    let (mut writer, head) = HandoffWriter::begin_knowing(
+        CLUSTER_KEY,
+        handoff(),
+        codec,
+        mac,
+        ModelKnowledge { rotation: Some(&rotation()), profile: None },
+    )
+    .unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
     records.extend(chunks().iter().map(|chunk| writer.frame(chunk).unwrap()));
     let timings = PrefillTimings { queue_ms: 0.5, prefill_ms: 12.0, n_computed: 10, n_cached: 2, ..Default::default() };

@@ -4,13 +4,19 @@
 //! KV that went through a codec. Their divergence is compared with a floor: the KV that the same model computes in
 //! smaller batches, whose kernels add numbers in another order.
 
+pub mod calibrate;
 mod divergence;
+mod noise;
 mod q4_0;
+mod recall;
 mod report;
 mod subject;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use baton_engines::codec_profile;
+use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
@@ -18,6 +24,7 @@ use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
+use baton_schemas::kv::CodecProfile;
 use clap::Args;
 
 use self::report::{CodecBenchReport, ModelReport};
@@ -26,6 +33,9 @@ use self::subject::{Subject, Tally};
 /// Tokens of each prompt: from short to long, so that the figures hold for both.
 const LENGTHS: [usize; 4] = [600, 900, 1_300, 2_000];
 
+/// Tokens of the text from the start of one prompt to that of the next.
+const PROMPT_STRIDE: usize = 419;
+
 /// Options of `baton bench codec`.
 #[derive(Args)]
 pub(super) struct CodecBenchArgs {
@@ -33,8 +43,11 @@ pub(super) struct CodecBenchArgs {
     #[arg(long, short, default_value = "smollm2", value_delimiter = ',')]
     model: Vec<String>,
     /// Prompts of 600 to 2,000 tokens
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=200))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
     prompts: u32,
+    /// Prompts of 2,000 to 6,000 tokens with three facts each that the model is asked for
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
+    recall: u32,
     /// Tokens after each prompt whose predictions are compared
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
     tokens: u32,
@@ -65,10 +78,15 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
         let config = LlamaConfig {
             n_slots: 1,
             n_threads: Some(args.threads),
-            n_ubatch: args.chunk.max(args.tokens),
+            n_ubatch: args.chunk.max(args.tokens).max(recall::MAX_QUESTION as u32),
             ..LlamaConfig::new(&path)
         };
-        let sizes = Sizes { n_prompts: args.prompts, n_tokens: args.tokens as usize, n_chunk: args.chunk as usize };
+        let sizes = Sizes {
+            n_prompts: args.prompts,
+            n_recall: args.recall as usize,
+            n_tokens: args.tokens as usize,
+            n_chunk: args.chunk as usize,
+        };
         let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_owned();
         let model = tokio::task::spawn_blocking(move || measure(name, config, sizes)).await??;
         println!("{}", model.table());
@@ -88,35 +106,60 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
 #[derive(Clone, Copy)]
 struct Sizes {
     n_prompts: u32,
+    /// Prompts with facts.
+    n_recall: usize,
     n_tokens: usize,
     n_chunk: usize,
 }
 
 fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelReport, CommandFailure> {
+    let gguf = Gguf::open(&config.model)?;
+    let fingerprint = gguf.fingerprint(&config.model, &[])?;
+    let path = config.model.clone();
     let model = Reference::load(config)?;
-    let longest = LENGTHS.into_iter().max().unwrap_or(0) + sizes.n_tokens;
+    let recalled = recall::LENGTHS.into_iter().max().filter(|_| sizes.n_recall > 0).unwrap_or(0) + recall::MAX_QUESTION;
+    let longest = (LENGTHS.into_iter().max().unwrap_or(0) + sizes.n_tokens).max(recalled);
     let n_cells = u32::try_from(2 * longest)?.next_multiple_of(256);
-    let mut trial = KvTrial::new(&model, n_cells)?;
-    let text = model.tokenize(crate::prompts::TEXT);
-    let mut tallies: Vec<(Subject, Tally)> = Subject::ALL.map(|subject| (subject, Tally::default())).to_vec();
+    let trial = KvTrial::new(&model, n_cells)?;
+    let profile = codec_profile::beside(&path, fingerprint, trial.layout());
+    let mut tried =
+        TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(crate::prompts::TEXT) };
+    let mut tallies: Vec<(Subject, Tally)> =
+        Subject::all(tried.profile.is_some()).map(|subject| (subject, Tally::default())).collect();
     for n in 0..sizes.n_prompts as usize {
         let length = LENGTHS[n % LENGTHS.len()];
         eprintln!("{name}: prompt {} of {}, {length} tokens", n + 1, sizes.n_prompts);
-        let (prompt, next) = prompt(&text, n, length, sizes.n_tokens);
-        let plain = trial.prefill(&prompt, sizes.n_chunk)?;
-        let expected = trial.logits(&plain, &next)?;
+        let (prompt, next) = tried.prompt(n, length, sizes.n_tokens);
+        let plain = tried.trial.prefill(&prompt, sizes.n_chunk)?;
+        let expected = tried.trial.logits(&plain, &next)?;
         for (subject, tally) in &mut tallies {
-            let passed = subject.pass(&mut trial, &prompt, &plain)?;
-            let found = trial.logits(&passed.chunks, &next)?;
+            let passed = subject.pass(&mut tried, &prompt, &plain)?;
+            let found = tried.trial.logits(&passed.chunks, &next)?;
             tally.add(&passed, &divergence::all(&expected, &found));
         }
     }
-    Ok(ModelReport::new(name, sizes.n_prompts, tallies))
+    let recall = match sizes.n_recall {
+        0 => None,
+        n => Some(recall::ask(&model, &mut tried, n, sizes.n_chunk)?),
+    };
+    Ok(ModelReport::new(name, sizes.n_prompts, tallies, recall))
 }
 
-/// Prompt number `n` and the text's own tokens after it.
-fn prompt(text: &[Token], n: usize, length: usize, n_next: usize) -> (Vec<Token>, Vec<Token>) {
-    let mut tokens = text.iter().copied().cycle().skip(419 * n).take(length + n_next).collect::<Vec<_>>();
-    let next = tokens.split_off(length);
-    (tokens, next)
+/// A model with the text of its prompts.
+struct TriedModel<'m> {
+    trial: KvTrial<'m>,
+    profile: Option<Arc<CodecProfile>>,
+    /// The tokens that every prompt begins with.
+    beginning: Vec<Token>,
+    text: Vec<Token>,
+}
+
+impl TriedModel<'_> {
+    /// Prompt number `n`, and the text's own tokens after it.
+    fn prompt(&self, n: usize, length: usize, n_next: usize) -> (Vec<Token>, Vec<Token>) {
+        let text = self.text.iter().cycle().skip(PROMPT_STRIDE * n);
+        let mut tokens: Vec<Token> = self.beginning.iter().chain(text).copied().take(length + n_next).collect();
+        let next = tokens.split_off(length);
+        (tokens, next)
+    }
 }

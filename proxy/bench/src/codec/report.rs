@@ -5,6 +5,7 @@ use std::path::Path;
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
+use super::recall::RecallReport;
 use super::subject::{Subject, Tally};
 use crate::line_chart::{ChartLine, LineChart};
 use crate::table::{dash, markdown};
@@ -29,12 +30,13 @@ pub(super) struct ModelReport {
     model: String,
     n_prompts: u32,
     rows: Vec<Row>,
+    recall: Option<RecallReport>,
 }
 
 /// The figures of a subject.
 #[derive(Debug, Serialize)]
 struct Row {
-    name: &'static str,
+    name: String,
     is_floor: bool,
     ratio: f64,
     bits: f64,
@@ -49,7 +51,12 @@ struct Row {
 }
 
 impl ModelReport {
-    pub(super) fn new(model: String, n_prompts: u32, tallies: Vec<(Subject, Tally)>) -> ModelReport {
+    pub(super) fn new(
+        model: String,
+        n_prompts: u32,
+        tallies: Vec<(Subject, Tally)>,
+        recall: Option<RecallReport>,
+    ) -> ModelReport {
         let floor = tallies.iter().find(|(subject, _)| *subject == Subject::Floor);
         let floor = floor.map_or(f64::NAN, |(_, tally)| tally.mean_kl());
         let row = |(subject, tally): (Subject, Tally)| Row {
@@ -65,7 +72,7 @@ impl ModelReport {
             encode_gb_s: tally.speeds().map(|(encode, _)| encode),
             decode_gb_s: tally.speeds().map(|(_, decode)| decode),
         };
-        ModelReport { model, n_prompts, rows: tallies.into_iter().map(row).collect() }
+        ModelReport { model, n_prompts, rows: tallies.into_iter().map(row).collect(), recall }
     }
 
     /// A table in Markdown. KL is in thousandths of a nat.
@@ -85,7 +92,7 @@ impl ModelReport {
         let speed = |speed: Option<f64>| speed.map_or_else(dash, |speed| format!("{speed:.2}"));
         let measured = self.rows.iter().map(|row| {
             vec![
-                row.name.to_owned(),
+                row.name.clone(),
                 format!("{:.2}", row.ratio),
                 format!("{:.2}", row.bits),
                 format!("{:.1}", 1e3 * row.mean_kl),
@@ -105,7 +112,7 @@ impl ModelReport {
             cells
         });
         let title = format!("{}, {} prompts\n\n", self.model, self.n_prompts);
-        title + &markdown(&head, measured.chain(published))
+        title + &markdown(&head, measured.chain(published)) + &self.recall.as_ref().map(answers).unwrap_or_default()
     }
 
     /// Draws ratio against mean KL into a folder that exists.
@@ -113,11 +120,11 @@ impl ModelReport {
         let (floor, codecs): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(|row| row.is_floor);
         let widest = codecs.iter().map(|row| row.ratio).fold(1.0, f64::max);
         let point = |row: &&Row| ChartLine {
-            name: row.name.to_owned(),
+            name: row.name.clone(),
             points: vec![(row.ratio, 1e3 * row.mean_kl), (row.ratio + 0.01, 1e3 * row.mean_kl)],
         };
         let level = |row: &Row| ChartLine {
-            name: row.name.to_owned(),
+            name: row.name.clone(),
             points: vec![(0.0, 1e3 * row.mean_kl), (widest, 1e3 * row.mean_kl)],
         };
         let lines: Vec<ChartLine> = floor.into_iter().map(level).chain(codecs.iter().map(point)).collect();
@@ -130,4 +137,16 @@ impl ModelReport {
         };
         chart.draw(&folder.join(format!("codecs-{}.svg", self.model)))
     }
+}
+
+/// The questions as a table.
+fn answers(report: &RecallReport) -> String {
+    let head = ["codec", "answered", "lost"];
+    let plain = vec!["as it is".to_owned(), report.n_answered.to_string(), dash()];
+    let rows = report
+        .subjects
+        .iter()
+        .map(|recall| vec![recall.name.clone(), recall.n_answered.to_string(), recall.n_lost.to_string()]);
+    let title = format!("\n{} questions about facts in 2,000 to 6,000 tokens\n\n", report.n_questions);
+    title + &markdown(&head, std::iter::once(plain).chain(rows))
 }

@@ -1,14 +1,17 @@
 //! What KV goes through, and the figures of it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::llama::trial::KvTrial;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::kv::{
-    Chunk, Codec, Contiguous, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, Offer,
+    Chunk, Codec, CodecProfile, Contiguous, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord,
+    HandoffWriter, Mac, ModelKnowledge, Offer,
 };
 
+use super::TriedModel;
 use super::divergence::Divergence;
 use super::q4_0;
 
@@ -25,34 +28,42 @@ pub(super) enum Subject {
     Floor,
     /// A codec of handoffs.
     Codec(Codec),
+    /// The same with the model's profile.
+    Profiled(Codec),
     /// ggml's `q4_0`, for comparison.
     Q4_0,
 }
 
 impl Subject {
-    /// Every subject.
-    pub(super) const ALL: [Subject; 6] = [
-        Subject::Floor,
-        Subject::Codec(Codec::PlanesZstd),
-        Subject::Codec(Codec::Q8_0),
-        Subject::Codec(Codec::Kvq),
-        Subject::Codec(Codec::KvqFast),
-        Subject::Q4_0,
-    ];
+    /// Every subject, of a model with a profile or without one.
+    pub(super) fn all(has_profile: bool) -> impl Iterator<Item = Subject> {
+        let all = [
+            Subject::Floor,
+            Subject::Codec(Codec::PlanesZstd),
+            Subject::Codec(Codec::Q8_0),
+            Subject::Codec(Codec::Kvq),
+            Subject::Profiled(Codec::Kvq),
+            Subject::Codec(Codec::KvqFast),
+            Subject::Profiled(Codec::KvqFast),
+            Subject::Q4_0,
+        ];
+        all.into_iter().filter(move |subject| has_profile || !matches!(subject, Subject::Profiled(_)))
+    }
 
     /// The name in tables.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn name(self) -> String {
         match self {
-            Subject::Floor => "noise floor: batches of 64",
-            Subject::Codec(codec) => codec.as_str(),
-            Subject::Q4_0 => "q4_0",
+            Subject::Floor => "noise floor: batches of 64".to_owned(),
+            Subject::Codec(codec) => codec.as_str().to_owned(),
+            Subject::Profiled(codec) => format!("{} with a profile", codec.as_str()),
+            Subject::Q4_0 => "q4_0".to_owned(),
         }
     }
 
     /// Lets a prompt's KV pass.
     pub(super) fn pass(
         self,
-        trial: &mut KvTrial<'_>,
+        TriedModel { trial, profile, .. }: &mut TriedModel<'_>,
         prompt: &[Token],
         plain: &[Chunk],
     ) -> Result<Passed, CommandFailure> {
@@ -60,7 +71,8 @@ impl Subject {
         let untimed = |chunks, n_wire| Passed { chunks, n_plain, n_wire, encode: 0.0, decode: 0.0 };
         match self {
             Subject::Floor => Ok(untimed(trial.prefill(prompt, FLOOR_BATCH)?, n_plain as f64)),
-            Subject::Codec(codec) => through(codec, trial, prompt, plain),
+            Subject::Codec(codec) => through(codec, trial, None, prompt, plain),
+            Subject::Profiled(codec) => through(codec, trial, profile.as_ref(), prompt, plain),
             Subject::Q4_0 => {
                 let dtypes = || {
                     let layers = trial.layout().sections.iter().flat_map(|section| &section.layers);
@@ -85,7 +97,13 @@ pub(super) struct Passed {
 }
 
 /// Writes all chunks as a handoff, and reads them.
-fn through(codec: Codec, trial: &KvTrial<'_>, prompt: &[Token], plain: &[Chunk]) -> Result<Passed, CommandFailure> {
+pub(super) fn through(
+    codec: Codec,
+    trial: &KvTrial<'_>,
+    profile: Option<&Arc<CodecProfile>>,
+    prompt: &[Token],
+    plain: &[Chunk],
+) -> Result<Passed, CommandFailure> {
     let handoff = Handoff {
         id: HandoffId([0; 16]),
         fingerprint: Fingerprint { vocabulary: [0; 32], weights: [0; 32] },
@@ -93,8 +111,9 @@ fn through(codec: Codec, trial: &KvTrial<'_>, prompt: &[Token], plain: &[Chunk])
         start: 0,
         tokens: prompt.to_vec(),
     };
+    let known = ModelKnowledge { rotation: trial.rotation(), profile };
     let mac = Mac::best_first().first().copied().unwrap_or_default();
-    let (mut writer, head) = HandoffWriter::begin_rotated(KEY, handoff.clone(), codec, mac, trial.rotation())?;
+    let (mut writer, head) = HandoffWriter::begin_knowing(KEY, handoff.clone(), codec, mac, known)?;
     let began = Instant::now();
     let frames = plain.iter().map(|chunk| writer.frame(chunk)).collect::<Result<Vec<_>, _>>()?;
     let encode = began.elapsed().as_secs_f64();

@@ -12,7 +12,7 @@ use crate::line_chart::{ChartLine, LineChart};
 pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailure> {
     let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
-    let ticks: Vec<String> = links().map(|link| link.name().to_owned()).collect();
+    let ticks: Vec<String> = links().map(|link| link.name()).collect();
     let unhidden = LineChart {
         title: &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
         x_name: "link",
@@ -33,7 +33,7 @@ pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailu
 
 /// The links, from the slowest to the fastest.
 fn links() -> impl Iterator<Item = Link> {
-    Link::ALL.into_iter().rev()
+    Link::RELATIVE.into_iter().rev()
 }
 
 /// Makes a line over the links for each codec.

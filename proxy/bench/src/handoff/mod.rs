@@ -19,8 +19,10 @@ use std::path::PathBuf;
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
+use baton_schemas::kv::Codec;
 use clap::{Args, ValueEnum};
 
+use self::overlap::Link;
 use self::pair::HandoffBench;
 use self::report::HandoffBenchReport;
 use self::sizes::Sizes;
@@ -74,6 +76,8 @@ impl HandoffBenchArgs {
 enum BenchSection {
     /// The part of the transfer that overlaps with the prefill.
     Overlap,
+    /// The same over networks of 0.1 to 10 Gb/s, with and without lossy codecs.
+    Networks,
     /// A short prompt after a long one.
     Fairness,
     /// Cache to cache, compared with a plain copy.
@@ -89,7 +93,13 @@ enum BenchSection {
 impl BenchSection {
     async fn measure(self, bench: &mut HandoffBench, report: &mut HandoffBenchReport) -> Result<(), CommandFailure> {
         match self {
-            BenchSection::Overlap => report.overlap = Some(overlap::measure(bench).await?),
+            BenchSection::Overlap => {
+                report.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::ALL).await?);
+            }
+            BenchSection::Networks => {
+                let codecs = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
+                report.networks = Some(overlap::measure(bench, &Link::NETWORKS, &codecs).await?);
+            }
             BenchSection::Fairness => report.fairness = Some(fairness::measure(bench).await?),
             BenchSection::Wire => report.wire = Some(wire::measure(bench).await?),
             BenchSection::Memory => report.memory = Some(footprint::measure(bench).await?),

@@ -1,7 +1,7 @@
 //! Measures how much of the transfer overlaps with the prefill, by prompt length, codec and link, and the cost of sending
 //! everything after the prefill.
 //!
-//! A link's rate is relative to the prefill: the plain KV of a prompt takes 60 % of the prefill's time, like 10 GbE
+//! A link is a network of a given rate, or relative to the prefill: the plain KV of a prompt takes 60 % of the prefill's time, like 10 GbE
 //! between a DGX Spark and an M3 Ultra, or twice the prefill's time.
 
 use std::time::{Duration, Instant};
@@ -25,25 +25,40 @@ pub(super) enum Link {
     Share60,
     /// The plain KV takes twice the prefill's time.
     Share200,
+    /// A network of so many megabits per second.
+    Megabits(u32),
 }
 
 impl Link {
-    pub(super) const ALL: [Link; 3] = [Link::Loopback, Link::Share60, Link::Share200];
+    /// Links whose rate is relative to the prefill.
+    pub(super) const RELATIVE: [Link; 3] = [Link::Loopback, Link::Share60, Link::Share200];
 
-    /// The time of plain KV on the wire ÷ the prefill's time; `None` for an unlimited link.
-    fn share(self) -> Option<f64> {
+    /// Networks: slow and common Wi-Fi, then cables.
+    pub(super) const NETWORKS: [Link; 5] = [
+        Link::Megabits(100),
+        Link::Megabits(500),
+        Link::Megabits(1_000),
+        Link::Megabits(2_500),
+        Link::Megabits(10_000),
+    ];
+
+    /// Its bytes per second, for a prefill like `first`; `None` for an unlimited link.
+    fn rate(self, first: &HandoffReport) -> Option<f64> {
+        let of_share = |share: f64| Some(first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3));
         match self {
             Link::Loopback => None,
-            Link::Share60 => Some(0.6),
-            Link::Share200 => Some(2.0),
+            Link::Share60 => of_share(0.6),
+            Link::Share200 => of_share(2.0),
+            Link::Megabits(megabits) => Some(f64::from(megabits) * 1e6 / 8.0),
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn name(self) -> String {
         match self {
-            Link::Loopback => "loopback",
-            Link::Share60 => "wire 60 %",
-            Link::Share200 => "wire 200 %",
+            Link::Loopback => "loopback".to_owned(),
+            Link::Share60 => "wire 60 %".to_owned(),
+            Link::Share200 => "wire 200 %".to_owned(),
+            Link::Megabits(megabits) => format!("{} Gb/s", f64::from(megabits) / 1e3),
         }
     }
 }
@@ -66,7 +81,7 @@ pub(super) struct OverlapRow {
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
     /// The time of a whole pull over the same link if the prefill node has cached the prompt, that is, the time after the
-    /// prefill if nothing were sent during it. Not measured on the slowest link.
+    /// prefill if nothing were sent during it. Measured on the loopback and the faster relative link.
     pub(super) after_ms: Option<f64>,
 }
 
@@ -112,16 +127,20 @@ struct Links {
     relays: Vec<PacedLink>,
 }
 
-pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, CommandFailure> {
+pub(super) async fn measure(
+    bench: &mut HandoffBench,
+    links: &[Link],
+    codecs: &[Codec],
+) -> Result<Overlap, CommandFailure> {
     let mut nodes = Vec::new();
-    for codec in Codec::ALL {
+    for &codec in codecs {
         // One slot, so that another prompt replaces the KV.
         let args = ["--role", "decode", "--slots", "1", "--kv-codecs", codec.as_str()];
         nodes.push(CodecNode { codec, node: bench.decode(&args).await? });
     }
     let mut overlap = Overlap::default();
     for n_tokens in bench.sizes.lengths.clone() {
-        one_length(bench, &nodes, n_tokens, &mut overlap).await?;
+        one_length(bench, &nodes, links, n_tokens, &mut overlap).await?;
     }
     Ok(overlap)
 }
@@ -129,17 +148,18 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, Command
 async fn one_length(
     bench: &mut HandoffBench,
     nodes: &[CodecNode],
+    links: &[Link],
     n_tokens: usize,
     overlap: &mut Overlap,
 ) -> Result<(), CommandFailure> {
     let Some(CodecNode { node: plain, .. }) = nodes.first() else { return Ok(()) };
-    // The first pull determines the links' rates.
+    // The first pull determines the rates of relative links.
     let prompt = bench.prompts.next(n_tokens);
     let first = pull(plain, &bench.prefill.url, prompt).await?.timings;
-    let links = Links::start(bench, &first).await?;
+    let relays = Links::start(bench, links, &first).await?;
     let cell = |node, link| OverlapCell { node, link, pulls: Vec::new(), after_ms: Vec::new() };
     let mut cells: Vec<OverlapCell<'_>> =
-        nodes.iter().flat_map(|node| Link::ALL.map(|link| cell(node, link))).collect();
+        nodes.iter().flat_map(|node| links.iter().map(move |link| cell(node, *link))).collect();
     let mut direct_ms = Vec::new();
     let began = Instant::now();
     for round in 0..bench.sizes.rounds {
@@ -151,22 +171,21 @@ async fn one_length(
         for cell in &mut cells {
             let codec = cell.node.codec.as_str();
             eprintln!("overlap: {n_tokens} tokens, {codec}, {}, round {}", cell.link.name(), round + 1);
-            cell.measure(bench, &links, n_tokens).await?;
+            cell.measure(bench, &relays, n_tokens).await?;
         }
         let prompt = bench.prompts.next(n_tokens);
         direct_ms.push(direct(plain, prompt).await?.ttft() * 1e3);
     }
-    overlap.rows.extend(cells.iter().map(|cell| cell.row(n_tokens, &links)));
+    overlap.rows.extend(cells.iter().map(|cell| cell.row(n_tokens, &relays)));
     overlap.direct.push(DirectRow { n_tokens, n_rounds: direct_ms.len(), ttft_ms: median(&direct_ms) });
     Ok(())
 }
 
 impl Links {
-    /// Starts relays on which the plain KV of a pull like `first` takes the wanted share of its prefill.
-    async fn start(bench: &HandoffBench, first: &HandoffReport) -> Result<Links, CommandFailure> {
+    /// Starts relays of these links for pulls like `first`.
+    async fn start(bench: &HandoffBench, links: &[Link], first: &HandoffReport) -> Result<Links, CommandFailure> {
         let mut relays = Vec::new();
-        for (link, share) in Link::ALL.into_iter().filter_map(|link| Some((link, link.share()?))) {
-            let rate = first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3);
+        for (link, rate) in links.iter().filter_map(|link| Some((*link, link.rate(first)?))) {
             relays.push(PacedLink { link, rate, relay: Relay::start(bench.prefill_address()?, rate).await? });
         }
         Ok(Links { relays })
@@ -188,8 +207,8 @@ impl OverlapCell<'_> {
         let prompt = bench.prompts.next(n_tokens);
         let url = links.paced(self.link).map_or(&bench.prefill.url, |paced| &paced.relay.url).clone();
         self.pulls.push(pull(&self.node.node, &url, prompt.clone()).await?);
-        // A second pull on the slowest link would take long and show nothing new.
-        if self.link != Link::Share200 {
+        // A second pull on a slow link would take long and show nothing new.
+        if matches!(self.link, Link::Loopback | Link::Share60) {
             bench.forget(&self.node.node, 1).await?;
             self.after_ms.push(pull(&self.node.node, &url, prompt).await?.timings.total_ms);
         }

@@ -17,6 +17,8 @@ pub(super) struct HandoffBenchReport {
     /// Compute threads of each node.
     pub(super) threads: u32,
     pub(super) overlap: Option<Overlap>,
+    /// The same over networks of given rates, with and without lossy codecs.
+    pub(super) networks: Option<Overlap>,
     pub(super) fairness: Option<Fairness>,
     pub(super) wire: Option<WireSpeed>,
     pub(super) memory: Option<Vec<Footprint>>,
@@ -29,6 +31,7 @@ impl HandoffBenchReport {
     pub(super) fn table(&self) -> String {
         let sections = [
             self.overlap.as_ref().map(overlap),
+            self.networks.as_ref().map(overlap),
             self.wire.as_ref().map(wire),
             self.codecs.as_deref().map(codecs),
             self.memory.as_deref().map(memory),
@@ -59,7 +62,7 @@ fn overlap(overlap: &Overlap) -> String {
         vec![
             format!("{} tokens", row.n_tokens),
             row.codec.as_str().to_owned(),
-            row.link.name().to_owned(),
+            row.link.name(),
             row.n_rounds.to_string(),
             row.rate.map_or_else(dash, |rate| one(rate / 1e6)),
             one(row.n_bytes / 1e6),

@@ -50,6 +50,9 @@ pub(super) fn render(state: &EndpointState) -> String {
         if !model.links.is_empty() {
             out += &links(model);
         }
+        if model.nodes.iter().any(|node| !node.kv_losses.is_empty()) {
+            out += &losses(model);
+        }
         if !model.fallbacks.is_empty() {
             out += &fallbacks(model, state.at_ms);
         }
@@ -165,6 +168,23 @@ fn links(model: &ModelState) -> String {
         ]
     };
     table(&["LINK", "RATE", "ROUND TRIP", "TAIL", "BREAKER"], model.links.iter().map(row))
+}
+
+/// What lossy codecs do to predictions. A node is shown once, whatever its tasks.
+fn losses(model: &ModelState) -> String {
+    let mut nodes: Vec<&NodeReport> = model.nodes.iter().collect();
+    nodes.dedup_by_key(|node| &node.name);
+    let rows = nodes.into_iter().flat_map(|node| {
+        node.kv_losses.iter().map(|loss| {
+            vec![
+                node.name.clone(),
+                loss.codec.as_str().to_owned(),
+                format!("{:.1}e-3", 1e3 * loss.mean_kl),
+                format!("{:.2}", loss.ratio),
+            ]
+        })
+    });
+    table(&["KV OF", "LOSSY CODEC", "MEAN KL", "TIMES SMALLER"], rows)
 }
 
 fn fallbacks(model: &ModelState, now_ms: u64) -> String {

@@ -22,6 +22,7 @@ const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 
 /// Distances beyond this are those of unrelated values; a RoPE order mistake scores 1.4.
 const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
+const KV_DIVERGENCES: RangeInclusive<f64> = 0.0..=10.0;
 
 /// Why the shares of GPUs cannot be set.
 const NO_TENSOR_SPLIT: &str = "is not supported: llama-cpp-2 does not pass it on. llama.cpp divides the layers by the GPUs' \
@@ -146,6 +147,9 @@ pub struct EngineArgs {
     /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0, kvq and kvq_fast are lossy [default: none,planes_zstd]
     #[arg(long, value_name = "CODECS", value_parser = one_of(Codec::ALL, Codec::as_str, Some(Codec::about)), value_delimiter = ',')]
     pub kv_codecs: Option<Vec<Codec>>,
+    /// Use a lossy codec only if `baton calibrate-codec` measured at most this mean KL divergence of it, nats (e.g. 0.005)
+    #[arg(long, value_name = "KL", value_parser = number)]
+    pub max_kv_kl: Option<f64>,
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
@@ -214,6 +218,7 @@ impl EngineArgs {
         });
         let fractions = [
             ("max_canary_distance", self.max_canary_distance, CANARY_DISTANCES),
+            ("max_kv_kl", self.max_kv_kl, KV_DIVERGENCES),
             ("rope_scale", self.rope_scale, ROPE_SCALES),
             ("rope_freq_base", self.rope_freq_base, ROPE_BASES),
             ("rope_freq_scale", self.rope_freq_scale, ROPE_SCALES),
@@ -342,7 +347,7 @@ impl EngineArgs {
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
         let overrides = self.override_tensor.as_ref().filter(|all| !all.is_empty());
-        let options: [(&str, Option<OsString>); 40] = [
+        let options: [(&str, Option<OsString>); 41] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -376,6 +381,7 @@ impl EngineArgs {
             ("--max-queued", number(self.max_queued)),
             ("--max-canary-distance", rate(self.max_canary_distance)),
             ("--kv-codecs", codecs.map(Into::into)),
+            ("--max-kv-kl", rate(self.max_kv_kl)),
             ("--chat-template-file", self.chat_template_file.clone().map(Into::into)),
             ("--mmproj", self.mmproj.clone().map(Into::into)),
             ("--mlx-python", self.mlx_python.clone().map(Into::into)),
@@ -438,6 +444,7 @@ impl EngineArgs {
             // For the client that fetches KV.
             max_canary_distance: _,
             kv_codecs: _,
+            max_kv_kl: _,
             // `chat_template` is its text.
             chat_template_file: _,
             mmproj,

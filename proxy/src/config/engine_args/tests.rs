@@ -47,6 +47,7 @@ fn every_option_reaches_the_child() {
         prefill_budget: Some(7),
         max_queued: Some(8),
         max_canary_distance: Some(0.25),
+        max_kv_kl: Some(0.0125),
         kv_codecs: Some(vec![Codec::Q8_0, Codec::PlanesZstd, Codec::None]),
         chat_template_file: Some("a b.jinja".into()),
         mmproj: Some("c d.gguf".into()),

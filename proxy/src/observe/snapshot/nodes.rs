@@ -3,6 +3,7 @@
 use baton_engines::registry::EngineKind;
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
+use baton_schemas::kv::CodecLoss;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +69,9 @@ pub struct NodeReport {
     pub prefill_rates: Vec<RatePoint>,
     /// Tokens per second of one stream, measured with about these numbers of streams.
     pub decode_rates: Vec<RatePoint>,
+    /// What the lossy codecs of its KV do to predictions, by `baton calibrate-codec`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kv_losses: Vec<CodecLoss>,
 }
 
 /// A change from one state to another.
@@ -108,6 +112,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         n_ctx: info.n_ctx,
         slots: info.n_slots,
         memory_bytes: info.memory.bytes(),
+        kv_losses: info.kv.as_ref().map(|kv| kv.losses.clone()).unwrap_or_default(),
         ..NodeReport::default()
     });
     let load = node.load();

@@ -18,7 +18,7 @@ fn tensor(rows: Rows) -> TensorRows {
 }
 
 fn encode(codec: Codec, rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
-    Encoder::new(codec, &layout(rows), None).unwrap().unwrap().encode(tensor(rows), bytes)
+    Encoder::new(codec, &layout(rows), ModelKnowledge::default()).unwrap().unwrap().encode(tensor(rows), bytes)
 }
 
 fn decode(codec: Codec, rows: Rows, encoded: &[u8], n_bytes: usize) -> Result<Vec<u8>, CodecError> {

@@ -1,15 +1,18 @@
 //! Rows to integers to streams.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::bits::BitWriter;
 use super::classes::{ZEROS, class_of};
 use super::history::{Channels, MEAN_PARTS, in_range, ratio};
 use super::symbols::{self, N_STREAMS};
 use super::{BLOCK_ROWS, Form, KvqError, Level, Rotation, Tensor, n_exact, slabs, tensors};
-use crate::kv::codec::floats;
+use crate::kv::chunk::Chunk;
+use crate::kv::codec::{ModelKnowledge, floats};
 use crate::kv::finite::all_finite;
 use crate::kv::layout::KvLayout;
+use crate::kv::profile::CodecProfile;
 use crate::kv::rotation::{Angles, KeyRotation, rotate};
 
 /// Integers beyond this are refused: the tensor is then written with a larger step, or as it is.
@@ -23,9 +26,19 @@ pub(in crate::kv) struct KvqEncoder {
     level: Level,
     tensors: Vec<Tensor>,
     rotation: Rotation,
+    profile: Option<Arc<CodecProfile>>,
     /// Of each tensor; `None` before its first side information.
     channels: Vec<Option<Channels>>,
     work: Work,
+}
+
+/// The steps that a tensor begins with.
+#[derive(Debug, Clone, Copy)]
+enum Steps<'a> {
+    /// The same for all channels: so much of the spread of the tensor's values around their channels' means.
+    OfSpread(f32),
+    /// This one, times what [`Channels::steps`] says of each channel.
+    Given(f32, &'a [u8]),
 }
 
 /// Memory that all tensors reuse.
@@ -48,17 +61,47 @@ struct Source<'a> {
     bytes: &'a [u8],
 }
 
+/// A block's values by channel.
+struct Measured {
+    means: Vec<f32>,
+    /// Around the means.
+    variances: Vec<f32>,
+    /// Magnitudes.
+    largest: Vec<f32>,
+}
+
 /// A value is too far from its channel's mean.
 struct TooLarge;
 
+/// The variance of every channel of every tensor of a chunk, in canonical order, over the rows and in the form that are
+/// quantized: K without its rotation. The chunk fits the layout.
+pub(in crate::kv) fn channel_variances(
+    layout: &KvLayout,
+    rotation: Option<&KeyRotation>,
+    chunk: &Chunk,
+) -> Vec<Vec<f32>> {
+    let rotation = Rotation { pairing: layout.rope, keys: rotation.cloned() };
+    let starts = chunk.sections.iter().map(|section| section.start).collect::<Vec<_>>();
+    let with_rows = chunk.tensors().filter(|rows| !rows.is_empty());
+    let mut work = Work::default();
+    let measured = tensors(layout).into_iter().zip(with_rows).map(|(tensor, bytes)| {
+        let start = starts[tensor.section];
+        let n_exact = n_exact(start, bytes.len() / tensor.rows.bytes());
+        let bytes = &bytes[n_exact * tensor.rows.bytes()..];
+        work.measure(Source { tensor, rotation: &rotation, start: start + n_exact as u32, bytes }).variances
+    });
+    measured.collect()
+}
+
 impl KvqEncoder {
-    pub(in crate::kv::codec) fn new(layout: &KvLayout, keys: Option<KeyRotation>, level: Level) -> KvqEncoder {
+    pub(in crate::kv::codec) fn new(layout: &KvLayout, known: ModelKnowledge<'_>, level: Level) -> KvqEncoder {
         let tensors = tensors(layout);
         let channels = vec![None; tensors.len()];
         KvqEncoder {
             level,
             tensors,
-            rotation: Rotation { pairing: layout.rope, keys },
+            rotation: Rotation { pairing: layout.rope, keys: known.rotation.cloned() },
+            profile: known.profile.cloned(),
             channels,
             work: Work::default(),
         }
@@ -79,6 +122,10 @@ impl KvqEncoder {
         // Side information pays for a frame with many more rows than the history.
         let enough = (n_rows.min(BLOCK_ROWS) as u64 / 4).max(MIN_HISTORY).min(n_rows as u64);
         let continues = |before: &&Channels| before.n_rows >= enough;
+        let profile = self.profile.as_ref().and_then(|profile| profile.tensors.get(index));
+        let steps = profile.map_or(Steps::OfSpread(self.level.step()), |tensor| {
+            Steps::Given(self.level.profiled_step() * tensor.step, &tensor.channel_steps)
+        });
         let mut encoded = Err(TooLarge);
         if n_rows > 0 {
             if let Some(before) = before.as_ref().filter(continues) {
@@ -87,7 +134,7 @@ impl KvqEncoder {
                 encoded = self.work.write(source, channels, Form::Continued, exact);
             }
             if encoded.is_err() {
-                let channels = self.work.examine(source, self.level.step());
+                let channels = self.work.examine(source, steps);
                 encoded = self.work.write(source, channels, Form::Fresh, exact);
             }
         }
@@ -140,19 +187,18 @@ impl Work {
         }
     }
 
-    /// Measures the first block: the step and the channels' means. Classes are found when the integers are known.
-    fn examine(&mut self, source: Source<'_>, relative_step: f32) -> Channels {
-        let n_values = source.tensor.rows.n_values as usize;
-        let first = source.blocks().next().unwrap_or(source);
-        let n_rows = first.n_rows().max(1) as f32;
+    /// Measures the channels of a block.
+    fn measure(&mut self, block: Source<'_>) -> Measured {
+        let n_values = block.tensor.rows.n_values as usize;
+        let n_rows = block.n_rows().max(1) as f32;
         let mut means = vec![0.0f32; n_values];
         let mut variances = vec![0.0f32; n_values];
         let mut largest = vec![0.0f32; n_values];
-        for slab in slabs::slabs(n_values, source.head_size()) {
+        for slab in slabs::slabs(n_values, block.head_size()) {
             let mut sums = vec![0.0f32; slab.len()];
             let mut squares = vec![0.0f32; slab.len()];
             let most = &mut largest[slab.clone()];
-            self.rows(first, &slab, |row| {
+            self.rows(block, &slab, |row| {
                 for (((x, sum), square), most) in row.iter().zip(&mut sums).zip(&mut squares).zip(&mut *most) {
                     *sum += x;
                     *square += x * x;
@@ -165,12 +211,27 @@ impl Work {
                 *variance = (square / n_rows - *mean * *mean).max(0.0);
             }
         }
-        let spread = (variances.iter().map(|v| f64::from(*v)).sum::<f64>() / n_values as f64).sqrt() as f32;
+        Measured { means, variances, largest }
+    }
+
+    /// Measures the first block: the step and the channels' means. Classes are found when the integers are known.
+    fn examine(&mut self, source: Source<'_>, steps: Steps<'_>) -> Channels {
+        let Measured { means, variances, largest } = self.measure(source.blocks().next().unwrap_or(source));
+        let (step, of_channels) = match steps {
+            Steps::Given(step, of_channels) => (step, of_channels.to_vec()),
+            Steps::OfSpread(relative) => {
+                let n_values = variances.len();
+                let spread = (variances.iter().map(|v| f64::from(*v)).sum::<f64>() / n_values as f64).sqrt() as f32;
+                (relative * spread, Vec::new())
+            }
+        };
+        let relative = |channel: usize| of_channels.get(channel).map_or(1.0, |step| ratio(*step));
         // Also a step with which every value fits an integer.
-        let largest = largest.iter().fold(0.0f32, |all, most| all.max(*most));
-        let step = in_range((relative_step * spread).max(largest / LARGEST * 1.1));
-        let means = means.iter().map(|mean| (mean / step * MEAN_PARTS).round_ties_even() as i16).collect();
-        Channels::new(step, Vec::new(), means)
+        let needed = largest.iter().enumerate().map(|(channel, most)| most / relative(channel) / LARGEST * 1.1);
+        let step = in_range(needed.fold(step, f32::max));
+        let in_steps = |(channel, mean): (usize, &f32)| mean / (step * relative(channel)) * MEAN_PARTS;
+        let means = means.iter().enumerate().map(|mean| in_steps(mean).round_ties_even() as i16).collect();
+        Channels::new(step, of_channels, means)
     }
 
     /// Writes all of `source`. A fresh tensor's classes are set here.

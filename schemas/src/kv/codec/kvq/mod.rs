@@ -25,6 +25,7 @@ mod symbols;
 
 pub(super) use self::decode::KvqDecoder;
 pub(super) use self::encode::KvqEncoder;
+pub(in crate::kv) use self::encode::channel_variances;
 use super::super::layout::{KvLayout, RopePairing, Rows};
 use super::super::rotation::KeyRotation;
 
@@ -60,6 +61,14 @@ impl Level {
     fn step(self) -> f32 {
         match self {
             Level::Quality => 0.15,
+            Level::Fast => 0.3,
+        }
+    }
+
+    /// The step, relative to that of a profile.
+    fn profiled_step(self) -> f32 {
+        match self {
+            Level::Quality => 0.2,
             Level::Fast => 0.3,
         }
     }

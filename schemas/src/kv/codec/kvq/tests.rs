@@ -1,9 +1,12 @@
+use std::sync::Arc;
+
 use half::f16;
 use proptest::prelude::*;
 
 use super::super::super::layout::{Dtype, LayerShape, Section};
+use super::super::super::profile::{CodecProfile, TensorProfile};
 use super::super::super::rotation::{Angles, SectionRotation, rotate};
-use super::super::floats;
+use super::super::{ModelKnowledge, floats};
 use super::*;
 
 const HEAD: u32 = 16;
@@ -44,6 +47,10 @@ fn values_of(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     values
 }
 
+fn knowing(rotation: Option<&KeyRotation>) -> ModelKnowledge<'_> {
+    ModelKnowledge { rotation, profile: None }
+}
+
 /// Frames of one tensor through encoder and decoder. Returns the encoded frames and the decoded ones.
 fn through(
     layout: &KvLayout,
@@ -51,7 +58,7 @@ fn through(
     start: u32,
     frames: &[Vec<u8>],
 ) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let mut encoder = KvqEncoder::new(layout, keys.clone(), Level::Quality);
+    let mut encoder = KvqEncoder::new(layout, knowing(keys.as_ref()), Level::Quality);
     let mut decoder = KvqDecoder::new(layout, keys);
     let mut at = start;
     let pairs = frames.iter().map(|bytes| {
@@ -120,6 +127,56 @@ fn the_error_is_a_fixed_part_of_the_spread() {
 }
 
 #[test]
+fn a_profile_gives_each_channel_its_own_step() {
+    let layout = layout(Dtype::F32, RopePairing::None);
+    let n_channels = 2 * HEAD as usize;
+    // An octave from channel to channel, around a step of 1/8.
+    let channel_steps: Vec<u8> = (0..n_channels).map(|channel| 128 + 8 * (channel % 4) as u8 - 8).collect();
+    let tensor = TensorProfile { step: 0.125, channel_steps };
+    let profile = Arc::new(CodecProfile { weights: [0; 32], tensors: vec![tensor; 2], losses: vec![] });
+    assert_eq!(profile.check(&layout), Ok(()));
+    let errors = [Level::Quality, Level::Fast].map(|level| {
+        let known = ModelKnowledge { rotation: None, profile: Some(&profile) };
+        let mut encoder = KvqEncoder::new(&layout, known, level);
+        let mut decoder = KvqDecoder::new(&layout, None);
+        let mut at = 100;
+        let mut errors = vec![0.0f32; n_channels];
+        for n_rows in [600, 40] {
+            let was = values(n_rows, 11);
+            let bytes = bytes_of(Dtype::F32, &was);
+            let encoded = encoder.encode(0, at, &bytes).unwrap();
+            let mut decoded = vec![0xEE; bytes.len()];
+            decoder.decode(0, at, &encoded, &mut decoded).unwrap();
+            at += n_rows as u32;
+            for (i, (a, b)) in was.iter().zip(values_of(Dtype::F32, &decoded)).enumerate() {
+                errors[i % n_channels] = errors[i % n_channels].max((a - b).abs());
+            }
+        }
+        errors
+    });
+    for (errors, level) in errors.iter().zip([Level::Quality, Level::Fast]) {
+        for (channel, error) in errors.iter().enumerate() {
+            let step = level.profiled_step() * 0.125 * 2f32.powi(channel as i32 % 4 - 1);
+            assert!((0.4..0.51).contains(&(error / step)), "channel {channel}: {error} of {step}");
+        }
+    }
+}
+
+#[test]
+fn a_value_far_beyond_a_profile_is_kept() {
+    let layout = layout(Dtype::F16, RopePairing::None);
+    let tensor = TensorProfile { step: 1e-4, channel_steps: vec![0; 2 * HEAD as usize] };
+    let profile = Arc::new(CodecProfile { weights: [0; 32], tensors: vec![tensor; 2], losses: vec![] });
+    let frame = bytes_of(Dtype::F16, &values(64, 9));
+    let known = ModelKnowledge { rotation: None, profile: Some(&profile) };
+    let encoded = KvqEncoder::new(&layout, known, Level::Quality).encode(0, 9, &frame).unwrap();
+    let mut decoded = vec![0; frame.len()];
+    KvqDecoder::new(&layout, None).decode(0, 9, &encoded, &mut decoded).unwrap();
+    let pairs = values_of(Dtype::F16, &frame).into_iter().zip(values_of(Dtype::F16, &decoded));
+    assert!(pairs.into_iter().all(|(was, is)| (was - is).abs() < 1e-3));
+}
+
+#[test]
 fn the_first_positions_of_a_sequence_are_exact() {
     let layout = layout(Dtype::F16, RopePairing::HalfSplit);
     let row_bytes = 2 * 2 * HEAD as usize;
@@ -158,7 +215,7 @@ fn extremes_stay_finite_and_close() {
     assert_eq!(values_of(Dtype::F16, &decoded[1])[70].round() as i32 / 100, 655);
     for bad in [f32::NAN, f32::INFINITY] {
         let bytes = [f16::from_f32(bad).to_le_bytes(), [0, 0]].concat().repeat(16);
-        let encoded = KvqEncoder::new(&layout, None, Level::Fast).encode(0, 9, &bytes);
+        let encoded = KvqEncoder::new(&layout, knowing(None), Level::Fast).encode(0, 9, &bytes);
         assert_eq!(encoded, Err(KvqError::NotFinite));
     }
 }
@@ -213,7 +270,7 @@ proptest! {
         let layout = layout(Dtype::F16, RopePairing::HalfSplit);
         let mut decoder = KvqDecoder::new(&layout, Some(keys()));
         let frame = bytes_of(Dtype::F16, &values(n_rows, 7));
-        let mut damaged = KvqEncoder::new(&layout, Some(keys()), Level::Fast).encode(0, 5, &frame).unwrap();
+        let mut damaged = KvqEncoder::new(&layout, knowing(Some(&keys())), Level::Fast).encode(0, 5, &frame).unwrap();
         let at = at.index(damaged.len());
         damaged[at] = to;
         let _ = decoder.decode(0, 5, &damaged, &mut vec![0; frame.len()]);

@@ -1,0 +1,251 @@
+//! `baton calibrate-codec`: measures how exactly each channel of K and each layer of a model has to be kept, and writes the
+//! profile beside the model.
+//!
+//! - A channel of K matters as much as what queries multiply it with ([`key_energy`]). Its step is the smaller the more it does.
+//! - A layer's K or V matters as much as predictions change when it gets noise. For a given number of bits the divergence is
+//!   least when the steps of tensors are inversely proportional to the root of what each contributes.
+
+use std::path::PathBuf;
+
+use baton_engines::codec_profile;
+use baton_engines::gguf::Gguf;
+use baton_engines::llama::LlamaConfig;
+use baton_engines::llama::key_energy;
+use baton_engines::llama::reference::Reference;
+use baton_engines::llama::trial::KvTrial;
+use baton_fetch as models;
+use baton_proxy::serve::CommandFailure;
+use baton_proxy::serve::model_files;
+use baton_schemas::Token;
+use baton_schemas::kv::{Chunk, Codec, CodecLoss, CodecProfile, TensorProfile, channel_variances};
+use clap::Args;
+
+use super::divergence;
+use super::noise;
+use super::subject::{self, Tally};
+
+/// Ordinary text of many kinds, which no benchmark uses.
+const TEXT: &str = include_str!("calibration.txt");
+
+/// Tokens of a prompt, and after it those whose predictions are compared.
+const N_PROMPT: usize = 512;
+const N_NEXT: usize = 48;
+
+/// Noise, relative to the spread of a tensor's values: large enough to show in one layer.
+const NOISE: f32 = 0.75;
+
+/// The range of a tensor's weight. Measured divergences scatter.
+const WEIGHTS: std::ops::RangeInclusive<f64> = 0.4..=2.5;
+
+/// Of the mean divergence, what every tensor counts at least.
+const LEAST: f64 = 0.15;
+
+/// Options of `baton calibrate-codec`.
+#[derive(Args)]
+pub struct CalibrateArgs {
+    /// .gguf file or catalogue name
+    model: String,
+    /// Prompts to measure with
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    prompts: u32,
+    /// Compute threads; by default one per core
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: Option<u32>,
+    /// The profile's file; by default the model's name and `.kv-profile.json`, where nodes look for it
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// A prompt and the text's own tokens after it.
+struct Prompt {
+    tokens: Vec<Token>,
+    next: Vec<Token>,
+    /// The prompt's KV.
+    plain: Vec<Chunk>,
+    /// The predictions for `next`.
+    expected: Vec<Vec<f32>>,
+}
+
+/// Measures a model and writes its profile.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
+    let path = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let out = args.out.unwrap_or_else(|| codec_profile::path(&path));
+    // Fail on a wrong path before minutes of work.
+    let beside = tempfile::NamedTempFile::new_in(
+        out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(".".as_ref()),
+    )?;
+    let config = LlamaConfig { n_slots: 1, n_threads: args.threads, n_ubatch: 512, ..LlamaConfig::new(&path) };
+    let n_prompts = args.prompts as usize;
+    let profile = tokio::task::spawn_blocking(move || measure(config, n_prompts)).await??;
+    for CodecLoss { codec, mean_kl, ratio } in &profile.losses {
+        println!("{:<9} {ratio:.2} times smaller, mean KL {:.1}e-3", codec.as_str(), 1e3 * mean_kl);
+    }
+    std::fs::write(beside.path(), serde_json::to_vec(&profile)?)?;
+    beside.persist(&out).map_err(|error| error.error)?;
+    println!("written to {}", out.display());
+    Ok(())
+}
+
+fn measure(config: LlamaConfig, n_prompts: usize) -> Result<CodecProfile, CommandFailure> {
+    let gguf = Gguf::open(&config.model)?;
+    let weights = gguf.fingerprint(&config.model, &[])?.weights;
+    let model = Reference::load(config)?;
+    // More than the window of any windowed layer and a batch, so that its cache is smaller than the other.
+    let window = u32::try_from(gguf.sliding_window().unwrap_or(0))?;
+    let n_cells = (window.saturating_add(2_048)).max(2_048).next_multiple_of(256);
+    let mut trial = KvTrial::new(&model, n_cells)?;
+    let layout = trial.layout().clone();
+    let rotation = trial.rotation().cloned();
+    let text = model.tokenize(TEXT);
+    let beginning = model.beginning();
+    let mut prompts = Vec::new();
+    for i in 0..n_prompts {
+        let skipped = i * text.len() / n_prompts;
+        let text = text.iter().cycle().skip(skipped);
+        let mut tokens: Vec<Token> = beginning.iter().chain(text).copied().take(N_PROMPT + N_NEXT).collect();
+        let next = tokens.split_off(N_PROMPT);
+        let plain = trial.prefill(&tokens, N_PROMPT)?;
+        let expected = trial.logits(&plain, &next)?;
+        prompts.push(Prompt { tokens, next, plain, expected });
+    }
+    eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed; now the queries");
+    let energies = match &rotation {
+        Some(rotation) => {
+            let tokens: Vec<Vec<Token>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+            Some(key_energy::measure(model.config(), n_cells, &tokens, &layout, rotation)?)
+        }
+        None => None,
+    };
+    // Mean variances of each channel.
+    let mut variances: Vec<Vec<f64>> = layout.tensors().map(|rows| vec![0.0; rows.n_values as usize]).collect();
+    for prompt in &prompts {
+        let measured = prompt
+            .plain
+            .iter()
+            .flat_map(|chunk| channel_variances(&layout, rotation.as_ref(), chunk).into_iter().enumerate());
+        for (tensor, measured) in measured {
+            let sums = variances[tensor].iter_mut().zip(measured);
+            sums.for_each(|(sum, variance)| *sum += f64::from(variance) / prompts.len() as f64);
+        }
+    }
+    let mut keys = energies.into_iter().flatten();
+    let mut tensors = Vec::new();
+    let is_key = layout
+        .sections
+        .iter()
+        .flat_map(|section| &section.layers)
+        .flat_map(|layer| [Some(true), layer.v.map(|_| false)].into_iter().flatten());
+    for (index, is_key) in is_key.enumerate() {
+        let energy = if is_key { keys.next() } else { None };
+        tensors.push(Weighed::new(&variances[index], energy.as_deref()));
+    }
+    let n_tensors = tensors.len();
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        eprint!("\rtensor {} of {n_tensors} ", index + 1);
+        for (i, prompt) in prompts.iter().enumerate() {
+            let noisy: Vec<Chunk> = prompt
+                .plain
+                .iter()
+                .map(|chunk| noise::add(chunk, &layout, index, NOISE * tensor.rms as f32, i as u64))
+                .collect();
+            let found = trial.logits(&noisy, &prompt.next)?;
+            tensor.divergence += mean_kl(&prompt.expected, &found) / prompts.len() as f64;
+        }
+    }
+    eprintln!();
+    let mut profile = CodecProfile { weights, tensors: profiles(&tensors), losses: Vec::new() };
+    profile.check(&layout)?;
+    let shared = std::sync::Arc::new(profile.clone());
+    for codec in [Codec::Q8_0, Codec::Kvq, Codec::KvqFast] {
+        let mut tally = Tally::default();
+        for prompt in &prompts {
+            let passed = subject::through(codec, &trial, Some(&shared), &prompt.tokens, &prompt.plain)?;
+            let found = trial.logits(&passed.chunks, &prompt.next)?;
+            tally.add(&passed, &divergence::all(&prompt.expected, &found));
+        }
+        profile.losses.push(CodecLoss { codec, mean_kl: tally.mean_kl(), ratio: tally.ratio() });
+    }
+    Ok(profile)
+}
+
+fn mean_kl(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
+    let divergences = divergence::all(expected, found);
+    divergences.iter().map(|divergence| divergence.kl).sum::<f64>() / divergences.len().max(1) as f64
+}
+
+/// What is known of a tensor.
+#[derive(Debug, Clone)]
+struct Weighed {
+    /// The spread of its values.
+    rms: f64,
+    /// The same, each channel weighted by its energy.
+    weighted_rms: f64,
+    /// The mean energy; 1 for V.
+    mean_energy: f64,
+    /// Of each channel; empty for V.
+    energies: Vec<f64>,
+    /// Mean KL with noise.
+    divergence: f64,
+}
+
+impl Weighed {
+    fn new(variances: &[f64], energies: Option<&[f32]>) -> Weighed {
+        let n = variances.len().max(1) as f64;
+        let energies: Vec<f64> = energies.unwrap_or_default().iter().map(|energy| f64::from(*energy)).collect();
+        let energy = |channel: usize| energies.get(channel).copied().unwrap_or(1.0);
+        let weighted: f64 = variances.iter().enumerate().map(|(channel, variance)| variance * energy(channel)).sum();
+        let mean_energy = (0..variances.len()).map(energy).sum::<f64>() / n;
+        let rms = (variances.iter().sum::<f64>() / n).sqrt();
+        Weighed { rms, weighted_rms: (weighted / n).sqrt(), mean_energy, energies, divergence: 0.0 }
+    }
+
+    /// The divergence that its rounding errors cause, for a relative step of 1.
+    fn contribution(&self) -> f64 {
+        if self.rms == 0.0 {
+            return 0.0;
+        }
+        self.divergence * self.weighted_rms.powi(2) / (self.rms.powi(2) * self.mean_energy)
+    }
+}
+
+/// The steps of all tensors.
+fn profiles(tensors: &[Weighed]) -> Vec<TensorProfile> {
+    let mean = tensors.iter().map(Weighed::contribution).sum::<f64>() / tensors.len().max(1) as f64;
+    let weight = |tensor: &Weighed| 1.0 / (tensor.contribution() + LEAST * mean).sqrt();
+    let logarithms = tensors.iter().map(|tensor| weight(tensor).ln()).sum::<f64>();
+    let typical = (logarithms / tensors.len().max(1) as f64).exp();
+    let profile = |tensor: &Weighed| {
+        let weight = (weight(tensor) / typical).clamp(*WEIGHTS.start(), *WEIGHTS.end());
+        // The step of a channel is the tensor's weighted one divided by the root of its energy.
+        let roots: Vec<f64> = tensor.energies.iter().map(|energy| energy.sqrt()).collect();
+        let n = roots.len().max(1) as f64;
+        let typical = (roots.iter().map(|root| root.ln()).sum::<f64>() / n).exp();
+        let eighths = |root: &f64| (128.0 - 8.0 * (root / typical).log2()).round().clamp(0.0, 255.0) as u8;
+        let step = (weight * tensor.weighted_rms / typical) as f32;
+        TensorProfile { step: step.max(f32::MIN_POSITIVE), channel_steps: roots.iter().map(eighths).collect() }
+    };
+    tensors.iter().map(profile).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_follow_energy_and_divergence() {
+        let key = Weighed { divergence: 0.04, ..Weighed::new(&[1.0, 1.0], Some(&[4.0, 1.0])) };
+        let value = Weighed { divergence: 0.01, ..Weighed::new(&[1.0, 1.0], None) };
+        let profiles = profiles(&[key.clone(), value]);
+        // Twice the root of the energy: half the step, which is an octave.
+        assert_eq!(profiles[0].channel_steps, [124, 132]);
+        assert!(profiles[1].channel_steps.is_empty());
+        // The product of the weights is 1, and four times the divergence gives about half the step.
+        let weights = [profiles[0].step / (2.5f32.sqrt() / 2f32.sqrt()), profiles[1].step];
+        assert!((weights[0] * weights[1] - 1.0).abs() < 1e-3, "{weights:?}");
+        assert!((0.45..0.65).contains(&(weights[0] / weights[1])), "{weights:?}");
+        // A tensor of zeros still has a step.
+        let nothing = Weighed::new(&[0.0], None);
+        assert!(super::profiles(&[nothing, key])[0].step > 0.0);
+    }
+}

@@ -1,0 +1,84 @@
+//! What `kvq` and `kvq_fast` know of a model: how exactly each channel of K and each layer has to be kept.
+//!
+//! `baton calibrate-codec` measures it. Only the writer of a stream needs it: the steps that follow from it travel with the
+//! rows. Without a profile every channel of a tensor has the same step.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::chunk::Chunk;
+use super::codec::{self, Codec};
+use super::layout::KvLayout;
+use super::rotation::KeyRotation;
+
+/// The most bytes of a profile's file.
+pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
+
+/// What is known of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CodecProfile {
+    /// The hash of the model's weights, as in its [`Fingerprint`](super::Fingerprint).
+    #[serde(with = "hex")]
+    pub weights: [u8; 32],
+    /// One for each tensor of the layout, in canonical order.
+    pub tensors: Vec<TensorProfile>,
+    /// What the lossy codecs did to the model's predictions with this profile.
+    pub losses: Vec<CodecLoss>,
+}
+
+/// How a tensor is quantized.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TensorProfile {
+    /// The step of a relative step of 1, in the unit of the rows.
+    pub step: f32,
+    /// Of each channel: the binary logarithm of its step relative to `step`, in eighths, plus 128. Empty: all are equal.
+    #[serde(with = "hex", default, skip_serializing_if = "Vec::is_empty")]
+    pub channel_steps: Vec<u8>,
+}
+
+/// What a codec does to predictions.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CodecLoss {
+    /// The codec.
+    pub codec: Codec,
+    /// Mean KL divergence of the predictions for given tokens, nats.
+    pub mean_kl: f64,
+    /// Plain bytes divided by bytes on the wire.
+    pub ratio: f64,
+}
+
+/// The variance of every channel of every tensor of a chunk, in canonical order, in the form that `kvq` quantizes: K without
+/// its rotation, and without the first positions. The chunk fits the layout.
+pub fn channel_variances(layout: &KvLayout, rotation: Option<&KeyRotation>, chunk: &Chunk) -> Vec<Vec<f32>> {
+    codec::channel_variances(layout, rotation, chunk)
+}
+
+/// How a profile differs from what it is used for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the codec's profile does not fit the model: {0}")]
+pub struct ProfileError(pub String);
+
+impl CodecProfile {
+    /// Checks that every tensor of the layout has possible steps.
+    pub fn check(&self, layout: &KvLayout) -> Result<(), ProfileError> {
+        let wrong = |what: String| Err(ProfileError(what));
+        if self.tensors.len() != layout.n_tensors() {
+            return wrong(format!("{} tensors instead of {}", self.tensors.len(), layout.n_tensors()));
+        }
+        for (tensor, rows) in self.tensors.iter().zip(layout.tensors()) {
+            if !tensor.step.is_normal() || tensor.step < 0.0 {
+                return wrong(format!("a step of {}", tensor.step));
+            }
+            let n = tensor.channel_steps.len();
+            if n != 0 && n != rows.n_values as usize {
+                return wrong(format!("steps of {n} channels instead of {}", rows.n_values));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a codec does to predictions, if it was measured.
+    pub fn loss(&self, codec: Codec) -> Option<CodecLoss> {
+        self.losses.iter().copied().find(|loss| loss.codec == codec)
+    }
+}
