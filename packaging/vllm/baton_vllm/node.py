@@ -25,6 +25,8 @@ STREAMS_UPGRADE = "baton-streams"
 CONTENT_TYPE = "application/x-baton-kv"
 SIGN_OF_LIFE_SECONDS = 1
 HEALTH_SECONDS = 1
+# Missed answers in a row until vLLM counts as gone. On a busy machine it may miss one or two.
+MAX_MISSES = 3
 # Rows that are there leave in frames of this size, so that the reader imports one while the next is on its way.
 FRAME_BYTES = 6 << 20
 # If a layer takes longer, a frame begins only when all its layers are there: in a frame there is no sign of life, and the reader
@@ -76,8 +78,10 @@ class Node:
 
     async def _watch(self):
         """vLLM takes requests only a while after its workers are there."""
+        n_missed = MAX_MISSES
         while True:
-            healthy = await self._api.is_healthy()
+            n_missed = 0 if await self._api.is_healthy() else n_missed + 1
+            healthy = n_missed < MAX_MISSES
             if healthy != self._healthy:
                 log.info("Baton: vLLM %s", "takes prompts" if healthy else "does not answer")
             self._healthy = healthy
