@@ -133,9 +133,9 @@ class BatonConnector(KVConnectorBase_V1):
         self._n_layers = layout.n_layers
         self._is_device = kv_caches[names[0]].device.type != "cpu"
         n_positions = self._kv_cache_config.num_blocks * config.cache_config.block_size
-        source = rows_source([kv_caches[name] for name in names], attention, layout, config)
-        scales = [(one._k_scale_float, one._v_scale_float) for one in attention]
         stored = FP8.get(config.cache_config.cache_dtype)
+        source = rows_source([kv_caches[name] for name in names], attention, layout, config, stored)
+        scales = [(one._k_scale_float, one._v_scale_float) for one in attention]
         rows = Rows(source, layout, config.cache_config.block_size, n_positions, scales, stored)
         self._handoffs = Handoffs(options["max_handoffs"])
         limits = {"n_ctx": config.model_config.max_model_len, "n_slots": config.scheduler_config.max_num_seqs,
@@ -254,23 +254,28 @@ def layers_in_order(kv_caches, n_layers):
     return names
 
 
-def rows_source(caches, attention, layout, config):
+def rows_source(caches, attention, layout, config, stored):
     heads, width = caches[0].shape[1], caches[0].shape[3]
     if heads * width // 2 != layout.n_values:
         raise Unsupported(f"vLLM's caches have {heads} heads of {width // 2} elements, and the model {layout.n_values} values")
     order = rope_order(width // 2, layout.rope)
     if caches[0].device.type != "cpu":
         return DeviceRows(caches, layout, order)
+    store = cpu_store(config.model_config.dtype, attention[0].isa, config.cache_config.cache_dtype)
+    return CpuRows(caches, layout, order, store, stored)
+
+
+def cpu_store(dtype, isa, cache_dtype):
+    """What writes K and V of the first positions into a cache, as vLLM's kernels for the processor do."""
     from vllm import _custom_ops
 
     def store(k, v, k_cache, v_cache):
         slots = torch.arange(k.shape[0], dtype=torch.int64)
-        dtype = config.model_config.dtype
+        k, v = k.to(dtype).contiguous(), v.to(dtype).contiguous()
         _custom_ops.cpu_attn_reshape_and_cache(
-            k.to(dtype).contiguous(), v.to(dtype).contiguous(), k_cache, v_cache, slots, attention[0].isa,
-            k_scale=1.0, v_scale=1.0, kv_cache_dtype=config.cache_config.cache_dtype)
+            k, v, k_cache, v_cache, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype=cache_dtype)
 
-    return CpuRows(caches, layout, order, store)
+    return store
 
 
 def canary(folder):

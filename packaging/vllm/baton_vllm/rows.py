@@ -46,12 +46,12 @@ class DeviceRows:
 class CpuRows:
     """The caches of vLLM's processor kernels: [blocks, heads, 2 * positions, elements], K in an order of its own."""
 
-    def __init__(self, caches, layout, order, store):
+    def __init__(self, caches, layout, order, store, stored=None):
         self._dtype = DTYPES[layout.dtype]
         n_blocks, n_heads, self.block_size, width = caches[0].shape
         self._head_size = width // 2
         self._flat = [cache.view(n_blocks, n_heads, -1) for cache in caches]
-        places = cpu_places(caches[0], store)
+        places = cpu_places(caches[0], store, stored)
         self._k = places[0][:, order].contiguous()
         self._v = places[1]
 
@@ -75,7 +75,7 @@ def converted(values, scale, dtype):
     return values.to(dtype).contiguous()
 
 
-def cpu_places(cache, store):
+def cpu_places(cache, store, stored):
     """Where the kernels keep each element of K and of V within a block of a head: two tables [positions][elements].
 
     They store the digits of each element's number, which every type holds exactly.
@@ -93,7 +93,9 @@ def cpu_places(cache, store):
         halves = scratch.view(1, n_heads, 2 * block_size, head_size).chunk(2, dim=2)
         store(digits, digits, *halves)
         for total, half in zip(found, halves):
-            total += weight * half[0, 0].reshape(-1).to(torch.float32).to(torch.long)
+            half = half[0, 0].reshape(-1)
+            half = half if stored is None else half.view(stored)
+            total += weight * half.to(torch.float32).to(torch.long)
         weight *= base
     tables = []
     for half, total in enumerate(found):
