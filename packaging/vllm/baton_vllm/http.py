@@ -93,8 +93,8 @@ def parse_head(head):
     return words[0], path, query, headers
 
 
-async def read_request(reader, seconds):
-    """The next request. `None`: the peer has closed the connection, or sent nothing for so long."""
+async def read_request(reader, seconds, admit):
+    """The next request, if `admit` lets its headers pass. `None`: the peer has closed, or sent nothing for so long."""
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), seconds)
     except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
@@ -102,6 +102,8 @@ async def read_request(reader, seconds):
     except asyncio.LimitOverrunError:
         raise invalid("the request's head is too long") from None
     method, path, query, headers = parse_head(head)
+    # Before memory is used for a stranger's body.
+    admit(headers)
     if "transfer-encoding" in headers:
         raise invalid("a body must have a content-length")
     length = headers.get("content-length", "0")
@@ -112,10 +114,13 @@ async def read_request(reader, seconds):
 
 
 class Server:
-    """Serves requests with `handle(request, peer)`, which replies and returns whether the connection may be used again."""
+    """Serves requests with `handle(request, peer)`, which replies and returns whether the connection may be used again.
 
-    def __init__(self, handle):
-        self._handle = handle
+    `admit(headers)` raises an error for callers that may not use the server.
+    """
+
+    def __init__(self, handle, admit):
+        self._handle, self._admit = handle, admit
         self._n_connections = 0
 
     async def listen(self, host, port, tls=None):
@@ -140,7 +145,7 @@ class Server:
 
     async def _serve_one(self, peer, seconds):
         try:
-            request = await read_request(peer.reader, seconds)
+            request = await read_request(peer.reader, seconds, self._admit)
             return request is not None and await self._handle(request, peer)
         except NodeError as error:
             await peer.reply(error.status, json.dumps({"error": error.body}).encode(), close=True)

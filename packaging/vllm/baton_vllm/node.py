@@ -13,6 +13,8 @@ import re
 import threading
 import time
 
+from blake3 import blake3
+
 from . import frames, http, streams
 from .errors import NodeError, invalid, unavailable, unsupported
 from .frames import Writer
@@ -71,7 +73,7 @@ class Node:
             raise failures[0]
 
     async def _run(self, host, port, tls, started):
-        server = await http.Server(self.answer).listen(host, port, tls)
+        server = await http.Server(self.answer, self.admit).listen(host, port, tls)
         started.set()
         async with server:
             await self._watch()
@@ -89,11 +91,14 @@ class Node:
 
     # Calls
 
+    def admit(self, headers):
+        """Errors: the caller does not present the cluster key."""
+        presented = headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        if not hmac.compare_digest(blake3(presented).digest(), blake3(self._key).digest()):
+            raise NodeError("unauthorized")
+
     async def answer(self, request, peer):
         """Replies to a request. Returns whether the connection may be used again."""
-        presented = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
-        if not hmac.compare_digest(presented, self._key):
-            raise NodeError("unauthorized")
         call = (request.method, request.path.removeprefix(BASE))
         if call == ("GET", "/load"):
             await peer.reply(200, json.dumps(self.load()).encode())

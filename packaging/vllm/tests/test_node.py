@@ -12,6 +12,7 @@ from baton_vllm.errors import unavailable
 from scripted import (FINGERPRINT, LAYOUT, N_CTX, Scripted, eventually, holds_right_rows, kinds, positions, received, request)
 
 TOKENS = list(range(100))
+KEYED = b"authorization: Bearer a cluster key\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,12 @@ def test_without_the_key_nothing_is_told(node):
         for path in ("/info", "/load", "/nothing"):
             status, reply = node.call("GET", path, key=key)
             assert (status, reply) == (401, {"error": {"kind": "unauthorized"}})
+
+
+def test_a_strangers_body_is_not_awaited(node):
+    with node.connect() as connection:
+        connection.sendall(b"POST /node/v1/prefill HTTP/1.1\r\nauthorization: Bearer x\r\ncontent-length: 1000000\r\n\r\n")
+        assert received(connection).startswith(b"HTTP/1.1 401 ")
 
 
 def test_it_describes_itself_once_vllm_takes_prompts(fresh):
@@ -251,9 +258,9 @@ def test_a_prompt_without_room_for_a_token_is_an_overflow(node):
     "head",
     [
         b"GET /node/v1/info HTTP/1.1\r\nx: " + b"a" * (http.MAX_HEAD_BYTES + 10) + b"\r\n\r\n",
-        b"POST /node/v1/prefill HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n",
-        b"POST /node/v1/prefill HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST /node/v1/prefill HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /node/v1/prefill HTTP/1.1\r\n" + KEYED + b"content-length: 999999999\r\n\r\n",
+        b"POST /node/v1/prefill HTTP/1.1\r\n" + KEYED + b"content-length: -1\r\n\r\n",
+        b"POST /node/v1/prefill HTTP/1.1\r\n" + KEYED + b"transfer-encoding: chunked\r\n\r\n",
         b"GET /node/v1/info\r\n\r\n",
         b"GET /node/v1/info HTTP/1.1\r\nno colon\r\n\r\n",
     ],
