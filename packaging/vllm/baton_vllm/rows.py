@@ -83,7 +83,7 @@ def cpu_places(cache, store, stored):
     n_heads, block_size, width = cache.shape[1:]
     head_size = width // 2
     n = block_size * head_size
-    base = 16
+    base = 8
     numbers = torch.arange(n).view(block_size, 1, head_size).expand(-1, n_heads, -1)
     found = [torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)]
     weight = 1

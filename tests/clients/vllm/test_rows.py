@@ -34,7 +34,7 @@ def read(rows, rope, p0, p1, dtype=torch.float16):
 @pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8_e4m3", "fp8_e5m2"])
 def test_the_processors_caches_are_read(rope, isa, cache_dtype):
-    if not torch.ops._C.cpu_attn_has_isa(isa) or (isa == "amx" and not torch.cpu._is_amx_tile_supported()):
+    if isa == "amx" and not torch.cpu._is_amx_tile_supported():
         pytest.skip(f"this processor has no {isa}")
     if isa == "vec16" and cache_dtype != "auto":
         pytest.skip("vLLM has no FP8 caches for heads that need vec16")
