@@ -81,8 +81,8 @@ class SlowLink:
         try:
             while piece := source.recv(16 << 10):
                 if rate:
-                    # An idle link saves nothing up.
-                    free_at = max(free_at, time.monotonic()) + len(piece) / rate
+                    # An idle link saves nothing up; a sleep that lasted too long is made up for.
+                    free_at = max(free_at, time.monotonic() - 0.05) + len(piece) / rate
                     time.sleep(max(0.0, free_at - time.monotonic()))
                 to.sendall(piece)
             to.shutdown(socket.SHUT_WR)
