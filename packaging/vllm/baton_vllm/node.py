@@ -220,8 +220,10 @@ class Node:
         for layer in range(self._layout.n_layers):
             deadline = time.monotonic() + LAYER_SECONDS
             while not handoff.progress.has(layer, p1):
-                if handoff.error or time.monotonic() > deadline:
-                    raise ConnectionAbortedError("a prompt was lost in the middle of a frame")
+                if handoff.error:
+                    raise ConnectionAbortedError(f"a prompt was lost in the middle of a frame: {handoff.error}")
+                if time.monotonic() > deadline:
+                    raise ConnectionAbortedError(f"vLLM took more than {LAYER_SECONDS} s for a layer in the middle of a frame")
                 await handoff.change(SIGN_OF_LIFE_SECONDS)
             await peer.send(*await loop.run_in_executor(None, self._layer, handoff, record, layer, p0, p1))
         await peer.send(record.mac())
