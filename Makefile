@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -66,6 +66,9 @@ upstreams: build ## Run in front of llama-server and llama-cpp-python's server, 
 
 dynamo: build ## Run in front of NVIDIA Dynamo with simulated workers (downloads 0.7 GB of packages)
 	scripts/check-dynamo.sh
+
+vllm: build ## Run in front of vLLM, alone and as a pair, and with vLLM as a prefill node (downloads 6.7 GB of packages)
+	scripts/check-vllm.sh
 
 agents: build ## Let coding agents do a task with a scripted model and a scripted upstream (downloads 4 GB of packages)
 	@scripts/setup.sh test

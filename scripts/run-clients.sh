@@ -104,7 +104,9 @@ run_tests() { pytest_with "$1" tests/clients/pytest.ini "${@:2}"; }
 status=0
 # One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own.
 run_tests target/clients -n 3 --dist loadgroup tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
-  --ignore tests/clients/dynamo || status=1
+  --ignore tests/clients/dynamo --ignore tests/clients/vllm || status=1
+# vLLM's connector, without vLLM.
+run_tests target/clients packaging/vllm/tests || status=1
 # Two short suites, side by side.
 mlx=
 if [ -n "$has_mlx" ]; then

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import re
 import socket
 import time
 import urllib.error
@@ -12,7 +14,7 @@ from openai import OpenAI
 import server
 
 # Seconds for a server to load the model, and for a reply on a busy machine.
-PATIENCE = 120
+PATIENCE = int(os.environ.get("PATIENCE", "120"))
 JSON = {"content-type": "application/json"}
 
 
@@ -64,6 +66,25 @@ def http(url, body=None):
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as refused:
         return refused.code, json.load(refused)
+
+
+def http_or_text(url, body=None):
+    """The status, the headers and the text of a reply: not every error of another server is JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, JSON), timeout=PATIENCE) as reply:
+            return reply.status, reply.headers, reply.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.headers, refused.read().decode()
+
+
+def metric(root, name, **labels):
+    """The sum of a metric of the server at `root`, over all series with these labels."""
+    with urllib.request.urlopen(f"{root}/metrics", timeout=20) as reply:
+        lines = reply.read().decode().splitlines()
+    series = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
+    wanted = [line for line in series if all(f'{key}="{value}"' in line for key, value in labels.items())]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 
 
 def eventually(holds, what, seconds=30):

@@ -8,24 +8,19 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 
 import pytest
-from ollama import Client as Ollama
 
-from fronts import JSON, client, entry, eventually, front, http, raw_stream, text_of
+from dialects import ASK, DIALECTS, N_TOKENS
+from fronts import client, entry, eventually, front, http, http_or_text, metric, raw_stream
 
 if "DYNAMO_MODEL" not in os.environ:
     reason = "Dynamo is not installed here: `make dynamo` installs it and runs this"
     pytest.skip(reason, allow_module_level=True)
 
-ASK = [{"role": "user", "content": "Why is the sky blue?"}]
-N_TOKENS = 8
 # Never complete within a test.
 LONG = {"model": "smol", "messages": ASK, "max_tokens": 20_000}
 ports = itertools.count(8000)
@@ -49,11 +44,7 @@ class Process:
 
     def metric(self, name, **labels):
         """The sum of a metric over all series with these labels."""
-        with urllib.request.urlopen(f"{self.root}/metrics", timeout=20) as reply:
-            lines = reply.read().decode().splitlines()
-        series = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
-        wanted = [line for line in series if all(f'{key}="{value}"' in line for key, value in labels.items())]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+        return metric(self.root, name, **labels)
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):
@@ -106,16 +97,6 @@ def said(v1, model="smol"):
     return http_or_text(f"{v1}/chat/completions", {"model": model, "messages": ASK, "max_tokens": N_TOKENS})[0]
 
 
-def http_or_text(url, body=None):
-    """The status, the headers and the text of a reply: not all of Dynamo's errors are JSON."""
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, JSON), timeout=60) as reply:
-            return reply.status, reply.headers, reply.read().decode()
-    except urllib.error.HTTPError as refused:
-        return refused.code, refused.headers, refused.read().decode()
-
-
 @contextlib.contextmanager
 def running(tmp_path, *modes):
     dynamo = Dynamo(tmp_path, modes)
@@ -137,35 +118,6 @@ def baton(dynamo, tmp_path_factory):
         yield endpoint
 
 
-def chat(baton):
-    whole = baton.client().chat.completions.create(model="smol", messages=ASK, max_tokens=N_TOKENS)
-    return whole.choices[0].message.content, whole.usage.prompt_tokens, whole.usage.completion_tokens
-
-
-def streamed_chat(baton):
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(baton.client().chat.completions.create(model="smol", messages=ASK, max_tokens=N_TOKENS, **options))
-    assert len([chunk for chunk in chunks if chunk.choices]) > N_TOKENS / 2, "it comes piece by piece"
-    return text_of(chunks), chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens
-
-
-def responses(baton):
-    reply = baton.client().responses.create(model="smol", input=ASK[0]["content"], max_output_tokens=N_TOKENS)
-    return reply.output_text, reply.usage.input_tokens, reply.usage.output_tokens
-
-
-def messages(baton):
-    status, reply = http(f"{baton.v1}/messages", {"model": "smol", "messages": ASK, "max_tokens": N_TOKENS})
-    assert status == 200, reply
-    return reply["content"][0]["text"], reply["usage"]["input_tokens"], reply["usage"]["output_tokens"]
-
-
-def ollama(baton):
-    pieces = list(Ollama(baton.ollama).chat(model="smol", messages=ASK, stream=True, options={"num_predict": N_TOKENS}))
-    assert pieces[-1].done
-    return "".join(piece.message.content for piece in pieces), pieces[-1].prompt_eval_count, pieces[-1].eval_count
-
-
 def test_its_models_are_listed_under_our_names_or_its_own(dynamo, baton, tmp_path):
     assert [model.id for model in baton.client().models.list()] == ["smol"]
     with front(tmp_path, entry(dynamo, "openai", models=None)) as as_listed:
@@ -173,7 +125,7 @@ def test_its_models_are_listed_under_our_names_or_its_own(dynamo, baton, tmp_pat
         assert said(as_listed.v1, "theirs") == 200
 
 
-@pytest.mark.parametrize("dialect", [chat, streamed_chat, responses, messages, ollama], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda f: f.__name__)
 def test_every_dialect_reaches_every_worker_of_a_route(dynamo, baton, dialect):
     itself = client(dynamo.v1).chat.completions.create(model="theirs", messages=ASK, max_tokens=N_TOKENS)
     before = [worker.n_requests() for worker in dynamo.workers]

@@ -1,0 +1,285 @@
+"""The KV connector. vLLM makes one in its scheduler and one in its worker.
+
+The scheduler's part marks the requests that the node has sent and tells the worker, step by step, which blocks they have. The
+worker's part runs the node and tells it which layers are computed. Nothing is loaded: vLLM only computes for others.
+"""
+
+import logging
+import os
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+from . import identity
+from .errors import unavailable
+from .handoffs import Handoffs
+from .identity import Unsupported
+from .node import Node
+from .prompts import VllmApi
+from .rows import FP8, CpuRows, DeviceRows, Rows, rope_order
+
+log = logging.getLogger("vllm.baton")
+
+PARAMETER = "baton_handoff"
+OPTIONS = {
+    "listen": "127.0.0.1:9000",
+    "vllm": "http://127.0.0.1:8000",
+    "kv_dtype": "f16",
+    "tls_cert": None,
+    "tls_key": None,
+    "cluster_key_file": None,
+    "allow_plain_http": False,
+    "max_handoffs": 32,
+    "overlap": True,
+}
+
+
+@dataclass
+class Step:
+    """What a step computes of a handoff's prompt."""
+
+    handoff: str
+    request: str
+    computed: int
+    scheduled: int
+    blocks: list
+
+
+@dataclass
+class Steps(KVConnectorMetadata):
+    steps: list = field(default_factory=list)
+    # Requests whose blocks are given to others now.
+    preempted: list = field(default_factory=list)
+
+
+class BatonConnector(KVConnectorBase_V1):
+    """Makes this server a prefill node. See packaging/vllm/README.md for the options."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        parallel = vllm_config.parallel_config
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(parallel, name) != 1:
+                raise Unsupported(f"{name} is {getattr(parallel, name)}: BatonConnector sends the KV of one worker")
+        if vllm_config.speculative_config is not None:
+            raise Unsupported("speculative decoding: BatonConnector only serves prompts")
+        self._options = read_options(self._kv_transfer_config.kv_connector_extra_config)
+        # The scheduler's part.
+        self._requests = {}
+        self._scheduled = set()
+        # The worker's part.
+        self._handoffs = None
+        self._by_request, self._finished = {}, set()
+        self._stepping = []
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config):
+        # A graph of the whole model would not report its layers.
+        return True
+
+    # The scheduler
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        handoff = (request.kv_transfer_params or {}).get(PARAMETER)
+        if isinstance(handoff, str):
+            self._requests[request.request_id] = (handoff, [])
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        return
+
+    def build_connector_meta(self, scheduler_output):
+        meta = Steps()
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            self._add(meta, new.req_id, new.block_ids, new.num_computed_tokens, scheduled)
+        cached = scheduler_output.scheduled_cached_reqs
+        for request, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+            if request in cached.resumed_req_ids:
+                # Its rows were lost with its blocks; the node has reported that and aborts it.
+                self._requests.pop(request, None)
+            self._add(meta, request, blocks, computed, scheduled)
+        meta.preempted = [one for one in scheduler_output.preempted_req_ids or () if one in self._scheduled]
+        return meta
+
+    def _add(self, meta, request, new_blocks, computed, scheduled):
+        if request in self._requests:
+            handoff, blocks = self._requests[request]
+            blocks.extend(new_blocks[0] if new_blocks else ())
+            self._scheduled.add(request)
+            meta.steps.append(Step(handoff, request, computed, scheduled[request], list(blocks)))
+
+    def request_finished(self, request, block_ids):
+        """vLLM keeps the blocks until the worker has sent their rows."""
+        self._requests.pop(request.request_id, None)
+        if request.request_id in self._scheduled:
+            self._scheduled.discard(request.request_id)
+            return True, None
+        return False, None
+
+    # The worker
+
+    def register_kv_caches(self, kv_caches):
+        config, options = self._vllm_config, self._options
+        folder = config.model_config.model
+        changes = {"quantization": config.model_config.quantization, "kv_cache": config.cache_config.cache_dtype}
+        model, layout, fingerprint = identity.of_folder(folder, options["kv_dtype"], changes)
+        names = layers_in_order(kv_caches, layout.n_layers)
+        attention = [config.compilation_config.static_forward_context[name] for name in names]
+        self._layer_numbers = {name: i for i, name in enumerate(names)}
+        self._n_layers = layout.n_layers
+        self._is_device = kv_caches[names[0]].device.type != "cpu"
+        n_positions = self._kv_cache_config.num_blocks * config.cache_config.block_size
+        stored = FP8.get(config.cache_config.cache_dtype)
+        source = rows_source([kv_caches[name] for name in names], attention, layout, config, stored)
+        scales = [(one._k_scale_float, one._v_scale_float) for one in attention]
+        rows = Rows(source, layout, config.cache_config.block_size, n_positions, scales, stored)
+        self._handoffs = Handoffs(options["max_handoffs"])
+        limits = {"n_ctx": config.model_config.max_model_len, "n_slots": config.scheduler_config.max_num_seqs,
+                  "kv_bytes": sum(cache.nbytes for cache in kv_caches.values())}
+        device = torch.cuda.get_device_name() if self._is_device else "CPU"
+        info = identity.describe(folder, model, layout, fingerprint, canary(folder), limits, [f"vLLM ({device})"])
+        host, port = options["listen"]
+        api = VllmApi(*options["vllm"], os.environ.get("VLLM_API_KEY"))
+        node = Node(options["key"], layout, info, rows, self._handoffs, api, options["overlap"])
+        node.start(host, port, options["tls"])
+        log.info("Baton: this server is a prefill node at %s:%d", host, port)
+
+    def handle_preemptions(self, kv_connector_metadata):
+        for request in kv_connector_metadata.preempted:
+            if handoff := self._handoff_of(request):
+                handoff.fail(unavailable("vLLM needed the prompt's memory for another one"))
+
+    def start_load_kv(self, forward_context, **kwargs):
+        return
+
+    def wait_for_layer_load(self, layer_name):
+        return
+
+    def bind_connector_metadata(self, connector_metadata):
+        super().bind_connector_metadata(connector_metadata)
+        self._stepping = []
+        for step in connector_metadata.steps:
+            handoff = self._handoffs.find(step.handoff)
+            self._by_request[step.request] = handoff
+            # After the prompt vLLM may compute its own next token, which nobody wants.
+            if handoff is not None and step.computed < handoff.n_tokens:
+                handoff.begin_step(step.computed, step.scheduled, step.blocks)
+                self._stepping.append(handoff)
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        if self._stepping:
+            n_layers, ready = self._layer_numbers[layer_name] + 1, self._device_event()
+            for handoff in self._stepping:
+                handoff.layer_done(n_layers, ready)
+                if n_layers == self._n_layers:
+                    handoff.note_computed()
+
+    def wait_for_save(self):
+        if self._stepping:
+            ready = self._device_event()
+            for handoff in self._stepping:
+                handoff.end_step(self._n_layers, ready)
+                handoff.note_computed()
+            self._stepping = []
+
+    def get_finished(self, finished_req_ids):
+        """Of the requests that vLLM is done with: those whose rows are sent."""
+        self._finished.update(one for one in finished_req_ids if one in self._by_request)
+        sent = {one for one in self._finished if (handoff := self._by_request[one]) is None or handoff.closed}
+        self._finished -= sent
+        for request in sent:
+            del self._by_request[request]
+        return sent or None, None
+
+    def shutdown(self):
+        if self._handoffs is not None:
+            self._handoffs.fail_all("vLLM stops")
+
+    def _handoff_of(self, request):
+        return self._by_request.get(request)
+
+    def _device_event(self):
+        if not self._is_device:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+
+def read_options(given):
+    """The connector's options, checked. Errors: in words for the operator."""
+    unknown = set(given) - set(OPTIONS)
+    if unknown:
+        raise Unsupported(f"kv_connector_extra_config: unknown keys {sorted(unknown)}; known are {sorted(OPTIONS)}")
+    options = {**OPTIONS, **given}
+    host, _, port = options["listen"].rpartition(":")
+    if not host or not port.isdigit():
+        raise Unsupported(f"listen is {options['listen']!r}, not HOST:PORT")
+    options["listen"] = (host.strip("[]"), int(port))
+    api = urlsplit(options["vllm"])
+    if api.scheme != "http" or api.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Unsupported(f"vllm is {options['vllm']!r}: the connector reaches vLLM's API at http:// on this machine")
+    options["vllm"] = (api.hostname, api.port or 8000)
+    if options["kv_dtype"] not in ("f16", "bf16", "f32"):
+        raise Unsupported(f"kv_dtype is {options['kv_dtype']!r}; f16, bf16 and f32 are possible")
+    options["tls"] = None
+    if options["tls_cert"]:
+        options["tls"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        options["tls"].load_cert_chain(options["tls_cert"], options["tls_key"])
+        options["tls"].set_alpn_protocols(["http/1.1"])
+    elif options["listen"][0] not in ("127.0.0.1", "localhost", "::1") and not options["allow_plain_http"]:
+        raise Unsupported("other machines can reach `listen`, and over plain HTTP the cluster key and the prompts could be read "
+                          "on the way: give tls_cert and tls_key, or set allow_plain_http")
+    options["key"] = os.environ.get("BATON_CLUSTER_KEY", "")
+    if options["cluster_key_file"]:
+        with open(options["cluster_key_file"]) as file:
+            options["key"] = file.read().strip()
+    if not options["key"]:
+        raise Unsupported("a prefill node needs a cluster key: set BATON_CLUSTER_KEY, or cluster_key_file")
+    return options
+
+
+def layers_in_order(kv_caches, n_layers):
+    """The names of the layers with a cache, lower layers first."""
+    def number(name):
+        return [int(part) for part in name.split(".") if part.isdigit()]
+
+    names = sorted(kv_caches, key=number)
+    if len(names) != n_layers:
+        raise Unsupported(f"vLLM has {len(names)} caches for {n_layers} layers")
+    return names
+
+
+def rows_source(caches, attention, layout, config, stored):
+    heads, width = caches[0].shape[1], caches[0].shape[3]
+    if heads * width // 2 != layout.n_values:
+        raise Unsupported(f"vLLM's caches have {heads} heads of {width // 2} elements, and the model {layout.n_values} values")
+    order = rope_order(width // 2, layout.rope)
+    if caches[0].device.type != "cpu":
+        return DeviceRows(caches, layout, order)
+    store = cpu_store(config.model_config.dtype, attention[0].isa, config.cache_config.cache_dtype)
+    return CpuRows(caches, layout, order, store, stored)
+
+
+def cpu_store(dtype, isa, cache_dtype):
+    """What writes K and V of the first positions into a cache, as vLLM's kernels for the processor do."""
+    from vllm import _custom_ops
+
+    def store(k, v, k_cache, v_cache):
+        slots = torch.arange(k.shape[0], dtype=torch.int64)
+        k, v = k.to(dtype).contiguous(), v.to(dtype).contiguous()
+        _custom_ops.cpu_attn_reshape_and_cache(
+            k, v, k_cache, v_cache, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype=cache_dtype)
+
+    return store
+
+
+def canary(folder):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    return tokenizer.encode(identity.CANARY).ids[: identity.MAX_CANARY]

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# vLLM on the processor: Baton in front of it, alone and as a NIXL pair, and vLLM as a prefill node of Baton (packaging/vllm).
+# Not part of CI: its packages take 6.7 GB under target/vllm, for x86-64 Linux. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/own-network.sh
+export BATON=${BATON:-$PWD/target/release/baton}
+tests=tests/clients/vllm
+venv=target/vllm
+# Seconds for a reply: two servers that poll share the cores.
+export PATIENCE=${PATIENCE:-600}
+
+if [ -z "${VLLM_MODEL:-}" ]; then
+  install "$tests"
+  gguf=$("$BATON" pull smollm2)
+  export VLLM_MODEL=$PWD/$venv/smollm2 VLLM_GGUF=$PWD/$venv/smollm2.gguf
+  [ -f "$VLLM_MODEL/config.json" ] || "$venv/bin/python" engines/src/mlx/convert.py "$gguf" "$VLLM_MODEL" f32
+  if [ ! -f "$VLLM_GGUF" ]; then
+    "$venv/bin/python" "$tests/rounded_gguf.py" "$gguf" "$VLLM_GGUF.part"
+    mv "$VLLM_GGUF.part" "$VLLM_GGUF"
+  fi
+  isolate "$0" "$@"
+fi
+bound_ports
+run_tests "$tests" "$@"
