@@ -220,7 +220,7 @@ pub struct KvIdentity {
     #[serde(skip)]
     pub profile: Option<Arc<CodecProfile>>,
     /// What lossy codecs do to predictions, by the profile.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "CodecLoss::known")]
     pub losses: Vec<CodecLoss>,
     /// Of a simulator: bytes of KV that a token of the simulated model has. Frames carry those of `layout` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]

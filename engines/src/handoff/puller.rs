@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use baton_schemas::CacheScope;
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
-use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
+use baton_schemas::kv::{Codec, CodecLoss, Contiguous, Fingerprint, Placement, VerifiedKv};
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
@@ -168,10 +168,9 @@ impl PullerState {
             tracing::warn!(url, "no KV is pulled: the KV of the prefill node's model cannot be handed over");
             return Err(HandoffFailure::FingerprintMismatch);
         };
+        let losses = CodecLoss::usable(&peer.losses);
         match (compare(&local.identity, &peer), policy.max_canary_distance) {
-            (Match::Exact, _) => {
-                Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None, losses: peer.losses })
-            }
+            (Match::Exact, _) => Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None, losses }),
             (Match::Impossible(why), _) => {
                 tracing::warn!(url, why, "no KV is pulled: the prefill node's KV does not fit this model");
                 Err(HandoffFailure::FingerprintMismatch)
@@ -194,7 +193,7 @@ impl PullerState {
                     "the prefill node has other weights; the canary was compared"
                 );
                 let fingerprint = peer.fingerprint;
-                let peer = AdmittedPeer { fingerprint, kv_distance: Some(distance), losses: peer.losses };
+                let peer = AdmittedPeer { fingerprint, kv_distance: Some(distance), losses };
                 if admitted { Ok(peer) } else { Err(HandoffFailure::CanaryFailed) }
             }
         }

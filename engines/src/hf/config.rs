@@ -102,8 +102,7 @@ struct File {
     query_pre_attn_scalar: Option<f64>,
     final_logit_softcapping: Option<f64>,
     attn_logit_softcapping: Option<f64>,
-    #[serde(default)]
-    use_bidirectional_attention: bool,
+    use_bidirectional_attention: Option<bool>,
     bos_token_id: Option<TokenIds>,
     eos_token_id: Option<TokenIds>,
     quantization: Option<Box<RawValue>>,
@@ -232,7 +231,7 @@ impl Rope {
             return Err(FolderError::malformed(path, CONTRADICTION));
         }
         if let Some(base) = [base, windowed_base].into_iter().find(|base| !(base.is_finite() && *base >= 1.0)) {
-            return Err(FolderError::malformed(path, format!("rope_theta is {base}")));
+            return Err(FolderError::malformed(path, format!("a base of RoPE is {base}")));
         }
         Ok(Rope { base, scaling: scalings.into_iter().next(), windowed_base })
     }
@@ -250,21 +249,29 @@ impl RopeKeys {
 /// setting of this family that mlx-lm ignores.
 fn gemma_window(file: &File, n_layers: usize, path: &Path) -> Result<Window, FolderError> {
     let unsupported = |why: &str| Err(FolderError::unsupported(path, why));
-    if file.use_bidirectional_attention {
+    if file.use_bidirectional_attention == Some(true) {
         return unsupported("its tokens attend to later ones (use_bidirectional_attention)");
     }
     if file.final_logit_softcapping.is_some() || file.attn_logit_softcapping.is_some() {
         return unsupported("it limits logits or scores (softcapping)");
     }
     let within = |name: &str, n: Option<u64>, default: u64| within(path, name, n.unwrap_or(default), MAX_SIZE);
-    let n_positions = within("sliding_window", file.sliding_window, 0)?;
+    let Some(n_positions) = file.sliding_window else {
+        return Err(FolderError::malformed(path, "it names no sliding_window"));
+    };
+    let n_positions = within("sliding_window", Some(n_positions), n_positions)?;
     let types = file.layer_types.as_deref();
     let listed = types.and_then(|types| types.iter().position(|kind| kind == FULL)).map(|first| first as u64 + 1);
     let period = within("sliding_window_pattern", file.sliding_window_pattern.or(listed), GEMMA_PERIOD)?;
+    if period > n_layers {
+        return unsupported("every layer has a sliding window (sliding_window_pattern)");
+    }
     let window = Window { n_positions, period };
     let name = |layer| if window.covers(layer) { "sliding_attention" } else { FULL };
     if types.is_some_and(|types| !types.iter().map(String::as_str).eq((0..n_layers).map(name))) {
-        return unsupported("the layers with a sliding window are not all but every so many (layer_types)");
+        return unsupported(
+            "its layers are not some with a sliding window and then one without, again and again (layer_types)",
+        );
     }
     Ok(window)
 }

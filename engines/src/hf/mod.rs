@@ -53,7 +53,7 @@ impl ModelFolder {
         }
         let config = Config::read(path)?;
         let tensors = Tensors::read(path)?;
-        let tokenizer = Tokenizer::read(path, config.n_vocab)?;
+        let tokenizer = Tokenizer::read(path, config.family, config.n_vocab)?;
         let mut metadata = config.metadata();
         metadata.insert("general.name".into(), Value::String(ModelFolder::name(path)));
         tokenizer.describe(&config, &mut metadata);

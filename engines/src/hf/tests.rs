@@ -117,6 +117,8 @@ fn gemma(config: &mut Json, tokenizer: &mut Json) {
         "added_tokens": [
             { "id": 0, "content": "<unk>", "special": true },
             { "id": 1, "content": "\u{2581}\u{2581}", "special": false },
+            // Beyond the embeddings.
+            { "id": 12, "content": "<image_soft_token>", "special": true },
         ],
         "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
         "pre_tokenizer": { "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious" },
@@ -174,10 +176,11 @@ fn a_gemma_that_would_be_computed_wrongly_is_refused() {
         });
         assert!(error.contains(part), "{error}");
     };
-    check("sliding_window is 0", &|config, _| config["sliding_window"] = Json::Null);
+    check("names no sliding_window", &|config, _| config["sliding_window"] = Json::Null);
     check("layer_types", &|config, _| config["layer_types"][3] = "full_attention".into());
     check("layer_types", &|config, _| config["sliding_window_pattern"] = 4.into());
     check("sliding_window_pattern is 0", &|config, _| config["sliding_window_pattern"] = 0.into());
+    check("sliding_window_pattern", &|config, _| config["sliding_window_pattern"] = 5.into());
     check("softcapping", &|config, _| config["final_logit_softcapping"] = 30.0.into());
     check("use_bidirectional_attention", &|config, _| config["use_bidirectional_attention"] = true.into());
     check("contradict", &|config, _| {
@@ -201,7 +204,7 @@ fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     check("its model_type is \"mamba\"", &|config, _| config["model_type"] = "mamba".into());
     check("model_file", &|config, _| config["model_file"] = "own.py".into());
     check("layer_types", &|config, _| config["layer_types"] = json!(["sliding_attention", "full_attention"]));
-    check("rope_theta is -1", &|config, _| config["rope_theta"] = (-1).into());
+    check("a base of RoPE is -1", &|config, _| config["rope_theta"] = (-1).into());
     check("vocab_size is", &|config, _| config["vocab_size"] = (1 << 21).into());
     check("contradict", &|config, _| config["rope_parameters"] = json!({ "rope_theta": 1e6 }));
     check("rope_traditional", &|config, _| config["rope_traditional"] = true.into());

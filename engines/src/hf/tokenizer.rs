@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
-use super::config::{Config, Metadata};
+use super::config::{Config, Family, Metadata};
 use super::error::FolderError;
 use super::files::{existing, read, read_json};
 use crate::gguf::byte_level::byte_token;
@@ -144,7 +144,7 @@ pub(super) struct Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a model with `n_vocab` embeddings.
-    pub(super) fn read(folder: &Path, n_vocab: usize) -> Result<Tokenizer, FolderError> {
+    pub(super) fn read(folder: &Path, family: Family, n_vocab: usize) -> Result<Tokenizer, FolderError> {
         let path = &folder.join("tokenizer.json");
         let file: File = read_json(path, MAX_BYTES)?;
         let unsupported = |why: String| FolderError::unsupported(path, why);
@@ -160,9 +160,12 @@ impl Tokenizer {
         };
         let (spellings, types) = tokens(path, &vocab, model.byte_fallback, &file.added_tokens, n_vocab)?;
         let words = if model.byte_fallback {
-            if !replaces_spaces(&file.normalizer) || !cuts_at_spaces(&file.pre_tokenizer) {
+            // Of Gemma's it is known that it was SentencePiece's: there any two neighbours that make a token are merged, and not
+            // only those that are listed.
+            let is_gemmas = family == Family::Gemma3 && !model.ignore_merges;
+            if !is_gemmas || !replaces_spaces(&file.normalizer) || !cuts_at_spaces(&file.pre_tokenizer) {
                 return Err(unsupported(
-                    "its rules before merging are not those of Gemma (normalizer, pre_tokenizer)".into(),
+                    "it merges with a fallback to bytes, and its model or its rules are not Gemma's (normalizer, pre_tokenizer)".into(),
                 ));
             }
             check_order(path, &vocab, &model.merges, &types)?;
@@ -273,8 +276,9 @@ fn tokens(
         let is_byte = has_bytes && byte_token(spelling).is_some();
         put(id.as_u64(), spelling.clone(), if is_byte { BYTE } else { NORMAL })?;
     }
-    // They may be in the vocab, too.
-    for AddedToken { id, content, special } in added {
+    // They may be in the vocab, too. Some have no embedding, as that of images in text models, so no model gives or takes them.
+    let has_embedding = |added: &&AddedToken| added.id < n_vocab as u64;
+    for AddedToken { id, content, special } in added.iter().filter(has_embedding) {
         match *special || looks_special(content) {
             true => put(Some(*id), content.clone(), CONTROL)?,
             false => put(Some(*id), content.replace(SPACE, " "), USER_DEFINED)?,

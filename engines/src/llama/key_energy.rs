@@ -61,11 +61,19 @@ pub fn measure(
         (Some(only), None) | (None, Some(only)) => Some(only),
         (None, None) => None,
     };
+    let mut misfit = None;
     let rotation_of = |section: Option<usize>| section.and_then(|section| rotation.sections.get(section)?.as_ref());
     queries::watch(config, n_cells, prompts, &mut |queries| {
         let rotation = rotation_of(section_of(queries.n_cells));
-        layers.entry(queries.layer).or_default().add(&queries, layout.rope, rotation);
+        // A panic in llama.cpp's callback would end the process, so what does not fit is noted.
+        match rotation {
+            Some(rotation) if rotation.head_size as usize != queries.head_size => misfit = Some(queries.layer),
+            rotation => layers.entry(queries.layer).or_default().add(&queries, layout.rope, rotation),
+        }
     })?;
+    if let Some(layer) = misfit {
+        return Err(NoEnergy::Heads(layer));
+    }
     let expected = layout.sections.iter().map(|section| section.layers.len()).sum();
     let mut energies = Vec::new();
     for (index, section) in layout.sections.iter().enumerate() {

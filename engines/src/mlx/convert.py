@@ -44,8 +44,8 @@ FAMILIES = {
 }
 # GGUF's types of tokens.
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
-# Of so many layers of Gemma 3, the last one has no window. llama.cpp scales the scores of the model with 62 layers otherwise.
-GEMMA_PERIOD, GEMMA_27B_LAYERS = 6, 62
+# Of so many layers of Gemma 3, the last one has no window.
+GEMMA_PERIOD = 6
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -156,14 +156,13 @@ def pieces(meta, tokens, kinds):
     }
 
 
-def gemma_config(own):
-    n_layers, n_heads = own("block_count"), own("attention.head_count")
-    is_27b = n_layers == GEMMA_27B_LAYERS
+def gemma_config(own, head_dim):
     return {
         "sliding_window": own("attention.sliding_window"),
         "sliding_window_pattern": own("attention.sliding_window_pattern", GEMMA_PERIOD),
         "rope_local_base_freq": own("rope.freq_base_swa", 10000.0),
-        "query_pre_attn_scalar": own("embedding_length") // n_heads if is_27b else own("attention.key_length"),
+        # llama.cpp has another one for the model of 27B, whose files scale RoPE and are not converted.
+        "query_pre_attn_scalar": head_dim,
     }
 
 
@@ -212,7 +211,7 @@ def main(source, folder, dtype="f16"):
         "bos_token_id": bos,
     }
     if architecture == "gemma3":
-        config |= gemma_config(own)
+        config |= gemma_config(own, config["head_dim"])
     added = [
         {"id": i, "content": token.replace(" ", SPACE) if is_pieces else token, "special": kind == CONTROL}
         | {"normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
@@ -230,7 +229,7 @@ def main(source, folder, dtype="f16"):
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[bos],
         "eos_token": tokens[eos],
-        "add_bos_token": bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": bool(meta.get("tokenizer.ggml.add_bos_token", is_pieces)),
     }
     if "tokenizer.chat_template" in meta:
         settings["chat_template"] = meta["tokenizer.chat_template"]

@@ -4,7 +4,7 @@
 //! rows. Without a profile every channel of a tensor has the same step.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::chunk::Chunk;
 use super::codec::{self, Codec};
@@ -47,6 +47,21 @@ pub struct CodecLoss {
     pub ratio: f64,
 }
 
+impl CodecLoss {
+    /// Reads a list and leaves out what is not known here, such as codecs of later versions.
+    pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CodecLoss>, D::Error> {
+        let all = Vec::<serde_json::Value>::deserialize(deserializer)?;
+        Ok(all.into_iter().filter_map(|loss| serde_json::from_value(loss).ok()).collect())
+    }
+
+    /// Of each codec the first possible one: a peer may send anything.
+    pub fn usable(losses: &[CodecLoss]) -> Vec<CodecLoss> {
+        let is_possible = |loss: &&CodecLoss| loss.mean_kl >= 0.0 && loss.mean_kl.is_finite() && loss.ratio > 0.0;
+        let first = |codec: Codec| losses.iter().filter(is_possible).find(|loss| loss.codec == codec).copied();
+        Codec::ALL.into_iter().filter_map(first).collect()
+    }
+}
+
 /// The variance of every channel of every tensor of a chunk, in canonical order, in the form that `kvq` quantizes: K without
 /// its rotation, and without the first positions. The chunk fits the layout.
 pub fn channel_variances(layout: &KvLayout, rotation: Option<&KeyRotation>, chunk: &Chunk) -> Vec<Vec<f32>> {
@@ -74,11 +89,26 @@ impl CodecProfile {
                 return wrong(format!("steps of {n} channels instead of {}", rows.n_values));
             }
         }
-        Ok(())
+        match CodecLoss::usable(&self.losses).len() == self.losses.len() {
+            true => Ok(()),
+            false => wrong("impossible losses".to_owned()),
+        }
     }
+}
 
-    /// What a codec does to predictions, if it was measured.
-    pub fn loss(&self, codec: Codec) -> Option<CodecLoss> {
-        self.losses.iter().copied().find(|loss| loss.codec == codec)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_and_unknown_losses_of_a_peer_are_left_out() {
+        let loss = |codec, mean_kl| CodecLoss { codec, mean_kl, ratio: 4.0 };
+        let good = loss(Codec::Kvq, 0.01);
+        let all = [loss(Codec::Q8_0, -1.0), loss(Codec::KvqFast, f64::INFINITY), good, loss(Codec::Kvq, 0.001)];
+        assert_eq!(CodecLoss::usable(&all), [good]);
+        let mut json = serde_json::Deserializer::from_str(
+            r#"[{"codec":"of_next_year","mean_kl":0.1,"ratio":9},{"codec":"kvq","mean_kl":0.01,"ratio":4.0}]"#,
+        );
+        assert_eq!(CodecLoss::known(&mut json).unwrap(), [good]);
     }
 }

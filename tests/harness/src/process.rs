@@ -100,7 +100,7 @@ impl BatonServer {
         resident_kib(self.process.id())
     }
 
-    pub fn anonymous_kib(&self) -> u64 {
+    pub fn anonymous_kib(&self) -> Option<u64> {
         anonymous_kib(self.process.id())
     }
 
@@ -203,12 +203,11 @@ impl BatonNode {
 }
 
 /// Resident memory of a process that no file backs: what the process itself has filled. Its code and its libraries are not in
-/// it, because the kernel decides how much of a file it keeps in memory. Where the kernel does not tell the two apart (macOS),
-/// all resident memory.
-fn anonymous_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+/// it, because the kernel decides how much of a file it keeps in memory. `None`: the system does not tell the two apart (macOS).
+fn anonymous_kib(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB"));
-    anonymous.map_or_else(|| resident_kib(pid), |kib| kib.parse().unwrap())
+    anonymous.map(|kib| kib.parse().unwrap())
 }
 
 /// Resident memory of a process.

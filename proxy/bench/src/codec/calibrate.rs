@@ -5,7 +5,8 @@
 //! - A layer's K or V matters as much as predictions change when it gets noise. For a given number of bits the divergence is
 //!   least when the steps of tensors are inversely proportional to the root of what each contributes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use baton_engines::codec_profile;
 use baton_engines::gguf::Gguf;
@@ -17,7 +18,7 @@ use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
-use baton_schemas::kv::{Chunk, Codec, CodecLoss, CodecProfile, TensorProfile, channel_variances};
+use baton_schemas::kv::{Chunk, Codec, CodecLoss, CodecProfile, MAX_PROFILE_BYTES, TensorProfile, channel_variances};
 use clap::Args;
 
 use super::divergence;
@@ -30,6 +31,9 @@ const TEXT: &str = include_str!("calibration.txt");
 /// Tokens of a prompt, and after it those whose predictions are compared.
 const N_PROMPT: usize = 512;
 const N_NEXT: usize = 48;
+
+/// Tokens of the KV cache: for a prompt and what comes after it.
+const CELLS: u32 = 2_048;
 
 /// Noise, relative to the spread of a tensor's values: large enough to show in one layer.
 const NOISE: f32 = 0.75;
@@ -71,102 +75,144 @@ struct Prompt {
 pub async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
     let path = models::pull(&args.model, &model_files::pull_options()?).await?;
     let out = args.out.unwrap_or_else(|| codec_profile::path(&path));
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(".".as_ref());
     // Fail on a wrong path before minutes of work.
-    let beside = tempfile::NamedTempFile::new_in(
-        out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(".".as_ref()),
-    )?;
+    drop(temporary(folder)?);
+    if out.is_dir() {
+        return Err(CommandFailure(format!("{} is a folder", out.display())));
+    }
     let config = LlamaConfig { n_slots: 1, n_threads: args.threads, n_ubatch: 512, ..LlamaConfig::new(&path) };
     let n_prompts = args.prompts as usize;
     let profile = tokio::task::spawn_blocking(move || measure(config, n_prompts)).await??;
     for CodecLoss { codec, mean_kl, ratio } in &profile.losses {
         println!("{:<9} {ratio:.2} times smaller, mean KL {:.1}e-3", codec.as_str(), 1e3 * mean_kl);
     }
-    std::fs::write(beside.path(), serde_json::to_vec(&profile)?)?;
-    beside.persist(&out).map_err(|error| error.error)?;
+    let text = serde_json::to_vec(&profile)?;
+    if text.len() as u64 > MAX_PROFILE_BYTES {
+        let n = text.len();
+        return Err(CommandFailure(format!("the profile takes {n} bytes, and a node reads {MAX_PROFILE_BYTES}")));
+    }
+    let file = temporary(folder)?;
+    std::fs::write(file.path(), text)?;
+    file.persist(&out).map_err(|error| error.error)?;
     println!("written to {}", out.display());
     Ok(())
+}
+
+/// A file that others may read: a node may run as another user.
+fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644));
+    builder.tempfile_in(folder)
 }
 
 fn measure(config: LlamaConfig, n_prompts: usize) -> Result<CodecProfile, CommandFailure> {
     let gguf = Gguf::open(&config.model)?;
     let weights = gguf.fingerprint(&config.model, &[])?.weights;
     let model = Reference::load(config)?;
-    // More than the window of any windowed layer and a batch, so that its cache is smaller than the other.
-    let window = u32::try_from(gguf.sliding_window().unwrap_or(0))?;
-    let n_cells = (window.saturating_add(2_048)).max(2_048).next_multiple_of(256);
-    let mut trial = KvTrial::new(&model, n_cells)?;
-    let layout = trial.layout().clone();
-    let rotation = trial.rotation().cloned();
+    let mut trial = KvTrial::new(&model, CELLS)?;
+    let prompts = prompts(&model, &mut trial, n_prompts)?;
+    eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed");
+    let mut tensors = weighed(&model, &trial, &prompts)?;
+    add_noise(&mut trial, &prompts, &mut tensors)?;
+    let profile = CodecProfile { weights, tensors: profiles(&tensors), losses: Vec::new() };
+    profile.check(trial.layout())?;
+    let losses = losses(&mut trial, &prompts, &Arc::new(profile.clone()))?;
+    Ok(CodecProfile { losses, ..profile })
+}
+
+fn prompts(model: &Reference, trial: &mut KvTrial<'_>, n_prompts: usize) -> Result<Vec<Prompt>, CommandFailure> {
     let text = model.tokenize(TEXT);
     let beginning = model.beginning();
-    let mut prompts = Vec::new();
-    for i in 0..n_prompts {
-        let skipped = i * text.len() / n_prompts;
-        let text = text.iter().cycle().skip(skipped);
+    let prompt = |i: usize| {
+        let text = text.iter().cycle().skip(i * text.len() / n_prompts);
         let mut tokens: Vec<Token> = beginning.iter().chain(text).copied().take(N_PROMPT + N_NEXT).collect();
         let next = tokens.split_off(N_PROMPT);
         let plain = trial.prefill(&tokens, N_PROMPT)?;
         let expected = trial.logits(&plain, &next)?;
-        prompts.push(Prompt { tokens, next, plain, expected });
-    }
-    eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed; now the queries");
-    let energies = match &rotation {
-        Some(rotation) => {
-            let tokens: Vec<Vec<Token>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
-            Some(key_energy::measure(model.config(), n_cells, &tokens, &layout, rotation)?)
-        }
-        None => None,
+        Ok(Prompt { tokens, next, plain, expected })
     };
-    // Mean variances of each channel.
+    (0..n_prompts).map(prompt).collect()
+}
+
+/// The spread of every tensor, and the energies of K's channels.
+fn weighed(model: &Reference, trial: &KvTrial<'_>, prompts: &[Prompt]) -> Result<Vec<Weighed>, CommandFailure> {
+    let (layout, rotation) = (trial.layout(), trial.rotation());
+    let mut keys = match rotation {
+        Some(rotation) => {
+            // More than the window of any windowed layer and a batch, so that its cache is smaller than the other.
+            let window = layout.sections.iter().filter_map(|section| section.window).max().unwrap_or(0);
+            let n_cells = window.saturating_add(CELLS).next_multiple_of(256);
+            let tokens: Vec<Vec<Token>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+            key_energy::measure(model.config(), n_cells, &tokens, layout, rotation)?
+        }
+        None => Vec::new(),
+    }
+    .into_iter();
     let mut variances: Vec<Vec<f64>> = layout.tensors().map(|rows| vec![0.0; rows.n_values as usize]).collect();
-    for prompt in &prompts {
-        let measured = prompt
-            .plain
-            .iter()
-            .flat_map(|chunk| channel_variances(&layout, rotation.as_ref(), chunk).into_iter().enumerate());
-        for (tensor, measured) in measured {
-            let sums = variances[tensor].iter_mut().zip(measured);
+    for chunk in prompts.iter().flat_map(|prompt| &prompt.plain) {
+        for (sums, measured) in variances.iter_mut().zip(channel_variances(layout, rotation, chunk)) {
+            let sums = sums.iter_mut().zip(measured);
             sums.for_each(|(sum, variance)| *sum += f64::from(variance) / prompts.len() as f64);
         }
     }
-    let mut keys = energies.into_iter().flatten();
-    let mut tensors = Vec::new();
-    let is_key = layout
-        .sections
-        .iter()
-        .flat_map(|section| &section.layers)
-        .flat_map(|layer| [Some(true), layer.v.map(|_| false)].into_iter().flatten());
-    for (index, is_key) in is_key.enumerate() {
+    let layers = layout.sections.iter().flat_map(|section| &section.layers);
+    let is_key = layers.flat_map(|layer| [Some(true), layer.v.map(|_| false)].into_iter().flatten());
+    let weighed = |(is_key, variances): (bool, &Vec<f64>)| {
         let energy = if is_key { keys.next() } else { None };
-        tensors.push(Weighed::new(&variances[index], energy.as_deref()));
-    }
+        Weighed::new(variances, energy.as_deref())
+    };
+    Ok(is_key.zip(&variances).map(weighed).collect())
+}
+
+/// Measures what noise on each tensor does to predictions.
+fn add_noise(trial: &mut KvTrial<'_>, prompts: &[Prompt], tensors: &mut [Weighed]) -> Result<(), CommandFailure> {
+    let layout = trial.layout().clone();
     let n_tensors = tensors.len();
     for (index, tensor) in tensors.iter_mut().enumerate() {
         eprint!("\rtensor {} of {n_tensors} ", index + 1);
-        for (i, prompt) in prompts.iter().enumerate() {
-            let noisy: Vec<Chunk> = prompt
-                .plain
-                .iter()
-                .map(|chunk| noise::add(chunk, &layout, index, NOISE * tensor.rms as f32, i as u64))
-                .collect();
+        for (prompt, seed) in prompts.iter().zip(0..) {
+            let size = NOISE * tensor.rms as f32;
+            let noisy = |chunk: &Chunk| noise::add(chunk, &layout, index, size, seed);
+            let noisy: Vec<Chunk> = prompt.plain.iter().map(noisy).collect();
             let found = trial.logits(&noisy, &prompt.next)?;
             tensor.divergence += mean_kl(&prompt.expected, &found) / prompts.len() as f64;
         }
+        finite(tensor.divergence, "with noise")?;
     }
     eprintln!();
-    let mut profile = CodecProfile { weights, tensors: profiles(&tensors), losses: Vec::new() };
-    profile.check(&layout)?;
-    let shared = std::sync::Arc::new(profile.clone());
+    Ok(())
+}
+
+/// What every lossy codec does to predictions with the profile.
+fn losses(
+    trial: &mut KvTrial<'_>,
+    prompts: &[Prompt],
+    profile: &Arc<CodecProfile>,
+) -> Result<Vec<CodecLoss>, CommandFailure> {
+    let mut losses = Vec::new();
     for codec in [Codec::Q8_0, Codec::Kvq, Codec::KvqFast] {
+        if codec.check(trial.layout()).is_err() {
+            continue;
+        }
         let mut tally = Tally::default();
-        for prompt in &prompts {
-            let passed = subject::through(codec, &trial, Some(&shared), &prompt.tokens, &prompt.plain)?;
+        for prompt in prompts {
+            let passed = subject::through(codec, trial, Some(profile), &prompt.tokens, &prompt.plain)?;
             let found = trial.logits(&passed.chunks, &prompt.next)?;
             tally.add(&passed, &divergence::all(&prompt.expected, &found));
         }
-        profile.losses.push(CodecLoss { codec, mean_kl: tally.mean_kl(), ratio: tally.ratio() });
+        finite(tally.mean_kl(), codec.as_str())?;
+        losses.push(CodecLoss { codec, mean_kl: tally.mean_kl(), ratio: tally.ratio() });
     }
-    Ok(profile)
+    Ok(losses)
+}
+
+fn finite(divergence: f64, after: &str) -> Result<(), CommandFailure> {
+    match divergence.is_finite() {
+        true => Ok(()),
+        false => Err(CommandFailure(format!("no profile can be made: the model's predictions {after} are not finite"))),
+    }
 }
 
 fn mean_kl(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
@@ -212,7 +258,9 @@ impl Weighed {
 /// The steps of all tensors.
 fn profiles(tensors: &[Weighed]) -> Vec<TensorProfile> {
     let mean = tensors.iter().map(Weighed::contribution).sum::<f64>() / tensors.len().max(1) as f64;
-    let weight = |tensor: &Weighed| 1.0 / (tensor.contribution() + LEAST * mean).sqrt();
+    // Noise that changes nothing at all: every tensor is as good as any other.
+    let least = if mean > 0.0 { LEAST * mean } else { 1.0 };
+    let weight = |tensor: &Weighed| 1.0 / (tensor.contribution() + least).sqrt();
     let logarithms = tensors.iter().map(|tensor| weight(tensor).ln()).sum::<f64>();
     let typical = (logarithms / tensors.len().max(1) as f64).exp();
     let profile = |tensor: &Weighed| {

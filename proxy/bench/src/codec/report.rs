@@ -112,7 +112,9 @@ impl ModelReport {
             cells
         });
         let title = format!("{}, {} prompts\n\n", self.model, self.n_prompts);
-        title + &markdown(&head, measured.chain(published)) + &self.recall.as_ref().map(answers).unwrap_or_default()
+        let table =
+            if self.n_prompts > 0 { title + &markdown(&head, measured.chain(published)) } else { String::new() };
+        table + &self.recall.as_ref().map(answers).unwrap_or_default()
     }
 
     /// Draws ratio against mean KL into a folder that exists.

@@ -45,7 +45,7 @@ pub(super) struct HandoffBenchArgs {
     /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
-    /// Only these measurements, by commas [default: all]
+    /// Only these measurements, by commas [default: all but networks]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<BenchSection>,
     /// Also write the figures as JSON
@@ -121,8 +121,11 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
     }
     let mut bench = HandoffBench::start(model, args.threads, sizes).await?;
     let mut report = HandoffBenchReport { model: args.model, threads: args.threads, ..HandoffBenchReport::default() };
-    let sections =
-        BenchSection::value_variants().iter().filter(|section| args.only.is_empty() || args.only.contains(section));
+    let sections = BenchSection::value_variants().iter().filter(|section| match args.only.is_empty() {
+        // It takes minutes for each length of prompts.
+        true => **section != BenchSection::Networks,
+        false => args.only.contains(section),
+    });
     for section in sections {
         section.measure(&mut bench, &mut report).await?;
         if let Some(path) = &args.json {

@@ -1,5 +1,6 @@
 //! A state as tables of text.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use baton_proxy::observe::RequestOutcome;
@@ -172,9 +173,8 @@ fn links(model: &ModelState) -> String {
 
 /// What lossy codecs do to predictions. A node is shown once, whatever its tasks.
 fn losses(model: &ModelState) -> String {
-    let mut nodes: Vec<&NodeReport> = model.nodes.iter().collect();
-    nodes.dedup_by_key(|node| &node.name);
-    let rows = nodes.into_iter().flat_map(|node| {
+    let mut shown = BTreeSet::new();
+    let rows = model.nodes.iter().filter(|node| shown.insert(&node.name)).flat_map(|node| {
         node.kv_losses.iter().map(|loss| {
             vec![
                 node.name.clone(),

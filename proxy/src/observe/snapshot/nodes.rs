@@ -112,7 +112,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         n_ctx: info.n_ctx,
         slots: info.n_slots,
         memory_bytes: info.memory.bytes(),
-        kv_losses: info.kv.as_ref().map(|kv| kv.losses.clone()).unwrap_or_default(),
+        kv_losses: info.kv.as_ref().map(|kv| CodecLoss::usable(&kv.losses)).unwrap_or_default(),
         ..NodeReport::default()
     });
     let load = node.load();

@@ -18,6 +18,9 @@ use crate::kv::rotation::{Angles, KeyRotation, rotate};
 /// Integers beyond this are refused: the tensor is then written with a larger step, or as it is.
 const LARGEST: f32 = 32_000.0;
 
+/// The largest step of a profile, in spreads of the rows. What calibration finds is below 1.
+const MAX_STEP: f32 = 2.0;
+
 /// A history of fewer rows says too little about a channel, unless there are even fewer rows to encode.
 const MIN_HISTORY: u64 = 32;
 
@@ -82,7 +85,10 @@ pub(in crate::kv) fn channel_variances(
 ) -> Vec<Vec<f32>> {
     let rotation = Rotation { pairing: layout.rope, keys: rotation.cloned() };
     let starts = chunk.sections.iter().map(|section| section.start).collect::<Vec<_>>();
-    let with_rows = chunk.tensors().filter(|rows| !rows.is_empty());
+    let shapes = layout.sections.iter().flat_map(|section| &section.layers);
+    // A missing V is not a tensor.
+    let exist = shapes.flat_map(|layer| [true, layer.v.is_some()]);
+    let with_rows = chunk.tensors().zip(exist).filter_map(|(rows, exists)| exists.then_some(rows));
     let mut work = Work::default();
     let measured = tensors(layout).into_iter().zip(with_rows).map(|(tensor, bytes)| {
         let start = starts[tensor.section];
@@ -217,13 +223,12 @@ impl Work {
     /// Measures the first block: the step and the channels' means. Classes are found when the integers are known.
     fn examine(&mut self, source: Source<'_>, steps: Steps<'_>) -> Channels {
         let Measured { means, variances, largest } = self.measure(source.blocks().next().unwrap_or(source));
+        let sum = variances.iter().map(|variance| f64::from(*variance)).sum::<f64>();
+        let spread = (sum / variances.len() as f64).sqrt() as f32;
         let (step, of_channels) = match steps {
-            Steps::Given(step, of_channels) => (step, of_channels.to_vec()),
-            Steps::OfSpread(relative) => {
-                let n_values = variances.len();
-                let spread = (variances.iter().map(|v| f64::from(*v)).sum::<f64>() / n_values as f64).sqrt() as f32;
-                (relative * spread, Vec::new())
-            }
+            // A profile with steps far beyond the rows' spread is damaged, or the text is unlike any that it was made from.
+            Steps::Given(step, of_channels) => (step.min(MAX_STEP * spread), of_channels.to_vec()),
+            Steps::OfSpread(relative) => (relative * spread, Vec::new()),
         };
         let relative = |channel: usize| of_channels.get(channel).map_or(1.0, |step| ratio(*step));
         // Also a step with which every value fits an integer.
