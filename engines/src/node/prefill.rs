@@ -67,7 +67,10 @@ async fn begin(
         start: request.start,
         tokens: request.tokens.clone(),
     };
-    let known = ModelKnowledge { rotation: kv.rotation.as_ref(), profile: kv.profile.as_ref() };
+    let known = ModelKnowledge {
+        rotation: kv.rotation.as_ref(),
+        tensors: kv.profile.as_ref().map_or(&[], |profile| &profile.tensors),
+    };
     let (writer, head) =
         HandoffWriter::begin_knowing(node.key.secret(), handoff, codec, mac, known).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;

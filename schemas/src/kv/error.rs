@@ -1,10 +1,9 @@
 //! Errors of reading and writing a handoff stream.
 
 use super::chunk::ChunkError;
-use super::codec::{Codec, CodecError};
+use super::codec::{Codec, CodecError, ProfileError};
 use super::handoff::HandoffError;
 use super::mac::Mac;
-use super::profile::ProfileError;
 use super::record_kind::RecordKind;
 use super::rotation::RotationError;
 

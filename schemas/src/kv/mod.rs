@@ -27,7 +27,7 @@ pub mod verified;
 pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
-pub use codec::{Codec, CodecEffect, CodecError, KvqError, ModelKnowledge};
+pub use codec::{Codec, CodecEffect, CodecError, KvqError, ModelKnowledge, ProfileError, TensorProfile};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};
@@ -37,7 +37,7 @@ pub use mac::Mac;
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};
 pub use placement::{Contiguous, Placement, Places};
 pub use prefix::PrefixHasher;
-pub use profile::{CodecLoss, CodecProfile, MAX_PROFILE_BYTES, ProfileError, TensorProfile, channel_variances};
+pub use profile::{CodecLoss, CodecProfile, MAX_PROFILE_BYTES, channel_variances};
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use rotation::{KeyRotation, RotationError, SectionRotation};

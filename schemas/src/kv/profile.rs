@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::chunk::Chunk;
+use super::codec::knowledge::{self, ProfileError, TensorProfile};
 use super::codec::{self, Codec};
 use super::layout::KvLayout;
 use super::rotation::KeyRotation;
@@ -24,16 +25,6 @@ pub struct CodecProfile {
     pub tensors: Vec<TensorProfile>,
     /// What the lossy codecs did to the model's predictions with this profile.
     pub losses: Vec<CodecLoss>,
-}
-
-/// How a tensor is quantized.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TensorProfile {
-    /// The step of a relative step of 1, in the unit of the rows.
-    pub step: f32,
-    /// Of each channel: the binary logarithm of its step relative to `step`, in eighths, plus 128. Empty: all are equal.
-    #[serde(with = "hex", default, skip_serializing_if = "Vec::is_empty")]
-    pub channel_steps: Vec<u8>,
 }
 
 /// What a codec does to predictions.
@@ -68,30 +59,13 @@ pub fn channel_variances(layout: &KvLayout, rotation: Option<&KeyRotation>, chun
     codec::channel_variances(layout, rotation, chunk)
 }
 
-/// How a profile differs from what it is used for.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the codec's profile does not fit the model: {0}")]
-pub struct ProfileError(pub String);
-
 impl CodecProfile {
-    /// Checks that every tensor of the layout has possible steps.
+    /// Checks it against the layout of the model's KV.
     pub fn check(&self, layout: &KvLayout) -> Result<(), ProfileError> {
-        let wrong = |what: String| Err(ProfileError(what));
-        if self.tensors.len() != layout.n_tensors() {
-            return wrong(format!("{} tensors instead of {}", self.tensors.len(), layout.n_tensors()));
-        }
-        for (tensor, rows) in self.tensors.iter().zip(layout.tensors()) {
-            if !tensor.step.is_normal() || tensor.step < 0.0 {
-                return wrong(format!("a step of {}", tensor.step));
-            }
-            let n = tensor.channel_steps.len();
-            if n != 0 && n != rows.n_values as usize {
-                return wrong(format!("steps of {n} channels instead of {}", rows.n_values));
-            }
-        }
+        knowledge::check(&self.tensors, layout)?;
         match CodecLoss::usable(&self.losses).len() == self.losses.len() {
             true => Ok(()),
-            false => wrong("impossible losses".to_owned()),
+            false => Err(ProfileError("impossible losses".to_owned())),
         }
     }
 }

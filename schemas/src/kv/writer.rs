@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::chunk::Chunk;
-use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows};
+use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows, knowledge};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
@@ -57,7 +57,9 @@ impl HandoffWriter {
         codec.check(&handoff.layout)?;
         let rotation = known.rotation.filter(|_| codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&handoff.layout))?;
-        known.profile.map_or(Ok(()), |profile| profile.check(&handoff.layout))?;
+        if !known.tensors.is_empty() {
+            knowledge::check(known.tensors, &handoff.layout)?;
+        }
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {

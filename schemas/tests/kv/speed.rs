@@ -66,7 +66,7 @@ fn speed() {
             handoff.clone(),
             codec,
             mac,
-            ModelKnowledge { rotation: Some(&rotation()), profile: None },
+            ModelKnowledge { rotation: Some(&rotation()), tensors: &[] },
         )
         .unwrap();
         let mut frames = Vec::new();

@@ -97,7 +97,7 @@ pub fn sealed_stream(codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
         handoff(),
         codec,
         mac,
-        ModelKnowledge { rotation: Some(&rotation()), profile: None },
+        ModelKnowledge { rotation: Some(&rotation()), tensors: &[] },
     )
     .unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];

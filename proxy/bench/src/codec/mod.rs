@@ -11,9 +11,9 @@ mod q4_0;
 mod recall;
 mod report;
 mod subject;
+mod tried;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use baton_engines::codec_profile;
 use baton_engines::gguf::Gguf;
@@ -23,18 +23,14 @@ use baton_engines::llama::trial::KvTrial;
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
-use baton_schemas::Token;
-use baton_schemas::kv::CodecProfile;
 use clap::Args;
 
 use self::report::{CodecBenchReport, ModelReport};
 use self::subject::{Subject, Tally};
+use self::tried::TriedModel;
 
 /// Tokens of each prompt: from short to long, so that the figures hold for both.
 const LENGTHS: [usize; 4] = [600, 900, 1_300, 2_000];
-
-/// Tokens of the text from the start of one prompt to that of the next.
-const PROMPT_STRIDE: usize = 419;
 
 /// Options of `baton bench codec`.
 #[derive(Args)]
@@ -143,23 +139,4 @@ fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelRepor
         n => Some(recall::ask(&model, &mut tried, n, sizes.n_chunk)?),
     };
     Ok(ModelReport::new(name, sizes.n_prompts, tallies, recall))
-}
-
-/// A model with the text of its prompts.
-struct TriedModel<'m> {
-    trial: KvTrial<'m>,
-    profile: Option<Arc<CodecProfile>>,
-    /// The tokens that every prompt begins with.
-    beginning: Vec<Token>,
-    text: Vec<Token>,
-}
-
-impl TriedModel<'_> {
-    /// Prompt number `n`, and the text's own tokens after it.
-    fn prompt(&self, n: usize, length: usize, n_next: usize) -> (Vec<Token>, Vec<Token>) {
-        let text = self.text.iter().cycle().skip(PROMPT_STRIDE * n);
-        let mut tokens: Vec<Token> = self.beginning.iter().chain(text).copied().take(length + n_next).collect();
-        let next = tokens.split_off(length);
-        (tokens, next)
-    }
 }

@@ -7,7 +7,7 @@ use baton_schemas::Token;
 use serde::Serialize;
 
 use super::subject::Subject;
-use super::{PROMPT_STRIDE, TriedModel};
+use super::tried::{PROMPT_STRIDE, TriedModel};
 
 /// Tokens of the prompts.
 pub(super) const LENGTHS: [usize; 4] = [2_000, 3_000, 4_500, 6_000];

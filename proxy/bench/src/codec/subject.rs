@@ -11,9 +11,9 @@ use baton_schemas::kv::{
     HandoffWriter, Mac, ModelKnowledge, Offer,
 };
 
-use super::TriedModel;
 use super::divergence::Divergence;
 use super::q4_0;
+use super::tried::TriedModel;
 
 /// The batch of the floor.
 const FLOOR_BATCH: usize = 64;
@@ -111,7 +111,7 @@ pub(super) fn through(
         start: 0,
         tokens: prompt.to_vec(),
     };
-    let known = ModelKnowledge { rotation: trial.rotation(), profile };
+    let known = ModelKnowledge { rotation: trial.rotation(), tensors: profile.map_or(&[], |profile| &profile.tensors) };
     let mac = Mac::best_first().first().copied().unwrap_or_default();
     let (mut writer, head) = HandoffWriter::begin_knowing(KEY, handoff.clone(), codec, mac, known)?;
     let began = Instant::now();

@@ -1,20 +1,19 @@
 //! Encodings of a frame's rows. A codec saves time only if the link is slower than the codec.
 
 mod floats;
+pub(super) mod knowledge;
 mod kvq;
 mod planes;
 mod q8_0;
 
-use std::sync::Arc;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::channel_variances;
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
 use super::layout::{KvLayout, Rows};
-use super::profile::CodecProfile;
 use super::rotation::KeyRotation;
 
 /// An encoding of rows. It is chosen once per handoff. The numbers are part of the wire format and never reused.
@@ -42,15 +41,6 @@ pub struct CodecEffect {
     pub encode_bps: f64,
     /// Plain bytes divided by bytes on the wire.
     pub ratio: f64,
-}
-
-/// What the writer of a stream knows of the model. `kvq` and `kvq_fast` use it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ModelKnowledge<'a> {
-    /// How K was rotated. `None`: not known, so it stays rotated.
-    pub rotation: Option<&'a KeyRotation>,
-    /// How exactly each channel has to be kept. `None`: not known, so all of a tensor are equal.
-    pub profile: Option<&'a Arc<CodecProfile>>,
 }
 
 /// Why rows cannot be encoded or decoded.

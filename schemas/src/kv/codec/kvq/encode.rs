@@ -1,7 +1,6 @@
 //! Rows to integers to streams.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::bits::BitWriter;
 use super::classes::{ZEROS, class_of};
@@ -9,10 +8,10 @@ use super::history::{Channels, MEAN_PARTS, in_range, ratio};
 use super::symbols::{self, N_STREAMS};
 use super::{BLOCK_ROWS, Form, KvqError, Level, Rotation, Tensor, n_exact, slabs, tensors};
 use crate::kv::chunk::Chunk;
-use crate::kv::codec::{ModelKnowledge, floats};
+use crate::kv::codec::floats;
+use crate::kv::codec::knowledge::{ModelKnowledge, TensorProfile};
 use crate::kv::finite::all_finite;
 use crate::kv::layout::KvLayout;
-use crate::kv::profile::CodecProfile;
 use crate::kv::rotation::{Angles, KeyRotation, rotate};
 
 /// Integers beyond this are refused: the tensor is then written with a larger step, or as it is.
@@ -29,7 +28,8 @@ pub(in crate::kv) struct KvqEncoder {
     level: Level,
     tensors: Vec<Tensor>,
     rotation: Rotation,
-    profile: Option<Arc<CodecProfile>>,
+    /// Empty: there is no profile.
+    profile: Vec<TensorProfile>,
     /// Of each tensor; `None` before its first side information.
     channels: Vec<Option<Channels>>,
     work: Work,
@@ -107,7 +107,7 @@ impl KvqEncoder {
             level,
             tensors,
             rotation: Rotation { pairing: layout.rope, keys: known.rotation.cloned() },
-            profile: known.profile.cloned(),
+            profile: known.tensors.to_vec(),
             channels,
             work: Work::default(),
         }
@@ -128,8 +128,7 @@ impl KvqEncoder {
         // Side information pays for a frame with many more rows than the history.
         let enough = (n_rows.min(BLOCK_ROWS) as u64 / 4).max(MIN_HISTORY).min(n_rows as u64);
         let continues = |before: &&Channels| before.n_rows >= enough;
-        let profile = self.profile.as_ref().and_then(|profile| profile.tensors.get(index));
-        let steps = profile.map_or(Steps::OfSpread(self.level.step()), |tensor| {
+        let steps = self.profile.get(index).map_or(Steps::OfSpread(self.level.step()), |tensor| {
             Steps::Given(self.level.profiled_step() * tensor.step, &tensor.channel_steps)
         });
         let mut encoded = Err(TooLarge);

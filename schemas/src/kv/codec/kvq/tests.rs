@@ -1,12 +1,10 @@
-use std::sync::Arc;
-
 use half::f16;
 use proptest::prelude::*;
 
 use super::super::super::layout::{Dtype, LayerShape, Section};
-use super::super::super::profile::{CodecProfile, TensorProfile};
 use super::super::super::rotation::{Angles, SectionRotation, rotate};
-use super::super::{ModelKnowledge, floats};
+use super::super::floats;
+use super::super::knowledge::{self, ModelKnowledge, TensorProfile};
 use super::*;
 
 const HEAD: u32 = 16;
@@ -48,7 +46,7 @@ fn values_of(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
 }
 
 fn knowing(rotation: Option<&KeyRotation>) -> ModelKnowledge<'_> {
-    ModelKnowledge { rotation, profile: None }
+    ModelKnowledge { rotation, tensors: &[] }
 }
 
 /// Frames of one tensor through encoder and decoder. Returns the encoded frames and the decoded ones.
@@ -133,10 +131,10 @@ fn a_profile_gives_each_channel_its_own_step() {
     // An octave from channel to channel, around a step of 1/8.
     let channel_steps: Vec<u8> = (0..n_channels).map(|channel| 128 + 8 * (channel % 4) as u8 - 8).collect();
     let tensor = TensorProfile { step: 0.125, channel_steps };
-    let profile = Arc::new(CodecProfile { weights: [0; 32], tensors: vec![tensor; 2], losses: vec![] });
-    assert_eq!(profile.check(&layout), Ok(()));
+    let profile = vec![tensor; 2];
+    assert_eq!(knowledge::check(&profile, &layout), Ok(()));
     let errors = [Level::Quality, Level::Fast].map(|level| {
-        let known = ModelKnowledge { rotation: None, profile: Some(&profile) };
+        let known = ModelKnowledge { rotation: None, tensors: &profile };
         let mut encoder = KvqEncoder::new(&layout, known, level);
         let mut decoder = KvqDecoder::new(&layout, None);
         let mut at = 100;
@@ -166,9 +164,9 @@ fn a_profile_gives_each_channel_its_own_step() {
 fn a_value_far_beyond_a_profile_is_kept() {
     let layout = layout(Dtype::F16, RopePairing::None);
     let tensor = TensorProfile { step: 1e-4, channel_steps: vec![0; 2 * HEAD as usize] };
-    let profile = Arc::new(CodecProfile { weights: [0; 32], tensors: vec![tensor; 2], losses: vec![] });
+    let profile = vec![tensor; 2];
     let frame = bytes_of(Dtype::F16, &values(64, 9));
-    let known = ModelKnowledge { rotation: None, profile: Some(&profile) };
+    let known = ModelKnowledge { rotation: None, tensors: &profile };
     let encoded = KvqEncoder::new(&layout, known, Level::Quality).encode(0, 9, &frame).unwrap();
     let mut decoded = vec![0; frame.len()];
     KvqDecoder::new(&layout, None).decode(0, 9, &encoded, &mut decoded).unwrap();
