@@ -86,7 +86,7 @@ async fn a_stopped_reply_is_cancelled_in_the_engine() {
     terminal.types_line(1, "tell me all");
     // What the editor of lines shows last is the end of bracketed paste; the reply follows. Before its first word arrives the chat
     // does not know the route.
-    let has_begun = |shown: &str| shown.rsplit("\x1b[?2004l").next().is_some_and(|reply| !reply.trim().is_empty());
+    let has_begun = |shown: &str| shown.split_once("\x1b[?2004l").is_some_and(|(_, reply)| !reply.trim().is_empty());
     eventually_async("the reply", async || has_begun(&terminal.shown())).await;
     terminal.types("\x03");
     terminal.shows("Stopped.", 1);

@@ -192,7 +192,7 @@ fn a_gemma_that_would_be_computed_wrongly_is_refused() {
     });
     check("another order", &|_, tokenizer| tokenizer["model"]["merges"] = json!(["a ab", "a b"]));
     check("makes no token", &|_, tokenizer| tokenizer["model"]["merges"] = json!(["b b"]));
-    check("not those of Gemma", &|_, tokenizer| tokenizer["normalizer"] = json!({ "type": "Prepend" }));
+    check("are not Gemma's", &|_, tokenizer| tokenizer["normalizer"] = json!({ "type": "Prepend" }));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn what_would_be_computed_or_tokenized_wrongly_is_refused() {
     check("num_hidden_layers is 9999999", &|config, _| config["num_hidden_layers"] = 9_999_999.into());
     check("KV heads", &|config, _| config["num_key_value_heads"] = 3.into());
     check("kind \"Unigram\"", &|_, tokenizer| tokenizer["model"]["type"] = "Unigram".into());
-    check("not those of Gemma", &|_, tokenizer| tokenizer["model"]["byte_fallback"] = true.into());
+    check("are not Gemma's", &|_, tokenizer| tokenizer["model"]["byte_fallback"] = true.into());
     check("a prefix of subwords", &|_, tokenizer| tokenizer["model"]["continuing_subword_prefix"] = "##".into());
     check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"] = Json::Null);
     check("pre_tokenizer", &|_, tokenizer| tokenizer["pre_tokenizer"]["add_prefix_space"] = true.into());
