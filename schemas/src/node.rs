@@ -216,10 +216,10 @@ pub struct KvIdentity {
     /// How K is rotated. `None`: not known, so no codec undoes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotation: Option<KeyRotation>,
-    /// What its lossy codecs know of the model. It stays on the node.
+    /// How its lossy codecs quantize the KV. It stays on the node.
     #[serde(skip)]
     pub profile: Option<Arc<CodecProfile>>,
-    /// What lossy codecs do to predictions, by the profile.
+    /// How much lossy codecs change predictions, by the profile.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "CodecLoss::known")]
     pub losses: Vec<CodecLoss>,
     /// Of a simulator: bytes of KV that a token of the simulated model has. Frames carry those of `layout` alone.

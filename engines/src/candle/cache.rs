@@ -8,7 +8,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::shape::ModelShape;
-use crate::serving::extent::Extent;
+use crate::serving::extent::SlotExtent;
 
 /// Positions are allocated in multiples of this. Each growth copies the slot's KV.
 pub(super) const GROWTH: usize = 256;
@@ -40,7 +40,7 @@ pub(super) struct SlotCache {
     /// K and V of each layer; empty without positions.
     layers: Vec<[Tensor; 2]>,
     /// The positions that are there.
-    pub(super) extent: Extent,
+    pub(super) extent: SlotExtent,
     capacity: usize,
 }
 

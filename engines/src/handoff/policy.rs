@@ -23,8 +23,8 @@ pub struct PullPolicy {
     pub max_canary_distance: Option<f64>,
     /// The allowed codecs; each link uses the fastest by its measured rates. Empty: the lossless ones.
     pub codecs: Vec<Codec>,
-    /// The largest mean KL divergence, nats, that the prefill node may have measured of a lossy codec. A codec of which it
-    /// measured nothing is then not used. `None`: every allowed codec is used.
+    /// The largest mean KL divergence, in nats, at which a lossy codec is used. The prefill node must have measured it.
+    /// `None`: every allowed codec is used.
     pub max_kv_kl: Option<f64>,
     /// The trusted certificates, and whether plain HTTP to other machines is allowed.
     pub transport: Transport,

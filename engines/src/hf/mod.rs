@@ -23,8 +23,8 @@ use self::config::Config;
 pub use self::config::{Rope, RopeScaling};
 pub use self::error::FolderError;
 use self::tensors::Tensors;
+pub(crate) use self::tokenizer::Merging;
 use self::tokenizer::Tokenizer;
-pub(crate) use self::tokenizer::Words;
 use crate::gguf::{Gguf, Value};
 use crate::options::CacheTypes;
 
@@ -39,7 +39,7 @@ pub struct ModelFolder {
     /// llama.cpp's number of each token's type.
     pub(crate) types: Vec<u32>,
     /// How text becomes tokens.
-    pub(crate) words: Words,
+    pub(crate) words: Merging,
     tensors: Tensors,
     config: Config,
 }

@@ -59,7 +59,7 @@ fn a_folder_is_described_as_a_file_would_be() {
     assert_eq!(header.tensors[0].dims, [4, 2]);
     assert_eq!(model.spellings, ["a", "b", " hi", "<|end|>", "stop", "[PAD5]"]);
     assert_eq!(model.types, [1, 1, 4, 3, 3, 5]);
-    let Words::BytePairs { merges, pre } = &model.words else { panic!("its tokens are byte pairs") };
+    let Merging::BytePairs { merges, pre } = &model.words else { panic!("its tokens are byte pairs") };
     assert_eq!((merges.as_slice(), *pre), (&["a b".to_owned(), "b a".to_owned()][..], "gpt-2"));
     assert_eq!(header.u64("tokenizer.ggml.eos_token_id"), Some(4));
     assert_eq!((model.pairing, model.quantization()), (RopePairing::Interleaved, "BF16".to_owned()));
@@ -144,7 +144,7 @@ fn gemmas_layers_with_a_window_and_its_pieces_are_described_as_in_a_file() {
     assert_eq!((model.rope().base, model.rope().windowed_base), (5e5, 1e4));
     assert_eq!(model.types, [3, 4, 6, 6, 1, 1, 1, 1, 1, 1, 6, 1]);
     assert_eq!(model.spellings[1], "  ");
-    let Words::SentencePieces { scores } = &model.words else { panic!("its tokens are pieces") };
+    let Merging::SentencePieces { scores } = &model.words else { panic!("its tokens are pieces") };
     assert_eq!(scores[..8], [-1000.0, -1000.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0]);
     assert_eq!(model.header.u64("tokenizer.ggml.unknown_token_id"), Some(0));
 }

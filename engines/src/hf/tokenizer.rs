@@ -117,7 +117,7 @@ struct NamedTemplate {
 }
 
 /// How text becomes tokens.
-pub(crate) enum Words {
+pub(crate) enum Merging {
     /// By merging pairs of byte-level tokens.
     BytePairs {
         /// Each as `left right`, in the order of their ranks.
@@ -133,7 +133,7 @@ pub(crate) enum Words {
 pub(super) struct Tokenizer {
     pub(super) spellings: Vec<String>,
     pub(super) types: Vec<u32>,
-    pub(super) words: Words,
+    pub(super) words: Merging,
     bos: Option<u64>,
     eos: Option<u64>,
     unknown: Option<u64>,
@@ -169,7 +169,7 @@ impl Tokenizer {
                 ));
             }
             check_order(path, &vocab, &model.merges, &types)?;
-            Words::SentencePieces { scores: scores(&types) }
+            Merging::SentencePieces { scores: scores(&types) }
         } else {
             if !matches!(file.normalizer["type"].as_str(), None | Some("NFC")) {
                 return Err(unsupported(format!("its tokenizer changes texts: {}", file.normalizer["type"])));
@@ -177,7 +177,7 @@ impl Tokenizer {
             let pre = pre(&file.pre_tokenizer, model.ignore_merges).ok_or_else(|| {
                 unsupported("its text is cut into words by rules that are not supported (pre_tokenizer)".into())
             })?;
-            Words::BytePairs { merges: model.merges.into_iter().map(Merge::joined).collect(), pre }
+            Merging::BytePairs { merges: model.merges.into_iter().map(Merge::joined).collect(), pre }
         };
         let settings = match existing(folder, "tokenizer_config.json") {
             Some(path) => read_json(&path, MAX_SETTINGS_BYTES)?,
@@ -210,12 +210,12 @@ impl Tokenizer {
         let mut set = |key: &str, value: Value| metadata.insert(format!("tokenizer.{key}"), value);
         set("ggml.tokens", strings(self.spellings.len()));
         match &self.words {
-            Words::BytePairs { merges, pre } => {
+            Merging::BytePairs { merges, pre } => {
                 set("ggml.model", Value::String("gpt2".into()));
                 set("ggml.pre", Value::String((*pre).into()));
                 set("ggml.merges", strings(merges.len()));
             }
-            Words::SentencePieces { .. } => {
+            Merging::SentencePieces { .. } => {
                 set("ggml.model", Value::String("llama".into()));
             }
         }

@@ -15,7 +15,7 @@ use super::{LlamaConfig, LoadError};
 const N_DISTANCES: u32 = 41;
 const DISTANCES_PER_OCTAVE: f64 = 4.0;
 
-/// Of the mean energy, what every channel has at least: a channel that calibration never needed may matter to other text.
+/// The least share of the mean energy that every channel gets: one that calibration never needed may matter to other text.
 const LEAST: f64 = 1e-3;
 
 /// Why energies cannot be measured.

@@ -120,7 +120,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// llama.cpp asks of each tensor whether it shall be shown, and then shows it.
+/// llama.cpp calls this twice for a tensor: first it asks whether to show it, then it shows it.
 unsafe extern "C" fn evaluated(tensor: *mut sys::ggml_tensor, asks: bool, data: *mut c_void) -> bool {
     // SAFETY: llama.cpp passes a valid tensor, and the data of `watch`, which nothing else uses meanwhile.
     let (tensor, watcher) = unsafe { (&*tensor, &mut *data.cast::<Watcher<'_>>()) };

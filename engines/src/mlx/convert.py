@@ -44,7 +44,7 @@ FAMILIES = {
 }
 # GGUF's types of tokens.
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
-# Of so many layers of Gemma 3, the last one has no window.
+# In Gemma 3, every sixth layer has no window.
 GEMMA_PERIOD = 6
 
 QWEN2 = (

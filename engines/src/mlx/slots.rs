@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::worker::{CallError, Part, Request, SharedWorker};
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
-use crate::serving::extent::Extent;
+use crate::serving::extent::SlotExtent;
 use crate::serving::images::NoImages;
 
 /// The worker's slots, and the logits of the last batch.
@@ -17,7 +17,7 @@ pub(super) struct MlxSlots {
     layout: Arc<KvLayout>,
     n_vocab: usize,
     /// The positions of each slot.
-    extents: Vec<Extent>,
+    extents: Vec<SlotExtent>,
     /// How many workers were lost when the slots were last known to be what `extents` says.
     n_lost: u64,
     logits: Vec<f32>,
@@ -28,7 +28,7 @@ pub(super) struct MlxSlots {
 impl MlxSlots {
     pub(super) fn new(worker: SharedWorker, layout: Arc<KvLayout>, n_vocab: usize, n_slots: usize) -> Self {
         let n_lost = worker.borrow().n_lost;
-        let extents = vec![Extent::default(); n_slots];
+        let extents = vec![SlotExtent::default(); n_slots];
         MlxSlots { worker, layout, n_vocab, extents, n_lost, logits: Vec::new(), logit_rows: Vec::new() }
     }
 
@@ -42,13 +42,13 @@ impl MlxSlots {
     }
 
     /// The positions that a slot really has.
-    fn extent(&self, slot: usize) -> Extent {
-        if self.has_lost() { Extent::default() } else { self.extents[slot] }
+    fn extent(&self, slot: usize) -> SlotExtent {
+        if self.has_lost() { SlotExtent::default() } else { self.extents[slot] }
     }
 
     /// Takes note that all slots are empty, and says so to the scheduler.
     fn lose(&mut self, reason: String, by_batch: bool) -> ComputeError {
-        self.extents.fill(Extent::default());
+        self.extents.fill(SlotExtent::default());
         self.n_lost = self.worker.borrow().n_lost;
         ComputeError::Lost { reason, by_batch }
     }
@@ -140,7 +140,7 @@ impl ModelContext for MlxSlots {
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         // After a refused batch, the worker may hold more positions than are known here.
         let known = self.extent(slot);
-        self.extents[slot] = Extent::default();
+        self.extents[slot] = SlotExtent::default();
         let is_running = self.worker.borrow().process_id().is_some();
         if known.n < n_keep {
             return Err(CannotCut);
@@ -184,7 +184,7 @@ impl ModelContext for MlxSlots {
     }
 
     fn overwrite(&mut self) {
-        self.extents.fill(Extent::default());
+        self.extents.fill(SlotExtent::default());
         if !self.has_lost()
             && let Err(error) = self.call(&Request::Overwrite, &[], 0)
         {

@@ -7,18 +7,18 @@ use baton_schemas::kv::{KvLayout, Section};
 
 /// The positions that a slot's KV has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct SlotExtent {
     /// Positions that are complete, from 0 on.
     pub(crate) n: usize,
     /// The first position that layers with a window have; those before it were never received.
     pub(crate) window_from: usize,
 }
 
-impl Extent {
+impl SlotExtent {
     /// That of the first `n` positions.
-    pub(crate) fn prefix(self, n: usize) -> Extent {
+    pub(crate) fn prefix(self, n: usize) -> SlotExtent {
         let n = n.min(self.n);
-        Extent { n, window_from: self.window_from.min(n) }
+        SlotExtent { n, window_from: self.window_from.min(n) }
     }
 
     /// The first row of each section when `positions` are exported, as a part of a prompt that ends at `end`. Errors: a
@@ -39,9 +39,9 @@ impl Extent {
         layout.sections.iter().map(start).collect()
     }
 
-    /// That of a slot which `positions` were added to, with the rows from `starts` on. Errors: they do not continue the
+    /// The extent after `positions` are added, with the rows from `starts` on. Errors: they do not continue the
     /// slot, or are not those of the layout's sections.
-    pub(crate) fn with(self, layout: &KvLayout, positions: &Range<u32>, starts: &[u32]) -> Result<Extent, String> {
+    pub(crate) fn with(self, layout: &KvLayout, positions: &Range<u32>, starts: &[u32]) -> Result<SlotExtent, String> {
         let Range { start: p0, end: p1 } = *positions;
         if self.n != p0 as usize {
             return Err(format!("positions {p0}..{p1} do not continue a slot that holds {}", self.n));
@@ -53,7 +53,7 @@ impl Extent {
         }
         // Rows before a gap are of no use.
         let gap = starts.iter().copied().filter(|start| *start > p0).max();
-        Ok(Extent { n: p1 as usize, window_from: gap.map_or(self.window_from, |start| start as usize) })
+        Ok(SlotExtent { n: p1 as usize, window_from: gap.map_or(self.window_from, |start| start as usize) })
     }
 
     /// Returns true if the next position, `n_present`, can be computed: every layer has all positions that it attends to.
@@ -80,10 +80,10 @@ mod tests {
     #[test]
     fn windowed_rows_that_were_left_out_limit_what_can_be_done() {
         let layout = layout();
-        let whole = Extent::default().with(&layout, &(0..10), &[0, 0]).unwrap();
-        assert_eq!(whole, Extent { n: 10, window_from: 0 });
+        let whole = SlotExtent::default().with(&layout, &(0..10), &[0, 0]).unwrap();
+        assert_eq!(whole, SlotExtent { n: 10, window_from: 0 });
         let gap = whole.with(&layout, &(10..20), &[10, 17]).unwrap();
-        assert_eq!(gap, Extent { n: 20, window_from: 17 });
+        assert_eq!(gap, SlotExtent { n: 20, window_from: 17 });
         assert!(gap.can_continue(&layout, 20), "position 20 attends to 17..=20");
         assert!(!gap.prefix(19).can_continue(&layout, 19), "position 19 attends to 16..=19");
         assert!(gap.prefix(10).window_from == 10 && !gap.can_continue(&layout, 19));
@@ -97,7 +97,7 @@ mod tests {
     fn rows_that_do_not_fit_the_layout_are_refused() {
         let layout = layout();
         for (positions, starts) in [(1..4, &[1, 1][..]), (0..4, &[0]), (0..4, &[1, 0]), (0..4, &[0, 5])] {
-            assert!(Extent::default().with(&layout, &positions, starts).is_err(), "{positions:?} {starts:?}");
+            assert!(SlotExtent::default().with(&layout, &positions, starts).is_err(), "{positions:?} {starts:?}");
         }
     }
 }

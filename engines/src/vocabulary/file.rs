@@ -15,7 +15,7 @@ use super::{SHOWN_CONTROL, TokenFacts, Vocabulary};
 use crate::gguf::byte_level::{byte_token, spelled};
 use crate::gguf::{Gguf, GgufError};
 #[cfg(feature = "mlx")]
-use crate::hf::{ModelFolder, Words};
+use crate::hf::{Merging, ModelFolder};
 
 /// Why a model's vocabulary cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -191,10 +191,10 @@ impl FileVocabulary {
     pub(crate) fn of_folder(folder: &ModelFolder) -> Result<Self, VocabularyError> {
         let ModelFolder { header, spellings, types, words, .. } = folder;
         let kind = match words {
-            Words::BytePairs { merges, pre } => {
+            Merging::BytePairs { merges, pre } => {
                 VocabularyKind::BytePairs { stages: stages(Some(pre))?, merges: merges.clone() }
             }
-            Words::SentencePieces { scores } => {
+            Merging::SentencePieces { scores } => {
                 VocabularyKind::SentencePieces { scores: scores.clone(), add_space_prefix: false }
             }
         };

@@ -37,7 +37,7 @@ pub use mac::Mac;
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};
 pub use placement::{Contiguous, Placement, Places};
 pub use prefix::PrefixHasher;
-pub use profile::{CodecLoss, CodecProfile, MAX_PROFILE_BYTES, channel_variances};
+pub use profile::{CodecLoss, CodecProfile, EXACT_POSITIONS, MAX_PROFILE_BYTES, channel_variances};
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use rotation::{KeyRotation, RotationError, SectionRotation};

@@ -12,10 +12,13 @@ use super::codec::{self, Codec};
 use super::layout::KvLayout;
 use super::rotation::KeyRotation;
 
+/// Positions from the start of a sequence that `kvq` and `kvq_fast` send as they are.
+pub const EXACT_POSITIONS: u32 = codec::EXACT_POSITIONS;
+
 /// The most bytes of a profile's file.
 pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
-/// What is known of a model.
+/// How `kvq` quantizes a model's KV, and how much that changes its predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodecProfile {
     /// The hash of the model's weights, as in its [`Fingerprint`](super::Fingerprint).
@@ -23,11 +26,11 @@ pub struct CodecProfile {
     pub weights: [u8; 32],
     /// One for each tensor of the layout, in canonical order.
     pub tensors: Vec<TensorProfile>,
-    /// What the lossy codecs did to the model's predictions with this profile.
+    /// The losses of the lossy codecs with this profile.
     pub losses: Vec<CodecLoss>,
 }
 
-/// What a codec does to predictions.
+/// How much a codec changes a model's predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CodecLoss {
     /// The codec.
@@ -45,7 +48,7 @@ impl CodecLoss {
         Ok(all.into_iter().filter_map(|loss| serde_json::from_value(loss).ok()).collect())
     }
 
-    /// Of each codec the first possible one: a peer may send anything.
+    /// The first possible loss of each codec. A peer may send anything.
     pub fn usable(losses: &[CodecLoss]) -> Vec<CodecLoss> {
         let is_possible = |loss: &&CodecLoss| loss.mean_kl >= 0.0 && loss.mean_kl.is_finite() && loss.ratio > 0.0;
         let first = |codec: Codec| losses.iter().filter(is_possible).find(|loss| loss.codec == codec).copied();

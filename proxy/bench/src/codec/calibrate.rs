@@ -41,7 +41,7 @@ const NOISE: f32 = 0.75;
 /// The range of a tensor's weight. Measured divergences scatter.
 const WEIGHTS: std::ops::RangeInclusive<f64> = 0.4..=2.5;
 
-/// Of the mean divergence, what every tensor counts at least.
+/// The least share of the mean divergence that every tensor counts.
 const LEAST: f64 = 0.15;
 
 /// Options of `baton calibrate-codec`.
@@ -220,7 +220,7 @@ fn mean_kl(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     divergences.iter().map(|divergence| divergence.kl).sum::<f64>() / divergences.len().max(1) as f64
 }
 
-/// What is known of a tensor.
+/// A tensor's measurements.
 #[derive(Debug, Clone)]
 struct Weighed {
     /// The spread of its values.

@@ -1,13 +1,10 @@
 //! Noise on one tensor, to see what a layer's K or V contributes to predictions.
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, SectionRows};
+use baton_schemas::kv::{Chunk, Dtype, EXACT_POSITIONS, KvLayout, SectionRows};
 use bytes::Bytes;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-
-/// Positions at the start of a prompt that codecs keep as they are.
-const EXACT_POSITIONS: u32 = 4;
 
 /// Adds `size` with a random sign to every value of tensor number `index` of a chunk that fits the layout.
 pub(super) fn add(chunk: &Chunk, layout: &KvLayout, index: usize, size: f32, seed: u64) -> Chunk {

@@ -171,7 +171,7 @@ fn links(model: &ModelState) -> String {
     table(&["LINK", "RATE", "ROUND TRIP", "TAIL", "BREAKER"], model.links.iter().map(row))
 }
 
-/// What lossy codecs do to predictions. A node is shown once, whatever its tasks.
+/// The losses of lossy codecs. Each node is shown once, even if it has two tasks.
 fn losses(model: &ModelState) -> String {
     let mut shown = BTreeSet::new();
     let rows = model.nodes.iter().filter(|node| shown.insert(&node.name)).flat_map(|node| {

@@ -1,11 +1,11 @@
-//! What the writer of a stream knows of a model.
+//! Facts about a model that the writer of a stream may know.
 
 use serde::{Deserialize, Serialize};
 
 use crate::kv::layout::KvLayout;
 use crate::kv::rotation::KeyRotation;
 
-/// What the writer of a stream knows of the model. `kvq` and `kvq_fast` use it.
+/// Facts about a model that `kvq` and `kvq_fast` use when they write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ModelKnowledge<'a> {
     /// How K was rotated. `None`: not known, so it stays rotated.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
-pub(super) use self::kvq::channel_variances;
+pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
 use super::layout::{KvLayout, Rows};
 use super::rotation::KeyRotation;

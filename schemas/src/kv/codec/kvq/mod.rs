@@ -30,7 +30,7 @@ use super::super::layout::{KvLayout, RopePairing, Rows};
 use super::super::rotation::KeyRotation;
 
 /// Positions from the start of a sequence that are not quantized.
-const EXACT_POSITIONS: u32 = 4;
+pub(in crate::kv) const EXACT_POSITIONS: u32 = 4;
 
 /// The most rows that are quantized together.
 const BLOCK_ROWS: usize = 512;
