@@ -59,6 +59,23 @@ impl Places {
         sorted.sort_by_key(|range| range.start);
         self.tensors.iter().all(inside) && sorted.is_sorted_by(|a, b| a.end <= b.start)
     }
+
+    /// The bytes of each tensor in a buffer of `n_bytes`. The rows of a frame must [fit](Places::fit).
+    pub(super) fn split<'a>(&self, mut buffer: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+        let mut in_order: Vec<usize> = (0..self.tensors.len()).collect();
+        in_order.sort_by_key(|tensor| (self.tensors[*tensor].start, self.tensors[*tensor].end));
+        let mut parts: Vec<&mut [u8]> = self.tensors.iter().map(|_| Default::default()).collect();
+        let mut n_passed = 0;
+        for tensor in in_order {
+            let Range { start, end } = self.tensors[tensor];
+            if start < end {
+                let (_, rest) = std::mem::take(&mut buffer).split_at_mut(start - n_passed);
+                (parts[tensor], buffer) = rest.split_at_mut(end - start);
+                n_passed = end;
+            }
+        }
+        parts
+    }
 }
 
 #[cfg(test)]
@@ -80,5 +97,12 @@ mod tests {
         assert!(!fit(48, &[0..24, 23..47]), "overlapping");
         assert!(!fit(48, &[0..24, 24..48, 48..48]), "one too many");
         assert!(!fit(48, &[0..25, 25..48]), "wrong lengths");
+    }
+
+    #[test]
+    fn every_tensor_gets_its_own_bytes_of_the_buffer() {
+        let places = Places { n_bytes: 10, tensors: vec![6..9, 0..2, 4..4, 2..5] };
+        let mut buffer: Vec<u8> = (0..10).collect();
+        assert_eq!(places.split(&mut buffer), [&[6, 7, 8][..], &[0, 1], &[], &[2, 3, 4]]);
     }
 }

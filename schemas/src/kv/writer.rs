@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::chunk::Chunk;
-use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows, knowledge};
+use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows, Workers, knowledge};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
@@ -25,7 +25,7 @@ pub struct HandoffWriter {
     codec: Codec,
     /// The MAC of the next record.
     mac: Mac,
-    encoder: Option<Encoder>,
+    encoders: Option<Workers<Encoder>>,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -60,13 +60,15 @@ impl HandoffWriter {
         if !known.tensors.is_empty() {
             knowledge::check(known.tensors, &handoff.layout)?;
         }
+        let known = ModelKnowledge { rotation, ..known };
+        let encoders = Workers::new(handoff.layout.n_tensors(), || Encoder::new(codec, &handoff.layout, known))?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
             key: HandoffKey::derive(cluster_key, handoff.id),
             codec,
             mac: Mac::Blake3,
-            encoder: Encoder::new(codec, &handoff.layout, ModelKnowledge { rotation, ..known })?,
+            encoders,
             prefix,
             next: handoff.start,
             n_frames: 0,
@@ -101,9 +103,9 @@ impl HandoffWriter {
         prefix.extend(&self.handoff.tokens[span.p0 as usize..span.p1 as usize]);
         let header = FrameHeader { span, prefix: prefix.hash(), codec: self.codec };
         let mut payload = vec![Bytes::from(header.to_bytes())];
-        match &mut self.encoder {
+        match &mut self.encoders {
             None => payload.extend(chunk.tensors().cloned()),
-            Some(encoder) => payload.extend(encode(encoder, chunk, &self.handoff)?),
+            Some(encoders) => payload.extend(encode(encoders, chunk, &self.handoff)?),
         }
         let record = self.record(RecordKind::Frame, payload)?;
         self.prefix = prefix;
@@ -151,7 +153,7 @@ impl HandoffWriter {
 }
 
 /// Writes the body of an encoded frame.
-fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
+fn encode(encoders: &mut Workers<Encoder>, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
     let layers = handoff
         .layout
         .sections
@@ -163,15 +165,15 @@ fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec
         let v = shape.v.map(|v| (start, v, &rows.v));
         [Some((start, shape.k, &rows.k)), v].into_iter().flatten()
     });
+    let tensors = tensors.enumerate().map(|(index, (start, rows, bytes))| (TensorRows { index, start, rows }, bytes));
+    let encoded =
+        encoders.for_all(tensors, chunk.n_bytes(), |encoder, (tensor, bytes)| encoder.encode(tensor, bytes))?;
     let mut lengths = (handoff.layout.n_tensors() as u32).to_le_bytes().to_vec();
-    let mut encoded_tensors = Vec::new();
-    for (index, (start, rows, bytes)) in tensors.enumerate() {
-        let encoded = encoder.encode(TensorRows { index, start, rows }, bytes)?;
+    for encoded in &encoded {
         let too_long = |_| WriteError::TooLong { kind: RecordKind::Frame, n_bytes: encoded.len() };
         lengths.extend(u32::try_from(encoded.len()).map_err(too_long)?.to_le_bytes());
-        encoded_tensors.push(Bytes::from(encoded));
     }
-    Ok([Bytes::from(lengths)].into_iter().chain(encoded_tensors).collect())
+    Ok([lengths].into_iter().chain(encoded).map(Bytes::from).collect())
 }
 
 /// Writes a JSON payload. Errors: it is longer than its kind allows.

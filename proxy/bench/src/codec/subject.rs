@@ -91,7 +91,7 @@ pub(super) struct Passed {
     n_plain: usize,
     /// Bytes on the wire.
     n_wire: f64,
-    /// Seconds on one core.
+    /// Seconds, on as many cores as a stream uses.
     encode: f64,
     decode: f64,
 }

@@ -1,4 +1,4 @@
-//! Measures each codec's compression ratio and speed on real KV, on one core.
+//! Measures each codec's compression ratio and speed on real KV.
 
 use std::time::Instant;
 

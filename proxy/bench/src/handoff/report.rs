@@ -101,7 +101,7 @@ fn codecs(rows: &[CodecRow]) -> String {
         let name = row.codec.as_str().to_owned();
         vec![name, format!("{:.2}", row.ratio), format!("{:.0}", row.write_mb_s), format!("{:.0}", row.read_mb_s)]
     });
-    table(&["codec, one core, with digests", "ratio", "write MB/s", "read MB/s"], rows)
+    table(&["codec, with digests", "ratio", "write MB/s", "read MB/s"], rows)
 }
 
 fn memory(rows: &[Footprint]) -> String {

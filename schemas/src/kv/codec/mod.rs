@@ -5,6 +5,7 @@ pub(super) mod knowledge;
 mod kvq;
 mod planes;
 mod q8_0;
+mod workers;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
+pub(super) use self::workers::Workers;
 use super::layout::{KvLayout, Rows};
 use super::rotation::KeyRotation;
 

@@ -9,7 +9,7 @@ use super::offer::Offer;
 use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
-use crate::kv::codec::{Codec, Decoder, TensorRows};
+use crate::kv::codec::{Codec, Decoder, TensorRows, Workers};
 use crate::kv::error::FrameError;
 use crate::kv::finite::all_finite;
 use crate::kv::frame::{FrameHeader, Span};
@@ -35,7 +35,7 @@ pub(super) struct ReaderProgress<P> {
     mac: Mac,
     /// Set by the head.
     codec: Codec,
-    decoder: Option<Decoder>,
+    decoders: Option<Workers<Decoder>>,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -56,7 +56,7 @@ impl<P: Placement> ReaderProgress<P> {
             spare: Vec::new(),
             mac: Mac::Blake3,
             codec: Codec::None,
-            decoder: None,
+            decoders: None,
             prefix,
             next: handoff.start,
             n_frames: 0,
@@ -104,7 +104,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Frame if length < n_header as u64 => {
                 return Err(FrameError::FrameTooShort { n_bytes: length as usize });
             }
-            RecordKind::Frame if self.decoder.is_none() => Payload::Header(Growing::default(), n_header as u64),
+            RecordKind::Frame if self.decoders.is_none() => Payload::Header(Growing::default(), n_header as u64),
             RecordKind::Frame => Payload::Encoded(Growing::default()),
         };
         self.n_records = record.checked_add(1).ok_or(FrameError::TooManyRecords)?;
@@ -185,8 +185,8 @@ impl<P: Placement> ReaderProgress<P> {
         self.codec = head.codec;
         let rotation = head.rotation.as_ref().filter(|_| head.codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&self.layout))?;
-        let decoder = Decoder::new(head.codec, &self.layout, rotation);
-        self.decoder = decoder.map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
+        let decoders = Workers::new(self.layout.n_tensors(), || Decoder::new(head.codec, &self.layout, rotation));
+        self.decoders = decoders.map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
         Ok(head)
     }
 
@@ -229,18 +229,24 @@ impl<P: Placement> ReaderProgress<P> {
         let tensors = split_body(body, &header.span, self.layout.n_tensors())?;
         let places = self.places(&header.span)?;
         let mut buffer = self.buffer(places.n_bytes);
-        let shapes = header.span.tensors(&self.layout).zip(header.span.tensor_starts(&self.layout));
-        for (tensor, (encoded, (((rows, _), start), place))) in
-            tensors.into_iter().zip(shapes.zip(&places.tensors)).enumerate()
-        {
-            let decoded = &mut buffer[place.clone()];
-            if let Some(decoder) = &mut self.decoder {
-                let wrong = |reason| FrameError::Decode { p0, p1, tensor, reason };
-                decoder.decode(TensorRows { index: tensor, start, rows }, encoded, decoded).map_err(wrong)?;
+        let n_bytes = buffer.len();
+        let layout = Arc::clone(&self.layout);
+        let shapes = header.span.tensors(&layout).zip(header.span.tensor_starts(&layout));
+        let rows = shapes.enumerate().map(|(index, ((rows, _), start))| TensorRows { index, start, rows });
+        let tensors = rows.zip(tensors).zip(places.split(&mut buffer));
+        let decode = |decoder: &mut Decoder, ((tensor, encoded), decoded): ((TensorRows, &[u8]), &mut [u8])| {
+            let TensorRows { index, rows, .. } = tensor;
+            let wrong = |reason| FrameError::Decode { p0, p1, tensor: index, reason };
+            decoder.decode(tensor, encoded, decoded).map_err(wrong)?;
+            match all_finite(rows.dtype, decoded) {
+                true => Ok(()),
+                false => Err(FrameError::NotFinite { p0, p1, tensor: index }),
             }
-            if !all_finite(rows.dtype, decoded) {
-                return Err(FrameError::NotFinite { p0, p1, tensor });
-            }
+        };
+        match &mut self.decoders {
+            Some(decoders) => _ = decoders.for_all(tensors, n_bytes, decode)?,
+            // Unreachable: without decoders, frames are not encoded.
+            None => drop(tensors),
         }
         Ok(self.take_in(header.span, prefix, places, buffer))
     }

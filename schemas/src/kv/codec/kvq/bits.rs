@@ -8,6 +8,7 @@ pub(super) struct BitWriter {
     /// The stream and room for more.
     bytes: Vec<u8>,
     n_bytes: usize,
+    /// Bits that are not in `bytes` yet. Fewer than 8 after a flush.
     pending: u64,
     n_pending: u32,
 }
@@ -21,27 +22,32 @@ impl BitWriter {
         }
     }
 
-    /// Appends the lowest `n` bits of `bits`, at most 32. The others must be 0.
+    /// Appends the lowest `n` bits of `bits`. The others must be 0. At most 56 bits may be added from one
+    /// [`BitWriter::flush`] to the next.
     #[inline]
-    pub(super) fn put(&mut self, bits: u32, n: u32) {
-        self.pending |= u64::from(bits) << self.n_pending;
+    pub(super) fn add(&mut self, bits: u64, n: u32) {
+        self.pending |= bits << self.n_pending;
         self.n_pending += n;
-        if self.n_pending >= 32 {
-            debug_assert!(self.n_bytes + 4 <= self.bytes.len(), "no room was made");
-            if let Some(word) = self.bytes.get_mut(self.n_bytes..self.n_bytes + 4) {
-                word.copy_from_slice(&(self.pending as u32).to_le_bytes());
-            }
-            self.n_bytes += 4;
-            self.pending >>= 32;
-            self.n_pending -= 32;
+    }
+
+    /// Moves all whole bytes into the stream.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        debug_assert!(self.n_bytes + 8 <= self.bytes.len(), "no room was made");
+        if let Some(word) = self.bytes.get_mut(self.n_bytes..self.n_bytes + 8) {
+            word.copy_from_slice(&self.pending.to_le_bytes());
         }
+        self.n_bytes += (self.n_pending >> 3) as usize;
+        self.pending >>= self.n_pending & !7;
+        self.n_pending &= 7;
     }
 
     /// Pads the last byte with zeros, returns the stream, and starts a new one in the same memory.
     pub(super) fn finish(&mut self, out: impl FnOnce(&[u8])) {
         self.reserve(64);
-        let n_last = self.n_pending.div_ceil(8) as usize;
-        self.bytes[self.n_bytes..self.n_bytes + 8].copy_from_slice(&self.pending.to_le_bytes());
+        self.flush();
+        let n_last = usize::from(self.n_pending > 0);
+        self.bytes[self.n_bytes] = self.pending as u8;
         out(&self.bytes[..self.n_bytes + n_last]);
         self.n_bytes = 0;
         self.pending = 0;
@@ -50,6 +56,7 @@ impl BitWriter {
 }
 
 /// Reads bits. After the end it reads zeros, and [`BitReader::finish`] reports it, so that no read needs a check.
+#[derive(Clone, Copy)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
     /// Bytes that were taken, also past the end.
@@ -68,20 +75,12 @@ impl<'a> BitReader<'a> {
     pub(super) fn refill(&mut self) {
         let next = match self.bytes.get(self.n_taken..self.n_taken + 8) {
             Some(bytes) => u64::from_le_bytes(bytes.try_into().unwrap_or_default()),
-            None => self.near_the_end(),
+            None => near_the_end(self.bytes, self.n_taken),
         };
         self.bits |= next << self.n_bits;
         // As many whole bytes as there was room for.
         self.n_taken += ((63 - self.n_bits) >> 3) as usize;
         self.n_bits |= 56;
-    }
-
-    #[cold]
-    fn near_the_end(&self) -> u64 {
-        let rest = self.bytes.get(self.n_taken..).unwrap_or_default();
-        let mut bytes = [0; 8];
-        bytes[..rest.len()].copy_from_slice(rest);
-        u64::from_le_bytes(bytes)
     }
 
     /// The next bits. The lowest `n` are valid after a refill, as long as no more than 56 were taken since.
@@ -117,6 +116,15 @@ impl<'a> BitReader<'a> {
     }
 }
 
+/// The bytes of `stream` from `n_taken` on, and zeros.
+#[cold]
+fn near_the_end(stream: &[u8], n_taken: usize) -> u64 {
+    let rest = stream.get(n_taken..).unwrap_or_default();
+    let mut bytes = [0; 8];
+    bytes[..rest.len()].copy_from_slice(rest);
+    u64::from_le_bytes(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +137,8 @@ mod tests {
         let mut stream = Vec::new();
         writer.reserve(32 * fields.len());
         for (bits, n) in &fields {
-            writer.put(*bits, *n);
+            writer.add(u64::from(*bits), *n);
+            writer.flush();
         }
         writer.finish(|bytes| stream.extend_from_slice(bytes));
         let read = |stream: &[u8], n_fields: usize| {
@@ -145,7 +154,7 @@ mod tests {
         assert!(read(&stream[..stream.len() - 1], 500).1.is_err(), "a missing byte");
         let longer = [&stream[..], &[0]].concat();
         assert!(read(&longer, 500).1.is_err(), "a byte too many");
-        writer.put(1, 1);
+        writer.add(1, 1);
         writer.finish(|bytes| assert_eq!(bytes, [1], "a new stream"));
         let mut padded = BitReader::new(&[0b11]);
         padded.refill();

@@ -40,6 +40,9 @@ const ESCAPES: f64 = 1.0 / 1024.0;
 /// The most that a listed integer can be. Every class needs fewer.
 const MAX_LISTED: usize = 60;
 
+/// Entries of an encoding table, more than any class lists.
+const MAX_CODES: usize = 128;
+
 /// A symbol in a decoding table: the code's length in bits 0 to 7, [`Symbol::ESCAPE`], and the value in bits 16 to 31.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Symbol(u32);
@@ -78,6 +81,8 @@ pub(super) struct ClassCode {
     pub(super) n: i32,
     /// The codes of `-n` to `n`, or of the 81 groups; the last one is the escape's.
     pub(super) codes: Vec<Code>,
+    /// The same without the escape's, for a faster look. The other entries have no bits.
+    listed: Box<[Code; MAX_CODES]>,
     pub(super) symbols: Box<SymbolTable>,
 }
 
@@ -91,7 +96,17 @@ impl ClassCode {
                 symbols[usize::from(code.bits) | high << code.length] = Symbol::new(code.length, value);
             }
         }
-        ClassCode { n, codes, symbols }
+        let mut listed: Box<[Code; MAX_CODES]> = Box::new([Code::default(); MAX_CODES]);
+        if let Some((_, of_symbols)) = codes.split_last() {
+            listed.iter_mut().zip(of_symbols).for_each(|(entry, code)| *entry = *code);
+        }
+        ClassCode { n, codes, listed, symbols }
+    }
+
+    /// The code of the symbol number `index`, without bits if there is none.
+    #[inline]
+    pub(super) fn listed(&self, index: u32) -> Code {
+        self.listed[(index as usize).min(MAX_CODES - 1)]
     }
 
     /// The escape's code.

@@ -5,7 +5,7 @@
 
 use super::KvqError;
 use super::bits::{BitReader, BitWriter};
-use super::classes::{ClassCode, Coding, ESCAPED_FOURS, SymbolTable, coding};
+use super::classes::{ClassCode, Coding, ESCAPED_FOURS, coding};
 use super::huffman::{Code, MAX_LENGTH};
 
 /// The number of streams.
@@ -36,31 +36,62 @@ pub(super) fn write(streams: &mut [BitWriter; N_STREAMS], class: u8, integers: &
         }
         Coding::Ones { upper, n_lower } => {
             for (out, quarter) in streams.iter_mut().zip(quarters) {
-                write_ones(out, upper, n_lower, quarter);
+                match n_lower {
+                    0 => write_ones::<0>(out, upper, quarter),
+                    1 => write_ones::<1>(out, upper, quarter),
+                    2 => write_ones::<2>(out, upper, quarter),
+                    3 => write_ones::<3>(out, upper, quarter),
+                    _ => *out = write_each(std::mem::take(out), upper, n_lower, quarter),
+                }
             }
         }
     }
 }
 
-fn put(out: &mut BitWriter, code: Code) {
-    out.put(code.bits.into(), code.length.into());
+fn add(out: &mut BitWriter, code: Code) {
+    out.add(code.bits.into(), code.length.into());
 }
 
-fn write_ones(out: &mut BitWriter, code: &ClassCode, n_lower: u32, integers: &[i16]) {
+/// Writes integers of at most 3 lower bits: four of them fit the bits between two flushes.
+fn write_ones<const N_LOWER: u32>(stream: &mut BitWriter, code: &ClassCode, integers: &[i16]) {
+    // A local writer, whose address no function gets, stays in the processor's registers.
+    let mut out = std::mem::take(stream);
     // So that the upper part rounds to the nearest.
+    let half = (1 << N_LOWER) >> 1;
+    let (fours, rest) = integers.as_chunks::<4>();
+    for four in fours {
+        let shifted = four.map(|integer| i32::from(integer) + half);
+        let codes = shifted.map(|shifted| code.listed(((shifted >> N_LOWER) + code.n).cast_unsigned()));
+        if codes.iter().all(|code| code.length > 0) {
+            for (code, shifted) in codes.into_iter().zip(shifted) {
+                let lower = (shifted & ((1 << N_LOWER) - 1)).cast_unsigned();
+                out.add(u64::from(code.bits) | u64::from(lower) << code.length, u32::from(code.length) + N_LOWER);
+            }
+            out.flush();
+        } else {
+            out = write_each(out, code, N_LOWER, four);
+        }
+    }
+    *stream = write_each(out, code, N_LOWER, rest);
+}
+
+/// Writes integers of which any may be escaped, one by one.
+fn write_each(mut out: BitWriter, code: &ClassCode, n_lower: u32, integers: &[i16]) -> BitWriter {
     let half = (1 << n_lower) >> 1;
     for integer in integers {
         let shifted = i32::from(*integer) + half;
         let upper = shifted >> n_lower;
-        match code.codes.get((upper + code.n) as usize).filter(|_| upper <= code.n) {
-            Some(listed) => put(out, *listed),
-            None => {
-                put(out, code.escape());
-                out.put(u32::from((upper as i16).cast_unsigned()), ESCAPED_BITS);
-            }
+        let listed = code.listed((upper + code.n).cast_unsigned());
+        if listed.length > 0 {
+            add(&mut out, listed);
+        } else {
+            add(&mut out, code.escape());
+            out.add(u64::from((upper as i16).cast_unsigned()), ESCAPED_BITS);
         }
-        out.put(shifted.cast_unsigned() & ((1 << n_lower) - 1), n_lower);
+        out.add(u64::from((shifted & ((1 << n_lower) - 1)).cast_unsigned()), n_lower);
+        out.flush();
     }
+    out
 }
 
 /// Writes up to four integers; missing ones count as 0.
@@ -69,11 +100,13 @@ fn write_four(out: &mut BitWriter, code: &ClassCode, four: &[i16]) {
     let padded: [i16; 4] = std::array::from_fn(|i| four.get(i).copied().unwrap_or(0));
     if is_listed {
         let [a, b, c, d] = padded.map(|q| (q + 1) as usize);
-        put(out, code.codes[a + 3 * b + 9 * c + 27 * d]);
+        add(out, code.codes[a + 3 * b + 9 * c + 27 * d]);
+        out.flush();
     } else {
-        put(out, code.escape());
+        add(out, code.escape());
+        out.flush();
         if let Coding::Ones { upper, n_lower } = coding(ESCAPED_FOURS) {
-            write_ones(out, upper, n_lower, &padded);
+            *out = write_each(std::mem::take(out), upper, n_lower, &padded);
         }
     }
 }
@@ -88,22 +121,10 @@ pub(super) fn read(streams: &mut [BitReader<'_>; N_STREAMS], class: u8, integers
                 quarter.chunks_mut(4).for_each(|four| read_four(stream, code, four));
             }
         }
-        Coding::Ones { upper, n_lower: 0 } => {
-            let mut quarters = integers.chunks_mut(n);
-            let mut quarters: [&mut [i16]; N_STREAMS] = std::array::from_fn(|_| quarters.next().unwrap_or_default());
-            // Side by side, as far as all have four.
-            let n_together = quarters.iter().map(|quarter| quarter.len()).min().unwrap_or(0) / 4 * 4;
-            let [a, b, c, d] = streams;
-            let mut together =
-                quarters.each_mut().map(|quarter| quarter[..n_together].as_chunks_mut::<4>().0.iter_mut());
-            let [qa, qb, qc, qd] = &mut together;
-            for (((qa, qb), qc), qd) in qa.zip(qb).zip(qc).zip(qd) {
-                read_together([(a, qa), (b, qb), (c, qc), (d, qd)], &upper.symbols);
-            }
-            for (stream, quarter) in streams.iter_mut().zip(quarters) {
-                read_ones(stream, upper, 0, &mut quarter[n_together..]);
-            }
-        }
+        Coding::Ones { upper, n_lower: 0 } => read_together::<0>(streams, upper, integers),
+        Coding::Ones { upper, n_lower: 1 } => read_together::<1>(streams, upper, integers),
+        Coding::Ones { upper, n_lower: 2 } => read_together::<2>(streams, upper, integers),
+        Coding::Ones { upper, n_lower: 3 } => read_together::<3>(streams, upper, integers),
         Coding::Ones { upper, n_lower } => {
             for (stream, quarter) in streams.iter_mut().zip(integers.chunks_mut(n)) {
                 read_ones(stream, upper, n_lower, quarter);
@@ -112,40 +133,62 @@ pub(super) fn read(streams: &mut [BitReader<'_>; N_STREAMS], class: u8, integers
     }
 }
 
-/// Reads four integers of every stream. Four codes fit the bits of one refill.
-#[inline]
-fn read_together(mut streams: [(&mut BitReader<'_>, &mut [i16; 4]); N_STREAMS], symbols: &SymbolTable) {
-    for (stream, _) in &mut streams {
-        stream.refill();
-    }
-    for i in 0..4 {
-        for (stream, integers) in &mut streams {
-            let symbol = symbols[stream.peek() as usize & ((1 << MAX_LENGTH) - 1)];
-            stream.skip(symbol.length());
-            integers[i] = if symbol.is_escape() { escaped(stream) } else { symbol.value() };
+/// Reads the streams side by side, as far as all have four integers. Four of at most 3 lower bits fit the bits of one refill.
+fn read_together<const N_LOWER: u32>(streams: &mut [BitReader<'_>; N_STREAMS], code: &ClassCode, integers: &mut [i16]) {
+    let mut quarters = integers.chunks_mut(stream_rows(integers.len()));
+    let quarters: [&mut [i16]; N_STREAMS] = std::array::from_fn(|_| quarters.next().unwrap_or_default());
+    let n_together = quarters.iter().map(|quarter| quarter.len()).min().unwrap_or(0) / 4 * 4;
+    let [a, b, c, d] = quarters.map(|quarter| quarter.split_at_mut(n_together));
+    // Local readers, whose address no function gets, stay in the processor's registers.
+    let [mut of_a, mut of_b, mut of_c, mut of_d] = *streams;
+    let [fours_a, fours_b, fours_c, fours_d] = [a.0, b.0, c.0, d.0].map(|integers| integers.as_chunks_mut::<4>().0);
+    for (((a, b), c), d) in fours_a.iter_mut().zip(fours_b).zip(fours_c).zip(fours_d) {
+        of_a.refill();
+        of_b.refill();
+        of_c.refill();
+        of_d.refill();
+        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+            *a = read_one(&mut of_a, code, N_LOWER);
+            *b = read_one(&mut of_b, code, N_LOWER);
+            *c = read_one(&mut of_c, code, N_LOWER);
+            *d = read_one(&mut of_d, code, N_LOWER);
         }
+    }
+    *streams = [of_a, of_b, of_c, of_d];
+    for (stream, rest) in streams.iter_mut().zip([a.1, b.1, c.1, d.1]) {
+        read_ones(stream, code, N_LOWER, rest);
     }
 }
 
-/// Reads an integer after its escape. Leaves the reader refilled.
+/// Reads an integer after its escape. Leaves the reader refilled. Readers are passed by value, because one whose address
+/// is taken does not stay in the processor's registers.
 #[cold]
-fn escaped(stream: &mut BitReader<'_>) -> i16 {
+fn escaped(mut stream: BitReader<'_>) -> (i16, BitReader<'_>) {
     stream.refill();
     let integer = (stream.take(ESCAPED_BITS) as u16).cast_signed();
     stream.refill();
-    integer
+    (integer, stream)
+}
+
+/// Reads an integer, for which a refill has bits.
+#[inline]
+fn read_one(stream: &mut BitReader<'_>, code: &ClassCode, n_lower: u32) -> i16 {
+    let symbol = code.symbols[stream.peek() as usize & ((1 << MAX_LENGTH) - 1)];
+    stream.skip(symbol.length());
+    let mut upper = symbol.value();
+    if symbol.is_escape() {
+        (upper, *stream) = escaped(*stream);
+    }
+    let half = (1 << n_lower) >> 1;
+    let lower = stream.take(n_lower).cast_signed();
+    // Only a damaged stream leaves the range, and gets some integer.
+    ((i32::from(upper) << n_lower) + lower - half) as i16
 }
 
 fn read_ones(stream: &mut BitReader<'_>, code: &ClassCode, n_lower: u32, integers: &mut [i16]) {
-    let half = (1 << n_lower) >> 1;
     for integer in integers {
         stream.refill();
-        let symbol = code.symbols[stream.peek() as usize & ((1 << MAX_LENGTH) - 1)];
-        stream.skip(symbol.length());
-        let upper = if symbol.is_escape() { escaped(stream) } else { symbol.value() };
-        let lower = stream.take(n_lower).cast_signed();
-        // Only a damaged stream leaves the range, and gets some integer.
-        *integer = ((i32::from(upper) << n_lower) + lower - half) as i16;
+        *integer = read_one(stream, code, n_lower);
     }
 }
 

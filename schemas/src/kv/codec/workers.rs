@@ -1,0 +1,78 @@
+//! Several cores for one frame: each codes some of its tensors.
+
+use std::thread::available_parallelism;
+
+use rayon::iter::ParallelIterator as _;
+use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, IntoParallelRefMutIterator as _};
+
+/// The most workers of a stream. With so many the slowest codec keeps up with 25 Gb/s.
+const MAX_WORKERS: usize = 8;
+
+/// Plain bytes of a frame from which several cores save more time than it takes to wake them.
+const ENOUGH_BYTES: usize = 1 << 20;
+
+/// The encoders or decoders of a stream, one for each core.
+pub(in crate::kv) struct Workers<C>(Vec<C>);
+
+impl<C: Send> Workers<C> {
+    /// Makes as many as there are cores and tensors, and at least one. `None`: `make` makes none.
+    pub(in crate::kv) fn new<E>(
+        n_tensors: usize,
+        make: impl Fn() -> Result<Option<C>, E>,
+    ) -> Result<Option<Workers<C>>, E> {
+        let n_cores = available_parallelism().map_or(1, usize::from);
+        let n = n_cores.min(MAX_WORKERS).min(n_tensors).max(1);
+        let workers = (0..n).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
+        Ok(workers.into_iter().collect::<Option<_>>().map(Workers))
+    }
+
+    /// Calls `code` for all tensors of a frame of `n_bytes`, and returns the results in their order, or the first error. A
+    /// tensor always has the same worker, because codecs remember the rows before.
+    pub(in crate::kv) fn for_all<T: Send, R: Send, E: Send>(
+        &mut self,
+        tensors: impl IntoIterator<Item = T>,
+        n_bytes: usize,
+        code: impl Fn(&mut C, T) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
+        let n_workers = self.0.len();
+        let tensors = tensors.into_iter();
+        if n_workers == 1 || n_bytes < ENOUGH_BYTES {
+            return tensors.enumerate().map(|(i, tensor)| code(&mut self.0[i % n_workers], tensor)).collect();
+        }
+        let mut shares: Vec<Vec<T>> = self.0.iter().map(|_| Vec::new()).collect();
+        let mut n_tensors = 0;
+        for tensor in tensors {
+            shares[n_tensors % n_workers].push(tensor);
+            n_tensors += 1;
+        }
+        let coded = self.0.par_iter_mut().zip(shares.into_par_iter()).map(|(worker, share)| {
+            share.into_iter().map(|tensor| code(worker, tensor)).collect::<Vec<_>>().into_iter()
+        });
+        let mut coded: Vec<_> = coded.collect();
+        (0..n_tensors).filter_map(|i| coded[i % n_workers].next()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_the_order_of_the_tensors_and_a_tensor_keeps_its_worker() {
+        for n_bytes in [0, ENOUGH_BYTES] {
+            let mut workers = Workers(vec!['a', 'b', 'c']);
+            let mut frame = || workers.for_all(0..7, n_bytes, |worker, tensor| Ok::<_, ()>((tensor, *worker)));
+            let first = frame().unwrap();
+            assert_eq!(first.iter().map(|(tensor, _)| *tensor).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+            assert_eq!(frame().unwrap(), first);
+        }
+    }
+
+    #[test]
+    fn the_first_error_of_a_frame_is_returned() {
+        let mut workers = Workers(vec![(), (), ()]);
+        let coded =
+            workers.for_all(0..20, ENOUGH_BYTES, |(), tensor| if tensor % 5 == 4 { Err(tensor) } else { Ok(()) });
+        assert_eq!(coded, Err(4));
+    }
+}
