@@ -13,6 +13,7 @@ pub(crate) mod machines;
 mod published;
 mod real;
 mod report;
+mod slowest_link;
 
 use std::path::PathBuf;
 
@@ -69,6 +70,7 @@ async fn measure() -> Result<PlanBenchReport, CommandFailure> {
         never_slower: cells,
         bursts: bursts::run().await?,
         published: published::run().await?,
+        slowest_links: slowest_link::run().await?,
         grading: grading::run().await?,
         corrected_from: drift::corrected_from(&drift, report::CORRECTED),
         drift,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::grid::{GridCell, Regret, Summary};
-use super::{bursts, drift, grading, published};
+use super::{bursts, drift, grading, published, slowest_link};
 
 /// The largest error of a prediction that counts as corrected.
 pub(super) const CORRECTED: f64 = 0.1;
@@ -15,6 +15,7 @@ pub(super) struct PlanBenchReport {
     pub summary: Vec<Summary>,
     pub bursts: Vec<bursts::BurstLine>,
     pub published: Vec<published::PublishedLine>,
+    pub slowest_links: Vec<slowest_link::SlowestLinkLine>,
     pub grading: Vec<grading::GradingLine>,
     /// The first request of `drift` after which all predictions were right.
     pub corrected_from: Option<u32>,
@@ -51,6 +52,13 @@ impl PlanBenchReport {
             let difference = percent(completion / published - 1.0);
             let planned = if *is_planned { "yes" } else { "" };
             println!("| {machines} | {published:.2} s | {completion:.2} s | {difference} | {ttft:.2} s | {planned} |");
+        }
+        println!("\nThe slowest link on which a DGX Spark helps an M3 Ultra to an earlier first token, Gb/s:\n");
+        let prompts = slowest_link::PROMPTS.map(|n| format!(" {n} tokens |")).concat();
+        println!("| codec | times smaller |{prompts}\n|{}", "---|".repeat(2 + slowest_link::PROMPTS.len()));
+        for slowest_link::SlowestLinkLine { codec, ratio, gbps } in &self.slowest_links {
+            let gbps = gbps.map(|gbps| gbps.map_or_else(|| "none".to_owned(), |gbps| format!("{gbps:.2}")));
+            println!("| {} | {ratio:.2} | {} |", codec.as_str(), gbps.join(" | "));
         }
         println!("\nGrading, two DGX Sparks and two M3 Ultras, two models:\n");
         println!("| policy | submissions in flight | per hour | seconds each |\n|---|---|---|---|");
