@@ -214,6 +214,7 @@ mod tests {
             import_gb_s: None,
             hidden_share: Some(0.875),
             ttft_ms: 60.0,
+            kv_losses: Vec::new(),
             verdict,
         }
     }

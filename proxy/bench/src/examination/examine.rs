@@ -10,7 +10,7 @@ use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
-use baton_schemas::kv::KvLayout;
+use baton_schemas::kv::{CodecLoss, KvLayout};
 
 use super::compare::{ComparedReply, Difference, reply};
 use super::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
@@ -48,8 +48,6 @@ pub struct Examination {
 
 /// Where KV comes from.
 struct Origin {
-    /// A device's name, or an address.
-    name: String,
     url: String,
     engine: Arc<RemoteEngine>,
     /// The process, if it was started here.
@@ -136,7 +134,8 @@ impl Examination {
         let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
         let must_be_exact = same_device && their_kv.fingerprint == our_kv.fingerprint && !has_window;
         let verdict = Verdict::on(worst, must_be_exact);
-        Ok(HandoffCheck { kv_distance, verdict, from: origin.name, ..HandoffCheck::of_rounds(&rounds, worst) })
+        let kv_losses = CodecLoss::usable(&their_kv.losses);
+        Ok(HandoffCheck { kv_distance, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) })
     }
 
     /// Distance between the KV of two nodes: relative L2 of the worst layer.
@@ -162,11 +161,11 @@ impl Examination {
             let process = self.node(name, "prefill").await?;
             let url = process.url.clone();
             let engine = process.engine.clone();
-            return Ok(Origin { name: name.to_owned(), url, engine, _process: Some(process) });
+            return Ok(Origin { url, engine, _process: Some(process) });
         }
         let url = name.to_owned();
         let engine = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &self.key, &self.transport)?;
-        Ok(Origin { name: name.to_owned(), url, engine: engine.into(), _process: None })
+        Ok(Origin { url, engine: engine.into(), _process: None })
     }
 
     async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {

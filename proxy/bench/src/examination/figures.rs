@@ -1,6 +1,7 @@
 //! The results of an examination: the figures of each device, and of each handoff.
 
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::kv::CodecLoss;
 use serde::Serialize;
 
 use super::compare::{ComparedReply, Difference};
@@ -125,6 +126,8 @@ pub struct HandoffCheck {
     pub hidden_share: Option<f64>,
     /// From the request to the first token.
     pub ttft_ms: f64,
+    /// The measured losses of lossy codecs that the prefill node reports; without a profile there are none.
+    pub kv_losses: Vec<CodecLoss>,
     #[serde(flatten)]
     pub verdict: Verdict,
 }

@@ -24,6 +24,9 @@ pub(crate) struct DoctorArgs {
     /// Also take KV from this node on another machine; needs a pairing or BATON_CLUSTER_KEY; repeat for several
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub(super) prefill: Vec<String>,
+    /// Also take KV of other weights, if its distance on a test prompt is not above this
+    #[arg(long, value_name = "DISTANCE")]
+    pub(super) max_canary_distance: Option<f64>,
     #[command(flatten)]
     pub(super) transport: TransportArgs,
     /// Print JSON

@@ -8,6 +8,7 @@ mod report;
 use baton_bench::examination::{self, Examination};
 use baton_engines::llama::devices;
 use baton_fetch as models;
+use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::node::KEY_VARIABLE;
@@ -48,11 +49,15 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         let cure = "pair the machines with `baton pair`, or set";
         return Err(CommandFailure(format!("--prefill needs the cluster's key: {cure} {KEY_VARIABLE}")));
     }
+    let DoctorArgs { threads, max_canary_distance, .. } = args;
+    let engine = EngineArgs { threads, max_canary_distance, ..EngineArgs::default() };
+    if let Some((key, problem)) = engine.problems().first() {
+        return Err(CommandFailure(format!("{} {problem}", engine_args::flag(key))));
+    }
     let known = devices::all()?;
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let system_findings = examination::findings(std::fs::metadata(&model)?.len());
-    let threads = args.threads.iter().flat_map(|n| ["--threads".into(), n.to_string().into()]);
     let examination = Examination {
         model: model.into(),
         devices,
@@ -61,7 +66,7 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         n_new: args.new_tokens,
         n_rounds: 1,
         warms_up: false,
-        node_args: threads.chain(transport.to_args()).collect(),
+        node_args: engine.to_args().into_iter().chain(transport.to_args()).collect(),
         transport: transport.transport()?,
         key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
     };

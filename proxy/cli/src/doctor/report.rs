@@ -1,9 +1,11 @@
 //! The report, for people and as JSON.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use baton_bench::examination::{Examined, Finding, Machine, SystemState, Verdict};
 use baton_engines::llama::devices::Device;
+use baton_schemas::kv::CodecLoss;
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -20,6 +22,22 @@ impl DoctorReport {
     /// The report on a machine with these devices.
     pub(super) fn new(devices: &[Device], system_findings: Vec<Finding>, examined: Examined) -> DoctorReport {
         DoctorReport { machine: Machine::with(devices), system_findings, examined }
+    }
+
+    /// What lossy codecs cost, by the node that sends KV.
+    fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = BTreeSet::new();
+        let senders = self.examined.handoffs.iter().filter(|handoff| !handoff.kv_losses.is_empty());
+        for handoff in senders.filter(|handoff| shown.insert(&handoff.from)) {
+            for CodecLoss { codec, mean_kl, ratio } in &handoff.kv_losses {
+                let (from, codec) = (&handoff.from, codec.as_str());
+                writeln!(
+                    f,
+                    "KV of {from} in {codec}: {ratio:.2} times smaller, mean KL {mean_kl:.1e} when calibrated"
+                )?;
+            }
+        }
+        Ok(())
     }
 
     /// Number of failed checks.
@@ -73,6 +91,6 @@ impl fmt::Display for DoctorReport {
             let unhidden = handoff.unhidden_ms;
             writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
         }
-        Ok(())
+        self.write_losses(f)
     }
 }
