@@ -1,9 +1,10 @@
-//! `baton calibrate-codec`: measures how exactly each channel of K and each layer of a model has to be kept, and writes the
-//! profile beside the model.
+//! `baton calibrate-codec`: measures how exactly each channel of K and each layer of a model has to be kept, and writes
+//! the profile beside the model.
 //!
-//! - A channel of K matters as much as what queries multiply it with ([`key_energy`]). Its step is the smaller the more it does.
-//! - A layer's K or V matters as much as predictions change when it gets noise. For a given number of bits the divergence is
-//!   least when the steps of tensors are inversely proportional to the root of what each contributes.
+//! - A channel of K matters as much as what queries multiply it with ([`key_energy`]). Its step is the smaller the more
+//!   it does.
+//! - A layer's K or V matters as much as predictions change when it alone is coded coarsely. For a given number of bits
+//!   the divergence is least when the steps of tensors are inversely proportional to the root of what each contributes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,18 +12,19 @@ use std::sync::Arc;
 use baton_engines::codec_profile;
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
-use baton_engines::llama::key_energy;
+use baton_engines::llama::key_energy::{self, NoEnergy};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
-use baton_schemas::kv::{Chunk, Codec, CodecLoss, CodecProfile, MAX_PROFILE_BYTES, TensorProfile, channel_variances};
+use baton_schemas::kv::{
+    Chunk, Codec, CodecLoss, CodecProfile, KvLayout, MAX_PROFILE_BYTES, TensorProfile, channel_variances,
+};
 use clap::Args;
 
 use super::divergence;
-use super::noise;
 use super::subject::{self, Tally};
 
 /// Ordinary text of many kinds, which no benchmark uses.
@@ -35,14 +37,18 @@ const N_NEXT: usize = 48;
 /// Tokens of the KV cache: for a prompt and what comes after it.
 const CELLS: u32 = 2_048;
 
-/// Noise, relative to the spread of a tensor's values: large enough to show in one layer.
-const NOISE: f32 = 0.75;
+/// Times the step of `kvq`: coarse enough that one tensor's errors show, and fine enough for most values not to become 0.
+const COARSE: f64 = 8.0;
+
+/// Times the step of `kvq`: so fine that only that shows which any change of a layer causes, another rounding in all that
+/// follows it.
+const FINE: f64 = 0.01;
 
 /// The range of a tensor's weight. Measured divergences scatter.
-const WEIGHTS: std::ops::RangeInclusive<f64> = 0.4..=2.5;
+const WEIGHTS: std::ops::RangeInclusive<f64> = 0.25..=4.0;
 
 /// The least share of the mean divergence that every tensor counts.
-const LEAST: f64 = 0.15;
+const LEAST: f64 = 0.05;
 
 /// Options of `baton calibrate-codec`.
 #[derive(Args)]
@@ -50,7 +56,7 @@ pub struct CalibrateArgs {
     /// .gguf file or catalogue name
     model: String,
     /// Prompts to measure with
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16))]
     prompts: u32,
     /// Compute threads; by default one per core
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
@@ -115,7 +121,7 @@ fn measure(config: LlamaConfig, n_prompts: usize) -> Result<CodecProfile, Comman
     let prompts = prompts(&model, &mut trial, n_prompts)?;
     eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed");
     let mut tensors = weighed(&model, &trial, &prompts)?;
-    add_noise(&mut trial, &prompts, &mut tensors)?;
+    add_divergences(&mut trial, &prompts, &mut tensors, weights)?;
     let profile = CodecProfile { weights, tensors: profiles(&tensors), losses: Vec::new() };
     profile.check(trial.layout())?;
     let losses = losses(&mut trial, &prompts, &Arc::new(profile.clone()))?;
@@ -145,7 +151,14 @@ fn weighed(model: &Reference, trial: &KvTrial<'_>, prompts: &[Prompt]) -> Result
             let window = layout.sections.iter().filter_map(|section| section.window).max().unwrap_or(0);
             let n_cells = window.saturating_add(CELLS).next_multiple_of(256);
             let tokens: Vec<Vec<Token>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
-            key_energy::measure(model.config(), n_cells, &tokens, layout, rotation)?
+            match key_energy::measure(model.config(), n_cells, &tokens, layout, rotation) {
+                Ok(energies) => energies,
+                Err(NoEnergy::Load(error)) => return Err(error.into()),
+                Err(reason) => {
+                    eprintln!("every channel of K counts alike, because {reason}");
+                    Vec::new()
+                }
+            }
         }
         None => Vec::new(),
     }
@@ -166,23 +179,60 @@ fn weighed(model: &Reference, trial: &KvTrial<'_>, prompts: &[Prompt]) -> Result
     Ok(is_key.zip(&variances).map(weighed).collect())
 }
 
-/// Measures what noise on each tensor does to predictions.
-fn add_noise(trial: &mut KvTrial<'_>, prompts: &[Prompt], tensors: &mut [Weighed]) -> Result<(), CommandFailure> {
+/// Measures what a coarse step of each tensor does to predictions, beyond what a fine one in its layer does.
+fn add_divergences(
+    trial: &mut KvTrial<'_>,
+    prompts: &[Prompt],
+    tensors: &mut [Weighed],
+    weights: [u8; 32],
+) -> Result<(), CommandFailure> {
     let layout = trial.layout().clone();
-    let n_tensors = tensors.len();
-    for (index, tensor) in tensors.iter_mut().enumerate() {
-        eprint!("\rtensor {} of {n_tensors} ", index + 1);
-        for (prompt, seed) in prompts.iter().zip(0..) {
-            let size = NOISE * tensor.rms as f32;
-            let noisy = |chunk: &Chunk| noise::add(chunk, &layout, index, size, seed);
-            let noisy: Vec<Chunk> = prompt.plain.iter().map(noisy).collect();
-            let found = trial.logits(&noisy, &prompt.next)?;
-            tensor.divergence += mean_kl(&prompt.expected, &found) / prompts.len() as f64;
+    let profile = |times: f64| {
+        let steps = tensors.iter().map(|tensor| tensor.profile(times));
+        Arc::new(CodecProfile { weights, tensors: steps.collect(), losses: Vec::new() })
+    };
+    let (coarse, fine) = (profile(COARSE), profile(FINE));
+    for (n, prompt) in prompts.iter().enumerate() {
+        let coded = |trial: &KvTrial<'_>, profile| {
+            subject::through(Codec::Kvq, trial, Some(profile), &prompt.tokens, &prompt.plain)
+        };
+        let (coarse, fine) = (coded(trial, &coarse)?.chunks, coded(trial, &fine)?.chunks);
+        let mut divergence = |coded: &[Chunk], index: usize| {
+            let chunks = prompt.plain.iter().zip(coded);
+            let chunks: Vec<Chunk> = chunks.map(|(plain, coded)| with_tensor(plain, coded, &layout, index)).collect();
+            let found = trial.logits(&chunks, &prompt.next)?;
+            let divergence = mean_kl(&prompt.expected, &found);
+            finite(divergence, "with a coarse step")?;
+            Ok::<_, CommandFailure>(divergence)
+        };
+        let mut index = 0;
+        for layer in layout.sections.iter().flat_map(|section| &section.layers) {
+            let of_fine = divergence(&fine, index)?;
+            for _ in 0..1 + usize::from(layer.v.is_some()) {
+                eprint!("\rprompt {} of {}, tensor {} of {} ", n + 1, prompts.len(), index + 1, tensors.len());
+                tensors[index].divergence += (divergence(&coarse, index)? - of_fine) / prompts.len() as f64;
+                index += 1;
+            }
         }
-        finite(tensor.divergence, "with noise")?;
     }
     eprintln!();
     Ok(())
+}
+
+/// A chunk with the rows of one tensor from another.
+fn with_tensor(chunk: &Chunk, other: &Chunk, layout: &KvLayout, index: usize) -> Chunk {
+    let mut chunk = chunk.clone();
+    let layers = chunk.sections.iter_mut().flat_map(|section| &mut section.layers);
+    let others = other.sections.iter().flat_map(|section| &section.layers);
+    let shapes = layout.sections.iter().flat_map(|section| &section.layers);
+    let tensors = layers.zip(others).zip(shapes).flat_map(|((rows, other), shape)| {
+        let v = shape.v.map(|_| (&mut rows.v, &other.v));
+        [Some((&mut rows.k, &other.k)), v].into_iter().flatten()
+    });
+    if let Some((rows, other)) = tensors.into_iter().nth(index) {
+        rows.clone_from(other);
+    }
+    chunk
 }
 
 /// What every lossy codec does to predictions with the profile.
@@ -223,57 +273,48 @@ fn mean_kl(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
 /// A tensor's measurements.
 #[derive(Debug, Clone)]
 struct Weighed {
-    /// The spread of its values.
-    rms: f64,
-    /// The same, each channel weighted by its energy.
+    /// The spread of its values, each channel weighted by its energy.
     weighted_rms: f64,
-    /// The mean energy; 1 for V.
-    mean_energy: f64,
-    /// Of each channel; empty for V.
-    energies: Vec<f64>,
-    /// Mean KL with noise.
+    /// The root of each channel's energy; empty for V.
+    roots: Vec<f64>,
+    /// Mean KL when it is coded coarsely, less that when it is coded finely.
     divergence: f64,
 }
 
 impl Weighed {
     fn new(variances: &[f64], energies: Option<&[f32]>) -> Weighed {
-        let n = variances.len().max(1) as f64;
-        let energies: Vec<f64> = energies.unwrap_or_default().iter().map(|energy| f64::from(*energy)).collect();
-        let energy = |channel: usize| energies.get(channel).copied().unwrap_or(1.0);
+        let roots: Vec<f64> = energies.unwrap_or_default().iter().map(|energy| f64::from(*energy).sqrt()).collect();
+        let energy = |channel: usize| roots.get(channel).map_or(1.0, |root| root * root);
         let weighted: f64 = variances.iter().enumerate().map(|(channel, variance)| variance * energy(channel)).sum();
-        let mean_energy = (0..variances.len()).map(energy).sum::<f64>() / n;
-        let rms = (variances.iter().sum::<f64>() / n).sqrt();
-        Weighed { rms, weighted_rms: (weighted / n).sqrt(), mean_energy, energies, divergence: 0.0 }
+        Weighed { weighted_rms: (weighted / variances.len().max(1) as f64).sqrt(), roots, divergence: 0.0 }
     }
 
-    /// The divergence that its rounding errors cause, for a relative step of 1.
-    fn contribution(&self) -> f64 {
-        if self.rms == 0.0 {
-            return 0.0;
-        }
-        self.divergence * self.weighted_rms.powi(2) / (self.rms.powi(2) * self.mean_energy)
+    /// Its steps, `times` as large as if all tensors mattered alike.
+    fn profile(&self, times: f64) -> TensorProfile {
+        // The step of a channel is the tensor's weighted one divided by the root of its energy.
+        let typical = geometric_mean(self.roots.iter().copied());
+        let eighths = |root: &f64| (128.0 - 8.0 * (root / typical).log2()).round().clamp(0.0, 255.0) as u8;
+        let step = (times * self.weighted_rms / typical) as f32;
+        TensorProfile { step: step.max(f32::MIN_POSITIVE), channel_steps: self.roots.iter().map(eighths).collect() }
     }
+}
+
+/// 1 if there are no values.
+fn geometric_mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let n = values.len().max(1) as f64;
+    (values.map(f64::ln).sum::<f64>() / n).exp()
 }
 
 /// The steps of all tensors.
 fn profiles(tensors: &[Weighed]) -> Vec<TensorProfile> {
-    let mean = tensors.iter().map(Weighed::contribution).sum::<f64>() / tensors.len().max(1) as f64;
-    // Noise that changes nothing at all: every tensor is as good as any other.
+    let contributions = || tensors.iter().map(|tensor| tensor.divergence.max(0.0));
+    let mean = contributions().sum::<f64>() / tensors.len().max(1) as f64;
+    // If nothing changes predictions, every tensor is as good as any other.
     let least = if mean > 0.0 { LEAST * mean } else { 1.0 };
-    let weight = |tensor: &Weighed| 1.0 / (tensor.contribution() + least).sqrt();
-    let logarithms = tensors.iter().map(|tensor| weight(tensor).ln()).sum::<f64>();
-    let typical = (logarithms / tensors.len().max(1) as f64).exp();
-    let profile = |tensor: &Weighed| {
-        let weight = (weight(tensor) / typical).clamp(*WEIGHTS.start(), *WEIGHTS.end());
-        // The step of a channel is the tensor's weighted one divided by the root of its energy.
-        let roots: Vec<f64> = tensor.energies.iter().map(|energy| energy.sqrt()).collect();
-        let n = roots.len().max(1) as f64;
-        let typical = (roots.iter().map(|root| root.ln()).sum::<f64>() / n).exp();
-        let eighths = |root: &f64| (128.0 - 8.0 * (root / typical).log2()).round().clamp(0.0, 255.0) as u8;
-        let step = (weight * tensor.weighted_rms / typical) as f32;
-        TensorProfile { step: step.max(f32::MIN_POSITIVE), channel_steps: roots.iter().map(eighths).collect() }
-    };
-    tensors.iter().map(profile).collect()
+    let weights = || contributions().map(|contribution| 1.0 / (contribution + least).sqrt());
+    let typical = geometric_mean(weights());
+    let limited = weights().map(|weight| (weight / typical).clamp(*WEIGHTS.start(), *WEIGHTS.end()));
+    tensors.iter().zip(limited).map(|(tensor, weight)| tensor.profile(weight)).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 
 pub mod calibrate;
 mod divergence;
-mod noise;
 mod q4_0;
 mod recall;
 mod report;
@@ -29,18 +28,18 @@ use self::report::{CodecBenchReport, ModelReport};
 use self::subject::{Subject, Tally};
 use self::tried::TriedModel;
 
-/// Tokens of each prompt: from short to long, so that the figures hold for both.
-const LENGTHS: [usize; 4] = [600, 900, 1_300, 2_000];
-
 /// Options of `baton bench codec`.
 #[derive(Args)]
 pub(super) struct CodecBenchArgs {
     /// .gguf files or catalogue names, by commas
     #[arg(long, short, default_value = "smollm2", value_delimiter = ',')]
     model: Vec<String>,
-    /// Prompts of 600 to 2,000 tokens
+    /// Prompts whose predictions are compared
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
     prompts: u32,
+    /// Their lengths in tokens in turn, by commas: from short to long, so that the figures hold for both
+    #[arg(long, value_delimiter = ',', default_value = "600,900,1300,2000", value_parser = clap::value_parser!(u32).range(16..=16_000))]
+    lengths: Vec<u32>,
     /// Prompts of 2,000 to 6,000 tokens with three facts each that the model is asked for
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
     recall: u32,
@@ -79,6 +78,7 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
         };
         let sizes = Sizes {
             n_prompts: args.prompts,
+            lengths: args.lengths.iter().map(|&n| n as usize).collect(),
             n_recall: args.recall as usize,
             n_tokens: args.tokens as usize,
             n_chunk: args.chunk as usize,
@@ -99,9 +99,10 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
 }
 
 /// How much is measured.
-#[derive(Clone, Copy)]
 struct Sizes {
     n_prompts: u32,
+    /// Tokens of the prompts, in turn.
+    lengths: Vec<usize>,
     /// Prompts with facts.
     n_recall: usize,
     n_tokens: usize,
@@ -114,7 +115,7 @@ fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelRepor
     let path = config.model.clone();
     let model = Reference::load(config)?;
     let recalled = recall::LENGTHS.into_iter().max().filter(|_| sizes.n_recall > 0).unwrap_or(0) + recall::MAX_QUESTION;
-    let longest = (LENGTHS.into_iter().max().unwrap_or(0) + sizes.n_tokens).max(recalled);
+    let longest = (sizes.lengths.iter().max().unwrap_or(&0) + sizes.n_tokens).max(recalled);
     let n_cells = u32::try_from(2 * longest)?.next_multiple_of(256);
     let trial = KvTrial::new(&model, n_cells)?;
     let profile = codec_profile::beside(&path, fingerprint, trial.layout());
@@ -122,8 +123,7 @@ fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelRepor
         TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(crate::prompts::TEXT) };
     let mut tallies: Vec<(Subject, Tally)> =
         Subject::all(tried.profile.is_some()).map(|subject| (subject, Tally::default())).collect();
-    for n in 0..sizes.n_prompts as usize {
-        let length = LENGTHS[n % LENGTHS.len()];
+    for (n, &length) in sizes.lengths.iter().cycle().enumerate().take(sizes.n_prompts as usize) {
         eprintln!("{name}: prompt {} of {}, {length} tokens", n + 1, sizes.n_prompts);
         let (prompt, next) = tried.prompt(n, length, sizes.n_tokens);
         let plain = tried.trial.prefill(&prompt, sizes.n_chunk)?;
