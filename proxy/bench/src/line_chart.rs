@@ -46,7 +46,8 @@ impl LineChart<'_> {
             // Only whole positions have a name.
             Some(ticks) if (x - x.round()).abs() < 1e-6 => ticks.get(x.round() as usize).cloned().unwrap_or_default(),
             Some(_) => String::new(),
-            None => format!("{x:.0}"),
+            None if (x - x.round()).abs() < 1e-6 => format!("{x:.0}"),
+            None => format!("{x:.1}"),
         };
         let mesh = chart.configure_mesh().x_desc(x_name).y_desc(y_name).x_label_formatter(&tick).draw();
         mesh.map_err(|e| failed(&e))?;

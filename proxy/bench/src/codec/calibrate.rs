@@ -45,10 +45,10 @@ const COARSE: f64 = 8.0;
 const FINE: f64 = 0.01;
 
 /// The range of a tensor's weight. Measured divergences scatter.
-const WEIGHTS: std::ops::RangeInclusive<f64> = 0.25..=4.0;
+const WEIGHTS: std::ops::RangeInclusive<f64> = 0.33..=3.0;
 
 /// The least share of the mean divergence that every tensor counts.
-const LEAST: f64 = 0.05;
+const LEAST: f64 = 0.1;
 
 /// Options of `baton calibrate-codec`.
 #[derive(Args)]

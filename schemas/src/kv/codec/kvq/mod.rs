@@ -68,7 +68,7 @@ impl Level {
     /// The step, relative to that of a profile.
     fn profiled_step(self) -> f32 {
         match self {
-            Level::Quality => 0.2,
+            Level::Quality => 0.195,
             Level::Fast => 0.3,
         }
     }
