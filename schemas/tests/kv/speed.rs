@@ -1,5 +1,5 @@
-//! Measures how fast one core writes and reads frames. Prints figures and asserts none: `cargo test --release -p
-//! baton-schemas --test kv speed::speed -- --ignored --nocapture`.
+//! Measures how fast frames are written and read, on one core under `taskset -c 0`. Prints figures and asserts none:
+//! `cargo test --release --workspace --test kv speed::speed -- --ignored --nocapture`.
 //!
 //! `counts_aegis` and `counts_blake3` are run under `valgrind --tool=callgrind --collect-atstart=no`, with
 //! `--toggle-collect='*written_once*'` or `'*read_once*'`: the count is of [`N_COUNTED_BYTES`].

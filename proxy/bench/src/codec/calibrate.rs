@@ -37,11 +37,11 @@ const N_NEXT: usize = 48;
 /// Tokens of the KV cache: for a prompt and what comes after it.
 const CELLS: u32 = 2_048;
 
-/// Times the step of `kvq`: coarse enough that one tensor's errors show, and fine enough for most values not to become 0.
+/// Times the step of `kvq`: coarse enough that one tensor's errors show. The encoder limits the step of a few tensors.
 const COARSE: f64 = 8.0;
 
-/// Times the step of `kvq`: so fine that only that shows which any change of a layer causes, another rounding in all that
-/// follows it.
+/// Times the step of `kvq`. A step this fine changes predictions only through rounding in later layers, which any change
+/// of a layer causes.
 const FINE: f64 = 0.01;
 
 /// The range of a tensor's weight. Measured divergences scatter.

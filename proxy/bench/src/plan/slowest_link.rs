@@ -27,8 +27,8 @@ const STEPS: u32 = 10;
 pub(super) struct SlowestLinkLine {
     pub codec: Codec,
     pub ratio: f64,
-    /// For each of [`PROMPTS`]: the slowest link, gigabits per second, on which the first token comes earlier with a handoff
-    /// than on the decode machine alone. `None`: on none.
+    /// For each of [`PROMPTS`]: the slowest link, gigabits per second, on which the first token comes earlier with a
+    /// handoff than on the decode machine alone. `None`: on none.
     pub gbps: [Option<f64>; PROMPTS.len()],
 }
 

@@ -123,7 +123,8 @@ impl Codec {
         }
     }
 
-    /// Returns typical figures, measured on one core of a server processor with `baton bench handoff --only codecs`.
+    /// Returns typical figures of one core of a server processor, measured with `baton bench handoff --only codecs` under
+    /// `taskset -c 0`.
     pub fn typical_effect(self) -> CodecEffect {
         match self {
             Codec::None => CodecEffect { encode_bps: 1.8e9, ratio: 1.0 },

@@ -26,8 +26,8 @@ impl<C: Send> Workers<C> {
         Ok(workers.into_iter().collect::<Option<_>>().map(Workers))
     }
 
-    /// Calls `code` for all tensors of a frame of `n_bytes`, and returns the results in their order, or the first error. A
-    /// tensor always has the same worker, because codecs remember the rows before.
+    /// Calls `code` for all tensors of a frame of `n_bytes`, and returns the results in their order, or the first error.
+    /// A tensor always has the same worker, because codecs remember the rows before.
     pub(in crate::kv) fn for_all<T: Send, R: Send, E: Send>(
         &mut self,
         tensors: impl IntoIterator<Item = T>,

@@ -17,7 +17,7 @@ use crate::kv::rotation::{Angles, KeyRotation, rotate};
 /// Integers beyond this are refused: the tensor is then written with a larger step, or as it is.
 const LARGEST: f32 = 32_000.0;
 
-/// The largest step of a profile, in spreads of the rows. What calibration finds is below 1.
+/// The largest step of a profile, in spreads of the rows.
 const MAX_STEP: f32 = 2.0;
 
 /// A history of fewer rows says too little about a channel, unless there are even fewer rows to encode.

@@ -133,7 +133,8 @@ pub(super) fn read(streams: &mut [BitReader<'_>; N_STREAMS], class: u8, integers
     }
 }
 
-/// Reads the streams side by side, as far as all have four integers. Four of at most 3 lower bits fit the bits of one refill.
+/// Reads the streams side by side, as far as all have four integers. Four of at most 3 lower bits fit the bits of one
+/// refill.
 fn read_together<const N_LOWER: u32>(streams: &mut [BitReader<'_>; N_STREAMS], code: &ClassCode, integers: &mut [i16]) {
     let mut quarters = integers.chunks_mut(stream_rows(integers.len()));
     let quarters: [&mut [i16]; N_STREAMS] = std::array::from_fn(|_| quarters.next().unwrap_or_default());
