@@ -60,7 +60,7 @@ async fn slowest(codec: Codec, n_prompt: u32) -> Result<Option<f64>, CommandFail
     Ok(Some(fast))
 }
 
-/// Whether the first token comes earlier with a handoff.
+/// Returns true if the first token comes earlier with a handoff.
 async fn pays(codec: Codec, n_prompt: u32, gbps: f64) -> Result<bool, CommandFailure> {
     let effect = codec.typical_effect();
     let mut spec = ClusterSpec::spark_and_mac(N_CONTEXT);

@@ -24,7 +24,7 @@ impl DoctorReport {
         DoctorReport { machine: Machine::with(devices), system_findings, examined }
     }
 
-    /// What lossy codecs cost, by the node that sends KV.
+    /// Writes the losses of lossy codecs for each node that sends KV.
     fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = BTreeSet::new();
         let senders = self.examined.handoffs.iter().filter(|handoff| !handoff.kv_losses.is_empty());

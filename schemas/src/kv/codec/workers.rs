@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 use rayon::iter::ParallelIterator as _;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, IntoParallelRefMutIterator as _};
 
-/// The most workers of a stream. With so many the slowest codec keeps up with 25 Gb/s.
+/// The most workers of a stream, so that a large machine has cores left for other work.
 const MAX_WORKERS: usize = 8;
 
 /// Plain bytes of a frame from which several cores save more time than it takes to wake them.
