@@ -202,7 +202,7 @@ fn add_divergences(
             let chunks: Vec<Chunk> = chunks.map(|(plain, coded)| with_tensor(plain, coded, &layout, index)).collect();
             let found = trial.logits(&chunks, &prompt.next)?;
             let divergence = mean_kl(&prompt.expected, &found);
-            finite(divergence, "with a coarse step")?;
+            finite(divergence, "with one tensor coded")?;
             Ok::<_, CommandFailure>(divergence)
         };
         let mut index = 0;

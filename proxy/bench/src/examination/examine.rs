@@ -13,7 +13,7 @@ use baton_schemas::Token;
 use baton_schemas::kv::{CodecLoss, KvLayout};
 
 use super::compare::{ComparedReply, Difference, reply};
-use super::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
+use super::figures::{DeviceSpeed, Ends, Examined, HandoffCheck, Verdict};
 use crate::capture::{CaptureSource, capture};
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
@@ -132,8 +132,12 @@ impl Examination {
         let tokens = to.prompt[..to.prompt.len() - 1].to_vec();
         let kv_distance = self.distance(&origin, &to.node, tokens, &our_kv.layout).await?;
         let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
-        let must_be_exact = same_device && their_kv.fingerprint == our_kv.fingerprint && !has_window;
-        let verdict = Verdict::on(worst, must_be_exact);
+        let ends = match (their_kv.fingerprint == our_kv.fingerprint, same_device && !has_window) {
+            (false, _) => Ends::OtherWeights,
+            (true, false) => Ends::OtherKernels,
+            (true, true) => Ends::Same,
+        };
+        let verdict = Verdict::on(worst, ends);
         let kv_losses = CodecLoss::usable(&their_kv.losses);
         Ok(HandoffCheck { kv_distance, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) })
     }

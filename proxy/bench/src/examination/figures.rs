@@ -76,6 +76,17 @@ pub enum Verdict {
     Failed(String),
 }
 
+/// How the two ends of a handoff compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// Equal weights, kernels and devices: every number must be equal.
+    Same,
+    /// Equal weights, computed by other kernels.
+    OtherKernels,
+    /// Other weights of the same model, which the operator has allowed.
+    OtherWeights,
+}
+
 impl Default for Verdict {
     fn default() -> Verdict {
         Verdict::Failed(String::new())
@@ -83,16 +94,19 @@ impl Default for Verdict {
 }
 
 impl Verdict {
-    /// The verdict on the worst round. `must_be_exact`: device and weights are the same, so every number must be.
-    pub(super) fn on(difference: Difference, must_be_exact: bool) -> Verdict {
-        match difference {
-            Difference { is_exact: true, .. } => Verdict::Exact,
-            _ if must_be_exact => Verdict::Failed(
+    /// The verdict on the worst round.
+    pub(super) fn on(Difference { mean_kl, is_exact, .. }: Difference, ends: Ends) -> Verdict {
+        let limit = format!("different kernels explain at most {MAX_KL:.0e}");
+        match ends {
+            _ if is_exact => Verdict::Exact,
+            Ends::Same => Verdict::Failed(
                 "the reply differs from the one without a handoff, although the device is the same".into(),
             ),
-            Difference { mean_kl, .. } if mean_kl <= MAX_KL => Verdict::Close,
-            Difference { mean_kl, .. } => {
-                Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; different kernels explain at most {MAX_KL:.0e}"))
+            _ if mean_kl <= MAX_KL => Verdict::Close,
+            Ends::OtherKernels => Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}")),
+            Ends::OtherWeights => {
+                let why = "the nodes have different weights, which costs more than that";
+                Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}, and {why}"))
             }
         }
     }
@@ -207,10 +221,14 @@ mod tests {
     #[test]
     fn the_verdict_depends_on_the_device_and_the_distance() {
         let exact = Difference { mean_kl: 0.0, is_exact: true, ..DIFFERENCE };
-        assert_eq!(Verdict::on(exact, true), Verdict::Exact);
-        assert_eq!(Verdict::on(DIFFERENCE, false), Verdict::Close);
-        assert!(matches!(Verdict::on(DIFFERENCE, true), Verdict::Failed(_)));
+        assert_eq!(Verdict::on(exact, Ends::Same), Verdict::Exact);
+        assert_eq!(Verdict::on(DIFFERENCE, Ends::OtherKernels), Verdict::Close);
+        assert!(matches!(Verdict::on(DIFFERENCE, Ends::Same), Verdict::Failed(_)));
         let far = Difference { mean_kl: 0.5, ..DIFFERENCE };
-        assert!(matches!(Verdict::on(far, false), Verdict::Failed(why) if why.contains("5.0e-1")));
+        let kernels = Verdict::on(far, Ends::OtherKernels);
+        assert!(matches!(kernels, Verdict::Failed(why) if why.contains("5.0e-1") && !why.contains("weights")));
+        assert!(
+            matches!(Verdict::on(far, Ends::OtherWeights), Verdict::Failed(why) if why.contains("different weights"))
+        );
     }
 }

@@ -1,15 +1,28 @@
 //! Several cores for one frame: each codes some of its tensors.
 
+use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
 use rayon::iter::ParallelIterator as _;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, IntoParallelRefMutIterator as _};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// The most workers of a stream, so that a large machine has cores left for other work.
 const MAX_WORKERS: usize = 8;
 
 /// Plain bytes of a frame from which several cores save more time than it takes to wake them.
 const ENOUGH_BYTES: usize = 1 << 20;
+
+/// The threads of all streams. `None`: the system starts none, so each stream codes on its own thread.
+static POOL: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
+    let pool = ThreadPoolBuilder::new().num_threads(n_cores()).thread_name(|n| format!("kv-codec-{n}"));
+    pool.build().ok()
+});
+
+/// The cores that streams use.
+fn n_cores() -> usize {
+    available_parallelism().map_or(1, usize::from).min(MAX_WORKERS)
+}
 
 /// The encoders or decoders of a stream, one for each core.
 pub(in crate::kv) struct Workers<C>(Vec<C>);
@@ -20,10 +33,20 @@ impl<C: Send> Workers<C> {
         n_tensors: usize,
         make: impl Fn() -> Result<Option<C>, E>,
     ) -> Result<Option<Workers<C>>, E> {
-        let n_cores = available_parallelism().map_or(1, usize::from);
-        let n = n_cores.min(MAX_WORKERS).min(n_tensors).max(1);
+        Workers::of(n_cores().min(n_tensors).max(1), make)
+    }
+
+    /// Makes `n`, at least one.
+    pub(super) fn of<E>(n: usize, make: impl Fn() -> Result<Option<C>, E>) -> Result<Option<Workers<C>>, E> {
         let workers = (0..n).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
         Ok(workers.into_iter().collect::<Option<_>>().map(Workers))
+    }
+
+    /// The worker of a tensor. Neighbours have different workers, and so have the tensors that are `n` apart: K and V
+    /// alternate, and one of them may take longer.
+    fn of_tensor(&self, index: usize) -> usize {
+        let n = self.0.len();
+        (index + index / n) % n
     }
 
     /// Calls `code` for all tensors of a frame of `n_bytes`, and returns the results in their order, or the first error.
@@ -34,22 +57,27 @@ impl<C: Send> Workers<C> {
         n_bytes: usize,
         code: impl Fn(&mut C, T) -> Result<R, E> + Sync,
     ) -> Result<Vec<R>, E> {
-        let n_workers = self.0.len();
-        let tensors = tensors.into_iter();
-        if n_workers == 1 || n_bytes < ENOUGH_BYTES {
-            return tensors.enumerate().map(|(i, tensor)| code(&mut self.0[i % n_workers], tensor)).collect();
-        }
+        let tensors = tensors.into_iter().enumerate();
+        let is_shared = self.0.len() > 1 && n_bytes >= ENOUGH_BYTES;
+        let Some(pool) = POOL.as_ref().filter(|_| is_shared) else {
+            return tensors
+                .map(|(index, tensor)| {
+                    let worker = self.of_tensor(index);
+                    code(&mut self.0[worker], tensor)
+                })
+                .collect();
+        };
         let mut shares: Vec<Vec<T>> = self.0.iter().map(|_| Vec::new()).collect();
         let mut n_tensors = 0;
-        for tensor in tensors {
-            shares[n_tensors % n_workers].push(tensor);
-            n_tensors += 1;
+        for (index, tensor) in tensors {
+            shares[self.of_tensor(index)].push(tensor);
+            n_tensors = index + 1;
         }
         let coded = self.0.par_iter_mut().zip(shares.into_par_iter()).map(|(worker, share)| {
             share.into_iter().map(|tensor| code(worker, tensor)).collect::<Vec<_>>().into_iter()
         });
-        let mut coded: Vec<_> = coded.collect();
-        (0..n_tensors).filter_map(|i| coded[i % n_workers].next()).collect()
+        let mut coded: Vec<_> = pool.install(|| coded.collect());
+        (0..n_tensors).filter_map(|index| coded[self.of_tensor(index)].next()).collect()
     }
 }
 
@@ -65,6 +93,18 @@ mod tests {
             let first = frame().unwrap();
             assert_eq!(first.iter().map(|(tensor, _)| *tensor).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
             assert_eq!(frame().unwrap(), first);
+        }
+    }
+
+    #[test]
+    fn no_worker_has_all_k_or_all_v() {
+        for n in 1..=MAX_WORKERS {
+            let workers = Workers(vec![(); n]);
+            let mut counts = vec![[0; 2]; n];
+            for index in 0..2 * n * n {
+                counts[workers.of_tensor(index)][index % 2] += 1;
+            }
+            assert_eq!(counts, vec![[n, n]; n]);
         }
     }
 
