@@ -53,6 +53,8 @@ pub mod transport;
 pub mod upstream;
 #[cfg(feature = "models")]
 mod vocabulary;
+#[cfg(feature = "llama")]
+pub mod workers;
 
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 

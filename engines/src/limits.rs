@@ -25,6 +25,9 @@ pub const LAYERS: RangeInclusive<u32> = 0..=512;
 /// Tokens of one physical compute batch: llama.cpp's own default.
 pub const DEFAULT_UBATCH: u32 = 512;
 
+/// The same with workers: smaller batches keep more of a pipeline busy (docs/benchmarks.md).
+pub const WORKERS_UBATCH: u32 = 256;
+
 /// In a longer queue, most clients would give up before their turn.
 pub const DEFAULT_MAX_QUEUED: u32 = 256;
 

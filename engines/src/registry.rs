@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::gguf::{Gguf, GgufError};
 use crate::handoff::KvPuller;
 use crate::hf::{self, FolderError, ModelFolder};
-use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
+use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 
 /// Where candle reads the number of its threads, once.
@@ -146,6 +146,8 @@ pub struct EngineOptions {
     pub chat_template: Option<String>,
     /// The file of the model's projector.
     pub projector: Option<PathBuf>,
+    /// Workers that compute layers, too.
+    pub workers: Vec<WorkerEndpoint>,
     /// The Python that has mlx-lm.
     pub mlx_python: Option<PathBuf>,
     /// Simulator: prompt tokens per second.
@@ -269,6 +271,7 @@ fn sim(options: EngineOptions) -> SimConfig {
 
 #[cfg(feature = "llama")]
 async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    use crate::limits::WORKERS_UBATCH;
     use crate::llama::{LlamaConfig, LlamaEngine};
     let defaults = LlamaConfig::new(options.model.ok_or(EngineStartError::NoModel)?);
     let config = LlamaConfig {
@@ -276,7 +279,10 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         n_slots: options.n_slots.unwrap_or(defaults.n_slots),
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
-        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
+        n_ubatch: options.n_ubatch.unwrap_or(match options.workers.is_empty() {
+            true => defaults.n_ubatch,
+            false => WORKERS_UBATCH,
+        }),
         small_steps: options.n_ubatch.is_none(),
         n_threads: options.n_threads,
         n_gpu_layers: options.n_gpu_layers,
@@ -292,6 +298,7 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: options.chat_template,
         projector: options.projector,
+        workers: options.workers,
         ..defaults
     };
     let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;

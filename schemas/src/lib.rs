@@ -44,6 +44,7 @@ pub mod streams;
 pub mod thinking;
 mod token;
 pub mod tools;
+pub mod worker;
 
 pub use cache_scope::CacheScope;
 pub use error::EngineError;

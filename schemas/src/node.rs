@@ -34,6 +34,7 @@ use crate::generate::Conversation;
 use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout};
 use crate::sequence::Token;
 use crate::streams::StreamVersions;
+use crate::worker::WorkerShare;
 
 /// The path prefix of this version of the protocol.
 pub const BASE_PATH: &str = "/node/v1";
@@ -44,6 +45,9 @@ pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 /// The environment variable with the key that a node presents to prefill nodes, if it differs from its own. The child
 /// of an endpoint has one key for its parent, and needs the cluster's key for other nodes.
 pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
+
+/// The environment variable with the key that a node presents to its workers, if it differs from its own.
+pub const WORKERS_KEY_VARIABLE: &str = "BATON_WORKERS_KEY";
 
 /// The property of a node's announcement in the network that says that it speaks TLS: the host name in its certificate, or
 /// nothing if that is for addresses.
@@ -85,6 +89,9 @@ pub struct NodeInfo {
     /// The devices that compute, as the engine names them: `CUDA0 (NVIDIA GB10)`, `CPU (AMD EPYC, x86_64)`.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// Workers that compute a part of the layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<WorkerShare>,
     /// The node's role.
     #[serde(default)]
     pub role: Role,

@@ -43,3 +43,29 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
         assert!(std::fs::read_to_string(folder.path().join(chart)).unwrap().contains("polyline"), "{chart}");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_workers_benchmark_measures_none_one_and_two_and_a_model_too_large_for_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    let output = Command::new(&*BATON)
+        .args(["bench", "workers", "--quick", "--lend-memory", "70", "--model"])
+        .arg(model())
+        .arg("--json")
+        .arg(&json)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    println!("{table}");
+    assert!(output.status.success());
+    let rows: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    let workers: Vec<u64> = rows.iter().map(|row| row["n_workers"].as_u64().unwrap()).collect();
+    assert_eq!(workers, [0, 1, 2]);
+    for row in rows {
+        assert!(row["prefill_tps"].as_f64().unwrap() > 0.0 && row["decode_tps"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(table.contains("one worker: ") && table.contains("two workers: 32 of 32 tokens"), "{table}");
+}

@@ -25,3 +25,4 @@ mod start_up;
 mod structured;
 mod tools;
 mod upstreams;
+mod workers;

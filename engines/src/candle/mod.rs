@@ -142,6 +142,7 @@ impl CandleEngine {
             reranking: None,
             projector: None,
             devices: vec![device_name],
+            workers: Vec::new(),
             role: Role::Both,
             fingerprint: Some(fingerprint),
             kv: Some(identity),

@@ -35,6 +35,7 @@ impl Gguf {
             reranking: None,
             projector: None,
             devices: Vec::new(),
+            workers: Vec::new(),
             role: Role::Both,
             fingerprint: None,
             kv: None,

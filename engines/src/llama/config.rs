@@ -6,8 +6,9 @@ use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::devices;
 use super::load_error::LoadError;
+use super::placed::Placed;
 use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
-use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode};
+use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 
 /// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
@@ -56,6 +57,8 @@ pub struct LlamaConfig {
     pub chat_template: Option<String>,
     /// The GGUF file of the model's projector (mmproj), for images.
     pub projector: Option<PathBuf>,
+    /// Workers that compute layers, too. They are connected when the engine starts.
+    pub workers: Vec<WorkerEndpoint>,
 }
 
 impl LlamaConfig {
@@ -83,11 +86,12 @@ impl LlamaConfig {
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
             projector: None,
+            workers: Vec::new(),
         }
     }
 
     /// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.
-    pub(super) fn model_params(&self) -> Result<LlamaModelParams, LoadError> {
+    pub(super) fn model_params(&self, placed: &Placed) -> Result<LlamaModelParams, LoadError> {
         // All layers. llama.cpp ignores the number in a build without GPU support.
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(999);
         let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers);
@@ -97,8 +101,12 @@ impl LlamaConfig {
             Some(SplitMode::Row) => LlamaSplitMode::Row,
         };
         let params = params.with_use_mmap(self.mmap).with_use_mlock(self.mlock).with_split_mode(split_mode);
-        let Some(name) = &self.device else { return Ok(params) };
-        params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))
+        let indices = match &self.device {
+            _ if placed.has_workers() => placed.indices.clone(),
+            Some(name) => devices::indices(name)?,
+            None => return Ok(params),
+        };
+        params.with_devices(&indices).map_err(|e| LoadError::Backend(e.to_string()))
     }
 
     pub(super) fn threads(&self) -> usize {
@@ -114,6 +122,10 @@ impl LlamaConfig {
         within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
         within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
         within("--max-queued", self.max_queued, limits::QUEUED)?;
-        devices::check(self.device.as_deref(), self.n_gpu_layers)
+        match self.workers.is_empty() {
+            true => devices::check(self.device.as_deref(), self.n_gpu_layers),
+            // They have the devices.
+            false => Ok(()),
+        }
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct LlamaSlots<'m> {
     batch: LlamaBatch<'static>,
     transfers: Option<Transfers>,
     projector: Option<Arc<Projector>>,
+    /// A step ends when the last device has computed it.
+    whole_steps: bool,
 }
 
 struct Transfers {
@@ -33,7 +35,7 @@ struct Transfers {
 impl<'m> LlamaSlots<'m> {
     /// A context whose batches have at most `n_batch` tokens.
     pub(crate) fn new(context: LlamaContext<'m>, n_batch: usize) -> Self {
-        LlamaSlots { context, batch: LlamaBatch::new(n_batch, 1), transfers: None, projector: None }
+        LlamaSlots { context, batch: LlamaBatch::new(n_batch, 1), transfers: None, projector: None, whole_steps: false }
     }
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
@@ -43,6 +45,12 @@ impl<'m> LlamaSlots<'m> {
             to_node,
         });
         LlamaSlots { transfers, ..self }
+    }
+
+    /// The same, whose steps end when the last device has computed them. Workers' devices take work into a queue, and
+    /// the time to fill that queue is no measure of a step.
+    pub(crate) fn with_whole_steps(self, whole_steps: bool) -> Self {
+        LlamaSlots { whole_steps, ..self }
     }
 
     /// The same with a projector for images.
@@ -77,14 +85,21 @@ impl ModelContext for LlamaSlots<'_> {
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.batch.clear();
-        for t in batch {
-            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], t.wants_logits);
+        // ggml's RPC client waits for answers alone, and only values have one.
+        let last_answers = self.whole_steps && !batch.iter().any(|t| t.wants_logits);
+        for (i, t) in batch.iter().enumerate() {
+            let wants_logits = t.wants_logits || (last_answers && i + 1 == batch.len());
+            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], wants_logits);
             added.map_err(|e| ComputeError::Refused(e.to_string()))?;
         }
         self.context.decode(&mut self.batch).map_err(|error| match error {
             DecodeError::NoKvCacheSlot => ComputeError::NoCells,
             error => ComputeError::Refused(error.to_string()),
-        })
+        })?;
+        if self.whole_steps {
+            self.context.synchronize();
+        }
+        Ok(())
     }
 
     fn logits(&mut self, index: usize) -> &[f32] {

@@ -1,5 +1,6 @@
 //! The devices of this machine that llama.cpp can compute on.
 
+use baton_schemas::worker::LentDevice;
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType, list_llama_ggml_backend_devices};
 
 use super::backend::backend;
@@ -19,6 +20,9 @@ const GPU_BACKENDS: [(&str, bool); 3] = [
 pub fn gpu_backends() -> Vec<&'static str> {
     GPU_BACKENDS.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect()
 }
+
+/// ggml's name of the backend of workers' devices, which it lists as GPUs.
+const WORKERS_BACKEND: &str = "RPC";
 
 /// A device that models can be computed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +98,65 @@ fn gpus(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<LlamaBacken
     Ok(listed()?.into_iter().filter(is_chosen).collect())
 }
 
+/// The devices that compute a model with workers: theirs, whose indexes these are, and this machine's GPUs.
+pub(super) fn with_workers(workers: &[Vec<usize>]) -> Result<Vec<LlamaBackendDevice>, LoadError> {
+    let listed = listed()?;
+    let of_workers = workers.iter().flatten().filter_map(|index| listed.iter().find(|device| device.index == *index));
+    // Workers come first, as llama.cpp itself orders them.
+    Ok(of_workers.chain(own_gpus(&listed)).cloned().collect())
+}
+
+/// The GPUs that llama.cpp uses by itself: integrated ones only where there is no other.
+fn own_gpus(listed: &[LlamaBackendDevice]) -> impl Iterator<Item = &LlamaBackendDevice> {
+    let is_of = |kind| move |device: &&LlamaBackendDevice| is_gpu(device) && device.device_type == kind;
+    let kind = match listed.iter().any(|device| is_of(LlamaBackendDeviceType::Gpu)(&device)) {
+        true => LlamaBackendDeviceType::Gpu,
+        false => LlamaBackendDeviceType::IntegratedGpu,
+    };
+    listed.iter().filter(is_of(kind))
+}
+
+/// The most devices that a model can be divided among: `GGML_SCHED_MAX_BACKENDS` of ggml-backend.cpp, less the processor and
+/// the libraries that compute for it.
+pub(super) fn most_for_model() -> Result<usize, LoadError> {
+    const MAX_BACKENDS: usize = 16;
+    let is_beside = |device: &&LlamaBackendDevice| {
+        matches!(device.device_type, LlamaBackendDeviceType::Cpu | LlamaBackendDeviceType::Accelerator)
+    };
+    Ok(MAX_BACKENDS.saturating_sub(listed()?.iter().filter(is_beside).count()))
+}
+
+/// Bytes of free memory of this machine's GPUs; 0 if there is none.
+pub fn free_gpu_memory() -> Result<u64, LoadError> {
+    Ok(own_gpus(&listed()?).map(|device| device.memory_free as u64).sum())
+}
+
+/// llama.cpp's indexes of the devices that a worker lends: the named one, or every GPU, or the processor. Errors: this program
+/// was built for a GPU, none is found, and the processor is not named.
+pub(crate) fn lendable(name: Option<&str>) -> Result<Vec<usize>, LoadError> {
+    if let Some(name) = name.filter(|name| !name.eq_ignore_ascii_case(CPU)) {
+        return indices(name);
+    }
+    check(name, None)?;
+    let listed = listed()?;
+    let gpus: Vec<usize> = own_gpus(&listed).filter(|_| name.is_none()).map(|device| device.index).collect();
+    match gpus.is_empty() {
+        true => Ok(listed.iter().filter(|device| is_processor(device)).map(|device| device.index).take(1).collect()),
+        false => Ok(gpus),
+    }
+}
+
+/// The devices with these indexes, as a worker describes them.
+pub(crate) fn lent(indices: &[usize]) -> Result<Vec<LentDevice>, LoadError> {
+    let listed = listed()?;
+    let found = indices.iter().filter_map(|index| listed.iter().find(|device| device.index == *index));
+    let words = |device: &LlamaBackendDevice| LentDevice {
+        name: format!("{} ({})", device.name, device.description),
+        memory: device.memory_free as u64,
+    };
+    Ok(found.map(words).collect())
+}
+
 /// llama.cpp's indexes of the named device: none for [`CPU`]. Errors: there is no such device.
 pub(super) fn indices(name: &str) -> Result<Vec<usize>, LoadError> {
     if name.eq_ignore_ascii_case(CPU) {
@@ -119,6 +182,7 @@ fn is_processor(device: &LlamaBackendDevice) -> bool {
 
 fn is_gpu(device: &LlamaBackendDevice) -> bool {
     matches!(device.device_type, LlamaBackendDeviceType::Gpu | LlamaBackendDeviceType::IntegratedGpu)
+        && device.backend != WORKERS_BACKEND
 }
 
 fn is_called(device: &LlamaBackendDevice, name: &str) -> bool {

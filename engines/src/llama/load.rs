@@ -15,6 +15,7 @@ use super::config::LlamaConfig;
 use super::cpu_tensors;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
 use super::load_error::LoadError;
+use super::placed::Placed;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
 use crate::options::{CacheType, RopeOptions, RopeScaling};
 use crate::serving::memory::available_memory;
@@ -41,8 +42,8 @@ pub(crate) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result
     })
 }
 
-pub(crate) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
-    let mut params = config.model_params()?;
+pub(crate) fn model(config: &LlamaConfig, gguf: &Gguf, placed: &Placed) -> Result<LlamaModel, LoadError> {
+    let mut params = config.model_params(placed)?;
     // llama.cpp reads them while it loads.
     let cpu_tensors = cpu_tensors::patterns(&config.cpu_tensors, gguf)?;
     for pattern in &cpu_tensors {
@@ -64,15 +65,17 @@ pub(crate) const SCRATCH_SEQUENCES: u32 = 1;
 /// Creates a context for generation: unified KV and flash attention.
 ///
 /// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. A quantized V
-/// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow.
+/// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow. A call computes at
+/// most `n_batch` tokens, in physical batches.
 pub(crate) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
     adapter: Option<&Adapter>,
     n_cells: u32,
+    n_batch: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
     let params = params(config, n_cells)
-        .with_n_batch(config.n_ubatch + config.n_slots)
+        .with_n_batch(n_batch)
         .with_n_ubatch(config.n_ubatch)
         .with_n_seq_max(config.n_slots + SCRATCH_SEQUENCES)
         .with_type_k(cache_type(config.cache_types.k))

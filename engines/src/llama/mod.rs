@@ -20,11 +20,13 @@ pub(crate) mod load;
 mod load_error;
 mod locked_memory;
 mod pixels;
+pub(crate) mod placed;
 pub mod placement;
 pub mod probe;
 pub(crate) mod projector;
 mod queries;
 pub mod reference;
+pub(crate) mod rpc;
 mod start;
 mod state;
 mod tokenizer;
@@ -42,6 +44,7 @@ use llama_cpp_2::token::LlamaToken;
 use self::adapter::Adapter;
 pub use self::config::LlamaConfig;
 pub use self::load_error::LoadError;
+use self::placed::Placed;
 use self::projector::Projector;
 use self::start::Start;
 pub use self::state::StateError;
@@ -49,7 +52,6 @@ use self::tokenizer::Tokenizer;
 use crate::gguf::Gguf;
 use crate::handoff::KvPuller;
 use crate::serving::images::ImageEncoder;
-use crate::serving::memory::available_memory;
 use crate::serving::pair::{Joints, PairForm};
 use crate::serving::scheduler::SchedulerLimits;
 use crate::serving::start::{engine_load, file_stem, wake};
@@ -77,8 +79,9 @@ impl LlamaEngine {
     pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
-        let sizes = load::sizes(&gguf, &config, available_memory())?;
-        let mut model = load::model(&config, &gguf)?;
+        let placed = Placed::new(&config.workers)?;
+        let sizes = load::sizes(&gguf, &config, placed.memory)?;
+        let mut model = load::model(&config, &gguf, &placed)?;
         let adapter = Adapter::load(&config, &gguf, &mut model)?.map(Arc::new);
         let model = Arc::new(model);
         let vocabulary = Arc::new(vocabulary::vocabulary(&model));
@@ -89,12 +92,20 @@ impl LlamaEngine {
         if config.mlock && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
         }
+        let sliding_window = gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0);
+        let small_steps = config.small_steps && gpu.is_none() && !placed.has_workers();
+        let budget = PrefillBudget::new(config.n_ubatch, small_steps, config.prefill_budget);
+        // A window's cells of a long step would be overwritten before they are exported.
+        let budget = match placed.is_pipeline() && sliding_window.is_none() {
+            true => budget.of_pipeline(),
+            false => budget,
+        };
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
-            budget: PrefillBudget::new(config.n_ubatch, config.small_steps && gpu.is_none(), config.prefill_budget),
-            sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
+            budget,
+            sliding_window,
             indivisible: model.is_recurrent() || model.is_hybrid(),
         };
         let of_file = || gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
@@ -107,7 +118,11 @@ impl LlamaEngine {
         let pairs = is_reranker.then(|| PairForm::of(&gguf, special(), joints(&model))).transpose();
         let pairs = pairs.map_err(|error| template_error(&config, &error))?;
         let generates = gguf.generates();
-        let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
+        let devices = match placed.has_workers() {
+            true => placed.names.clone(),
+            false => devices::in_use(config.device.as_deref(), config.n_gpu_layers)?,
+        };
+        let workers = placed.shares(model.n_layer());
         let of_adapter = adapter.iter().map(|adapter| adapter.changes());
         let changes = config.cache_types.changes().into_iter().chain(config.rope.changes()).chain(of_adapter);
         let fingerprint = gguf.fingerprint(&config.model, &changes.collect::<Vec<_>>())?;
@@ -147,6 +162,7 @@ impl LlamaEngine {
             reranking: embedding.and_then(|plan| plan.reranking()),
             projector: projector.as_ref().map(|projector| projector.id().to_owned()),
             devices,
+            workers,
             role: Role::Both,
             fingerprint: Some(fingerprint),
             kv: started.kv,

@@ -351,6 +351,7 @@ mod tests {
     use std::ops::Range;
     use std::time::{Duration, Instant};
 
+    use super::super::placed::Placed;
     use super::*;
 
     #[test]
@@ -361,7 +362,7 @@ mod tests {
         tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
         let config = LlamaConfig { projector: Some(projector), ..LlamaConfig::new(&model) };
         let gguf = Gguf::open(&config.model).unwrap();
-        let model = Arc::new(super::super::load::model(&config, &gguf).unwrap());
+        let model = Arc::new(super::super::load::model(&config, &gguf, &Placed::alone()).unwrap());
         let projector = Projector::load(&config, &model).unwrap().unwrap();
         // The projector's thread waits for its turn.
         let turn = futures::executor::block_on(projector.turn());

@@ -14,6 +14,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
+use super::placed::Placed;
 use super::vocabulary::{token, tokenize};
 use super::{LlamaConfig, LoadError, load};
 use crate::gguf::Gguf;
@@ -43,7 +44,7 @@ impl Reference {
     pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
-        let model = load::model(&config, &gguf)?;
+        let model = load::model(&config, &gguf, &Placed::alone())?;
         Ok(Reference { model, config })
     }
 
@@ -58,7 +59,7 @@ impl Reference {
 
     /// A context like an engine's, with the configured slots and `n_cells` cells.
     pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
-        load::context(&self.model, &self.config, None, n_cells)
+        load::context(&self.model, &self.config, None, n_cells, self.config.n_ubatch + self.config.n_slots)
     }
 
     /// Tokenizes text without BOS. Text that spells a control token becomes that token.
@@ -81,7 +82,7 @@ impl Reference {
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
         let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
         let config = LlamaConfig { n_slots: n_seq, ..self.config.clone() };
-        let mut context = load::context(&self.model, &config, None, n_cells)?;
+        let mut context = load::context(&self.model, &config, None, n_cells, config.n_ubatch + config.n_slots)?;
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
         plain.run(prompts, n_new, options)
     }

@@ -96,7 +96,8 @@ impl Start {
         messages: &std_mpsc::Receiver<SchedulerMessage>,
     ) {
         let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
-        let mut context = match load::context(&self.model, &self.config, self.adapter.as_deref(), n_cells) {
+        let n_batch = u32::try_from(self.limits.budget.max_tokens() + self.limits.n_slots).unwrap_or(u32::MAX);
+        let mut context = match load::context(&self.model, &self.config, self.adapter.as_deref(), n_cells, n_batch) {
             Ok(context) => context,
             Err(error) => return drop(started.send(Err(error))),
         };
@@ -124,7 +125,8 @@ impl Start {
         if started.send(Ok(kv)).is_ok() {
             let vocabulary = Arc::clone(&self.vocabulary);
             let parking = handoffs.as_ref().and_then(|handoffs| self.parking(&handoffs.layout));
-            let slots = LlamaSlots::new(context, self.limits.budget.n_ubatch + self.limits.n_slots)
+            let slots = LlamaSlots::new(context, self.limits.budget.max_tokens() + self.limits.n_slots)
+                .with_whole_steps(!self.config.workers.is_empty())
                 .with_transfer(transfer, self.config.n_slots)
                 .with_projector(self.projector.clone());
             let scheduler = Scheduler::new(slots, embedder, vocabulary, self.limits.clone(), Arc::clone(&self.shared));
@@ -141,7 +143,8 @@ impl Start {
     fn parking(&self, layout: &KvLayout) -> Option<Parking> {
         let of_cache = self.kv_bytes.saturating_mul(self.limits.n_cells as u64);
         let max_bytes = of_cache.min(available_memory() / 4);
-        self.gpu.is_none().then(|| Parking::new(layout, self.config.n_slots, max_bytes))
+        let is_here = self.gpu.is_none() && self.config.workers.is_empty();
+        is_here.then(|| Parking::new(layout, self.config.n_slots, max_bytes))
     }
 
     /// Probes the KV's layout and computes the canary, which also warms up the context.

@@ -143,6 +143,7 @@ impl MlxEngine {
             reranking: None,
             projector: None,
             devices: vec![device],
+            workers: Vec::new(),
             role: Role::Both,
             fingerprint: Some(fingerprint),
             kv: Some(identity),

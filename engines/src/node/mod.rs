@@ -137,7 +137,8 @@ pub fn router_speaking(
         .route(&format!("{BASE_PATH}/proof"), get(proof::prove).with_state(service))
 }
 
-async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Next) -> Response {
+/// Refuses calls without the cluster key.
+pub(crate) async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Next) -> Response {
     if key.admits(request.headers()) {
         next.run(request).await
     } else {
@@ -267,7 +268,8 @@ fn failure(error: EngineError) -> Response {
     refusal(status(&error), error)
 }
 
-fn refusal(status: StatusCode, error: EngineError) -> Response {
+/// The reply to a refused call.
+pub(crate) fn refusal(status: StatusCode, error: EngineError) -> Response {
     (status, Json(NodeErrorReply { error })).into_response()
 }
 

@@ -5,9 +5,11 @@ mod flash_attention;
 mod lora;
 mod rope;
 mod tensor_placement;
+mod workers;
 
 pub use cache_type::{CacheType, CacheTypes};
 pub use flash_attention::FlashAttention;
 pub use lora::LoraFile;
 pub use rope::{RopeOptions, RopeScaling};
 pub use tensor_placement::{CpuTensors, MAX_PATTERNS, SplitMode, parse_override};
+pub use workers::WorkerEndpoint;

@@ -181,6 +181,7 @@ impl Engine for SimEngine {
             reranking: None,
             projector: None,
             devices: vec![config.device.clone()],
+            workers: Vec::new(),
             role: Role::Both,
             fingerprint: Some(kv.fingerprint),
             kv: Some(kv),

@@ -39,6 +39,8 @@ mod stats;
 mod table;
 #[cfg(feature = "llama")]
 mod timeline;
+#[cfg(feature = "llama")]
+mod workers;
 
 use baton_proxy::serve::CommandFailure;
 use clap::{Args, Subcommand};
@@ -69,6 +71,9 @@ enum What {
     Serve(Box<serve::ServeBenchArgs>),
     /// A light server with made-up text at a set speed, to measure what stands in front of it.
     Mock(mock::MockArgs),
+    /// One model on 0, 1 and 2 workers, each pinned to a core, over links of several speeds: prefill and decode rates.
+    #[cfg(feature = "llama")]
+    Workers(workers::WorkersBenchArgs),
     /// The route planner compared with every fixed route, on simulated machines and links, or on real nodes.
     Plan(plan::PlanBenchArgs),
 }
@@ -84,6 +89,8 @@ pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
         What::Handoff(args) => handoff::run(args).await,
+        #[cfg(feature = "llama")]
+        What::Workers(args) => workers::run(args).await,
         What::Serve(args) => on_one_thread(move || serve::run(*args)).await,
         What::Mock(args) => on_one_thread(move || mock::run(args)).await,
         What::Plan(args) => plan::run(args).await,

@@ -1,13 +1,14 @@
 //! A TCP relay in front of a prefill node that forwards the node's bytes at a chosen rate.
 //!
 //! Its socket buffers are small, so that backpressure reaches the sender as on a real link. The other direction carries
-//! requests of a few kilobytes and is not slowed.
+//! requests of a few kilobytes and is not slowed, unless both carry much.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -35,8 +36,17 @@ impl Relay {
         socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
         let listener = socket.listen(16)?;
         let url = format!("http://{}", listener.local_addr()?);
-        let bucket = Arc::new(Bucket { rate, free_at: Mutex::new(Instant::now()) });
-        Ok(Relay { url, task: tokio::spawn(accept(listener, target, bucket)) })
+        let link = Pace { to_reader: Bucket::new(rate), to_sender: None };
+        Ok(Relay { url, task: tokio::spawn(accept(listener, target, Arc::new(link))) })
+    }
+
+    /// The same, whose other direction carries as many bytes per second.
+    #[cfg(feature = "llama")]
+    pub(super) async fn start_both_ways(target: SocketAddr, rate: f64) -> std::io::Result<Relay> {
+        let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let link = Pace { to_reader: Bucket::new(rate), to_sender: Some(Bucket::new(rate)) };
+        Ok(Relay { url, task: tokio::spawn(accept(listener, target, Arc::new(link))) })
     }
 }
 
@@ -46,39 +56,50 @@ impl Drop for Relay {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, bucket: Arc<Bucket>) {
+async fn accept(listener: TcpListener, target: SocketAddr, pace: Arc<Pace>) {
     let mut connections = JoinSet::new();
     while let Ok((reader, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
         // The two nodes handle a broken connection.
-        connections.spawn(connect(reader, target, Arc::clone(&bucket)));
+        connections.spawn(connect(reader, target, Arc::clone(&pace)));
     }
 }
 
-async fn connect(reader: TcpStream, target: SocketAddr, bucket: Arc<Bucket>) -> std::io::Result<()> {
+async fn connect(reader: TcpStream, target: SocketAddr, pace: Arc<Pace>) -> std::io::Result<()> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     let sender = socket.connect(target).await?;
     reader.set_nodelay(true)?;
     sender.set_nodelay(true)?;
-    let (mut from_reader, mut to_reader) = reader.into_split();
-    let (mut from_sender, mut to_sender) = sender.into_split();
-    let shaped = async {
-        let mut piece = vec![0; PIECE];
-        loop {
-            let n_bytes = from_sender.read(&mut piece).await?;
-            if n_bytes == 0 {
-                return to_reader.shutdown().await;
-            }
-            bucket.pass(n_bytes).await;
-            to_reader.write_all(&piece[..n_bytes]).await?;
-        }
-    };
+    let (from_reader, to_reader) = reader.into_split();
+    let (from_sender, to_sender) = sender.into_split();
     // When either end closes, close both: the prefill node must notice a cancelled pull.
     tokio::select! {
-        ended = shaped => ended,
-        ended = tokio::io::copy(&mut from_reader, &mut to_sender) => ended.map(drop),
+        ended = forward(from_sender, to_reader, Some(&pace.to_reader)) => ended,
+        ended = forward(from_reader, to_sender, pace.to_sender.as_ref()) => ended,
     }
+}
+
+/// Forwards bytes at the bucket's rate until they end.
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, bucket: Option<&Bucket>) -> std::io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    loop {
+        let n_bytes = from.read(&mut piece).await?;
+        if n_bytes == 0 {
+            return to.shutdown().await;
+        }
+        if let Some(bucket) = bucket {
+            bucket.pass(n_bytes).await;
+        }
+        to.write_all(&piece[..n_bytes]).await?;
+    }
+}
+
+/// The rates of a link, for all of its connections together.
+struct Pace {
+    to_reader: Bucket,
+    /// `None`: as fast as it goes.
+    to_sender: Option<Bucket>,
 }
 
 /// A token bucket: each piece occupies the link for its length ÷ the rate.
@@ -90,6 +111,10 @@ struct Bucket {
 }
 
 impl Bucket {
+    fn new(rate: f64) -> Bucket {
+        Bucket { rate, free_at: Mutex::new(Instant::now()) }
+    }
+
     /// Waits until `n_bytes` may pass.
     async fn pass(&self, n_bytes: usize) {
         let due = self.book(Instant::now(), n_bytes);

@@ -14,18 +14,26 @@ mod discover;
 mod doctor;
 mod endpoint;
 mod engine_line;
+mod keeper;
 mod key;
 mod lan_address;
+#[cfg(feature = "llama")]
+mod lend;
 mod lifeline;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod node;
+mod node_failure;
 mod pair;
 mod plan;
 mod pull;
 mod serve;
 mod status;
 mod terminal;
+#[cfg(feature = "llama")]
+mod worker_node;
+#[cfg(feature = "llama")]
+mod workers;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -115,6 +123,10 @@ enum Command {
     /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
     #[cfg(feature = "llama")]
     Doctor(doctor::DoctorArgs),
+    /// Lend this machine's devices to one user, for `baton node --role worker`.
+    #[cfg(feature = "llama")]
+    #[command(hide = true)]
+    Lend(lend::LendArgs),
     /// Hand a long prompt from one node to another on this machine, and show where the time went.
     #[cfg(feature = "llama")]
     Demo(baton_bench::demo::DemoArgs),
@@ -147,7 +159,12 @@ pub fn main() -> ExitCode {
 
 impl Command {
     fn is_child(&self) -> bool {
-        matches!(self, Command::Node(args) if args.child)
+        match self {
+            Command::Node(args) => args.child,
+            #[cfg(feature = "llama")]
+            Command::Lend(_) => true,
+            _ => false,
+        }
     }
 
     /// Starts sending traces, if this command serves and a collector is configured.
@@ -164,7 +181,15 @@ impl Command {
 fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
         Command::Serve(args) => run(serve::run(*args)),
-        Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
+        Command::Node(args) => node::with_bounded_spinning().and_then(|()| match args.engine_role() {
+            Some(role) => run(node::run(*args, role)),
+            #[cfg(feature = "llama")]
+            None => run(worker_node::run(*args)),
+            #[cfg(not(feature = "llama"))]
+            None => Err(CommandFailure(
+                "this build of baton has no llama.cpp, so it lends no devices. Use the full build".into(),
+            )),
+        }),
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
@@ -183,6 +208,8 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         }
         #[cfg(feature = "llama")]
         Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
+        #[cfg(feature = "llama")]
+        Command::Lend(args) => lend::run(&args),
         #[cfg(feature = "llama")]
         Command::Demo(args) => run(async { Ok(terminal::print_line(baton_bench::demo::run(args).await?)?) }),
     }

@@ -28,8 +28,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_line::engine_line;
+use super::node_failure::NodeFailure;
 use super::pair::{PairFirst, first_machine, pair_first};
-use super::{lifeline, terminal};
+#[cfg(feature = "llama")]
+use super::workers;
+use super::{keeper, lifeline, terminal};
 
 /// Where a node listens unless told.
 const DEFAULT_PORT: u16 = 9000;
@@ -42,36 +45,42 @@ const MAX_HOST_CHARS: usize = 26;
 pub(super) struct NodeArgs {
     /// A .gguf file, a folder of safetensors (--engine mlx), a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
     #[arg(long, short, value_name = "PATH|NAME")]
-    model: Option<PathBuf>,
+    pub(super) model: Option<PathBuf>,
     /// The model's name, which endpoints use unless they configure another [default: from the catalogue or the file]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY, or from `baton pair`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
-    listen: ListenAddress,
+    pub(super) listen: ListenAddress,
     /// Which task the node has
     #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
     role: NodeRole,
     /// Pair this machine first, unless it is paired: join the cluster of the machine that shows this code
     #[arg(long, value_name = "CODE", conflicts_with_all = ["allow_plain_http", "child"])]
-    pair: Option<PairingCode>,
+    pub(super) pair: Option<PairingCode>,
     /// With --pair: the address of the machine that shows the code, instead of searching for it
     #[arg(long, value_name = "HOST[:PORT]", requires = "pair", value_parser = first_machine)]
-    at: Option<String>,
+    pub(super) at: Option<String>,
     /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
+    pub(super) tls_cert: Option<PathBuf>,
     /// The certificate's private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     #[command(flatten)]
-    transport: TransportArgs,
+    pub(super) transport: TransportArgs,
     /// Announce this node in the local network, for `baton serve --discover`. A node that only this machine can reach
     /// announces nothing
     #[arg(long, value_enum, value_name = "ON|OFF", default_value = "on")]
     announce: Announce,
+    /// With --role worker: lend at most so much of each device's memory [default: all that is free]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
+    pub(super) lend_memory: Option<u32>,
     #[command(flatten)]
-    engine: EngineArgs,
+    pub(super) engine: EngineArgs,
+    /// Serve at this address instead of --listen, and end when standard input does: another process restarts this one
+    #[arg(long, value_name = "ADDRESS", hide = true, conflicts_with = "child")]
+    kept: Option<ListenAddress>,
     /// Report on standard output, and end when standard input does
     #[arg(long, hide = true)]
     pub(super) child: bool,
@@ -93,42 +102,45 @@ enum NodeRole {
     Decode,
     /// Either.
     Both,
+    /// Has no model: lends its devices to another node (--workers).
+    Worker,
 }
 
-impl From<NodeRole> for Role {
-    fn from(role: NodeRole) -> Role {
-        match role {
-            NodeRole::Prefill => Role::Prefill,
-            NodeRole::Decode => Role::Decode,
-            NodeRole::Both => Role::Both,
+impl NodeArgs {
+    /// The role of the node's engine. `None`: it is a worker, which has none.
+    pub(super) fn engine_role(&self) -> Option<Role> {
+        match self.role {
+            NodeRole::Prefill => Some(Role::Prefill),
+            NodeRole::Decode => Some(Role::Decode),
+            NodeRole::Both => Some(Role::Both),
+            NodeRole::Worker => None,
         }
     }
 }
 
-/// A node that could not start.
-struct NodeFailure {
-    /// For the operator.
-    message: String,
-    /// For clients: no paths.
-    summary: String,
-}
-
-impl NodeFailure {
-    fn setup(message: impl ToString) -> Self {
-        NodeFailure { message: message.to_string(), summary: "the engine is not set up correctly".into() }
+/// Runs a node with an engine until a signal stops it.
+pub(super) async fn run(args: NodeArgs, role: Role) -> Result<(), CommandFailure> {
+    if args.lend_memory.is_some() {
+        return Err(CommandFailure("--lend-memory is for --role worker".into()));
     }
-}
-
-/// Runs until a signal stops it.
-pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
     set_threads(&args.engine)?;
     open_files::raise_limit();
     let stop = CancellationToken::new();
     let is_child = args.child;
     if let Some(code) = args.pair.clone() {
         // Before the code is used up.
-        check_start(&args).await.map_err(|failure| CommandFailure(failure.message))?;
+        check_start(&args, role).await.map_err(|failure| CommandFailure(failure.message))?;
         pair_first(PairFirst::Join { code, at: args.at.clone() }).await?;
+    }
+    // ggml's client ends the process when a worker is lost. A child's parent starts it again.
+    if args.engine.workers.as_ref().is_some_and(|workers| !workers.is_empty()) && args.kept.is_none() && !is_child {
+        check_options(&args, role).map_err(|failure| CommandFailure(failure.message))?;
+        return keeper::keep(&args.listen).await;
+    }
+    let is_kept = args.kept.is_some();
+    let args = NodeArgs { listen: args.kept.clone().unwrap_or(args.listen), ..args };
+    if is_kept {
+        lifeline::tie_to_parent(Signal::TERM, None);
     }
     if is_child {
         let socket = match &args.listen {
@@ -139,7 +151,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
         lifeline::tie_to_parent(Signal::KILL, socket);
     }
     let is_paired_first = args.pair.is_some();
-    let start = start(args, &stop);
+    let start = start(args, role, &stop);
     // Pairing has listened to signals, which now do nothing by themselves.
     let started = if is_paired_first { signals::end_process_meanwhile(start).await } else { start.await };
     match started {
@@ -176,6 +188,9 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
                 tokio::spawn(say_goodbye(announced, stop));
                 service_manager::report_ready();
             }
+            if is_kept {
+                lifeline::tell_parent(&ChildEvent::Ready { address });
+            }
             server.await??;
             if !is_child {
                 service_manager::report_stopping();
@@ -211,8 +226,8 @@ struct StartedNode {
 }
 
 /// Finds mistakes that would end the start. Downloads nothing.
-async fn check_start(args: &NodeArgs) -> Result<(), NodeFailure> {
-    check_options(args)?;
+async fn check_start(args: &NodeArgs, role: Role) -> Result<(), NodeFailure> {
+    check_options(args, role)?;
     let needs_file = args.engine.engine.unwrap_or_default().needs_file();
     if let Some(source) = args.model.as_ref().filter(|_| needs_file).and_then(|model| model.to_str()) {
         model_files::find(source).map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
@@ -221,9 +236,9 @@ async fn check_start(args: &NodeArgs) -> Result<(), NodeFailure> {
     Listener::bind(&args.listen).await.map(drop).map_err(NodeFailure::setup)
 }
 
-fn check_options(args: &NodeArgs) -> Result<(), NodeFailure> {
+fn check_options(args: &NodeArgs, role: Role) -> Result<(), NodeFailure> {
     let mut problems = args.engine.problems().into_iter();
-    let prefills_only = Role::from(args.role) == Role::Prefill;
+    let prefills_only = role == Role::Prefill;
     match problems.next().or_else(|| args.engine.handoff_problem().filter(|_| prefills_only)) {
         Some((key, message)) => Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key)))),
         None => Ok(()),
@@ -231,23 +246,17 @@ fn check_options(args: &NodeArgs) -> Result<(), NodeFailure> {
 }
 
 /// Listens, says that the model is loading, and loads it.
-async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, NodeFailure> {
+async fn start(args: NodeArgs, role: Role, stop: &CancellationToken) -> Result<StartedNode, NodeFailure> {
     let args = NodeArgs { transport: args.transport.or_paired(), ..args };
-    let key = args.transport.cluster_key().map_err(NodeFailure::setup)?.ok_or_else(|| {
-        NodeFailure::setup(format!(
-            "a node needs a cluster key: pair the machines with `baton pair`, or set {KEY_VARIABLE} to the same secret on \
-             all machines"
-        ))
-    })?;
+    let key = cluster_key(&args.transport)?;
     // Before a model is loaded, which can take minutes.
     let tls = certificate(&args).map_err(NodeFailure::setup)?;
     if tls.is_none() && !args.transport.allow_plain_http {
         refuse_open_address(&args.listen).await?;
     }
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
-    let puller = puller(&key, &args, transport)?;
-    let role = Role::from(args.role);
-    check_options(&args)?;
+    let puller = puller(&key, &args, role, transport.clone())?;
+    check_options(&args, role)?;
     let model = args.model;
     let name = args.name;
     let options = args.engine;
@@ -280,11 +289,26 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
         model if args.child || !kind.needs_file() => NodeModel { path: model, name },
         model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
     };
-    let started = registry::start(engine_options(options, model)?, puller).await;
+    #[cfg(feature = "llama")]
+    let workers = workers::connect(&options, &args.transport, &key, transport).await?;
+    #[cfg(not(feature = "llama"))]
+    let workers = Vec::new();
+    let options = EngineOptions { workers, ..engine_options(options, model)? };
+    let started = registry::start(options, puller).await;
     let engine = started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?;
     let info = engine.info().await.ok();
     late.set(engine);
     Ok(StartedNode { server, address, tls, is_paired, info, announced })
+}
+
+/// The key that every call to a node presents.
+pub(super) fn cluster_key(transport: &TransportArgs) -> Result<String, NodeFailure> {
+    transport.cluster_key().map_err(NodeFailure::setup)?.ok_or_else(|| {
+        NodeFailure::setup(format!(
+            "a node needs a cluster key: pair the machines with `baton pair`, or set {KEY_VARIABLE} to the same secret on \
+             all machines"
+        ))
+    })
 }
 
 /// Announces the node, unless only this machine reaches it, by the machine's name in the cluster or else its host name. That mDNS
@@ -321,7 +345,7 @@ async fn say_goodbye(announced: Option<Announced>, stop: CancellationToken) {
 }
 
 /// The certificate to speak TLS with: the given one, or the pairing's. A child's socket needs none.
-fn certificate(args: &NodeArgs) -> Result<Option<ServerTls>, TlsError> {
+pub(super) fn certificate(args: &NodeArgs) -> Result<Option<ServerTls>, TlsError> {
     if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
         return ServerTls::load(cert, key).map(Some);
     }
@@ -331,7 +355,7 @@ fn certificate(args: &NodeArgs) -> Result<Option<ServerTls>, TlsError> {
 }
 
 /// Refuses plain HTTP on an address that other machines can reach.
-async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
+pub(super) async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
     if listen.is_private().await.map_err(NodeFailure::setup)? {
         return Ok(());
     }
@@ -343,7 +367,7 @@ async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> 
 }
 
 /// Reads the certificate again. A mistake in the new files must not end a node that serves.
-fn renew(tls: &ServerTls) {
+pub(super) fn renew(tls: &ServerTls) {
     match tls.reload() {
         Ok(()) => terminal::note("baton node: the certificate was read again"),
         Err(error) => tracing::error!(%error, "reloading the certificate failed; the old one stays in use"),
@@ -373,10 +397,15 @@ async fn located(model: PathBuf, name: Option<String>, engine: EngineKind) -> Re
 
 /// The client that fetches KV from prefill nodes. A node that only prefills has none, and the child of an endpoint without
 /// prefill nodes gets no key for them.
-fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+fn puller(
+    key: &str,
+    args: &NodeArgs,
+    role: Role,
+    transport: Transport,
+) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
     let options = &args.engine;
     let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-    if !Role::from(args.role).decodes() || (args.child && pull_key.is_none()) {
+    if !role.decodes() || (args.child && pull_key.is_none()) {
         return Ok(None);
     }
     let codecs = options.kv_codecs.clone().unwrap_or_default();

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
-use baton_proxy::request::plan::explanation::{Explanation, RouteExplanation};
+use baton_proxy::request::plan::explanation::{Explanation, NodeWorkers, RouteExplanation};
 use baton_proxy::serve::CommandFailure;
+use baton_proxy::targets::nodes::WorkerReport;
+use baton_schemas::counted::counted;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use reqwest::header::CONTENT_TYPE;
@@ -90,7 +92,7 @@ const HEADER: &str = "  route                              cached   queue  prefi
                       complete\n";
 
 fn table(plan: &Explanation) -> String {
-    let Explanation { model, policy, reason, n_prompt, expected_output, routes } = plan;
+    let Explanation { model, policy, reason, n_prompt, expected_output, routes, workers } = plan;
     let why = reason.as_deref().unwrap_or("no route can be taken");
     let mut lines = format!(
         "{model}: {n_prompt} prompt tokens, about {expected_output:.0} of reply; policy {policy}: {why}\n\
@@ -98,6 +100,11 @@ fn table(plan: &Explanation) -> String {
     );
     for route in routes {
         lines.push_str(&line(route));
+    }
+    for NodeWorkers { node, workers } in workers {
+        let share = |worker: &WorkerReport| format!("{} {}", worker.name, counted(worker.layers, "layer"));
+        let shares: Vec<String> = workers.iter().map(share).collect();
+        lines.push_str(&format!("{node} computes with {}\n", shares.join(", ")));
     }
     lines
 }
@@ -164,8 +171,15 @@ mod tests {
                 route(Some("spark"), true, Some(prediction), None),
                 route(Some("old"), false, None, Some("prefill_down")),
             ],
+            workers: vec![NodeWorkers {
+                node: "spark".into(),
+                workers: [16, 1]
+                    .map(|layers| WorkerReport { name: "worker-1".into(), address: None, devices: Vec::new(), layers })
+                    .to_vec(),
+            }],
         };
         let table = table(&plan);
+        assert!(table.ends_with("\nspark computes with worker-1 16 layers, worker-1 1 layer\n"), "{table}");
         let lines: Vec<&str> = table.lines().skip(3).collect();
         assert!(lines[0].starts_with("  mac ") && lines[0].ends_with("rates not known yet"), "{table}");
         assert!(lines[1].starts_with("* spark → mac") && lines[1].contains(" 61 ") && lines[1].contains("64→8"));

@@ -185,6 +185,10 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
         for (field, message) in model.engine.problems() {
             problem(key(&format!("engine.{field}")), message);
         }
+        if model.engine.workers.as_ref().is_some_and(|workers| !workers.is_empty()) {
+            let message = "cannot be set for a model that is loaded on demand, whose memory is this machine's";
+            problem(key("engine.workers"), message.into());
+        }
     }
     if loading.memory_budget.as_ref().is_some_and(|budget| budget.typed().is_none()) {
         let message = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"";

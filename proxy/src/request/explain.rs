@@ -8,11 +8,12 @@ use baton_schemas::{EngineError, GenerateRequest};
 use super::admission::Admission;
 use super::caller::Caller;
 use super::failover::ask;
-use super::plan::explanation::Explanation;
+use super::plan::explanation::{Explanation, NodeWorkers};
 use super::plan::{self, PlanRequest};
 use super::prompt::{self, PreparedPrompt};
 use crate::error::RequestError;
-use crate::targets::nodes::Node;
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::{Node, WorkerReport};
 use crate::targets::{Target, Targets};
 
 /// Explains the route that a request would take now. The request must be admitted, because its prompt is rendered.
@@ -39,5 +40,17 @@ pub async fn explain(
     // Use the client's own limit, before it is cut to the context.
     let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
     let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));
-    Ok(Explanation::new(request.model.clone(), &explained))
+    Ok(Explanation::new(request.model.clone(), &explained, workers(model)))
+}
+
+/// The nodes of a model that compute with workers, each once.
+fn workers(model: &ServedModel) -> Vec<NodeWorkers> {
+    let mut found: Vec<NodeWorkers> = Vec::new();
+    for node in model.decode.iter().chain(&model.prefill) {
+        let workers = node.info().map(|info| WorkerReport::of(&info, false)).unwrap_or_default();
+        if !workers.is_empty() && !found.iter().any(|known| known.node == node.name) {
+            found.push(NodeWorkers { node: node.name.clone(), workers });
+        }
+    }
+    found
 }

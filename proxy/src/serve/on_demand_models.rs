@@ -233,6 +233,7 @@ fn supervise(
         log_name: format!("the engine of {:?}", plan.name),
         args: plan.args.clone(),
         pull_key: None,
+        workers_key: None,
         traces_to: telemetry::endpoint(config.startup.otlp_endpoint.as_deref()),
     };
     let (supervised, _) = supervisor::supervise(spec, is_wanted)?;

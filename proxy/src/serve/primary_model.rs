@@ -65,11 +65,14 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
             true => Some(key_to_discover(transport)?),
             false => cluster_key(&config.routing.prefill, transport)?,
         },
+        workers_key: cluster_key(engine.remote_workers(), transport)?,
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     let node = Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health));
-    let first_start = first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::TimedOut))?))).boxed();
+    let first_start = first_start
+        .map(|first| Ok(Some(first.unwrap_or(Err(StartError::Spawn("it is not wanted any more".into())))?)))
+        .boxed();
     Ok(OwnEngine { node, supervised, first_start })
 }

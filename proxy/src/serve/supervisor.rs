@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::EngineError;
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{oneshot, watch};
@@ -45,6 +45,9 @@ pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BL
 
 /// A large model on a slow disk takes minutes; longer than this is a hang.
 const START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// The same with workers, to which the weights travel, and which may be started later.
+const WORKERS_START_DEADLINE: Duration = Duration::from_secs(4 * 3600);
 
 /// The end of a child that ran this long does not count as a quick exit.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -79,8 +82,8 @@ pub(super) enum StartError {
         status: ExitStatus,
     },
     /// The child is silent.
-    #[error("the engine's process did not become ready within {} s", START_DEADLINE.as_secs())]
-    TimedOut,
+    #[error("the engine's process did not become ready within {} s", .0.as_secs())]
+    TimedOut(Duration),
     /// The socket's folder cannot be created.
     #[error(transparent)]
     Folder(#[from] SocketFolderError),
@@ -94,7 +97,7 @@ impl StartError {
         match self {
             StartError::Refused { summary, .. } => summary.clone(),
             StartError::Ended { .. } => "the engine ended while it was starting".into(),
-            StartError::TimedOut => "the engine does not become ready".into(),
+            StartError::TimedOut(_) => "the engine does not become ready".into(),
             StartError::Folder(_) | StartError::Spawn(_) => "the engine's process cannot be started".into(),
         }
     }
@@ -125,6 +128,8 @@ pub(super) struct ChildSpec {
     pub(super) args: Vec<OsString>,
     /// The cluster's key, for a child that pulls KV from other nodes.
     pub(super) pull_key: Option<String>,
+    /// The cluster's key, for a child whose engine has workers.
+    pub(super) workers_key: Option<String>,
     /// The collector of its traces.
     pub(super) traces_to: Option<String>,
 }
@@ -148,6 +153,8 @@ pub(super) fn supervise(
     command.args(["node", "--child", "--listen"]).arg(listen).args(spec.args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     command.env_remove(PULL_KEY_VARIABLE).envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
+    let start_deadline = if spec.workers_key.is_some() { WORKERS_START_DEADLINE } else { START_DEADLINE };
+    command.env_remove(WORKERS_KEY_VARIABLE).envs(spec.workers_key.map(|key| (WORKERS_KEY_VARIABLE, key)));
     command.envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
     // Only this process reports to the service manager.
     command.env_remove("NOTIFY_SOCKET");
@@ -172,6 +179,7 @@ pub(super) fn supervise(
         wanted,
         starting: None,
         failures: 0,
+        start_deadline,
     };
     let stopped = stop.clone();
     tracker.spawn(async move {
@@ -192,6 +200,7 @@ struct Keeper {
     starting: Option<Child>,
     /// Failed starts and quick exits in a row.
     failures: u32,
+    start_deadline: Duration,
 }
 
 impl Keeper {
@@ -249,8 +258,8 @@ impl Keeper {
         let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
         // Taken out of the child, because waiting for a child closes the input it still holds.
         let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
-        match tokio::time::timeout(START_DEADLINE, first_event(stdout)).await {
-            Err(_) => return Err(StartError::TimedOut),
+        match tokio::time::timeout(self.start_deadline, first_event(stdout)).await {
+            Err(_) => return Err(StartError::TimedOut(self.start_deadline)),
             Ok(Some(ChildEvent::Ready { .. })) => {}
             Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
             Ok(None) => {

@@ -207,6 +207,7 @@ mod tests {
             reranking: None,
             projector: None,
             devices: Vec::new(),
+            workers: Vec::new(),
             role: Role::Both,
             fingerprint: None,
             kv: None,

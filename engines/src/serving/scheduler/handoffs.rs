@@ -152,7 +152,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     pub(super) fn export_chunks(&mut self) {
         let Some(handoffs) = &self.handoffs else { return };
         let layout = Arc::clone(&handoffs.layout);
-        let n_max = self.limits.budget.n_ubatch.min(max_frame_positions(&layout) as usize);
+        let n_max = self.limits.budget.max_tokens().min(max_frame_positions(&layout) as usize);
         let cached_chunk = cached_chunk(&layout);
         for slot in 0..self.slots.len() {
             let n_kv = self.slots[slot].kv.len();

@@ -124,7 +124,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             slots: vec![CacheSlot::default(); limits.n_slots],
             running: (0..limits.n_slots).map(|_| None).collect(),
             waiting: VecDeque::new(),
-            batch: Vec::with_capacity(limits.budget.n_ubatch + limits.n_slots),
+            batch: Vec::with_capacity(limits.budget.max_tokens() + limits.n_slots),
             preparations: (0..limits.n_slots).map(|_| None).collect(),
             clock: 0,
             short_of_cells: false,

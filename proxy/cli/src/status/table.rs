@@ -48,6 +48,9 @@ pub(super) fn render(state: &EndpointState) -> String {
         }
         out.push('\n');
         out += &nodes(model);
+        if model.nodes.iter().any(|node| !node.workers.is_empty()) {
+            out += &workers(model);
+        }
         if !model.links.is_empty() {
             out += &links(model);
         }
@@ -109,6 +112,24 @@ fn nodes(model: &ModelState) -> String {
         ]
     };
     table(&head, model.nodes.iter().map(row))
+}
+
+/// Who computes a part of whose layers. Each node is shown once, even if it has two tasks.
+fn workers(model: &ModelState) -> String {
+    let mut shown = BTreeSet::new();
+    let rows = model.nodes.iter().filter(|node| shown.insert(&node.name)).flat_map(|node| {
+        node.workers.iter().map(|worker| {
+            let devices: Vec<String> = worker.devices.iter().map(|device| without_controls(device)).collect();
+            vec![
+                worker.name.clone(),
+                node.name.clone(),
+                without_controls(worker.address.as_deref().unwrap_or("-")),
+                worker.layers.to_string(),
+                devices.join(", "),
+            ]
+        })
+    });
+    table(&["WORKER", "OF NODE", "ADDRESS", "LAYERS", "DEVICES"], rows)
 }
 
 /// Shows `-` for a node that does not run or has not answered yet.

@@ -1,5 +1,7 @@
 //! The options of an engine, as flags of `baton node` and `baton serve` and as keys of the configuration file.
 
+pub mod workers;
+
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -23,10 +25,6 @@ const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 /// Distances beyond this are those of unrelated values; a RoPE order mistake scores 1.4.
 const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
 const KV_DIVERGENCES: RangeInclusive<f64> = 0.0..=10.0;
-
-/// Why the shares of GPUs cannot be set.
-const NO_TENSOR_SPLIT: &str = "is not supported: llama-cpp-2 does not pass it on. llama.cpp divides the layers by the GPUs' \
-                               free memory; --device chooses one GPU, and --gpu-layers how many layers GPUs get";
 
 /// A larger factor is mistyped: it would stretch a context of 8,192 tokens to 8 million.
 const ROPE_SCALES: RangeInclusive<f64> = 0.001..=1000.0;
@@ -120,8 +118,13 @@ pub struct EngineArgs {
     /// How the model is split among GPUs: none, layer, row [default: layer]
     #[arg(long, value_name = "MODE", value_parser = one_of(SplitMode::ALL, SplitMode::as_str, None))]
     pub split_mode: Option<SplitMode>,
-    /// Not supported: the shares of the GPUs
-    #[arg(long, value_name = "SHARES", hide = true)]
+    /// Compute the model's layers together with these workers: nodes with the role worker, or `local` for a process of
+    /// this machine
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    pub workers: Option<Vec<String>>,
+    /// With workers: a share of the layers for each worker, and a last one for this machine's GPUs if it has any, e.g.
+    /// 3,1
+    #[arg(long, value_name = "SHARES")]
     pub tensor_split: Option<String>,
     /// Keep the experts of all layers with the processor
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -257,13 +260,12 @@ impl EngineArgs {
     }
 
     fn placement_problems(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let no_split = self.tensor_split.as_ref().map(|_| ("tensor_split", NO_TENSOR_SPLIT.to_owned()));
         let overrides = self.override_tensor.as_deref().unwrap_or_default();
         let wrong = match overrides.len() {
             0..=MAX_PATTERNS => overrides.iter().find_map(|text| parse_override(text).err()),
             n => Some(format!("may have {MAX_PATTERNS} patterns, not {n}")),
         };
-        no_split.into_iter().chain(wrong.map(|message| ("override_tensor", message)))
+        wrong.map(|message| ("override_tensor", message)).into_iter().chain(self.worker_problem())
     }
 
     /// Tensors that stay with the processor. Overrides in a wrong form are among [`EngineArgs::problems`].
@@ -347,7 +349,7 @@ impl EngineArgs {
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
         let overrides = self.override_tensor.as_ref().filter(|all| !all.is_empty());
-        let options: [(&str, Option<OsString>); 41] = [
+        let options: [(&str, Option<OsString>); 42] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -372,6 +374,7 @@ impl EngineArgs {
             ("--lora", self.lora.clone().map(Into::into)),
             ("--lora-scaled", self.lora_scaled.clone().map(Into::into)),
             ("--split-mode", self.split_mode.map(|mode| mode.as_str().into())),
+            ("--workers", self.workers.as_ref().filter(|all| !all.is_empty()).map(|all| all.join(",").into())),
             ("--tensor-split", self.tensor_split.clone().map(Into::into)),
             ("--cpu-moe", flag(self.cpu_moe)),
             ("--n-cpu-moe", number(self.n_cpu_moe)),
@@ -435,7 +438,8 @@ impl EngineArgs {
             n_cpu_moe: _,
             override_tensor: _,
             split_mode,
-            // It is refused.
+            // The caller connects to them and divides the layers.
+            workers: _,
             tensor_split: _,
             // It is always on.
             flash_attn: _,
@@ -476,6 +480,7 @@ impl EngineArgs {
             max_queued,
             chat_template,
             projector: mmproj,
+            workers: Vec::new(),
             mlx_python,
             sim_prefill_tps,
             sim_decode_tps,

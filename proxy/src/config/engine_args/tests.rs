@@ -39,6 +39,7 @@ fn every_option_reaches_the_child() {
         lora: Some("e f.gguf".into()),
         lora_scaled: None,
         split_mode: Some(SplitMode::Row),
+        workers: Some(vec!["spark-2.local:9000".into(), "local".into()]),
         tensor_split: Some("3,1".into()),
         cpu_moe: Some(false),
         n_cpu_moe: Some(9),

@@ -301,6 +301,7 @@ fn info() -> Arc<NodeInfo> {
         reranking: None,
         projector: None,
         devices: Vec::new(),
+        workers: Vec::new(),
         role: Role::Both,
         fingerprint: None,
         kv: None,

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, breaker, unix_ms};
-use crate::targets::nodes::{Node, NodeState, StateTransition, Task};
+use crate::targets::nodes::{Node, NodeState, StateTransition, Task, WorkerReport};
 
 /// A node and one of its tasks. Its own figures are zero until it has answered.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -47,6 +47,9 @@ pub struct NodeReport {
     /// The devices that compute, as the engine names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// Workers that compute a part of its model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<WorkerReport>,
     /// The model by the node's own name for it.
     pub model: String,
     /// Tokens that one sequence may hold.
@@ -108,6 +111,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         engine: info.engine.clone(),
         simulated: EngineKind::is_simulated(&info.engine),
         devices: info.devices.clone(),
+        workers: WorkerReport::of(info, with_address),
         model: info.model.clone(),
         n_ctx: info.n_ctx,
         slots: info.n_slots,

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Explained;
+use crate::targets::nodes::WorkerReport;
 
 /// The plan that a request would get now, with its reasons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -22,6 +23,18 @@ pub struct Explanation {
     pub expected_output: f64,
     /// All routes, direct ones first.
     pub routes: Vec<RouteExplanation>,
+    /// The nodes that compute with workers. Their rates are those of node and workers together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<NodeWorkers>,
+}
+
+/// A node that computes with workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeWorkers {
+    /// The node's name.
+    pub node: String,
+    /// Its workers.
+    pub workers: Vec<WorkerReport>,
 }
 
 /// A route with its predicted times.
@@ -45,7 +58,7 @@ pub struct RouteExplanation {
 
 impl Explanation {
     /// Explains what [`explain`](super::explain) found for the model of this name.
-    pub fn new(model: String, explained: &Explained) -> Explanation {
+    pub fn new(model: String, explained: &Explained, workers: Vec<NodeWorkers>) -> Explanation {
         let Explained { snapshot, candidates, policy, choice } = explained;
         let chosen = choice.map(|choice| choice.candidate);
         let routes = candidates.iter().enumerate().map(|(i, c)| route(snapshot, c, chosen == Some(i)));
@@ -56,6 +69,7 @@ impl Explanation {
             n_prompt: snapshot.request.n_prompt,
             expected_output: snapshot.request.n_output,
             routes: routes.collect(),
+            workers,
         }
     }
 }

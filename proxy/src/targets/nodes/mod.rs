@@ -13,6 +13,7 @@ mod node_state;
 mod prefixes;
 pub mod probe;
 mod suspects;
+mod workers;
 
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::breakers::{Breakers, PairBreakers, Task};
@@ -22,3 +23,4 @@ pub use self::identity::ModelIdentity;
 pub use self::node::{FoundPaths, Node, NodeClaim, READY_WAIT};
 pub use self::node_state::NodeState;
 pub use self::suspects::{SuspectStay, Suspects, Suspicion};
+pub use self::workers::WorkerReport;

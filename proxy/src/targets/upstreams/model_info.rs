@@ -34,6 +34,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         reranking: None,
         projector: None,
         devices: Vec::new(),
+        workers: Vec::new(),
         role: Role::default(),
         fingerprint: None,
         kv: None,

@@ -20,6 +20,7 @@ use super::{NAN_WAIT, SchedulerLimits};
 use crate::gguf::Gguf;
 use crate::llama::context::LlamaSlots;
 use crate::llama::embed::Embedder;
+use crate::llama::placed::Placed;
 use crate::llama::projector::Projector;
 use crate::llama::vocabulary::vocabulary;
 use crate::llama::{LlamaConfig, load};
@@ -47,7 +48,7 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u3
         sliding_window: None,
         indivisible,
     };
-    let context = load::context(model, &config, None, n_cells).unwrap();
+    let context = load::context(model, &config, None, n_cells, config.n_ubatch + config.n_slots).unwrap();
     let slots = LlamaSlots::new(context, (config.n_ubatch + config.n_slots) as usize);
     let embedder = Embedder::new(model, config, None, 0, Arc::clone(&shared));
     super::Scheduler::new(slots, embedder, Arc::new(vocabulary(model)), limits, shared)
@@ -63,7 +64,7 @@ fn loaded(file: &Path) -> (Arc<LlamaModel>, LlamaConfig) {
     config.n_slots = 2;
     config.n_threads = Some(1);
     let gguf = Gguf::open(&config.model).unwrap();
-    (Arc::new(load::model(&config, &gguf).unwrap()), config)
+    (Arc::new(load::model(&config, &gguf, &Placed::alone()).unwrap()), config)
 }
 
 /// A request for 24 greedy tokens with their log-probabilities.

@@ -1,0 +1,90 @@
+//! Connects a node to its workers before its engine starts. [`baton_engines::workers`] does it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::llama::devices::{self, CPU};
+use baton_engines::options::WorkerEndpoint;
+use baton_engines::transport::Transport;
+use baton_engines::workers::session::{Lender, LenderOptions};
+use baton_engines::workers::shares::told_memory;
+use baton_engines::workers::tunnel::{TunnelSetup, WorkerFailure, WorkerSource};
+use baton_proxy::config::engine_args::EngineArgs;
+use baton_proxy::config::transport_args::TransportArgs;
+use baton_schemas::node::WORKERS_KEY_VARIABLE;
+use baton_schemas::worker::LOCAL_WORKER;
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::node_failure::NodeFailure;
+use super::terminal;
+
+/// The pause between two attempts to reach a worker.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Opens a port of loopback for each configured worker, in their order. Waits for workers that cannot be used yet, as
+/// long as it takes: the machines of a cluster start in any order. Errors: mistakes of the operator.
+pub(super) async fn connect(
+    args: &EngineArgs,
+    addresses: &TransportArgs,
+    key: &str,
+    transport: Transport,
+) -> Result<Vec<WorkerEndpoint>, NodeFailure> {
+    let Some(workers) = args.workers.as_deref().filter(|workers| !workers.is_empty()) else { return Ok(Vec::new()) };
+    let told = match args.shares() {
+        None => vec![None; workers.len()],
+        Some(shares) => {
+            let own_free = devices::free_gpu_memory().map_err(NodeFailure::setup)?;
+            let told = told_memory(&shares, workers.len(), own_free);
+            let told = told.map_err(|message| NodeFailure::setup(format!("--tensor-split {message}")))?;
+            told.into_iter().map(Some).collect()
+        }
+    };
+    let of_cluster = std::env::var(WORKERS_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let key = of_cluster.unwrap_or_else(|| key.to_owned());
+    let setup = TunnelSetup { key, transport, on_lost: Arc::new(end_process) };
+    let mut endpoints = Vec::with_capacity(workers.len());
+    for (name, told) in workers.iter().zip(told) {
+        let source = source(name, args, addresses).await?;
+        endpoints.push(open(&setup, &source, told).await?);
+    }
+    Ok(endpoints)
+}
+
+async fn source(name: &str, args: &EngineArgs, addresses: &TransportArgs) -> Result<WorkerSource, NodeFailure> {
+    if name != LOCAL_WORKER {
+        return Ok(WorkerSource::Node { name: name.to_owned(), url: addresses.node_url(name) });
+    }
+    let program = std::env::current_exe().map_err(NodeFailure::setup)?;
+    let options = LenderOptions { program, device: Some(CPU.to_owned()), threads: args.threads, max_memory: None };
+    Lender::start(options).await.map(|lender| WorkerSource::Local(Arc::new(lender))).map_err(NodeFailure::setup)
+}
+
+/// Opens the tunnel to a worker. Says once why it waits, and again when the reason changes.
+async fn open(setup: &TunnelSetup, source: &WorkerSource, told: Option<u64>) -> Result<WorkerEndpoint, NodeFailure> {
+    let mut said = String::new();
+    loop {
+        match setup.open(source, told).await {
+            Ok(endpoint) => return Ok(endpoint),
+            Err(failure @ (WorkerFailure::Address(_) | WorkerFailure::Client(_) | WorkerFailure::Port(_))) => {
+                return Err(NodeFailure::setup(failure));
+            }
+            Err(failure) => {
+                let reason = failure.to_string();
+                if reason != said {
+                    terminal::note(format_args!("baton node: waits for the worker {}: {reason}", source.name()));
+                    said = reason;
+                }
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Ends this process, whose engine cannot go on without a worker. What has started it starts it again.
+fn end_process(worker: &str, reason: &str) {
+    tracing::error!(worker, reason, "a worker is lost; this process ends, because the engine cannot go on without it");
+    // Not an orderly exit: destructors would race with the thread that computes.
+    if kill_process(getpid(), Signal::KILL).is_err() {
+        std::process::abort();
+    }
+}
