@@ -100,13 +100,16 @@ pub enum WorkerFailure {
     Port(#[from] std::io::Error),
 }
 
+/// Is called with a worker's name and the reason.
+pub type OnLost = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
 /// What the tunnels to workers have in common.
 #[derive(Clone)]
 pub struct TunnelSetup {
     pub key: String,
     pub transport: Transport,
     /// Called with the worker's name and the reason when a worker is lost. It should end the process.
-    pub on_lost: Arc<dyn Fn(&str, &str) + Send + Sync>,
+    pub on_lost: OnLost,
 }
 
 impl TunnelSetup {
@@ -171,7 +174,7 @@ struct Tunnel {
     reported: ReportedMemory,
     /// As the worker has described itself.
     devices: Vec<LentDevice>,
-    on_lost: Arc<dyn Fn(&str, &str) + Send + Sync>,
+    on_lost: OnLost,
 }
 
 impl Tunnel {
