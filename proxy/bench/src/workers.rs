@@ -4,7 +4,7 @@
 //! first token, and the median gap between tokens. The links are relays on loopback that pace both directions.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use baton_engines::Engine;
 use baton_fetch as models;
@@ -141,7 +141,8 @@ impl WorkersBench {
         gbps: Option<f64>,
         before: &[WorkersRow],
     ) -> Result<Vec<WorkersRow>, CommandFailure> {
-        let cluster = Cluster::start(&self.model, n_workers, gbps, self.ubatch, self.longest(), None).await?;
+        let shape = ClusterShape { n_workers, gbps, n_ctx: self.longest(), lend_mib: None };
+        let cluster = self.start(shape).await?;
         let mut prompts = Prompts::of(&cluster.node.engine).await?;
         stream(&cluster.node.engine, ephemeral(prompts.next(WARM_UP), 2)).await?;
         let mut rows = Vec::new();
@@ -171,7 +172,7 @@ impl WorkersBench {
     /// workers.
     async fn too_large_for_one(&self, mib: u32) -> Result<String, CommandFailure> {
         let weights = std::fs::metadata(&self.model)?.len() >> 20;
-        let start = |n_workers, mib| Cluster::start(&self.model, n_workers, None, self.ubatch, 512, mib);
+        let start = |n_workers, lend_mib| self.start(ClusterShape { n_workers, gbps: None, n_ctx: 512, lend_mib });
         let refused = match start(1, Some(mib)).await {
             Ok(_) => return Err(CommandFailure(format!("one worker with {mib} MiB runs this model: lend less"))),
             Err(CommandFailure(message)) if message.contains("are available") => message,
@@ -223,15 +224,20 @@ async fn tokens(cluster: &Cluster, prompt: Vec<Token>) -> Result<Vec<Token>, Com
     Ok(tokens)
 }
 
-impl Cluster {
-    async fn start(
-        model: &Path,
-        n_workers: usize,
-        gbps: Option<f64>,
-        ubatch: u32,
-        n_ctx: u32,
-        lend_mib: Option<u32>,
-    ) -> Result<Cluster, CommandFailure> {
+/// A cluster to start.
+#[derive(Clone, Copy)]
+struct ClusterShape {
+    n_workers: usize,
+    /// `None`: loopback.
+    gbps: Option<f64>,
+    n_ctx: u32,
+    /// What each worker lends, MiB. `None`: all that is free.
+    lend_mib: Option<u32>,
+}
+
+impl WorkersBench {
+    async fn start(&self, shape: ClusterShape) -> Result<Cluster, CommandFailure> {
+        let ClusterShape { n_workers, gbps, n_ctx, lend_mib } = shape;
         let key = uuid::Uuid::new_v4().to_string();
         let mut workers = Vec::new();
         let mut links = Vec::new();
@@ -252,11 +258,16 @@ impl Cluster {
             }
             workers.push(worker);
         }
-        let mut args: Vec<OsString> = vec!["--model".into(), model.into(), "--threads".into(), "1".into()];
+        let mut args: Vec<OsString> = vec!["--model".into(), self.model.clone().into(), "--threads".into(), "1".into()];
         args.extend(["--slots", "1", "--ctx-size"].map(OsString::from));
         args.extend([n_ctx.to_string(), "--kv-cells".to_owned(), n_ctx.to_string()].map(OsString::from));
         if n_workers > 0 {
-            args.extend(["--workers".into(), addresses.join(",").into(), "--ubatch".into(), ubatch.to_string().into()]);
+            args.extend([
+                "--workers".into(),
+                addresses.join(",").into(),
+                "--ubatch".into(),
+                self.ubatch.to_string().into(),
+            ]);
         }
         let node = NodeProcess::start(&key, args).await?;
         if n_workers == 0 {
