@@ -124,13 +124,16 @@ async fn a_model_on_two_workers_hands_over_and_gives_the_same_reply() {
     eventually("the end of both sessions", || lenders.iter().all(|pid| !is_alive(*pid)).then_some(()));
 }
 
+/// A fault's name, the process that suffers it, and its signal.
+type Fault = (&'static str, fn(&BatonNode) -> Pid, Signal);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_dies_or_freezes_costs_no_reply() {
     let worker = worker();
     let node = BatonNode::start(&["--role", "prefill", "--workers", at(&worker)]);
     let server = endpoint(&node.url);
     // The process that lends, and the worker's node around it.
-    let faults: [(&str, fn(&BatonNode) -> Pid, Signal); 3] = [
+    let faults: [Fault; 3] = [
         ("killed", lender_of, Signal::KILL),
         ("frozen", lender_of, Signal::STOP),
         ("asleep", |worker| Pid::from_raw(worker.pid().cast_signed()).unwrap(), Signal::STOP),
