@@ -138,8 +138,11 @@ fn q8_0_refuses_what_it_cannot_hold() {
     }
 }
 
-/// Frames of a layout with several tensors, coded by so many workers.
-fn by_workers(codec: Codec, n: usize, frames: &[Vec<Vec<u8>>]) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<Vec<u8>>>) {
+/// The bytes of each tensor of a frame.
+type FrameBytes = Vec<Vec<u8>>;
+
+/// Frames of a layout with several tensors, encoded and decoded by so many workers.
+fn by_workers(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>, Vec<FrameBytes>) {
     let rows = rows(Dtype::F16, 128);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; frames[0].len() / 2];
     let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
