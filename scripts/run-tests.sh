@@ -13,7 +13,7 @@ fi
 
 # A test that hangs must not take all of CI's time: cargo has named it by then, and the other parts still run.
 limit=()
-[ -z "${CI:-}" ] || limit=(timeout --kill-after=10 "${PART_SECONDS:-1500}")
+[ -z "${CI:-}" ] || limit=(timeout --kill-after=10 "${PART_SECONDS:-2400}")
 
 status=0
 run() { # NAME THREADS WHICH_TESTS...
