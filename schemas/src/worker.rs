@@ -1,4 +1,4 @@
-//! What a node asks of a worker, a machine that lends its devices (docs/workers.md).
+//! The calls of a node to a worker, a machine that lends its devices (docs/workers.md).
 //!
 //! | call | reply |
 //! |---|---|
@@ -26,7 +26,7 @@ pub const MAX_WORKERS: usize = 16;
 /// The name, in options too, of the worker that is a process of the node's own machine.
 pub const LOCAL_WORKER: &str = "local";
 
-/// What a worker lends.
+/// The devices that a worker lends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerDescription {
     /// Its [`WORKER_VERSION`].

@@ -42,7 +42,7 @@ const OVERHEAD: u64 = 256 << 20;
 /// of their weights.
 const LARGEST_TENSOR: u64 = 8;
 
-/// What a child lends.
+/// The devices and the memory that a child lends.
 #[derive(Debug, Clone)]
 pub struct Lent {
     /// The one device, by its name; by default every GPU, or else the processor.

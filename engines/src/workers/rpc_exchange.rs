@@ -1,4 +1,4 @@
-//! What the two directions of a tunnel know of each other: which request waits for its answer, and since when.
+//! Follows both directions of a tunnel: which request waits for its answer, and for how long.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(600);
 /// How long an engine may send nothing before its first request, or within a request.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What has not come in time.
+/// A message that has not come in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// Of the worker.
+    /// The worker's answer.
     Answer,
-    /// Of the engine.
+    /// The engine's first request, or the rest of one.
     Request,
 }
 
-/// What the memory that a worker reports becomes. llama.cpp divides the layers by it, and the binding passes on no
-/// other shares.
+/// The free memory that llama.cpp is told of a worker. It divides the layers by it, and the binding passes on no other
+/// shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReportedMemory {
     /// Free memory as the worker reports it, but at most so many bytes.
@@ -43,7 +43,7 @@ impl ReportedMemory {
     }
 }
 
-/// What becomes of the bytes of an answer.
+/// How the bytes of an answer are forwarded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Forward {
     /// They are forwarded as they are.

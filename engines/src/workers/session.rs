@@ -46,7 +46,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// Bytes that a child may write before it is ready; its events have some hundred.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
-/// What a worker lends, and the program that lends it.
+/// The devices to lend, and the program that lends them.
 #[derive(Debug, Clone)]
 pub struct LenderOptions {
     /// `baton`, whose hidden command `lend` is the child.
@@ -122,7 +122,7 @@ impl Lender {
         Ok(Lender { options, described, turn: Arc::new(Semaphore::new(1)) })
     }
 
-    /// What is lent. Free memory is that of the last description.
+    /// Returns the lent devices. Their free memory is that of the last description.
     pub fn devices(&self) -> Vec<LentDevice> {
         self.lock().devices.clone()
     }

@@ -103,7 +103,7 @@ pub enum WorkerFailure {
 /// Is called with a worker's name and the reason.
 pub type OnLost = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
-/// What the tunnels to workers have in common.
+/// The settings of all tunnels to workers.
 #[derive(Clone)]
 pub struct TunnelSetup {
     pub key: String,
@@ -231,7 +231,7 @@ impl Tunnel {
     }
 }
 
-/// What the descriptions of all versions have.
+/// The part of a description that all versions have in common.
 #[derive(Deserialize)]
 struct Versioned {
     version: u16,
@@ -312,7 +312,7 @@ fn accepted(sent: reqwest::Result<Response>) -> Result<Response, WorkerFailure> 
     sent.map_err(|error| WorkerFailure::Unreachable(describe(&error)))
 }
 
-/// What the status of a refusal means.
+/// Translates the status of a refusal.
 fn status(status: StatusCode) -> WorkerFailure {
     match status {
         StatusCode::UNAUTHORIZED => WorkerFailure::Key,

@@ -66,7 +66,7 @@ fn gbps(text: &str) -> Result<f64, &'static str> {
     if gbps == 0.0 || (0.001..=1_000.0).contains(&gbps) { Ok(gbps) } else { Err("must be 0, or from 0.001 to 1000") }
 }
 
-/// What was measured with one cluster and one prompt length.
+/// The figures of one cluster and one prompt length.
 #[derive(Serialize)]
 struct WorkersRow {
     n_workers: usize,
@@ -231,7 +231,7 @@ struct ClusterShape {
     /// `None`: loopback.
     gbps: Option<f64>,
     n_ctx: u32,
-    /// What each worker lends, MiB. `None`: all that is free.
+    /// Memory that each worker lends, MiB. `None`: all that is free.
     lend_mib: Option<u32>,
 }
 

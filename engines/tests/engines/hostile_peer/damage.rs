@@ -15,7 +15,7 @@ use crate::peers::fake::{FakeNode, say};
 use crate::peers::recording::Recording;
 use crate::peers::{KEY, node, small_sim};
 
-/// How often a damaged reply is tried to be sent.
+/// Requests in succession that may end before a damaged reply is sent.
 const ATTEMPTS: usize = 5;
 
 /// The damage to a recorded reply.

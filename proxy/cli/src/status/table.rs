@@ -114,7 +114,7 @@ fn nodes(model: &ModelState) -> String {
     table(&head, model.nodes.iter().map(row))
 }
 
-/// Who computes a part of whose layers. Each node is shown once, even if it has two tasks.
+/// Lists the workers of each node with their layers. Each node is shown once, even if it has two tasks.
 fn workers(model: &ModelState) -> String {
     let mut shown = BTreeSet::new();
     let rows = model.nodes.iter().filter(|node| shown.insert(&node.name)).flat_map(|node| {

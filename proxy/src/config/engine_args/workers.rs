@@ -18,7 +18,7 @@ const NO_TENSOR_SPLIT: &str = "is not supported without workers: llama-cpp-2 doe
 const SHARES: RangeInclusive<f64> = 0.001..=1000.0;
 
 impl EngineArgs {
-    /// What is wrong with the workers and their shares.
+    /// Finds a mistake in the workers or their shares: the option's key, and a message.
     pub(super) fn worker_problem(&self) -> Option<(&'static str, String)> {
         let Some(workers) = self.workers.as_deref().filter(|workers| !workers.is_empty()) else {
             return self.tensor_split.as_ref().map(|_| ("tensor_split", NO_TENSOR_SPLIT.to_owned()));
