@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::chunk::Chunk;
-use super::codec::{Codec, Encoder, ModelKnowledge, TensorRows, Workers, knowledge};
+use super::codec::{Codec, Coders, Encoder, ModelKnowledge, TensorRows, knowledge};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
@@ -25,7 +25,7 @@ pub struct HandoffWriter {
     codec: Codec,
     /// The MAC of the next record.
     mac: Mac,
-    encoders: Option<Workers<Encoder>>,
+    encoders: Option<Coders<Encoder>>,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -61,7 +61,7 @@ impl HandoffWriter {
             knowledge::check(known.tensors, &handoff.layout)?;
         }
         let known = ModelKnowledge { rotation, ..known };
-        let encoders = Workers::new(handoff.layout.n_tensors(), || Encoder::new(codec, &handoff.layout, known))?;
+        let encoders = Coders::new(handoff.layout.n_tensors(), || Encoder::new(codec, &handoff.layout, known))?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
@@ -153,7 +153,7 @@ impl HandoffWriter {
 }
 
 /// Writes the body of an encoded frame.
-fn encode(encoders: &mut Workers<Encoder>, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
+fn encode(encoders: &mut Coders<Encoder>, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
     let layers = handoff
         .layout
         .sections

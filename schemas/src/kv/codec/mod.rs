@@ -1,20 +1,20 @@
 //! Encodings of a frame's rows. A codec saves time only if the link is slower than the codec.
 
+mod coders;
 mod floats;
 pub(super) mod knowledge;
 mod kvq;
 mod planes;
 mod q8_0;
-mod workers;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::coders::Coders;
 pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
-pub(super) use self::workers::Workers;
 use super::layout::{KvLayout, Rows};
 use super::rotation::KeyRotation;
 

@@ -141,14 +141,14 @@ fn q8_0_refuses_what_it_cannot_hold() {
 /// The bytes of each tensor of a frame.
 type FrameBytes = Vec<Vec<u8>>;
 
-/// Frames of a layout with several tensors, encoded and decoded by so many workers.
-fn by_workers(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>, Vec<FrameBytes>) {
+/// Frames of a layout with several tensors, encoded and decoded by so many coders.
+fn by_coders(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>, Vec<FrameBytes>) {
     let rows = rows(Dtype::F16, 128);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; frames[0].len() / 2];
     let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
     let make = || Encoder::new(codec, &layout, ModelKnowledge::default());
-    let mut encoders = Workers::of(n, make).unwrap().unwrap();
-    let mut decoders = Workers::of(n, || Decoder::new(codec, &layout, None)).unwrap().unwrap();
+    let mut encoders = Coders::of(n, make).unwrap().unwrap();
+    let mut decoders = Coders::of(n, || Decoder::new(codec, &layout, None)).unwrap().unwrap();
     let mut start = 0;
     let coded = frames.iter().map(|frame| {
         let n_bytes = frame.iter().map(Vec::len).sum();
@@ -167,20 +167,20 @@ fn by_workers(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>
 }
 
 #[test]
-fn any_number_of_workers_writes_and_reads_the_same() {
+fn any_number_of_coders_writes_and_reads_the_same() {
     const N_TENSORS: usize = 8;
     let value = |i: usize| ((i * 2_654_435_761) % 65_536) as f32 / 65_536.0 - 0.5;
-    // Shared among the workers, on one thread, and shared again: kvq remembers the frame before.
+    // Shared among the coders, on one thread, and shared again: kvq remembers the frame before.
     let frames = [600, 20, 600].map(|n_rows| {
         let tensor =
             |t| f16s(&(0..n_rows * 128).map(|i| value(i * (t + 3)) + (i % 128) as f32 / 40.0).collect::<Vec<_>>());
         (0..N_TENSORS).map(tensor).collect::<Vec<_>>()
     });
     for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::None) {
-        let (encoded, decoded) = by_workers(codec, 1, &frames);
+        let (encoded, decoded) = by_coders(codec, 1, &frames);
         assert_eq!(codec.is_lossy(), decoded != frames, "{codec:?}");
         for n in [2, 3, N_TENSORS] {
-            assert!(by_workers(codec, n, &frames) == (encoded.clone(), decoded.clone()), "{codec:?} by {n}");
+            assert!(by_coders(codec, n, &frames) == (encoded.clone(), decoded.clone()), "{codec:?} by {n}");
         }
     }
 }

@@ -9,7 +9,7 @@ use super::offer::Offer;
 use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
-use crate::kv::codec::{Codec, Decoder, TensorRows, Workers};
+use crate::kv::codec::{Codec, Coders, Decoder, TensorRows};
 use crate::kv::error::FrameError;
 use crate::kv::finite::all_finite;
 use crate::kv::frame::{FrameHeader, Span};
@@ -35,7 +35,7 @@ pub(super) struct ReaderProgress<P> {
     mac: Mac,
     /// Set by the head.
     codec: Codec,
-    decoders: Option<Workers<Decoder>>,
+    decoders: Option<Coders<Decoder>>,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -185,7 +185,7 @@ impl<P: Placement> ReaderProgress<P> {
         self.codec = head.codec;
         let rotation = head.rotation.as_ref().filter(|_| head.codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&self.layout))?;
-        let decoders = Workers::new(self.layout.n_tensors(), || Decoder::new(head.codec, &self.layout, rotation));
+        let decoders = Coders::new(self.layout.n_tensors(), || Decoder::new(head.codec, &self.layout, rotation));
         self.decoders = decoders.map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
         Ok(head)
     }

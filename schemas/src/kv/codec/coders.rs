@@ -7,8 +7,8 @@ use rayon::iter::ParallelIterator as _;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, IntoParallelRefMutIterator as _};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// The most workers of a stream, so that a large machine has cores left for other work.
-const MAX_WORKERS: usize = 8;
+/// The most coders of a stream, so that a large machine has cores left for other work.
+const MAX_CODERS: usize = 8;
 
 /// Plain bytes of a frame from which several cores save more time than it takes to wake them.
 const ENOUGH_BYTES: usize = 1 << 20;
@@ -21,28 +21,28 @@ static POOL: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
 
 /// The cores that streams use.
 fn n_cores() -> usize {
-    available_parallelism().map_or(1, usize::from).min(MAX_WORKERS)
+    available_parallelism().map_or(1, usize::from).min(MAX_CODERS)
 }
 
 /// The encoders or decoders of a stream, one for each core.
-pub(in crate::kv) struct Workers<C>(Vec<C>);
+pub(in crate::kv) struct Coders<C>(Vec<C>);
 
-impl<C: Send> Workers<C> {
+impl<C: Send> Coders<C> {
     /// Makes as many as there are cores and tensors, and at least one. `None`: `make` makes none.
     pub(in crate::kv) fn new<E>(
         n_tensors: usize,
         make: impl Fn() -> Result<Option<C>, E>,
-    ) -> Result<Option<Workers<C>>, E> {
-        Workers::of(n_cores().min(n_tensors).max(1), make)
+    ) -> Result<Option<Coders<C>>, E> {
+        Coders::of(n_cores().min(n_tensors).max(1), make)
     }
 
     /// Makes `n`, at least one.
-    pub(super) fn of<E>(n: usize, make: impl Fn() -> Result<Option<C>, E>) -> Result<Option<Workers<C>>, E> {
-        let workers = (0..n).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
-        Ok(workers.into_iter().collect::<Option<_>>().map(Workers))
+    pub(super) fn of<E>(n: usize, make: impl Fn() -> Result<Option<C>, E>) -> Result<Option<Coders<C>>, E> {
+        let coders = (0..n).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
+        Ok(coders.into_iter().collect::<Option<_>>().map(Coders))
     }
 
-    /// The worker of a tensor. Neighbours have different workers, and so have the tensors that are `n` apart: K and V
+    /// The coder of a tensor. Neighbours have different coders, and so have the tensors that are `n` apart: K and V
     /// alternate, and one of them may take longer.
     fn of_tensor(&self, index: usize) -> usize {
         let n = self.0.len();
@@ -50,7 +50,7 @@ impl<C: Send> Workers<C> {
     }
 
     /// Calls `code` for all tensors of a frame of `n_bytes`, and returns the results in their order, or the first error.
-    /// A tensor always has the same worker, because codecs remember the rows before.
+    /// A tensor always has the same coder, because codecs remember the rows before.
     pub(in crate::kv) fn for_all<T: Send, R: Send, E: Send>(
         &mut self,
         tensors: impl IntoIterator<Item = T>,
@@ -62,8 +62,8 @@ impl<C: Send> Workers<C> {
         let Some(pool) = POOL.as_ref().filter(|_| is_shared) else {
             return tensors
                 .map(|(index, tensor)| {
-                    let worker = self.of_tensor(index);
-                    code(&mut self.0[worker], tensor)
+                    let coder = self.of_tensor(index);
+                    code(&mut self.0[coder], tensor)
                 })
                 .collect();
         };
@@ -73,9 +73,10 @@ impl<C: Send> Workers<C> {
             shares[self.of_tensor(index)].push(tensor);
             n_tensors = index + 1;
         }
-        let coded = self.0.par_iter_mut().zip(shares.into_par_iter()).map(|(worker, share)| {
-            share.into_iter().map(|tensor| code(worker, tensor)).collect::<Vec<_>>().into_iter()
-        });
+        let coded =
+            self.0.par_iter_mut().zip(shares.into_par_iter()).map(|(coder, share)| {
+                share.into_iter().map(|tensor| code(coder, tensor)).collect::<Vec<_>>().into_iter()
+            });
         let mut coded: Vec<_> = pool.install(|| coded.collect());
         (0..n_tensors).filter_map(|index| coded[self.of_tensor(index)].next()).collect()
     }
@@ -86,10 +87,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_have_the_order_of_the_tensors_and_a_tensor_keeps_its_worker() {
+    fn results_have_the_order_of_the_tensors_and_a_tensor_keeps_its_coder() {
         for n_bytes in [0, ENOUGH_BYTES] {
-            let mut workers = Workers(vec!['a', 'b', 'c']);
-            let mut frame = || workers.for_all(0..7, n_bytes, |worker, tensor| Ok::<_, ()>((tensor, *worker)));
+            let mut coders = Coders(vec!['a', 'b', 'c']);
+            let mut frame = || coders.for_all(0..7, n_bytes, |coder, tensor| Ok::<_, ()>((tensor, *coder)));
             let first = frame().unwrap();
             assert_eq!(first.iter().map(|(tensor, _)| *tensor).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
             assert_eq!(frame().unwrap(), first);
@@ -97,12 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn no_worker_has_all_k_or_all_v() {
-        for n in 1..=MAX_WORKERS {
-            let workers = Workers(vec![(); n]);
+    fn no_coder_has_all_k_or_all_v() {
+        for n in 1..=MAX_CODERS {
+            let coders = Coders(vec![(); n]);
             let mut counts = vec![[0; 2]; n];
             for index in 0..2 * n * n {
-                counts[workers.of_tensor(index)][index % 2] += 1;
+                counts[coders.of_tensor(index)][index % 2] += 1;
             }
             assert_eq!(counts, vec![[n, n]; n]);
         }
@@ -110,9 +111,9 @@ mod tests {
 
     #[test]
     fn the_first_error_of_a_frame_is_returned() {
-        let mut workers = Workers(vec![(), (), ()]);
+        let mut coders = Coders(vec![(), (), ()]);
         let coded =
-            workers.for_all(0..20, ENOUGH_BYTES, |(), tensor| if tensor % 5 == 4 { Err(tensor) } else { Ok(()) });
+            coders.for_all(0..20, ENOUGH_BYTES, |(), tensor| if tensor % 5 == 4 { Err(tensor) } else { Ok(()) });
         assert_eq!(coded, Err(4));
     }
 }
