@@ -271,7 +271,7 @@ fn sim(options: EngineOptions) -> SimConfig {
 
 #[cfg(feature = "llama")]
 async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
-    use crate::limits::WORKERS_UBATCH;
+    use crate::limits::{PROCESSORS_UBATCH, WORKERS_UBATCH};
     use crate::llama::{LlamaConfig, LlamaEngine};
     let defaults = LlamaConfig::new(options.model.ok_or(EngineStartError::NoModel)?);
     let config = LlamaConfig {
@@ -279,8 +279,9 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         n_slots: options.n_slots.unwrap_or(defaults.n_slots),
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
-        n_ubatch: options.n_ubatch.unwrap_or(match options.workers.is_empty() {
-            true => defaults.n_ubatch,
+        n_ubatch: options.n_ubatch.unwrap_or(match options.workers.iter().any(|worker| worker.has_processor) {
+            _ if options.workers.is_empty() => defaults.n_ubatch,
+            true => PROCESSORS_UBATCH,
             false => WORKERS_UBATCH,
         }),
         small_steps: options.n_ubatch.is_none(),

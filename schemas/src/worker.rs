@@ -47,6 +47,9 @@ pub struct LentDevice {
     pub name: String,
     /// Its free memory when the worker started, bytes; 0 if unknown.
     pub memory: u64,
+    /// True for a processor, false for a GPU.
+    #[serde(default)]
+    pub is_processor: bool,
 }
 
 /// A worker that computes a part of a node's model.

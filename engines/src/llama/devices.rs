@@ -153,6 +153,7 @@ pub(crate) fn lent(indices: &[usize]) -> Result<Vec<LentDevice>, LoadError> {
     let words = |device: &LlamaBackendDevice| LentDevice {
         name: format!("{} ({})", device.name, device.description),
         memory: device.memory_free as u64,
+        is_processor: is_processor(device),
     };
     Ok(found.map(words).collect())
 }

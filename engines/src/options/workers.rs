@@ -13,4 +13,6 @@ pub struct WorkerEndpoint {
     pub devices: Vec<String>,
     /// Bytes of memory that it lends.
     pub memory: u64,
+    /// True if one of its devices is a processor.
+    pub has_processor: bool,
 }

@@ -25,15 +25,25 @@ pub(crate) struct PrefillBudget {
     pub(crate) n_ubatch: usize,
     /// A step without streams.
     pub(crate) alone: usize,
+    /// The smallest chunk that a prompt is divided into for a handoff, except for what is left after it.
+    pub(crate) last_chunk: usize,
 }
 
 /// Prompt tokens of a step without streams on a CPU. A step cannot be interrupted: on a slow CPU 512 tokens take seconds,
 /// for which a new request would wait behind prompts whose clients have left. Larger steps were not faster there.
 const STEP_OF_CPU: usize = 64;
 
-/// Batches of a step on a pipeline: on two devices 1.8 times the speed of one. More would only make cancelling slower.
+/// The smallest chunk of a handoff: smaller ones cost more compute than they save in transfer.
+const LAST_CHUNK: usize = 64;
+
+/// Prompt tokens of a step on a pipeline. Devices are idle at the beginning and at the end of each step; longer ones
+/// would make cancelling slower.
 #[cfg(feature = "llama")]
-const PIPELINE_BATCHES: usize = 8;
+const STEP_OF_PIPELINE: usize = 2_048;
+
+/// The fewest batches of a step on a pipeline: on two devices 1.6 times the speed of one.
+#[cfg(feature = "llama")]
+const PIPELINE_BATCHES: usize = 4;
 
 impl PrefillBudget {
     /// The limits of an engine whose physical batch has `n_ubatch` tokens. `small_steps`: on a CPU, steps are smaller even
@@ -41,15 +51,16 @@ impl PrefillBudget {
     pub(crate) fn new(n_ubatch: u32, small_steps: bool, fixed: Option<u32>) -> Self {
         let n_ubatch = n_ubatch as usize;
         let alone = if small_steps { n_ubatch.min(STEP_OF_CPU) } else { n_ubatch };
-        PrefillBudget { fixed: fixed.map(|n| n as usize), n_ubatch, alone }
+        PrefillBudget { fixed: fixed.map(|n| n as usize), n_ubatch, alone, last_chunk: LAST_CHUNK }
     }
 
     /// The same for devices that compute different layers at the same time: a step without streams has several batches.
     /// With k batches on n devices, a step takes (k + n − 1) / n times that of one batch, so few would leave the
-    /// devices idle.
+    /// devices idle. The last chunks are larger, too: what they cost in transfer is less than what idle devices cost.
     #[cfg(feature = "llama")]
     pub(crate) fn of_pipeline(self) -> Self {
-        PrefillBudget { alone: self.n_ubatch.saturating_mul(PIPELINE_BATCHES), ..self }
+        let alone = STEP_OF_PIPELINE.max(self.n_ubatch.saturating_mul(PIPELINE_BATCHES));
+        PrefillBudget { alone, last_chunk: alone / 2, ..self }
     }
 
     /// The most tokens of a step.
@@ -82,12 +93,9 @@ impl PrefillBudget {
             return n_left;
         }
         let half = (n_left / 2).next_multiple_of(MIN_TOKENS);
-        half.max(LAST_CHUNK).min(self.alone).min(n_left)
+        half.max(self.last_chunk).min(self.alone).min(n_left)
     }
 }
-
-/// The smallest chunk that a prompt is divided into: smaller ones cost more compute than they save in transfer.
-const LAST_CHUNK: usize = 64;
 
 /// Divides a step's budget among the prefilling sequences, which still need `needs` tokens. Shares are equal; the part
 /// that a short prompt does not need goes to longer ones, so a short prompt never waits for a long one.
@@ -110,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_step_is_bounded_by_time_and_by_the_batch() {
-        let auto = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512 };
+        let auto = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
         assert_eq!(auto.tokens(0, 0.0), 512);
         assert_eq!(auto.tokens(0, 250.0), 512);
         assert_eq!(auto.tokens(1, 0.0), 64);
@@ -120,7 +128,7 @@ mod tests {
         let fixed = PrefillBudget { fixed: Some(64), ..auto };
         assert_eq!(fixed.tokens(1, 1e6), 64);
         assert_eq!(fixed.tokens(0, 1e6), 512);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8, alone: 8 }.tokens(1, 1.0), 8);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8, alone: 8, last_chunk: LAST_CHUNK }.tokens(1, 1.0), 8);
     }
 
     #[test]
@@ -134,7 +142,7 @@ mod tests {
         check(512, false, 512);
         check(2048, false, 2048);
         // With streams, a fast CPU may compute more than alone.
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 64 };
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 64, last_chunk: LAST_CHUNK };
         assert_eq!((budget.tokens(1, 4_000.0), budget.taper(1_000, 1)), (400, 64));
     }
 
@@ -143,11 +151,14 @@ mod tests {
     fn a_step_of_a_pipeline_has_several_batches_unless_streams_run() {
         let pipeline = PrefillBudget::new(256, false, None).of_pipeline();
         assert_eq!((pipeline.tokens(0, 250.0), pipeline.tokens(1, 1e6), pipeline.max_tokens()), (2_048, 256, 2_048));
+        assert_eq!([8_000, 4_000, 2_000, 976].map(|n_left| pipeline.taper(n_left, 1)), [2_048, 2_000, 1_024, 976]);
+        let large = PrefillBudget::new(1_024, false, None).of_pipeline();
+        assert_eq!((large.tokens(0, 250.0), large.taper(4_000, 1)), (4_096, 2_048));
     }
 
     #[test]
     fn chunks_taper_toward_the_end_and_cover_the_prompt() {
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512 };
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
         let mut n_left = 1999;
         let mut chunks = Vec::new();
         while n_left > 0 {
@@ -156,7 +167,7 @@ mod tests {
         }
         assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
         assert_eq!([budget.taper(199, 1), budget.taper(199, 2), budget.taper(257, 2)], [112, 199, 128]);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32, alone: 32 }.taper(1000, 1), 32);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32, alone: 32, last_chunk: LAST_CHUNK }.taper(1000, 1), 32);
     }
 
     #[test]

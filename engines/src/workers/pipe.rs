@@ -69,6 +69,11 @@ fn lock(exchange: &Mutex<RpcExchange>) -> MutexGuard<'_, RpcExchange> {
     exchange.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns true if the other end has closed a TLS connection without taking leave, as a process that ends does.
+fn is_close(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::UnexpectedEof
+}
+
 async fn requests<E: AsyncRead, W: AsyncWrite>(
     mut engine: ReadHalf<E>,
     mut worker: WriteHalf<W>,
@@ -79,6 +84,7 @@ async fn requests<E: AsyncRead, W: AsyncWrite>(
         let n = match engine.read(&mut piece).await {
             Ok(0) => return SessionEnd::EngineLeft,
             Ok(n) => n,
+            Err(error) if is_close(&error) => return SessionEnd::EngineLeft,
             Err(error) => return error.into(),
         };
         let seen = lock(exchange).request(&piece[..n]);
@@ -101,6 +107,7 @@ async fn answers<E: AsyncWrite, W: AsyncRead>(
         let n = match worker.read(&mut piece).await {
             Ok(0) => return SessionEnd::WorkerLeft,
             Ok(n) => n,
+            Err(error) if is_close(&error) => return SessionEnd::WorkerLeft,
             Err(error) => return error.into(),
         };
         let forward = lock(exchange).answer(&piece[..n]);
@@ -108,8 +115,7 @@ async fn answers<E: AsyncWrite, W: AsyncRead>(
             Err(fault) => return fault.into(),
             Ok(Forward::Nothing) => Ok(()),
             Ok(Forward::AsTheyAre) => send(&mut engine, &piece[..n]).await,
-            Ok(Forward::Memory(bytes)) => send(&mut engine, &bytes).await,
-            Ok(Forward::DeviceCount(bytes)) => send(&mut engine, &bytes).await,
+            Ok(Forward::Instead(bytes)) => send(&mut engine, &bytes).await,
         };
         if let Err(end) = sent {
             return end;

@@ -50,10 +50,8 @@ pub(super) enum Forward {
     AsTheyAre,
     /// They wait for the rest of their answer.
     Nothing,
-    /// This memory is forwarded instead.
-    Memory([u8; 24]),
-    /// This count, which is as described, is forwarded as a whole.
-    DeviceCount([u8; 12]),
+    /// This answer is forwarded instead.
+    Instead(Vec<u8>),
 }
 
 /// The state of one connection.
@@ -119,10 +117,10 @@ impl RpcExchange {
             RpcCommand::GetDeviceMemory => {
                 let (free, total) = answer.memory().ok_or(ProtocolFault::Content(command))?;
                 let free = self.reported.of(free);
-                Ok(Forward::Memory(memory_answer(free, total.max(free))))
+                Ok(Forward::Instead(memory_answer(free, total.max(free)).into()))
             }
             RpcCommand::DeviceCount => match answer.device_count() {
-                Some(n) if n == self.n_devices => Ok(Forward::DeviceCount(device_count_answer(n))),
+                Some(n) if n == self.n_devices => Ok(Forward::Instead(device_count_answer(n).into())),
                 _ => Err(ProtocolFault::Content(command)),
             },
             _ => Ok(Forward::AsTheyAre),
@@ -149,7 +147,7 @@ mod tests {
     use super::*;
 
     fn devices(n: usize) -> Vec<LentDevice> {
-        vec![LentDevice { name: "CPU".into(), memory: 1 << 30 }; n]
+        vec![LentDevice { name: "CPU".into(), memory: 1 << 30, is_processor: true }; n]
     }
 
     fn memory_request() -> Vec<u8> {
@@ -193,7 +191,7 @@ mod tests {
             exchange.request(&memory_request()).unwrap();
             let bytes = memory_answer(8_000, 9_000);
             assert_eq!(exchange.answer(&bytes[..10]).unwrap(), Forward::Nothing);
-            assert_eq!(exchange.answer(&bytes[10..]).unwrap(), Forward::Memory(memory_answer(free, total)));
+            assert_eq!(exchange.answer(&bytes[10..]).unwrap(), Forward::Instead(memory_answer(free, total).into()));
         };
         check(ReportedMemory::AtMost(u64::MAX), [8_000, 9_000]);
         check(ReportedMemory::AtMost(3_000), [3_000, 9_000]);
@@ -210,7 +208,7 @@ mod tests {
         let two = device_count_answer(2);
         let mut exchange = asked();
         assert_eq!(exchange.answer(&two[..9]), Ok(Forward::Nothing));
-        assert_eq!(exchange.answer(&two[9..]), Ok(Forward::DeviceCount(two)));
+        assert_eq!(exchange.answer(&two[9..]), Ok(Forward::Instead(two.into())));
         let wrong = ProtocolFault::Content(RpcCommand::DeviceCount);
         assert_eq!(asked().answer(&device_count_answer(u32::MAX)), Err(wrong));
         assert_eq!(asked().answer(&memory_answer(1, 2)), Err(wrong));

@@ -156,8 +156,9 @@ impl TunnelSetup {
         };
         tokio::spawn(tunnel.run(listener));
         let memory = description.devices.iter().map(|device| device.memory.min(most)).fold(0, u64::saturating_add);
+        let has_processor = description.devices.iter().any(|device| device.is_processor);
         let devices = description.devices.into_iter().map(|device| device.name).collect();
-        Ok(WorkerEndpoint { name, endpoint, devices, memory })
+        Ok(WorkerEndpoint { name, endpoint, devices, memory, has_processor })
     }
 }
 
@@ -338,7 +339,7 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&requests);
-        let device = LentDevice { name: "CPU".into(), memory: 1 << 30 };
+        let device = LentDevice { name: "CPU".into(), memory: 1 << 30, is_processor: true };
         let description =
             WorkerDescription { version: WORKER_VERSION, devices: vec![device], max_memory: None, is_busy: false };
         let body = serde_json::to_string(&description).unwrap();

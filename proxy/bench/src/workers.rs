@@ -47,9 +47,12 @@ pub(super) struct WorkersBenchArgs {
     /// Repetitions; medians are reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Tokens of one physical batch with workers
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=8_192))]
-    ubatch: u32,
+    /// Tokens of one physical batch with workers [default: the node's own]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(16..=8_192))]
+    ubatch: Option<u32>,
+    /// The shares of the layers of two workers, such as 15,16 [default: by their memory]
+    #[arg(long, value_name = "SHARES")]
+    tensor_split: Option<String>,
     /// Also show that a model runs on two workers that is too large for one: each lends so much memory
     #[arg(long, value_name = "MIB")]
     lend_memory: Option<u32>,
@@ -85,8 +88,13 @@ pub(super) async fn run(args: WorkersBenchArgs) -> Result<(), CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let lengths = if args.quick { vec![600] } else { args.lengths.clone() };
     let links = if args.quick { vec![0.0] } else { args.links.clone() };
-    let mut bench =
-        WorkersBench { model, rounds: if args.quick { 1 } else { args.rounds }, ubatch: args.ubatch, lengths };
+    let mut bench = WorkersBench {
+        model,
+        rounds: if args.quick { 1 } else { args.rounds },
+        ubatch: args.ubatch,
+        tensor_split: args.tensor_split,
+        lengths,
+    };
     let mut rows: Vec<WorkersRow> = bench.measure(0, None, &[]).await?;
     for n_workers in [1, 2] {
         for &link in &links {
@@ -123,7 +131,8 @@ fn report(rows: &[WorkersRow]) -> String {
 struct WorkersBench {
     model: PathBuf,
     rounds: u32,
-    ubatch: u32,
+    ubatch: Option<u32>,
+    tensor_split: Option<String>,
     lengths: Vec<u32>,
 }
 
@@ -262,12 +271,12 @@ impl WorkersBench {
         args.extend(["--slots", "1", "--ctx-size"].map(OsString::from));
         args.extend([n_ctx.to_string(), "--kv-cells".to_owned(), n_ctx.to_string()].map(OsString::from));
         if n_workers > 0 {
-            args.extend([
-                "--workers".into(),
-                addresses.join(",").into(),
-                "--ubatch".into(),
-                self.ubatch.to_string().into(),
-            ]);
+            args.extend(["--workers".into(), addresses.join(",").into()]);
+            args.extend(self.ubatch.into_iter().flat_map(|n| ["--ubatch".into(), n.to_string().into()]));
+        }
+        if n_workers == 2 {
+            let split = self.tensor_split.iter();
+            args.extend(split.flat_map(|shares| ["--tensor-split".into(), shares.into()]));
         }
         let node = NodeProcess::start(&key, args).await?;
         if n_workers == 0 {
