@@ -6,9 +6,7 @@ worker's part runs the node and tells it which layers are computed. Nothing is l
 
 import logging
 import os
-import ssl
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
@@ -18,23 +16,13 @@ from .errors import unavailable
 from .handoffs import Handoffs
 from .identity import Unsupported
 from .node import Node
+from .options import read_options
 from .prompts import VllmApi
 from .rows import FP8, CpuRows, DeviceRows, Rows, rope_order
 
 log = logging.getLogger("vllm.baton")
 
 PARAMETER = "baton_handoff"
-OPTIONS = {
-    "listen": "127.0.0.1:9000",
-    "vllm": "http://127.0.0.1:8000",
-    "kv_dtype": "f16",
-    "tls_cert": None,
-    "tls_key": None,
-    "cluster_key_file": None,
-    "allow_plain_http": False,
-    "max_handoffs": 32,
-    "overlap": True,
-}
 
 
 @dataclass
@@ -208,39 +196,6 @@ class BatonConnector(KVConnectorBase_V1):
         event = torch.cuda.Event()
         event.record()
         return event
-
-
-def read_options(given):
-    """The connector's options, checked. Errors: in words for the operator."""
-    unknown = set(given) - set(OPTIONS)
-    if unknown:
-        raise Unsupported(f"kv_connector_extra_config: unknown keys {sorted(unknown)}; known are {sorted(OPTIONS)}")
-    options = {**OPTIONS, **given}
-    host, _, port = options["listen"].rpartition(":")
-    if not host or not port.isdigit():
-        raise Unsupported(f"listen is {options['listen']!r}, not HOST:PORT")
-    options["listen"] = (host.strip("[]"), int(port))
-    api = urlsplit(options["vllm"])
-    if api.scheme != "http" or api.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise Unsupported(f"vllm is {options['vllm']!r}: the connector reaches vLLM's API at http:// on this machine")
-    options["vllm"] = (api.hostname, api.port or 8000)
-    if options["kv_dtype"] not in ("f16", "bf16", "f32"):
-        raise Unsupported(f"kv_dtype is {options['kv_dtype']!r}; f16, bf16 and f32 are possible")
-    options["tls"] = None
-    if options["tls_cert"]:
-        options["tls"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        options["tls"].load_cert_chain(options["tls_cert"], options["tls_key"])
-        options["tls"].set_alpn_protocols(["http/1.1"])
-    elif options["listen"][0] not in ("127.0.0.1", "localhost", "::1") and not options["allow_plain_http"]:
-        raise Unsupported("other machines can reach `listen`, and over plain HTTP the cluster key and the prompts could be read "
-                          "on the way: give tls_cert and tls_key, or set allow_plain_http")
-    options["key"] = os.environ.get("BATON_CLUSTER_KEY", "")
-    if options["cluster_key_file"]:
-        with open(options["cluster_key_file"]) as file:
-            options["key"] = file.read().strip()
-    if not options["key"]:
-        raise Unsupported("a prefill node needs a cluster key: set BATON_CLUSTER_KEY, or cluster_key_file")
-    return options
 
 
 def layers_in_order(kv_caches, n_layers):

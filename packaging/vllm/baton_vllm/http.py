@@ -125,7 +125,8 @@ class Server:
 
     async def listen(self, host, port, tls=None):
         """Errors: the address is in use or not of this machine."""
-        return await asyncio.start_server(self._serve, host, port, ssl=tls, limit=MAX_HEAD_BYTES)
+        handshake = {"ssl": tls, "ssl_handshake_timeout": HEAD_SECONDS} if tls else {}
+        return await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, **handshake)
 
     async def _serve(self, reader, writer):
         peer = Peer(reader, writer)

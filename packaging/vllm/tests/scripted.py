@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -93,15 +94,16 @@ class Api:
 
 
 class Scripted:
-    """A node, and the engine behind it."""
+    """A node, and the engine behind it. `tls` is the context of a server, `trusts` the file of the authorities that calls trust."""
 
-    def __init__(self, **options):
+    def __init__(self, tls=None, trusts=None, **options):
         self.api, self.handoffs = Api(), Handoffs(options.pop("limit", 8))
         self.node = Node(KEY, LAYOUT, INFO, Rows(), self.handoffs, VllmApi("127.0.0.1", self.api.port), **options)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.node.start("127.0.0.1", self.port)
+        self._trusts = trusts
+        self.node.start("127.0.0.1", self.port, tls)
         eventually(lambda: self.call("GET", "/load")[1]["phase"] == "serving")
 
     def handoff(self, prompt):
@@ -119,9 +121,14 @@ class Scripted:
         handoff.note_computed()
         handoff.end_step(LAYOUT.n_layers, None)
 
-    def connect(self):
+    def open(self):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
-        return contextlib.closing(connection)
+        if self._trusts is None:
+            return connection
+        return ssl.create_default_context(cafile=self._trusts).wrap_socket(connection, server_hostname="localhost")
+
+    def connect(self):
+        return contextlib.closing(self.open())
 
     def call(self, method, path, body=b"", key=KEY, headers=""):
         """The status and the JSON of a reply."""
@@ -159,7 +166,7 @@ class Pull:
         self.tokens, self.id = tokens, os.urandom(16)
         body = {"handoff": self.id.hex(), "tokens": tokens, "start": start, "codecs": [0], "fingerprint": FINGERPRINT, **more}
         offer = "connection: upgrade\r\nupgrade: baton-kv\r\n" if upgrade else ""
-        self.connection = socket.create_connection(("127.0.0.1", scripted.port), timeout=10)
+        self.connection = scripted.open()
         self.connection.sendall(request("POST", "/prefill", json.dumps(body).encode(), headers=offer))
         self._data = b""
         while b"\r\n\r\n" not in self._data:
