@@ -1,15 +1,18 @@
-"""The KV connector. vLLM makes one in its scheduler and one in its worker.
+"""The KV connector. vLLM makes one in its scheduler and one in each worker.
 
-The scheduler's part marks the requests that the node has sent and tells the worker, step by step, which blocks they have. The
-worker's part runs the node and tells it which layers are computed. Nothing is loaded: vLLM only computes for others.
+The scheduler's part marks the requests that the node has sent and tells the workers, step by step, which blocks they have. The
+part of the worker of rank 0 runs the node and tells it which layers are computed; the other ranks serve it their heads (ranks.py).
+Nothing is loaded: vLLM only computes for others.
 """
 
 import logging
 import os
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from . import identity
 from .errors import unavailable
@@ -18,11 +21,14 @@ from .identity import Unsupported
 from .node import Node
 from .options import read_options
 from .prompts import VllmApi
+from .ranks import SECRET_BYTES, Gathered, RankServer, meeting_place, ranks_with_heads, socket_path
 from .rows import FP8, CpuRows, DeviceRows, Rows, rope_order
 
 log = logging.getLogger("vllm.baton")
 
 PARAMETER = "baton_handoff"
+# Ways to divide a model other than tensor parallelism.
+ONE = ("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size", "nnodes")
 
 
 @dataclass
@@ -49,9 +55,9 @@ class BatonConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         parallel = vllm_config.parallel_config
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            if getattr(parallel, name) != 1:
-                raise Unsupported(f"{name} is {getattr(parallel, name)}: BatonConnector sends the KV of one worker")
+        for name in ONE:
+            if getattr(parallel, name, 1) != 1:
+                raise Unsupported(f"{name} is {getattr(parallel, name)}: only tensor_parallel_size may be above 1")
         if vllm_config.speculative_config is not None:
             raise Unsupported("speculative decoding: BatonConnector only serves prompts")
         self._options = read_options(self._kv_transfer_config.kv_connector_extra_config)
@@ -60,6 +66,7 @@ class BatonConnector(KVConnectorBase_V1):
         self._scheduled = set()
         # The worker's part.
         self._handoffs = None
+        self._folder = None
         self._by_request, self._finished = {}, set()
         self._stepping = []
 
@@ -117,24 +124,50 @@ class BatonConnector(KVConnectorBase_V1):
         model, layout, fingerprint = identity.of_folder(folder, options["kv_dtype"], changes)
         names = layers_in_order(kv_caches, layout.n_layers)
         attention = [config.compilation_config.static_forward_context[name] for name in names]
+        caches = [kv_caches[name] for name in names]
         self._layer_numbers = {name: i for i, name in enumerate(names)}
         self._n_layers = layout.n_layers
-        self._is_device = kv_caches[names[0]].device.type != "cpu"
+        self._is_device = caches[0].device.type != "cpu"
         n_positions = self._kv_cache_config.num_blocks * config.cache_config.block_size
         stored = FP8.get(config.cache_config.cache_dtype)
-        source = rows_source([kv_caches[name] for name in names], attention, layout, config, stored)
+        here = replace(layout, n_values=caches[0].shape[1] * caches[0].shape[3] // 2)
+        source = rows_source(caches, attention, here, config, stored)
         scales = [(one._k_scale_float, one._v_scale_float) for one in attention]
-        rows = Rows(source, layout, config.cache_config.block_size, n_positions, scales, stored)
-        self._handoffs = Handoffs(options["max_handoffs"])
+        rows = Rows(source, here, config.cache_config.block_size, n_positions, scales, stored)
+        group = get_tp_group()
+        # The other ranks hear a moment later that a handoff is closed.
+        self._handoffs = Handoffs(options["max_handoffs"] * (1 if group.rank_in_group == 0 else 2))
+        gathered = self._meet(group, rows, layout, here)
+        if gathered is None:
+            return
         limits = {"n_ctx": config.model_config.max_model_len, "n_slots": config.scheduler_config.max_num_seqs,
-                  "kv_bytes": sum(cache.nbytes for cache in kv_caches.values())}
+                  "kv_bytes": group.world_size * sum(cache.nbytes for cache in caches)}
         device = torch.cuda.get_device_name() if self._is_device else "CPU"
-        info = identity.describe(folder, model, layout, fingerprint, canary(folder), limits, [f"vLLM ({device})"])
+        devices = [f"vLLM ({device})"] * group.world_size
+        info = identity.describe(folder, model, layout, fingerprint, canary(folder), limits, devices)
         host, port = options["listen"]
         api = VllmApi(*options["vllm"], os.environ.get("VLLM_API_KEY"))
-        node = Node(options["key"], layout, info, rows, self._handoffs, api, options["overlap"])
+        node = Node(options["key"], layout, info, gathered, self._handoffs, api, options["overlap"])
         node.start(host, port, options["tls"])
         log.info("Baton: this server is a prefill node at %s:%d", host, port)
+
+    def _meet(self, group, rows, layout, here):
+        """On rank 0: what gathers the rows of all ranks. On the others `None`: they serve theirs from here on."""
+        rank, n_ranks = group.rank_in_group, group.world_size
+        with_heads = ranks_with_heads(n_ranks, layout.n_values, here.n_values)
+        if n_ranks == 1:
+            return Gathered(rows, layout)
+        if not all(in_the_same_node_as(group.cpu_group)):
+            raise Unsupported("tensor parallelism over several machines: BatonConnector gathers heads within one")
+        if rank == 0:
+            self._folder = meeting_place()
+        folder, secret = group.broadcast_object((self._folder, os.urandom(SECRET_BYTES)) if rank == 0 else None)
+        if rank == 0:
+            return Gathered(rows, layout, [socket_path(folder, other) for other in with_heads[1:]], secret)
+        if rank in with_heads:
+            n_ctx = self._vllm_config.model_config.max_model_len
+            RankServer(socket_path(folder, rank), secret, here, n_ctx, rows, self._handoffs).start()
+        return None
 
     def handle_preemptions(self, kv_connector_metadata):
         for request in kv_connector_metadata.preempted:
@@ -186,6 +219,8 @@ class BatonConnector(KVConnectorBase_V1):
     def shutdown(self):
         if self._handoffs is not None:
             self._handoffs.fail_all("vLLM stops")
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _handoff_of(self, request):
         return self._by_request.get(request)
@@ -210,10 +245,7 @@ def layers_in_order(kv_caches, n_layers):
 
 
 def rows_source(caches, attention, layout, config, stored):
-    heads, width = caches[0].shape[1], caches[0].shape[3]
-    if heads * width // 2 != layout.n_values:
-        raise Unsupported(f"vLLM's caches have {heads} heads of {width // 2} elements, and the model {layout.n_values} values")
-    order = rope_order(width // 2, layout.rope)
+    order = rope_order(caches[0].shape[3] // 2, layout.rope)
     if caches[0].device.type != "cpu":
         return DeviceRows(caches, layout, order)
     store = cpu_store(config.model_config.dtype, attention[0].isa, config.cache_config.cache_dtype)

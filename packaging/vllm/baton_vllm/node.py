@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 
 from blake3 import blake3
@@ -18,6 +17,7 @@ from blake3 import blake3
 from . import frames, http, streams
 from .errors import NodeError, invalid, unavailable, unsupported
 from .frames import Writer
+from .loops import run_on_thread
 
 log = logging.getLogger("vllm.baton")
 
@@ -41,7 +41,7 @@ NOISE = os.urandom(256 << 10)
 
 
 class Node:
-    """One node. `rows.copy(handoff, layer, p0, p1)` gives the bytes of K and V, on any thread."""
+    """One node, which sends what `rows` gathers (ranks.py)."""
 
     def __init__(self, key, layout, info, rows, handoffs, api, overlap=True):
         self._key, self._layout, self._rows, self._handoffs, self._api = key.encode(), layout, rows, handoffs, api
@@ -56,21 +56,7 @@ class Node:
 
     def start(self, host, port, tls=None):
         """Serves on a thread of its own. Errors: the address cannot be listened on."""
-        started, failures = threading.Event(), []
-
-        def run():
-            try:
-                asyncio.run(self._run(host, port, tls, started))
-            except BaseException as error:
-                failures.append(error)
-                started.set()
-                if not isinstance(error, OSError):
-                    log.exception("the node's server has ended")
-
-        threading.Thread(target=run, name="baton-node", daemon=True).start()
-        started.wait(timeout=30)
-        if failures:
-            raise failures[0]
+        run_on_thread("baton-node", lambda started: self._run(host, port, tls, started))
 
     async def _run(self, host, port, tls, started):
         server = await http.Server(self.answer, self.admit).listen(host, port, tls)
@@ -152,9 +138,11 @@ class Node:
 
     async def _prefill(self, request, peer):
         wanted = parse_prefill(request.json(), self._fingerprint, self._n_ctx, self._info["n_vocab"])
-        handoff = self._handoffs.open(wanted["id"], len(wanted["tokens"]), wanted["gives_way"], asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        handoff = self._handoffs.open(wanted["id"], len(wanted["tokens"]), wanted["gives_way"], loop)
         watch = None
         try:
+            await loop.run_in_executor(None, self._rows.open, handoff)
             upgraded = request.offers(KV_UPGRADE)
             if upgraded:
                 await peer.switch(KV_UPGRADE)
@@ -177,6 +165,7 @@ class Node:
         finally:
             if watch:
                 watch.cancel()
+            self._rows.close(handoff)
             self._handoffs.close(handoff)
         return False
 

@@ -18,6 +18,7 @@ from baton_vllm.frames import Layout
 from baton_vllm.handoffs import Handoffs
 from baton_vllm.node import Node
 from baton_vllm.prompts import VllmApi
+from baton_vllm.ranks import Gathered
 
 KEY = "a cluster key"
 LAYOUT = Layout("half_split", 3, 8, "f16")
@@ -94,11 +95,15 @@ class Api:
 
 
 class Scripted:
-    """A node, and the engine behind it. `tls` is the context of a server, `trusts` the file of the authorities that calls trust."""
+    """A node, and the engine behind it. `tls` is the context of a server, `trusts` the file of the authorities that calls trust.
 
-    def __init__(self, tls=None, trusts=None, **options):
+    `rows` are what the node sends instead of rows with known values.
+    """
+
+    def __init__(self, tls=None, trusts=None, rows=None, **options):
         self.api, self.handoffs = Api(), Handoffs(options.pop("limit", 8))
-        self.node = Node(KEY, LAYOUT, INFO, Rows(), self.handoffs, VllmApi("127.0.0.1", self.api.port), **options)
+        rows = rows or Gathered(Rows(), LAYOUT)
+        self.node = Node(KEY, LAYOUT, INFO, rows, self.handoffs, VllmApi("127.0.0.1", self.api.port), **options)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -108,18 +113,6 @@ class Scripted:
 
     def handoff(self, prompt):
         return eventually(lambda: self.handoffs.find(prompt["kv_transfer_params"]["baton_handoff"]))
-
-    def step(self, handoff, computed, scheduled, n_layers=LAYOUT.n_layers, ends=True):
-        """What vLLM reports of a step, or of the first layers of one."""
-        handoff.begin_step(computed, scheduled, [])
-        for layer in range(n_layers):
-            handoff.layer_done(layer + 1, None)
-        if ends:
-            self.end_step(handoff)
-
-    def end_step(self, handoff):
-        handoff.note_computed()
-        handoff.end_step(LAYOUT.n_layers, None)
 
     def open(self):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -139,6 +132,20 @@ class Scripted:
 
     def prefill(self, tokens, **more):
         return Pull(self, tokens, **more)
+
+
+def step(handoff, computed, scheduled, n_layers=LAYOUT.n_layers, ends=True):
+    """What vLLM reports of a step, or of the first layers of one."""
+    handoff.begin_step(computed, scheduled, [])
+    for layer in range(n_layers):
+        handoff.layer_done(layer + 1, None)
+    if ends:
+        end_step(handoff)
+
+
+def end_step(handoff):
+    handoff.note_computed()
+    handoff.end_step(LAYOUT.n_layers, None)
 
 
 def request(method, path, body=b"", key=KEY, headers=""):

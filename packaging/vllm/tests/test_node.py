@@ -9,7 +9,8 @@ import pytest
 
 from baton_vllm import http, node as node_module
 from baton_vllm.errors import unavailable
-from scripted import (FINGERPRINT, LAYOUT, N_CTX, Scripted, eventually, holds_right_rows, kinds, positions, received, request)
+from scripted import (FINGERPRINT, LAYOUT, N_CTX, Scripted, end_step, eventually, holds_right_rows, kinds, positions, received,
+                      request, step)
 
 TOKENS = list(range(100))
 KEYED = b"authorization: Bearer a cluster key\r\n"
@@ -66,8 +67,8 @@ def test_rows_are_sent_in_frames_and_vllm_gets_the_prompt(node):
     pull, handoff, prompt = started(node)
     assert pull.head.startswith(b"HTTP/1.1 101 ") and prompt["prompt"] == TOKENS and prompt["max_tokens"] == 1
     assert "cache_salt" not in prompt
-    node.step(handoff, 0, 64)
-    node.step(handoff, 64, 36)
+    step(handoff, 0, 64)
+    step(handoff, 64, 36)
     node.api.answer(handoff.id, 200)
     events = pull.events()
     assert kinds(events)[0] == "head" and kinds(events)[-1] == "end" and holds_right_rows(events)
@@ -81,13 +82,13 @@ def test_a_layer_leaves_before_the_next_one_is_computed(node):
     pull, handoff, _ = started(node)
     layer_bytes = 2 * LAYOUT.row_bytes * 100
     before = pull.n_bytes()
-    node.step(handoff, 0, 100, n_layers=2, ends=False)
+    step(handoff, 0, 100, n_layers=2, ends=False)
     pull.reaches(before + 2 * layer_bytes)
     two = pull.n_bytes()
     assert two - before < 2 * layer_bytes + 500, "a sign of life and a header at most, beside two layers"
     handoff.layer_done(3, None)
     assert pull.reaches(two + layer_bytes)
-    node.end_step(handoff)
+    end_step(handoff)
     events = pull.events()
     assert kinds(events) == ["head", "frame", "end"] and positions(events) == [(0, 100)]
 
@@ -96,9 +97,9 @@ def test_without_overlap_everything_is_sent_at_the_end():
     node = Scripted(overlap=False)
     pull, handoff, _ = started(node)
     before = pull.n_bytes()
-    node.step(handoff, 0, 50)
+    step(handoff, 0, 50)
     assert pull.n_bytes() - before < 500, "signs of life at most"
-    node.step(handoff, 50, 50)
+    step(handoff, 50, 50)
     assert kinds(pull.events())[-1] == "end"
 
 
@@ -112,18 +113,18 @@ def test_slow_layers_wait_for_the_whole_step_under_signs_of_life(node, monkeypat
     before = pull.n_bytes(1.5)
     assert before < 2 * LAYOUT.row_bytes * 100, "no layer has left"
     handoff.layer_done(3, None)
-    node.end_step(handoff)
+    end_step(handoff)
     events = pull.events()
     assert "wait" in [kind for kind, _ in events] and kinds(events) == ["head", "frame", "end"]
 
 
 def test_cached_positions_leave_at_once_and_only_the_missing_ones(node):
     pull, handoff, _ = started(node, start=40)
-    node.step(handoff, 64, 36, n_layers=0, ends=False)
+    step(handoff, 64, 36, n_layers=0, ends=False)
     assert pull.reaches(24 * LAYOUT.position_bytes)
     for layer in range(3):
         handoff.layer_done(layer + 1, None)
-    node.end_step(handoff)
+    end_step(handoff)
     events = pull.events()
     assert positions(events) == [(40, 64), (64, 100)] and holds_right_rows(events)
     assert events[-1][1]["timings"]["n_cached"] == 64
@@ -132,7 +133,7 @@ def test_cached_positions_leave_at_once_and_only_the_missing_ones(node):
 def test_an_older_reader_gets_the_records_as_a_body(node):
     pull, handoff, _ = started(node, upgrade=False)
     assert pull.head.startswith(b"HTTP/1.1 200 ") and b"application/x-baton-kv" in pull.head
-    node.step(handoff, 0, 100)
+    step(handoff, 0, 100)
     assert kinds(pull.events())[-1] == "end"
 
 
@@ -142,7 +143,7 @@ def test_a_scope_keeps_caches_apart(node):
     other, theirs, another = started(node, cache_scope=78)
     assert another["cache_salt"] != prompt["cache_salt"]
     for one, its in ((pull, handoff), (other, theirs)):
-        node.step(its, 0, 100)
+        step(its, 0, 100)
         assert kinds(one.events())[-1] == "end"
 
 
@@ -156,7 +157,7 @@ def test_what_vllm_refuses_ends_with_the_reason(node, status, kind):
 
 def test_frames_before_a_loss_stay_valid(node):
     pull, handoff, _ = started(node)
-    node.step(handoff, 0, 60)
+    step(handoff, 0, 60)
     assert pull.reaches(60 * LAYOUT.position_bytes)
     handoff.fail(unavailable("vLLM needed the prompt's memory for another one"))
     events = pull.events()
@@ -165,7 +166,7 @@ def test_frames_before_a_loss_stay_valid(node):
 
 def test_a_loss_within_a_frame_cuts_the_stream(node):
     pull, handoff, _ = started(node)
-    node.step(handoff, 0, 100, n_layers=2, ends=False)
+    step(handoff, 0, 100, n_layers=2, ends=False)
     assert pull.reaches(LAYOUT.row_bytes * 400)
     node.api.answer(handoff.id, None)
     assert kinds(pull.events()) == ["head", None]
@@ -174,14 +175,14 @@ def test_a_loss_within_a_frame_cuts_the_stream(node):
 def test_a_step_that_hangs_within_a_frame_cuts_the_stream(node, monkeypatch):
     monkeypatch.setattr(node_module, "LAYER_SECONDS", 0.2)
     pull, handoff, _ = started(node)
-    node.step(handoff, 0, 100, n_layers=2, ends=False)
+    step(handoff, 0, 100, n_layers=2, ends=False)
     assert kinds(pull.events()) == ["head", None]
     eventually(lambda: handoff.id in node.api.left)
 
 
 def test_a_reader_that_leaves_aborts_the_prompt(node):
     pull, handoff, _ = started(node)
-    node.step(handoff, 0, 60)
+    step(handoff, 0, 60)
     pull.leave()
     eventually(lambda: handoff.id in node.api.left)
     eventually(lambda: handoff.closed and node.handoffs.find(handoff.id) is None)
@@ -203,7 +204,7 @@ def test_a_measurement_gives_way(fresh):
     events = measuring.events()
     assert events[-1] == ("error", {"kind": "gave_way"})
     assert fresh.call("POST", "/prefill", body(gives_way=True)) == (503, {"error": {"kind": "gave_way"}})
-    fresh.step(handoff, 0, 100)
+    step(handoff, 0, 100)
     assert kinds(pull.events())[-1] == "end"
 
 
@@ -212,7 +213,7 @@ def test_a_full_node_refuses_further_prompts():
     pull, handoff, _ = started(node)
     assert node.call("POST", "/prefill", body()) == (503, {"error": {"kind": "queue_full", "limit": 1}})
     eventually(lambda: node.call("GET", "/load")[1]["queued"] == 1)
-    node.step(handoff, 0, 64)
+    step(handoff, 0, 64)
     assert node.call("GET", "/load")[1]["active_slots"] == 1
     pull.leave()
 

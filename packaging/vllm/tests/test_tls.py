@@ -11,7 +11,7 @@ import pytest
 from baton_vllm import http
 from baton_vllm.identity import Unsupported
 from baton_vllm.options import read_options
-from scripted import FINGERPRINT, LAYOUT, Scripted, holds_right_rows, kinds, received, request
+from scripted import FINGERPRINT, LAYOUT, Scripted, end_step, holds_right_rows, kinds, received, request, step
 
 TOKENS = list(range(100))
 
@@ -49,10 +49,10 @@ def test_calls_and_rows_come_over_tls(node):
         assert connection.version() in ("TLSv1.2", "TLSv1.3")
     pull = node.prefill(TOKENS)
     handoff = node.handoff(node.api.prompt())
-    node.step(handoff, 0, 100, n_layers=2, ends=False)
+    step(handoff, 0, 100, n_layers=2, ends=False)
     pull.reaches(2 * LAYOUT.row_bytes * 100)
     handoff.layer_done(3, None)
-    node.end_step(handoff)
+    end_step(handoff)
     events = pull.events()
     assert kinds(events) == ["head", "frame", "end"] and holds_right_rows(events)
 

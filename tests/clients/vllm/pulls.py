@@ -1,14 +1,19 @@
 """A decode node's pull without a decode node, and a slow link: what the wire costs beside vLLM's work."""
 
+import contextlib
 import json
 import os
 import socket
 import struct
 import threading
 import time
+import urllib.error
 import urllib.request
 from typing import NamedTuple
 
+import numpy as np
+
+from fronts import eventually
 from server import CLUSTER_KEY
 
 
@@ -26,13 +31,43 @@ class Pull(NamedTuple):
 
 
 def info(port):
+    """The node's description, once it has seen that vLLM takes prompts."""
     call = urllib.request.Request(f"http://127.0.0.1:{port}/node/v1/info", headers={"authorization": f"Bearer {CLUSTER_KEY}"})
-    with urllib.request.urlopen(call, timeout=20) as reply:
-        return json.load(reply)
+
+    told = []
+
+    def answers():
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(call, timeout=20) as reply:
+            told.append(json.load(reply))
+        return told
+
+    eventually(answers, "the node's description", 20)
+    return told[0]
 
 
 def pull(port, tokens, vocabulary, seconds=300):
     """Pulls a prompt's KV and reads the end."""
+    stream, ended = received(port, tokens, vocabulary, seconds)
+    *_, (kind, payload) = records(stream)
+    assert kind == 3, (kind, bytes(payload[:500]))
+    timings = json.loads(payload)["timings"]
+    computed = (timings["queue_ms"] + timings["prefill_ms"]) / 1e3
+    return Pull(len(stream), computed, ended, timings["n_cached"])
+
+
+def rows(port, tokens, known):
+    """A prompt's KV in f16: [layers, K and V, positions, values]."""
+    layers = known["kv"]["layout"]["sections"][0]["layers"]
+    n_values = layers[0]["k"]["n_values"]
+    stream, _ = received(port, tokens, known["fingerprint"]["vocabulary"])
+    frames = [payload for kind, payload in records(stream) if kind == 2]
+    # What precedes the rows: positions, the prefix's hash, the codec and the section.
+    rows = [np.frombuffer(frame[52:], np.float16).reshape(len(layers), 2, -1, n_values) for frame in frames]
+    return np.concatenate(rows, axis=2).astype(np.float32)
+
+
+def received(port, tokens, vocabulary, seconds=300):
+    """All bytes of a pull's stream, and how long it took."""
     fingerprint = {"vocabulary": vocabulary, "weights": "00" * 32}
     body = {"handoff": os.urandom(16).hex(), "tokens": tokens, "start": 0, "codecs": [0], "fingerprint": fingerprint}
     body = json.dumps(body).encode()
@@ -45,15 +80,16 @@ def pull(port, tokens, vocabulary, seconds=300):
         while piece := connection.recv(1 << 20):
             data += piece
         ended = time.monotonic() - began
-    stream = data.partition(b"\r\n\r\n")[2]
+    return data.partition(b"\r\n\r\n")[2], ended
+
+
+def records(stream):
+    """The kind and the payload of each record."""
     at = 0
     while at < len(stream):
         _, kind, _, length = struct.unpack_from("<4sB3xIQ", stream, at)
-        payload, at = stream[at + 20 : at + 20 + length], at + 52 + length
-    assert kind == 3, (kind, bytes(payload[:500]))
-    timings = json.loads(payload)["timings"]
-    computed = (timings["queue_ms"] + timings["prefill_ms"]) / 1e3
-    return Pull(len(stream), computed, ended, timings["n_cached"])
+        yield kind, stream[at + 20 : at + 20 + length]
+        at += 52 + length
 
 
 class SlowLink:

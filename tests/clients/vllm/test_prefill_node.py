@@ -6,7 +6,6 @@ Both have the same weights, vLLM in bf16 and the GGUF file in f16 rounded to bf1
 import contextlib
 import itertools
 import json
-import math
 import os
 import random
 import socket
@@ -17,47 +16,19 @@ from urllib.parse import urlsplit
 import pytest
 
 import pulls
-import server
-from fronts import Front, eventually, http, http_or_text
-from vllm_server import MAX_CONTEXT, PACKAGE, Vllm, ports, running
+from fronts import eventually, http
+from pairs import MAX_DISTANCE, N_TOKENS, agreement, chat, endpoint, handed_over, handing, prompt, start
+from vllm_server import running
 
-N_PROMPTS, N_TOKENS = int(os.environ.get("VLLM_PROMPTS", "20")), 64
-# Of one engine's arithmetic in bf16 and the other's: 0.024 was measured.
-MAX_DISTANCE = "0.1"
+N_PROMPTS = int(os.environ.get("VLLM_PROMPTS", "20"))
 TOPICS = ["the sea", "bread", "bridges", "winter", "glass", "a clock", "maps", "salt", "rivers", "paper", "the moon", "horses",
           "steel", "tea", "music", "trains", "gardens", "silk", "lightning", "wool"]
-
-
-def start(folder, **options):
-    node = next(ports)
-    extra = {"listen": f"127.0.0.1:{node}", "vllm": f"http://127.0.0.1:{node + 1}", **options}
-    transfer = {
-        "kv_connector": "BatonConnector",
-        "kv_connector_module_path": "baton_vllm",
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": extra,
-    }
-    vllm = Vllm(folder, transfer, PYTHONPATH=str(PACKAGE), BATON_CLUSTER_KEY=server.CLUSTER_KEY)
-    assert vllm.port == node + 1
-    vllm.node = node
-    return vllm
 
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory):
     with running(start(tmp_path_factory.mktemp("vllm"))) as (vllm,):
         yield vllm
-
-
-@contextlib.contextmanager
-def endpoint(*args):
-    with server.serve("--model", os.environ["VLLM_GGUF"], "--ctx-size", str(MAX_CONTEXT), *args) as banner:
-        yield Front(banner)
-
-
-def handing(vllm, distance=MAX_DISTANCE):
-    distance = ("--max-canary-distance", distance) if distance else ()
-    return endpoint("--prefill", f"127.0.0.1:{vllm.node}", "--policy", "always_handoff", *distance)
 
 
 @pytest.fixture(scope="module")
@@ -73,42 +44,11 @@ def pair(vllm):
         yield front
 
 
-def prompt(topic, n_words=60):
-    words = random.Random(topic)
-    told = " ".join(words.choice(["old", "small", "blue", "quiet", "long", "warm"]) + f" {topic}" for _ in range(n_words))
-    return f"Notes about {topic}: {told}. Tell me one thing about {topic}."
-
-
-def chat(front, text, n_tokens=N_TOKENS, **more):
-    model = http(f"{front.v1}/models")[1]["data"][0]["id"]
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": n_tokens, "temperature": 0, **more}
-    status, headers, reply = http_or_text(f"{front.v1}/chat/completions", body)
-    assert status == 200, reply
-    return json.loads(reply), headers["x-baton-route"]
-
-
-def handed_over(front, text, n_tokens=1):
-    """The reply's text and what its handoff reports, without a failure; `None`s if there was one."""
-    reply, _ = chat(front, text, n_tokens)
-    report = reply["timings"].get("handoff")
-    if not report or "failure" in report:
-        return None, None
-    return reply["choices"][0]["message"]["content"], report
-
-
 def failed(front, text):
     """Why the handoff of a prompt failed; the reply is complete."""
     reply, route = chat(front, text, 4)
     assert reply["usage"]["completion_tokens"] == 4
     return reply["timings"].get("handoff", {}).get("failure"), route
-
-
-def divergence(ours, theirs):
-    """KL of two predictions in nats, over ours' 20 likeliest tokens and one for all others."""
-    other = {one["token"]: math.exp(one["logprob"]) for one in theirs["top_logprobs"]}
-    pairs = [(math.exp(one["logprob"]), other.get(one["token"], 1e-6)) for one in ours["top_logprobs"]]
-    pairs.append(tuple(max(1e-6, 1 - sum(one[i] for one in pairs)) for i in (0, 1)))
-    return sum(p * math.log(p / q) for p, q in pairs if p > 0)
 
 
 def test_replies_are_those_of_llama_cpp_alone(pair, alone):
@@ -120,15 +60,10 @@ def test_replies_are_those_of_llama_cpp_alone(pair, alone):
         report = handed["timings"]["handoff"]
         assert "failure" not in report and report["n_tokens"] > 100, report
         distance = max(distance, report["kv_distance"])
-        tokens = [reply["choices"][0]["logprobs"]["content"] for reply in (wanted, handed)]
-        n_equal = 0
-        # Predictions after the same tokens: up to the first that differs, its own included.
-        for ours, theirs in zip(*tokens):
-            kl.append(divergence(ours, theirs))
-            if ours["token"] != theirs["token"]:
-                break
-            n_equal += 1
-        same += n_equal == N_TOKENS or n_equal == len(tokens[0]) == len(tokens[1])
+        n_equal, divergences = agreement(wanted, handed)
+        kl += divergences
+        lengths = {len(reply["choices"][0]["logprobs"]["content"]) for reply in (wanted, handed)}
+        same += lengths == {n_equal}
         first += n_equal > 0
     mean = sum(kl) / len(kl)
     print(f"\n{same} of {N_PROMPTS} greedy replies of {N_TOKENS} tokens are equal, {first} begin alike; KV distance {distance:.3g}, "

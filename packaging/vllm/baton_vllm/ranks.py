@@ -1,0 +1,208 @@
+"""Tensor parallelism: each rank of vLLM has some heads of every row, and rank 0 gathers them.
+
+Rank 0 runs the node. The other ranks serve their heads on Unix sockets, in a folder that only their user can enter. They are
+processes of one server, so there are no versions. A connection is one handoff on one rank, and its end closes the handoff there,
+whatever ends it. A rank answers in full or closes the connection:
+
+    open   secret (32 bytes), id (16 bytes), tokens (u32)    →  one byte
+    rows   layer, p0, p1 (u32 each)                          →  length (u32), K, V
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import struct
+import tempfile
+import time
+
+import numpy as np
+
+from .errors import NodeError, unavailable
+from .identity import Unsupported
+from .loops import run_on_thread
+
+log = logging.getLogger("vllm.baton")
+
+# Keeps out what else this user runs.
+SECRET_BYTES = 32
+OPEN, ROWS, LENGTH = struct.Struct(f"<{SECRET_BYTES}s16sI"), struct.Struct("<III"), struct.Struct("<I")
+IS_OPEN = b"\1"
+# The longest wait for another rank. A decode node gives up after 5 s of silence.
+RANK_SECONDS = 4.0
+
+
+def ranks_with_heads(n_ranks, n_values, n_values_each):
+    """The ranks that together have each head once, in the order of the heads.
+
+    vLLM gives neighbouring ranks copies of a head if there are fewer heads than ranks.
+    """
+    n_parts = n_values // n_values_each
+    if n_parts * n_values_each != n_values or n_parts < 1 or n_ranks % n_parts:
+        raise Unsupported(f"{n_ranks} ranks have {n_values_each} values each of the model's {n_values}")
+    return range(0, n_ranks, n_ranks // n_parts)
+
+
+def meeting_place():
+    """A folder for the ranks' sockets that only this user can enter."""
+    return tempfile.mkdtemp(prefix="baton-ranks-")
+
+
+def socket_path(folder, rank):
+    return os.path.join(folder, f"rank-{rank}")
+
+
+class Refusal(Exception):
+    """Why a rank closes a connection."""
+
+
+class RankServer:
+    """Serves the heads of a rank, once they are computed here: ranks of one step may be some layers apart."""
+
+    def __init__(self, path, secret, layout, n_ctx, rows, handoffs):
+        self._path, self._secret, self._layout, self._n_ctx = path, secret, layout, n_ctx
+        self._rows, self._handoffs = rows, handoffs
+
+    def start(self):
+        """Serves on a thread of its own. Errors: the socket cannot be made."""
+        run_on_thread("baton-rank", self._run)
+
+    async def _run(self, started):
+        server = await asyncio.start_unix_server(self._serve, self._path)
+        started.set()
+        async with server:
+            await server.serve_forever()
+
+    async def _serve(self, reader, writer):
+        handoff = None
+        try:
+            handoff = await self._open(reader)
+            writer.write(IS_OPEN)
+            while True:
+                wanted = ROWS.unpack(await reader.readexactly(ROWS.size))
+                pieces = await self._copy(handoff, *wanted)
+                writer.write(LENGTH.pack(sum(map(len, pieces))))
+                writer.writelines(pieces)
+                await asyncio.wait_for(writer.drain(), RANK_SECONDS)
+        except (Refusal, NodeError, asyncio.TimeoutError) as refusal:
+            log.warning("Baton: this rank ends a handoff: %s", str(refusal) or "rank 0 does not go on")
+        except (OSError, EOFError):
+            # Rank 0 has closed the handoff.
+            pass
+        finally:
+            if handoff is not None:
+                self._handoffs.close(handoff)
+            writer.close()
+
+    async def _open(self, reader):
+        opening = await asyncio.wait_for(reader.readexactly(OPEN.size), RANK_SECONDS)
+        secret, handoff, n_tokens = OPEN.unpack(opening)
+        if not hmac.compare_digest(secret, self._secret):
+            raise Refusal("another process has connected")
+        if not 1 <= n_tokens <= self._n_ctx:
+            raise Refusal(f"a prompt of {n_tokens} tokens")
+        return self._handoffs.open(handoff.hex(), n_tokens, False, asyncio.get_running_loop())
+
+    async def _copy(self, handoff, layer, p0, p1):
+        fits = p0 < p1 <= min(handoff.n_tokens, p0 + self._layout.max_frame_positions)
+        if not fits or layer >= self._layout.n_layers:
+            raise Refusal(f"positions {p0} to {p1} of layer {layer} are wanted of {handoff.n_tokens} positions")
+        deadline = time.monotonic() + RANK_SECONDS
+        while not handoff.error and not handoff.progress.has(layer, p1):
+            if not await handoff.change(deadline - time.monotonic()):
+                raise Refusal(f"it took more than {RANK_SECONDS} s to have layer {layer}")
+        return await asyncio.get_running_loop().run_in_executor(None, self._copy_now, handoff, layer, p0, p1)
+
+    def _copy_now(self, handoff, layer, p0, p1):
+        with handoff.copying:
+            if handoff.error:
+                raise Refusal(str(handoff.error))
+            return self._rows.copy(handoff, layer, p0, p1)
+
+
+class Gathered:
+    """What the node sends of a handoff: this rank's rows, beside those of the other ranks that have heads.
+
+    `copy` is called with the handoff's lock, `open` and `close` without it. vLLM's thread waits for that lock when it takes a
+    prompt's blocks away. It never waits for long: for a layer that this rank has, the other ranks need nothing more of it.
+    """
+
+    def __init__(self, rows, layout, paths=(), secret=b""):
+        self._rows, self._row_bytes = rows, layout.row_bytes // (1 + len(paths))
+        self._paths, self._secret = paths, secret
+        self._connections = {}
+        self.n_positions = rows.n_positions
+
+    def open(self, handoff):
+        """Has the other ranks know the handoff before vLLM does. Errors: one of them does not answer."""
+        connections = self._connections[handoff.id] = []
+        deadline = time.monotonic() + RANK_SECONDS
+        opening = OPEN.pack(self._secret, bytes.fromhex(handoff.id), handoff.n_tokens) if self._paths else b""
+        try:
+            for path in self._paths:
+                connection = socket.socket(socket.AF_UNIX)
+                connections.append(connection)
+                connection.settimeout(RANK_SECONDS)
+                connection.connect(path)
+                connection.sendall(opening)
+            for connection in connections:
+                receive(connection, len(IS_OPEN), deadline)
+        except OSError as error:
+            log.warning("Baton: another rank does not answer: %s", error)
+            raise unavailable("another rank of vLLM does not answer") from None
+
+    def close(self, handoff):
+        """Closes the handoff on the other ranks. A copy that waits for one of them ends with an error."""
+        connections = self._connections.pop(handoff.id, ())
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        with handoff.copying:
+            for connection in connections:
+                connection.close()
+
+    def copy(self, handoff, layer, p0, p1):
+        """The bytes of K and of V of a layer's positions. Errors: another rank has lost them, or is too late."""
+        connections = self._connections.get(handoff.id, ())
+        if len(connections) != len(self._paths):
+            raise ConnectionAbortedError("the handoff is closed")
+        deadline = time.monotonic() + RANK_SECONDS
+        n_bytes = (p1 - p0) * self._row_bytes
+        try:
+            for connection in connections:
+                connection.sendall(ROWS.pack(layer, p0, p1))
+            parts = [self._rows.copy(handoff, layer, p0, p1)]
+            parts += [receive_rows(connection, n_bytes, deadline) for connection in connections]
+        except OSError as error:
+            raise ConnectionAbortedError(f"another rank of vLLM does not answer: {error}") from None
+        return [side_by_side(pieces, p1 - p0) for pieces in zip(*parts)] if connections else parts[0]
+
+
+def receive_rows(connection, n_bytes, deadline):
+    """K and V of a rank, each of this length."""
+    (length,) = LENGTH.unpack(receive(connection, LENGTH.size, deadline))
+    if length != 2 * n_bytes:
+        raise ConnectionAbortedError(f"it sends {length} bytes instead of {2 * n_bytes}")
+    return receive(connection, n_bytes, deadline), receive(connection, n_bytes, deadline)
+
+
+def receive(connection, n_bytes, deadline):
+    received = bytearray(n_bytes)
+    left = memoryview(received)
+    while left:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError(f"it took more than {RANK_SECONDS} s")
+        connection.settimeout(seconds)
+        n = connection.recv_into(left)
+        if n == 0:
+            raise ConnectionAbortedError("it has closed the connection")
+        left = left[n:]
+    return received
+
+
+def side_by_side(pieces, n_positions):
+    """The rows of each position, rank by rank."""
+    return np.concatenate([np.frombuffer(piece, np.uint8).reshape(n_positions, -1) for piece in pieces], axis=1).reshape(-1).data

@@ -1,0 +1,297 @@
+"""Tensor parallelism without vLLM: ranks on real sockets, each with some values of every row and its own progress."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from baton_vllm import ranks
+from baton_vllm.errors import unavailable
+from baton_vllm.frames import Layout
+from baton_vllm.handoffs import Handoffs
+from baton_vllm.identity import Unsupported
+from baton_vllm.ranks import IS_OPEN, LENGTH, OPEN, ROWS, Gathered, RankServer, meeting_place, ranks_with_heads, socket_path
+from scripted import FINGERPRINT, LAYOUT, N_CTX, Scripted, end_step, eventually, kinds, positions, step
+
+TOKENS = list(range(100))
+SECRET = bytes(range(32))
+# Every value of the model's rows, [layers, K and V, positions, values], differs from its neighbours.
+WHOLE = np.random.default_rng(1).random((LAYOUT.n_layers, 2, len(TOKENS), LAYOUT.n_values), np.float32).astype(np.float16)
+
+
+class Part:
+    """The rows of one of so many ranks."""
+
+    n_positions = 1000
+
+    def __init__(self, part, n_parts):
+        n = LAYOUT.n_values // n_parts
+        self._mine = WHOLE[..., part * n : (part + 1) * n]
+
+    def copy(self, handoff, layer, p0, p1):
+        return [np.ascontiguousarray(rows[p0:p1]).tobytes() for rows in self._mine[layer]]
+
+
+class Rank:
+    """Another rank than 0."""
+
+    def __init__(self, folder, rank, part, n_parts):
+        self.path, self.handoffs = socket_path(folder, rank), Handoffs(8)
+        here = Layout(LAYOUT.rope, LAYOUT.n_layers, LAYOUT.n_values // n_parts, LAYOUT.dtype)
+        RankServer(self.path, SECRET, here, N_CTX, Part(part, n_parts), self.handoffs).start()
+
+    def connect(self):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(self.path)
+        return contextlib.closing(connection)
+
+
+class Cluster:
+    """A node of several ranks; the other ones may be impostors at these paths."""
+
+    def __init__(self, folder, n_ranks=2, paths=None):
+        self.others = [] if paths else [Rank(folder, rank, rank, n_ranks) for rank in range(1, n_ranks)]
+        paths = paths or [other.path for other in self.others]
+        self.node = Scripted(rows=Gathered(Part(0, n_ranks), LAYOUT, paths, SECRET))
+
+    def started(self):
+        """A pull, its handoff on rank 0, and those on the other ranks."""
+        n = len(self.node.api.prompts)
+        pull = self.node.prefill(TOKENS)
+        handoff = self.node.handoff(self.node.api.prompt(n + 1))
+        # The other ranks know it before vLLM does.
+        theirs = [other.handoffs.find(handoff.id) for other in self.others]
+        assert all(theirs)
+        return pull, handoff, theirs
+
+
+@pytest.fixture
+def folder():
+    path = meeting_place()
+    yield path
+    for name in os.listdir(path):
+        os.unlink(os.path.join(path, name))
+    os.rmdir(path)
+
+
+@pytest.fixture
+def two(folder):
+    return Cluster(folder)
+
+
+def all_rows(events):
+    """The rows of all frames, as WHOLE has them."""
+    frames = [frame.tensors[0] for kind, frame in events if kind == "frame"]
+    return np.concatenate([np.array(tensors) for tensors in frames], axis=2)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_rows_are_the_same_of_any_number_of_ranks(folder, n_ranks):
+    cluster = Cluster(folder, n_ranks)
+    pull, handoff, theirs = cluster.started()
+    for one in (handoff, *theirs):
+        step(one, 0, 64)
+        step(one, 64, 36)
+    events = pull.events()
+    assert kinds(events)[-1] == "end" and np.array_equal(all_rows(events), WHOLE)
+    eventually(lambda: all(one.closed for one in (handoff, *theirs)))
+    assert not any(other.handoffs.find(handoff.id) for other in cluster.others)
+
+
+def test_a_late_rank_is_waited_for(two):
+    pull, handoff, [theirs] = two.started()
+    step(handoff, 0, 100)
+    before = pull.n_bytes()
+    assert before < 2 * LAYOUT.row_bytes * 100, "no layer leaves without the other rank's heads"
+    theirs.begin_step(0, 100, [])
+    for layer in range(LAYOUT.n_layers):
+        theirs.layer_done(layer + 1, None)
+        pull.reaches((layer + 1) * 2 * LAYOUT.row_bytes * 100)
+        assert pull.n_bytes(0.1) < (layer + 2) * 2 * LAYOUT.row_bytes * 100
+    end_step(theirs)
+    assert np.array_equal(all_rows(pull.events()), WHOLE)
+
+
+def test_a_rank_ahead_is_waited_for_by_the_node(two):
+    pull, handoff, [theirs] = two.started()
+    step(theirs, 0, 50)
+    step(theirs, 50, 50)
+    step(handoff, 0, 50)
+    assert pull.reaches(50 * LAYOUT.position_bytes)
+    step(handoff, 50, 50)
+    assert np.array_equal(all_rows(pull.events()), WHOLE)
+
+
+def test_several_handoffs_run_beside_each_other(two):
+    runs = [two.started() for _ in range(4)]
+    for pull, handoff, [theirs] in reversed(runs):
+        step(handoff, 0, 100)
+        step(theirs, 0, 100)
+        assert np.array_equal(all_rows(pull.events()), WHOLE)
+    eventually(lambda: all(theirs.closed for _, _, [theirs] in runs))
+
+
+def test_a_prompt_that_another_rank_lost_is_cut(two):
+    pull, handoff, [theirs] = two.started()
+    step(handoff, 0, 50)
+    step(theirs, 0, 50)
+    assert pull.reaches(50 * LAYOUT.position_bytes)
+    theirs.fail(unavailable("vLLM needed the prompt's memory for another one"))
+    step(handoff, 50, 50)
+    events = pull.events()
+    assert kinds(events) == ["head", "frame", None] and positions(events[:-1]) == [(0, 50)]
+    eventually(lambda: handoff.closed and theirs.closed)
+
+
+def test_a_rank_that_is_too_late_costs_the_handoff_alone(two, monkeypatch):
+    monkeypatch.setattr(ranks, "RANK_SECONDS", 0.3)
+    pull, handoff, [theirs] = two.started()
+    step(handoff, 0, 100)
+    assert kinds(pull.events()) == ["head", None]
+    eventually(lambda: handoff.closed and theirs.closed)
+    pull, handoff, [theirs] = two.started()
+    step(theirs, 0, 100)
+    step(handoff, 0, 100)
+    assert np.array_equal(all_rows(pull.events()), WHOLE)
+
+
+def test_a_reader_that_leaves_closes_the_handoff_on_all_ranks(two):
+    pull, handoff, [theirs] = two.started()
+    # The node waits for the other rank.
+    step(handoff, 0, 100)
+    pull.n_bytes()
+    pull.leave()
+    began = time.monotonic()
+    eventually(lambda: handoff.closed)
+    assert time.monotonic() - began < ranks.RANK_SECONDS / 2
+    eventually(lambda: theirs.closed)
+    eventually(lambda: handoff.id in two.node.api.left)
+
+
+def test_taking_blocks_away_waits_for_no_rank_that_has_the_layer(two):
+    pull, handoff, [theirs] = two.started()
+    step(handoff, 0, 100)
+    pull.n_bytes()
+    failing = threading.Thread(target=handoff.fail, args=(unavailable("preempted"),))
+    failing.start()
+    step(theirs, 0, 100)
+    failing.join(timeout=2)
+    assert not failing.is_alive()
+    assert kinds(pull.events())[-1] is None
+
+
+def test_without_the_other_rank_nothing_is_promised(folder):
+    node = Cluster(folder, paths=[socket_path(folder, 1)]).node
+    body = {"handoff": "00" * 16, "tokens": TOKENS, "start": 0, "codecs": [0], "fingerprint": FINGERPRINT}
+    status, reply = node.call("POST", "/prefill", json.dumps(body).encode())
+    assert (status, reply["error"]["kind"]) == (503, "unavailable")
+    assert not node.api.prompts and node.call("GET", "/load")[1]["queued"] == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"\0", LENGTH.pack(1 << 31) + bytes(100), LENGTH.pack(2) + b"xy", LENGTH.pack(2 * 50 * 100 * 8)[:3]],
+    ids=["dies", "dies_within", "too_long", "too_short", "half_a_length"],
+)
+def test_a_rank_that_answers_wrongly_cuts_the_stream(folder, answer):
+    path = socket_path(folder, 1)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def impostor():
+        connection, _ = listener.accept()
+        connection.recv(OPEN.size)
+        connection.sendall(IS_OPEN)
+        connection.recv(ROWS.size)
+        connection.sendall(answer)
+        connection.close()
+
+    threading.Thread(target=impostor, daemon=True).start()
+    cluster = Cluster(folder, paths=[path])
+    pull, handoff, _ = cluster.started()
+    step(handoff, 0, 100)
+    assert kinds(pull.events()) == ["head", None]
+    eventually(lambda: handoff.closed and handoff.id in cluster.node.api.left)
+    listener.close()
+
+
+ID = bytes(range(16))
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [OPEN.pack(bytes(32), ID, 100), OPEN.pack(SECRET, ID, 0), OPEN.pack(SECRET, ID, N_CTX + 1), b"GET / HTTP/1.1\r\n\r\n" + bytes(99)],
+    ids=["wrong_secret", "no_tokens", "too_many", "another_protocol"],
+)
+def test_a_stranger_gets_nothing(folder, opening):
+    rank = Rank(folder, 1, 1, 2)
+    with rank.connect() as connection:
+        connection.sendall(opening)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert rank.handoffs.find(ID.hex()) is None
+
+
+def test_a_connection_that_says_nothing_is_closed(folder, monkeypatch):
+    monkeypatch.setattr(ranks, "RANK_SECONDS", 0.2)
+    with Rank(folder, 1, 1, 2).connect() as connection:
+        connection.sendall(OPEN.pack(SECRET, ID, 100)[:20])
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "wanted", [(3, 0, 10), (0, 10, 10), (0, 11, 10), (0, 0, 101), (0, 0, 1 << 31), (1 << 31, 0, 1)], ids=str
+)
+def test_rows_that_do_not_exist_end_the_handoff(folder, wanted):
+    rank = Rank(folder, 1, 1, 2)
+    with rank.connect() as connection:
+        connection.sendall(OPEN.pack(SECRET, ID, 100))
+        assert connection.recv(1) == IS_OPEN
+        handoff = rank.handoffs.find(ID.hex())
+        step(handoff, 0, 100)
+        connection.sendall(ROWS.pack(*wanted))
+        assert connection.recv(1) == b""
+    eventually(lambda: handoff.closed and rank.handoffs.find(ID.hex()) is None)
+
+
+def test_a_handoff_is_opened_once(folder):
+    rank = Rank(folder, 1, 1, 2)
+    with rank.connect() as first, rank.connect() as second:
+        first.sendall(OPEN.pack(SECRET, ID, 100))
+        assert first.recv(1) == IS_OPEN
+        second.sendall(OPEN.pack(SECRET, ID, 100))
+        assert second.recv(1) == b""
+        assert rank.handoffs.find(ID.hex()) is not None
+
+
+def test_only_this_user_can_enter_the_folder(folder):
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_each_head_is_taken_once():
+    assert list(ranks_with_heads(1, 192, 192)) == [0]
+    assert list(ranks_with_heads(3, 192, 64)) == [0, 1, 2]
+    assert list(ranks_with_heads(8, 512, 128)) == [0, 2, 4, 6]
+    assert list(ranks_with_heads(4, 64, 64)) == [0]
+    for n_ranks, n_values, each in ((1, 192, 64), (2, 192, 64), (3, 192, 128), (2, 64, 128)):
+        with pytest.raises(Unsupported):
+            ranks_with_heads(n_ranks, n_values, each)
+
+
+def test_copies_of_a_head_are_not_sent(folder):
+    """Two heads and four ranks: the ranks 0 and 2 are asked."""
+    other = Rank(folder, 2, 1, 2)
+    paths = [socket_path(folder, rank) for rank in ranks_with_heads(4, LAYOUT.n_values, LAYOUT.n_values // 2)[1:]]
+    cluster = Cluster(folder, paths=paths)
+    pull, handoff, _ = cluster.started()
+    step(handoff, 0, 100)
+    step(other.handoffs.find(handoff.id), 0, 100)
+    assert np.array_equal(all_rows(pull.events()), WHOLE)
