@@ -9,6 +9,10 @@ tests=tests/clients/vllm
 venv=target/vllm
 # Seconds for a reply: two servers that poll share the cores.
 export PATIENCE=${PATIENCE:-600}
+# MLX as the decode node, if `make clients` has installed it.
+if [ -x target/clients-mlx/bin/python ]; then
+  export BATON_TEST_MLX_PYTHON=${BATON_TEST_MLX_PYTHON:-$PWD/target/clients-mlx/bin/python}
+fi
 
 if [ -z "${VLLM_MODEL:-}" ]; then
   install "$tests"

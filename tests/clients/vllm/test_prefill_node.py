@@ -17,7 +17,7 @@ import pytest
 
 import pulls
 from fronts import eventually, http
-from pairs import MAX_DISTANCE, N_TOKENS, agreement, chat, endpoint, handed_over, handing, prompt, start
+from pairs import MAX_DISTANCE, N_TOKENS, agreement, chat, endpoint, handed_over, handing, mlx, prompt, start
 from vllm_server import running
 
 N_PROMPTS = int(os.environ.get("VLLM_PROMPTS", "20"))
@@ -70,6 +70,23 @@ def test_replies_are_those_of_llama_cpp_alone(pair, alone):
           f"mean KL {mean:.2g} over {len(kl)} predictions")
     # Arithmetic in bf16 and in f16 parts at near ties.
     assert distance < float(MAX_DISTANCE) and mean < 3e-2 and first >= 0.9 * N_PROMPTS and same >= N_PROMPTS / 2
+
+
+def test_mlx_takes_the_rows(vllm):
+    """A short prompt: MLX computes about 11 tokens a second on a processor."""
+    n_tokens, text = 16, prompt("cork", 30)
+    with handing(vllm, engine=mlx) as pair:
+        eventually(lambda: handed_over(pair, "warm up")[1], "the first handoff", 300)
+        handed, _ = chat(pair, text, n_tokens, logprobs=True, top_logprobs=20)
+    with endpoint(engine=mlx) as alone:
+        wanted, _ = chat(alone, text, n_tokens, logprobs=True, top_logprobs=20)
+    report = handed["timings"]["handoff"]
+    assert "failure" not in report and report["n_tokens"] > 60, report
+    n_equal, kl = agreement(wanted, handed)
+    mean = sum(kl) / len(kl)
+    print(f"\nmlx: {report['n_tokens']} positions, KV distance {report['kv_distance']:.3g}, {n_equal} of {n_tokens} tokens are equal, "
+          f"mean KL {mean:.2g} over {len(kl)} predictions; alone {wanted['timings']['prompt_ms'] / 1e3:.1f} s of prefill")
+    assert report["kv_distance"] < float(MAX_DISTANCE) and mean < 3e-2 and n_equal > 0
 
 
 def test_only_what_is_missing_is_sent(pair):
