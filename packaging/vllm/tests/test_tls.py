@@ -3,7 +3,6 @@
 import os
 import socket
 import ssl
-import subprocess
 import time
 
 import pytest
@@ -11,25 +10,15 @@ import pytest
 from baton_vllm import http
 from baton_vllm.identity import Unsupported
 from baton_vllm.options import read_options
+from certificates import self_signed
 from scripted import FINGERPRINT, LAYOUT, Scripted, end_step, holds_right_rows, kinds, received, request, step
 
 TOKENS = list(range(100))
 
 
-def certificate(folder, name):
-    """A self-signed certificate of `localhost` and its key: the paths of two PEM files."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )
-    return str(cert), str(key)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return certificate(tmp_path_factory.mktemp("tls"), "node")
+    return self_signed(tmp_path_factory.mktemp("tls"), "node")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +58,7 @@ def test_plain_http_gets_no_answer(node):
 
 
 def test_a_client_that_trusts_another_authority_refuses_it(node, tmp_path):
-    other, _ = certificate(tmp_path, "other")
+    other, _ = self_signed(tmp_path, "other")
     with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
         with pytest.raises(ssl.SSLCertVerificationError):
             ssl.create_default_context(cafile=other).wrap_socket(connection, server_hostname="localhost")
@@ -119,7 +108,7 @@ def test_wrong_options_are_refused_in_words(files, tmp_path, monkeypatch):
         ({"tls_key": key}, "belong together"),
         ({"tls_cert": cert}, "belong together"),
         ({"tls_cert": cert, "tls_key": str(tmp_path / "none")}, "cannot be used"),
-        ({"tls_cert": cert, "tls_key": certificate(tmp_path, "other")[1]}, "cannot be used"),
+        ({"tls_cert": cert, "tls_key": self_signed(tmp_path, "other")[1]}, "cannot be used"),
         ({"listen": "9000"}, "not HOST:PORT"),
         ({"vllm": "http://192.0.2.7:8000"}, "on this machine"),
         ({"kv_dtype": "q8_0"}, "f16, bf16 and f32"),

@@ -27,6 +27,7 @@ def start(folder, *args, env=(), **options):
     vllm = Vllm(folder, transfer, *args, PYTHONPATH=str(PACKAGE), BATON_CLUSTER_KEY=server.CLUSTER_KEY, **dict(env))
     assert vllm.port == node + 1
     vllm.node = node
+    vllm.address = f"127.0.0.1:{node}"
     return vllm
 
 
@@ -47,9 +48,9 @@ def endpoint(*args, engine=llama):
         yield Front(banner)
 
 
-def handing(vllm, distance=MAX_DISTANCE, engine=llama):
+def handing(vllm, distance=MAX_DISTANCE, *args, engine=llama):
     distance = ("--max-canary-distance", distance) if distance else ()
-    return endpoint("--prefill", f"127.0.0.1:{vllm.node}", "--policy", "always_handoff", *distance, engine=engine)
+    return endpoint("--prefill", vllm.address, "--policy", "always_handoff", *distance, *args, engine=engine)
 
 
 def prompt(topic, n_words=60):

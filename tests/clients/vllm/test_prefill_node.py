@@ -1,6 +1,6 @@
 """vLLM computes prompts, llama.cpp decodes: packaging/vllm makes the server a prefill node of an endpoint.
 
-Both have the same weights, vLLM in bf16 and the GGUF file in f16 rounded to bf16. The server is killed by the last test.
+Both have the same weights, vLLM in bf16 and the GGUF file in f16 rounded to bf16. The last test but one kills their server.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import pulls
+from certificates import self_signed
 from fronts import eventually, http
 from pairs import MAX_DISTANCE, N_TOKENS, agreement, chat, endpoint, handed_over, handing, mlx, prompt, start
 from vllm_server import running
@@ -160,3 +161,18 @@ def test_a_killed_server_costs_no_reply(vllm, pair, alone):
     again, route = chat(pair, prompt("basalt"), 4)
     assert again["usage"]["completion_tokens"] == 4, route
     assert time.monotonic() - begun < 60
+
+
+def test_handoffs_run_over_tls(tmp_path):
+    """With a server of its own."""
+    cert, key = self_signed(tmp_path, "node")
+    with running(start(tmp_path, tls_cert=cert, tls_key=key)) as (vllm,):
+        vllm.address = f"https://localhost:{vllm.node}"
+        with handing(vllm, MAX_DISTANCE, "--tls-ca", cert) as front:
+            eventually(lambda: handed_over(front, "warm up")[1], "the first handoff", 120)
+            _, report = handed_over(front, prompt("tin"))
+            assert report and report["n_tokens"] > 100, report
+        with handing(vllm) as front:
+            # The node's certificate is of an authority that this endpoint does not know.
+            reply, _ = chat(front, prompt("lead"), 4)
+            assert reply["usage"]["completion_tokens"] == 4 and not reply["timings"].get("handoff", {}).get("n_tokens"), reply
