@@ -7,7 +7,6 @@ Nothing is loaded: vLLM only computes for others.
 
 import logging
 import os
-import shutil
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +20,7 @@ from .identity import Unsupported
 from .node import Node
 from .options import read_options
 from .prompts import VllmApi
-from .ranks import SECRET_BYTES, Gathered, RankServer, meeting_place, ranks_with_heads, socket_path
+from .ranks import Gathered, Meeting, RankServer, connect, ranks_with_heads
 from .rows import FP8, CpuRows, DeviceRows, Rows, rope_order
 
 log = logging.getLogger("vllm.baton")
@@ -66,7 +65,6 @@ class BatonConnector(KVConnectorBase_V1):
         self._scheduled = set()
         # The worker's part.
         self._handoffs = None
-        self._folder = None
         self._by_request, self._finished = {}, set()
         self._stepping = []
 
@@ -159,14 +157,12 @@ class BatonConnector(KVConnectorBase_V1):
             return Gathered(rows, layout)
         if not all(in_the_same_node_as(group.cpu_group)):
             raise Unsupported("tensor parallelism over several machines: BatonConnector gathers heads within one")
-        if rank == 0:
-            self._folder = meeting_place()
-        folder, secret = group.broadcast_object((self._folder, os.urandom(SECRET_BYTES)) if rank == 0 else None)
-        if rank == 0:
-            return Gathered(rows, layout, [socket_path(folder, other) for other in with_heads[1:]], secret)
+        meeting = Meeting() if rank == 0 else None
+        place = group.broadcast_object(meeting.place if meeting else None)
+        if meeting:
+            return Gathered(rows, layout, meeting.wait(with_heads[1:]))
         if rank in with_heads:
-            n_ctx = self._vllm_config.model_config.max_model_len
-            RankServer(socket_path(folder, rank), secret, here, n_ctx, rows, self._handoffs).start()
+            RankServer(connect(place, rank), here, self._vllm_config.model_config.max_model_len, rows, self._handoffs).start()
         return None
 
     def handle_preemptions(self, kv_connector_metadata):
@@ -219,8 +215,6 @@ class BatonConnector(KVConnectorBase_V1):
     def shutdown(self):
         if self._handoffs is not None:
             self._handoffs.fail_all("vLLM stops")
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _handoff_of(self, request):
         return self._by_request.get(request)

@@ -1,11 +1,12 @@
 """Tensor parallelism: each rank of vLLM has some heads of every row, and rank 0 gathers them.
 
-Rank 0 runs the node. The other ranks serve their heads on Unix sockets, in a folder that only their user can enter. They are
-processes of one server, so there are no versions. A connection is one handoff on one rank, and its end closes the handoff there,
-whatever ends it. A rank answers in full or closes the connection:
+Rank 0 runs the node. At the start the other ranks connect to it, by a Unix socket in a folder that only their user can enter and
+that is removed then. Each handoff has a connection of its own to each rank, whose end rank 0 sends over the first one. It ends
+with the handoff, whatever ends that. The ranks are processes of one server, so there are no versions. A rank answers in full or
+closes the connection:
 
-    open   secret (32 bytes), id (16 bytes), tokens (u32)    →  one byte
-    rows   layer, p0, p1 (u32 each)                          →  length (u32), K, V
+    open   the handoff's id (16 bytes), tokens (u32)    →  one byte
+    rows   layer, p0, p1 (u32 each)                     →  length (u32), K, V
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import contextlib
 import hmac
 import logging
 import os
+import shutil
 import socket
 import struct
 import tempfile
@@ -28,10 +30,13 @@ log = logging.getLogger("vllm.baton")
 
 # Keeps out what else this user runs.
 SECRET_BYTES = 32
-OPEN, ROWS, LENGTH = struct.Struct(f"<{SECRET_BYTES}s16sI"), struct.Struct("<III"), struct.Struct("<I")
+HELLO, OPEN = struct.Struct(f"<{SECRET_BYTES}sI"), struct.Struct("<16sI")
+ROWS, LENGTH = struct.Struct("<III"), struct.Struct("<I")
 IS_OPEN = b"\1"
 # The longest wait for another rank. A decode node gives up after 5 s of silence.
 RANK_SECONDS = 4.0
+# The longest that ranks may be apart at the start.
+MEET_SECONDS = 60.0
 
 
 def ranks_with_heads(n_ranks, n_values, n_values_each):
@@ -45,13 +50,51 @@ def ranks_with_heads(n_ranks, n_values, n_values_each):
     return range(0, n_ranks, n_ranks // n_parts)
 
 
-def meeting_place():
-    """A folder for the ranks' sockets that only this user can enter."""
-    return tempfile.mkdtemp(prefix="baton-ranks-")
+class Meeting:
+    """Where the other ranks connect to rank 0. `place` is what they must know."""
+
+    def __init__(self):
+        self._folder = tempfile.mkdtemp(prefix="baton-ranks-")
+        self.place = os.path.join(self._folder, "rank-0"), os.urandom(SECRET_BYTES)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.place[0])
+        self._listener.listen()
+
+    def wait(self, ranks):
+        """The connections of these ranks, in their order. Errors: one of them does not come."""
+        came, deadline = {}, time.monotonic() + MEET_SECONDS
+        try:
+            while not came.keys() >= set(ranks):
+                self._listener.settimeout(max(0.001, deadline - time.monotonic()))
+                connection, _ = self._listener.accept()
+                rank = self._rank_of(connection)
+                if rank is None or rank in came:
+                    connection.close()
+                else:
+                    came[rank] = connection
+        except TimeoutError:
+            raise TimeoutError(f"of vLLM's ranks {list(ranks)} only {sorted(came)} have connected to rank 0") from None
+        finally:
+            self._listener.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return [came[rank] for rank in ranks]
+
+    def _rank_of(self, connection):
+        """The rank that has connected; `None`: it is something else."""
+        with contextlib.suppress(OSError):
+            secret, rank = HELLO.unpack(receive(connection, HELLO.size, time.monotonic() + RANK_SECONDS))
+            if hmac.compare_digest(secret, self.place[1]):
+                return rank
+        return None
 
 
-def socket_path(folder, rank):
-    return os.path.join(folder, f"rank-{rank}")
+def connect(place, rank):
+    """This rank's connection to rank 0. Errors: rank 0 has given up."""
+    path, secret = place
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.sendall(HELLO.pack(secret, rank))
+    return connection
 
 
 class Refusal(Exception):
@@ -61,21 +104,40 @@ class Refusal(Exception):
 class RankServer:
     """Serves the heads of a rank, once they are computed here: ranks of one step may be some layers apart."""
 
-    def __init__(self, path, secret, layout, n_ctx, rows, handoffs):
-        self._path, self._secret, self._layout, self._n_ctx = path, secret, layout, n_ctx
+    def __init__(self, rank_0, layout, n_ctx, rows, handoffs):
+        self._rank_0, self._layout, self._n_ctx = rank_0, layout, n_ctx
         self._rows, self._handoffs = rows, handoffs
+        self._running = set()
 
     def start(self):
-        """Serves on a thread of its own. Errors: the socket cannot be made."""
+        """Serves on a thread of its own."""
         run_on_thread("baton-rank", self._run)
 
     async def _run(self, started):
-        server = await asyncio.start_unix_server(self._serve, self._path)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self._rank_0.setblocking(False)
+        loop.add_reader(self._rank_0, self._take, loop, ended)
         started.set()
-        async with server:
-            await server.serve_forever()
+        await ended.wait()
 
-    async def _serve(self, reader, writer):
+    def _take(self, loop, ended):
+        """A handoff's connection comes, or rank 0 has ended."""
+        try:
+            came, connections, _, _ = socket.recv_fds(self._rank_0, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            came, connections = b"", ()
+        for connection in connections:
+            serving = loop.create_task(self._serve(socket.socket(fileno=connection)))
+            self._running.add(serving)
+            serving.add_done_callback(self._running.discard)
+        if not came:
+            loop.remove_reader(self._rank_0)
+            ended.set()
+
+    async def _serve(self, connection):
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
         handoff = None
         try:
             handoff = await self._open(reader)
@@ -98,9 +160,7 @@ class RankServer:
 
     async def _open(self, reader):
         opening = await asyncio.wait_for(reader.readexactly(OPEN.size), RANK_SECONDS)
-        secret, handoff, n_tokens = OPEN.unpack(opening)
-        if not hmac.compare_digest(secret, self._secret):
-            raise Refusal("another process has connected")
+        handoff, n_tokens = OPEN.unpack(opening)
         if not 1 <= n_tokens <= self._n_ctx:
             raise Refusal(f"a prompt of {n_tokens} tokens")
         return self._handoffs.open(handoff.hex(), n_tokens, False, asyncio.get_running_loop())
@@ -129,9 +189,11 @@ class Gathered:
     prompt's blocks away. It never waits for long: for a layer that this rank has, the other ranks need nothing more of it.
     """
 
-    def __init__(self, rows, layout, paths=(), secret=b""):
-        self._rows, self._row_bytes = rows, layout.row_bytes // (1 + len(paths))
-        self._paths, self._secret = paths, secret
+    def __init__(self, rows, layout, ranks=()):
+        self._rows, self._row_bytes = rows, layout.row_bytes // (1 + len(ranks))
+        self._ranks = ranks
+        for rank in ranks:
+            rank.settimeout(RANK_SECONDS)
         self._connections = {}
         self.n_positions = rows.n_positions
 
@@ -139,14 +201,14 @@ class Gathered:
         """Has the other ranks know the handoff before vLLM does. Errors: one of them does not answer."""
         connections = self._connections[handoff.id] = []
         deadline = time.monotonic() + RANK_SECONDS
-        opening = OPEN.pack(self._secret, bytes.fromhex(handoff.id), handoff.n_tokens) if self._paths else b""
         try:
-            for path in self._paths:
-                connection = socket.socket(socket.AF_UNIX)
-                connections.append(connection)
-                connection.settimeout(RANK_SECONDS)
-                connection.connect(path)
-                connection.sendall(opening)
+            for rank in self._ranks:
+                here, there = socket.socketpair()
+                connections.append(here)
+                with there:
+                    socket.send_fds(rank, [b"\0"], [there.fileno()])
+                here.settimeout(RANK_SECONDS)
+                here.sendall(OPEN.pack(bytes.fromhex(handoff.id), handoff.n_tokens))
             for connection in connections:
                 receive(connection, len(IS_OPEN), deadline)
         except OSError as error:
@@ -166,7 +228,7 @@ class Gathered:
     def copy(self, handoff, layer, p0, p1):
         """The bytes of K and of V of a layer's positions. Errors: another rank has lost them, or is too late."""
         connections = self._connections.get(handoff.id, ())
-        if len(connections) != len(self._paths):
+        if len(connections) != len(self._ranks):
             raise ConnectionAbortedError("the handoff is closed")
         deadline = time.monotonic() + RANK_SECONDS
         n_bytes = (p1 - p0) * self._row_bytes

@@ -16,11 +16,10 @@ from baton_vllm.errors import unavailable
 from baton_vllm.frames import Layout
 from baton_vllm.handoffs import Handoffs
 from baton_vllm.identity import Unsupported
-from baton_vllm.ranks import IS_OPEN, LENGTH, OPEN, ROWS, Gathered, RankServer, meeting_place, ranks_with_heads, socket_path
+from baton_vllm.ranks import HELLO, IS_OPEN, LENGTH, OPEN, ROWS, Gathered, Meeting, RankServer, connect, ranks_with_heads
 from scripted import FINGERPRINT, LAYOUT, N_CTX, Scripted, end_step, eventually, kinds, positions, step
 
 TOKENS = list(range(100))
-SECRET = bytes(range(32))
 # Every value of the model's rows, [layers, K and V, positions, values], differs from its neighbours.
 WHOLE = np.random.default_rng(1).random((LAYOUT.n_layers, 2, len(TOKENS), LAYOUT.n_values), np.float32).astype(np.float16)
 
@@ -39,27 +38,30 @@ class Part:
 
 
 class Rank:
-    """Another rank than 0."""
+    """Another rank than 0. `connection` is what rank 0 has of it."""
 
-    def __init__(self, folder, rank, part, n_parts):
-        self.path, self.handoffs = socket_path(folder, rank), Handoffs(8)
+    def __init__(self, part, n_parts):
+        self.handoffs = Handoffs(8)
+        self.connection, rank_0 = socket.socketpair()
         here = Layout(LAYOUT.rope, LAYOUT.n_layers, LAYOUT.n_values // n_parts, LAYOUT.dtype)
-        RankServer(self.path, SECRET, here, N_CTX, Part(part, n_parts), self.handoffs).start()
+        RankServer(rank_0, here, N_CTX, Part(part, n_parts), self.handoffs).start()
 
     def connect(self):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(10)
-        connection.connect(self.path)
-        return contextlib.closing(connection)
+        """A handoff's connection."""
+        near, far = socket.socketpair()
+        near.settimeout(10)
+        with far:
+            socket.send_fds(self.connection, [b"\0"], [far.fileno()])
+        return contextlib.closing(near)
 
 
 class Cluster:
-    """A node of several ranks; the other ones may be impostors at these paths."""
+    """A node of several ranks; another rank may be an impostor behind this connection."""
 
-    def __init__(self, folder, n_ranks=2, paths=None):
-        self.others = [] if paths else [Rank(folder, rank, rank, n_ranks) for rank in range(1, n_ranks)]
-        paths = paths or [other.path for other in self.others]
-        self.node = Scripted(rows=Gathered(Part(0, n_ranks), LAYOUT, paths, SECRET))
+    def __init__(self, n_ranks=2, impostor=None):
+        self.others = [] if impostor else [Rank(rank, n_ranks) for rank in range(1, n_ranks)]
+        connections = [impostor] if impostor else [other.connection for other in self.others]
+        self.node = Scripted(rows=Gathered(Part(0, n_ranks), LAYOUT, connections))
 
     def started(self):
         """A pull, its handoff on rank 0, and those on the other ranks."""
@@ -73,17 +75,8 @@ class Cluster:
 
 
 @pytest.fixture
-def folder():
-    path = meeting_place()
-    yield path
-    for name in os.listdir(path):
-        os.unlink(os.path.join(path, name))
-    os.rmdir(path)
-
-
-@pytest.fixture
-def two(folder):
-    return Cluster(folder)
+def two():
+    return Cluster()
 
 
 def all_rows(events):
@@ -93,8 +86,8 @@ def all_rows(events):
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_rows_are_the_same_of_any_number_of_ranks(folder, n_ranks):
-    cluster = Cluster(folder, n_ranks)
+def test_rows_are_the_same_of_any_number_of_ranks(n_ranks):
+    cluster = Cluster(n_ranks)
     pull, handoff, theirs = cluster.started()
     for one in (handoff, *theirs):
         step(one, 0, 64)
@@ -187,12 +180,21 @@ def test_taking_blocks_away_waits_for_no_rank_that_has_the_layer(two):
     assert kinds(pull.events())[-1] is None
 
 
-def test_without_the_other_rank_nothing_is_promised(folder):
-    node = Cluster(folder, paths=[socket_path(folder, 1)]).node
+def test_without_the_other_rank_nothing_is_promised(two):
+    [other] = two.others
+    other.connection.shutdown(socket.SHUT_RDWR)
     body = {"handoff": "00" * 16, "tokens": TOKENS, "start": 0, "codecs": [0], "fingerprint": FINGERPRINT}
-    status, reply = node.call("POST", "/prefill", json.dumps(body).encode())
+    status, reply = two.node.call("POST", "/prefill", json.dumps(body).encode())
     assert (status, reply["error"]["kind"]) == (503, "unavailable")
-    assert not node.api.prompts and node.call("GET", "/load")[1]["queued"] == 0
+    assert not two.node.api.prompts and two.node.call("GET", "/load")[1]["queued"] == 0
+
+
+def test_the_end_of_rank_0_closes_its_handoffs(two):
+    pull, handoff, [theirs] = two.started()
+    two.others[0].connection.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: theirs.closed)
+    step(handoff, 0, 100)
+    assert kinds(pull.events()) == ["head", None]
 
 
 @pytest.mark.parametrize(
@@ -200,60 +202,52 @@ def test_without_the_other_rank_nothing_is_promised(folder):
     [b"", b"\0", LENGTH.pack(1 << 31) + bytes(100), LENGTH.pack(2) + b"xy", LENGTH.pack(2 * 50 * 100 * 8)[:3]],
     ids=["dies", "dies_within", "too_long", "too_short", "half_a_length"],
 )
-def test_a_rank_that_answers_wrongly_cuts_the_stream(folder, answer):
-    path = socket_path(folder, 1)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
+def test_a_rank_that_answers_wrongly_cuts_the_stream(answer):
+    rank_0, itself = socket.socketpair()
 
     def impostor():
-        connection, _ = listener.accept()
-        connection.recv(OPEN.size)
-        connection.sendall(IS_OPEN)
-        connection.recv(ROWS.size)
-        connection.sendall(answer)
-        connection.close()
+        _, [file], _, _ = socket.recv_fds(itself, 1, 1)
+        with socket.socket(fileno=file) as connection:
+            connection.recv(OPEN.size)
+            connection.sendall(IS_OPEN)
+            connection.recv(ROWS.size)
+            connection.sendall(answer)
 
     threading.Thread(target=impostor, daemon=True).start()
-    cluster = Cluster(folder, paths=[path])
+    cluster = Cluster(impostor=rank_0)
     pull, handoff, _ = cluster.started()
     step(handoff, 0, 100)
     assert kinds(pull.events()) == ["head", None]
     eventually(lambda: handoff.closed and handoff.id in cluster.node.api.left)
-    listener.close()
 
 
 ID = bytes(range(16))
 
 
-@pytest.mark.parametrize(
-    "opening",
-    [OPEN.pack(bytes(32), ID, 100), OPEN.pack(SECRET, ID, 0), OPEN.pack(SECRET, ID, N_CTX + 1), b"GET / HTTP/1.1\r\n\r\n" + bytes(99)],
-    ids=["wrong_secret", "no_tokens", "too_many", "another_protocol"],
-)
-def test_a_stranger_gets_nothing(folder, opening):
-    rank = Rank(folder, 1, 1, 2)
+@pytest.mark.parametrize("n_tokens", [0, N_CTX + 1])
+def test_a_prompt_of_an_impossible_length_is_not_opened(n_tokens):
+    rank = Rank(1, 2)
     with rank.connect() as connection:
-        connection.sendall(opening)
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
+        connection.sendall(OPEN.pack(ID, n_tokens))
+        assert connection.recv(1) == b""
     assert rank.handoffs.find(ID.hex()) is None
 
 
-def test_a_connection_that_says_nothing_is_closed(folder, monkeypatch):
+def test_a_connection_that_says_nothing_is_closed(monkeypatch):
     monkeypatch.setattr(ranks, "RANK_SECONDS", 0.2)
-    with Rank(folder, 1, 1, 2).connect() as connection:
-        connection.sendall(OPEN.pack(SECRET, ID, 100)[:20])
+    rank = Rank(1, 2)
+    with rank.connect() as connection:
+        connection.sendall(OPEN.pack(ID, 100)[:10])
         assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize(
     "wanted", [(3, 0, 10), (0, 10, 10), (0, 11, 10), (0, 0, 101), (0, 0, 1 << 31), (1 << 31, 0, 1)], ids=str
 )
-def test_rows_that_do_not_exist_end_the_handoff(folder, wanted):
-    rank = Rank(folder, 1, 1, 2)
+def test_rows_that_do_not_exist_end_the_handoff(wanted):
+    rank = Rank(1, 2)
     with rank.connect() as connection:
-        connection.sendall(OPEN.pack(SECRET, ID, 100))
+        connection.sendall(OPEN.pack(ID, 100))
         assert connection.recv(1) == IS_OPEN
         handoff = rank.handoffs.find(ID.hex())
         step(handoff, 0, 100)
@@ -262,36 +256,60 @@ def test_rows_that_do_not_exist_end_the_handoff(folder, wanted):
     eventually(lambda: handoff.closed and rank.handoffs.find(ID.hex()) is None)
 
 
-def test_a_handoff_is_opened_once(folder):
-    rank = Rank(folder, 1, 1, 2)
+def test_a_handoff_is_opened_once():
+    rank = Rank(1, 2)
     with rank.connect() as first, rank.connect() as second:
-        first.sendall(OPEN.pack(SECRET, ID, 100))
+        first.sendall(OPEN.pack(ID, 100))
         assert first.recv(1) == IS_OPEN
-        second.sendall(OPEN.pack(SECRET, ID, 100))
+        second.sendall(OPEN.pack(ID, 100))
         assert second.recv(1) == b""
         assert rank.handoffs.find(ID.hex()) is not None
 
 
-def test_only_this_user_can_enter_the_folder(folder):
+def test_ranks_meet_where_only_this_user_can_enter():
+    meeting = Meeting()
+    folder = os.path.dirname(meeting.place[0])
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    # They come in any order.
+    theirs = {rank: connect(meeting.place, rank) for rank in (2, 1)}
+    for rank, connection in zip((1, 2), meeting.wait([1, 2])):
+        connection.sendall(b"x")
+        assert theirs[rank].recv(1) == b"x"
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize("hello", [HELLO.pack(bytes(32), 1), b"GET / HTTP/1.1\r\n\r\n" + bytes(99), b"short"], ids=str)
+def test_a_stranger_is_no_rank(hello, monkeypatch):
+    monkeypatch.setattr(ranks, "RANK_SECONDS", 0.2)
+    meeting = Meeting()
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(10)
+    stranger.connect(meeting.place[0])
+    stranger.sendall(hello)
+    rank = connect(meeting.place, 1)
+    [connection] = meeting.wait([1])
+    connection.sendall(b"x")
+    assert rank.recv(1) == b"x"
+    with contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
+
+
+def test_a_rank_that_does_not_come_is_an_error(monkeypatch):
+    monkeypatch.setattr(ranks, "MEET_SECONDS", 0.2)
+    meeting = Meeting()
+    rank = connect(meeting.place, 2)
+    with pytest.raises(TimeoutError, match=r"of vLLM's ranks \[1, 2\] only \[2\] have connected"):
+        meeting.wait([1, 2])
+    assert not os.path.exists(os.path.dirname(meeting.place[0]))
+    rank.close()
 
 
 def test_each_head_is_taken_once():
     assert list(ranks_with_heads(1, 192, 192)) == [0]
     assert list(ranks_with_heads(3, 192, 64)) == [0, 1, 2]
+    # Copies of a head are not sent.
     assert list(ranks_with_heads(8, 512, 128)) == [0, 2, 4, 6]
     assert list(ranks_with_heads(4, 64, 64)) == [0]
     for n_ranks, n_values, each in ((1, 192, 64), (2, 192, 64), (3, 192, 128), (2, 64, 128)):
         with pytest.raises(Unsupported):
             ranks_with_heads(n_ranks, n_values, each)
-
-
-def test_copies_of_a_head_are_not_sent(folder):
-    """Two heads and four ranks: the ranks 0 and 2 are asked."""
-    other = Rank(folder, 2, 1, 2)
-    paths = [socket_path(folder, rank) for rank in ranks_with_heads(4, LAYOUT.n_values, LAYOUT.n_values // 2)[1:]]
-    cluster = Cluster(folder, paths=paths)
-    pull, handoff, _ = cluster.started()
-    step(handoff, 0, 100)
-    step(other.handoffs.find(handoff.id), 0, 100)
-    assert np.array_equal(all_rows(pull.events()), WHOLE)

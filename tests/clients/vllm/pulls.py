@@ -60,7 +60,9 @@ def rows(port, tokens, known):
     layers = known["kv"]["layout"]["sections"][0]["layers"]
     n_values = layers[0]["k"]["n_values"]
     stream, _ = received(port, tokens, known["fingerprint"]["vocabulary"])
-    frames = [payload for kind, payload in records(stream) if kind == 2]
+    *frames, (end, _) = records(stream)
+    assert end == 3, f"the stream was cut after {len(stream)} bytes"
+    frames = [payload for kind, payload in frames if kind == 2]
     # What precedes the rows: positions, the prefix's hash, the codec and the section.
     rows = [np.frombuffer(frame[52:], np.float16).reshape(len(layers), 2, -1, n_values) for frame in frames]
     return np.concatenate(rows, axis=2).astype(np.float32)
