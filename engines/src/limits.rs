@@ -28,7 +28,7 @@ pub const DEFAULT_UBATCH: u32 = 512;
 /// The same with workers: smaller batches keep more of a pipeline busy (docs/benchmarks.md).
 pub const WORKERS_UBATCH: u32 = 256;
 
-/// The same if a worker computes on its processor, which is as fast with so few.
+/// The same if a worker computes on its processor, which with one thread is as fast with so few.
 pub const PROCESSORS_UBATCH: u32 = 64;
 
 /// In a longer queue, most clients would give up before their turn.

@@ -69,7 +69,7 @@ fn lock(exchange: &Mutex<RpcExchange>) -> MutexGuard<'_, RpcExchange> {
     exchange.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns true if the other end has closed a TLS connection without taking leave, as a process that ends does.
+/// Returns true if the other end has closed a TLS connection without `close_notify`, as a process that ends does.
 fn is_close(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::UnexpectedEof
 }

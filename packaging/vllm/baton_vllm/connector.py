@@ -55,7 +55,7 @@ class BatonConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         parallel = vllm_config.parallel_config
         for name in ONE:
-            if getattr(parallel, name, 1) != 1:
+            if getattr(parallel, name) != 1:
                 raise Unsupported(f"{name} is {getattr(parallel, name)}: only tensor_parallel_size may be above 1")
         if vllm_config.speculative_config is not None:
             raise Unsupported("speculative decoding: BatonConnector only serves prompts")
@@ -157,10 +157,11 @@ class BatonConnector(KVConnectorBase_V1):
             return Gathered(rows, layout)
         if not all(in_the_same_node_as(group.cpu_group)):
             raise Unsupported("tensor parallelism over several machines: BatonConnector gathers heads within one")
-        meeting = Meeting() if rank == 0 else None
-        place = group.broadcast_object(meeting.place if meeting else None)
-        if meeting:
-            return Gathered(rows, layout, meeting.wait(with_heads[1:]))
+        if rank == 0:
+            with Meeting() as meeting:
+                group.broadcast_object(meeting.place)
+                return Gathered(rows, layout, meeting.wait(with_heads[1:]))
+        place = group.broadcast_object()
         if rank in with_heads:
             RankServer(connect(place, rank), here, self._vllm_config.model_config.max_model_len, rows, self._handoffs).start()
         return None

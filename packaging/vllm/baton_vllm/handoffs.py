@@ -6,6 +6,7 @@ handoff is closed, so rows are copied when the socket has room for them and need
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -99,8 +100,8 @@ class Handoff:
         return True
 
     def _wake(self):
-        # The loop is closed only when the process ends.
-        if not self._loop.is_closed():
+        # The loop ends with the node, while vLLM may still compute.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._changed.set)
 
 

@@ -11,6 +11,8 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 16 << 20
 MAX_CONNECTIONS = 256
 HEAD_SECONDS = 10
+# How long a TLS connection is kept for a peer that does not close its end.
+CLOSE_SECONDS = 2
 # How long a connection may wait for its next request.
 IDLE_SECONDS = 60
 BODY_SECONDS = 30
@@ -125,8 +127,8 @@ class Server:
 
     async def listen(self, host, port, tls=None):
         """Errors: the address is in use or not of this machine."""
-        handshake = {"ssl": tls, "ssl_handshake_timeout": HEAD_SECONDS} if tls else {}
-        return await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, **handshake)
+        timeouts = {"ssl_handshake_timeout": HEAD_SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if tls else {}
+        return await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, ssl=tls, **timeouts)
 
     async def _serve(self, reader, writer):
         peer = Peer(reader, writer)

@@ -17,12 +17,13 @@ def run_on_thread(name, serve):
         try:
             asyncio.run(serve(started))
         except BaseException as error:
+            if started.is_set():
+                log.exception("the server on the thread %s has ended", name)
             failures.append(error)
             started.set()
-            if not isinstance(error, OSError):
-                log.exception("the server on the thread %s has ended", name)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    started.wait(START_SECONDS)
+    if not started.wait(START_SECONDS):
+        raise TimeoutError(f"the server on the thread {name} has not started after {START_SECONDS} s")
     if failures:
         raise failures[0]

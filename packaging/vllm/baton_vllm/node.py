@@ -214,17 +214,14 @@ class Node:
                 if time.monotonic() > deadline:
                     raise ConnectionAbortedError(f"vLLM took more than {LAYER_SECONDS} s for a layer in the middle of a frame")
                 await handoff.change(SIGN_OF_LIFE_SECONDS)
-            await peer.send(*await loop.run_in_executor(None, self._layer, handoff, record, layer, p0, p1))
+            await peer.send(*await loop.run_in_executor(None, self._layer, handoff, record, layer, p0, p1, deadline))
         await peer.send(record.mac())
 
-    def _layer(self, handoff, record, layer, p0, p1):
+    def _layer(self, handoff, record, layer, p0, p1, deadline):
         """K and V of a layer, added to their record."""
-        with handoff.copying:
-            if handoff.error or handoff.closed:
-                raise ConnectionAbortedError("a prompt was lost in the middle of a frame")
-            began = time.monotonic()
-            rows = self._rows.copy(handoff, layer, p0, p1)
-            copied = time.monotonic()
+        began = time.monotonic()
+        rows = self._rows.copy(handoff, layer, p0, p1, deadline)
+        copied = time.monotonic()
         for piece in rows:
             record.add(piece)
         handoff.export_seconds += copied - began

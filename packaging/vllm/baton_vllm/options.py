@@ -52,11 +52,16 @@ def read_tls(cert, key):
         raise Unsupported("tls_cert and tls_key belong together")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        tls.load_cert_chain(cert, key)
+        # Without a password OpenSSL would ask for one at the terminal.
+        tls.load_cert_chain(cert, key, password=refuse_encrypted)
     except OSError as error:
         raise Unsupported(f"tls_cert and tls_key cannot be used: {error}") from None
     tls.set_alpn_protocols(["http/1.1"])
     return tls
+
+
+def refuse_encrypted():
+    raise Unsupported("tls_key is encrypted; the connector needs one without a password")
 
 
 def read_key(file):

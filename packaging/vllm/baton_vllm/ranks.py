@@ -1,9 +1,8 @@
 """Tensor parallelism: each rank of vLLM has some heads of every row, and rank 0 gathers them.
 
 Rank 0 runs the node. At the start the other ranks connect to it, by a Unix socket in a folder that only their user can enter and
-that is removed then. Each handoff has a connection of its own to each rank, whose end rank 0 sends over the first one. It ends
-with the handoff, whatever ends that. The ranks are processes of one server, so there are no versions. A rank answers in full or
-closes the connection:
+that is removed then. For each handoff, rank 0 sends each rank one end of a new pair of sockets. Closing it ends the handoff on that
+rank. The ranks are processes of one server, so there are no versions. A rank answers in full or closes the connection:
 
     open   the handoff's id (16 bytes), tokens (u32)    →  one byte
     rows   layer, p0, p1 (u32 each)                     →  length (u32), K, V
@@ -18,6 +17,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -28,14 +28,15 @@ from .loops import run_on_thread
 
 log = logging.getLogger("vllm.baton")
 
-# Keeps out what else this user runs.
+# Keeps out other processes of the same user.
 SECRET_BYTES = 32
 HELLO, OPEN = struct.Struct(f"<{SECRET_BYTES}sI"), struct.Struct("<16sI")
 ROWS, LENGTH = struct.Struct("<III"), struct.Struct("<I")
 IS_OPEN = b"\1"
-# The longest wait for another rank. A decode node gives up after 5 s of silence.
+# The longest that a rank waits for another one to open a handoff, to ask, to answer, or to take an answer. A decode node gives up
+# after 5 s of silence.
 RANK_SECONDS = 4.0
-# The longest that ranks may be apart at the start.
+# How long rank 0 waits for the other ranks at the start.
 MEET_SECONDS = 60.0
 
 
@@ -51,33 +52,41 @@ def ranks_with_heads(n_ranks, n_values, n_values_each):
 
 
 class Meeting:
-    """Where the other ranks connect to rank 0. `place` is what they must know."""
+    """Where the other ranks connect to rank 0. `place` is what they must know. Leaving it removes the folder."""
 
     def __init__(self):
         self._folder = tempfile.mkdtemp(prefix="baton-ranks-")
         self.place = os.path.join(self._folder, "rank-0"), os.urandom(SECRET_BYTES)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.place[0])
-        self._listener.listen()
+        try:
+            self._listener.bind(self.place[0])
+            self._listener.listen()
+        except OSError as error:
+            self.__exit__()
+            raise Unsupported(f"the ranks cannot meet at {self.place[0]}: {error}; TMPDIR names another folder") from None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self, ranks):
         """The connections of these ranks, in their order. Errors: one of them does not come."""
-        came, deadline = {}, time.monotonic() + MEET_SECONDS
+        connected, deadline = {}, time.monotonic() + MEET_SECONDS
         try:
-            while not came.keys() >= set(ranks):
+            while not connected.keys() >= set(ranks):
                 self._listener.settimeout(max(0.001, deadline - time.monotonic()))
                 connection, _ = self._listener.accept()
                 rank = self._rank_of(connection)
-                if rank is None or rank in came:
+                if rank is None or rank in connected:
                     connection.close()
                 else:
-                    came[rank] = connection
+                    connected[rank] = connection
         except TimeoutError:
-            raise TimeoutError(f"of vLLM's ranks {list(ranks)} only {sorted(came)} have connected to rank 0") from None
-        finally:
-            self._listener.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return [came[rank] for rank in ranks]
+            raise TimeoutError(f"of vLLM's ranks {list(ranks)} only {sorted(connected)} have connected to rank 0") from None
+        return [connected[rank] for rank in ranks]
 
     def _rank_of(self, connection):
         """The rank that has connected; `None`: it is something else."""
@@ -151,7 +160,7 @@ class RankServer:
         except (Refusal, NodeError, asyncio.TimeoutError) as refusal:
             log.warning("Baton: this rank ends a handoff: %s", str(refusal) or "rank 0 does not go on")
         except (OSError, EOFError):
-            # Rank 0 has closed the handoff.
+            # Rank 0 has closed the handoff, or its prompt was lost, which rank 0 knows as well.
             pass
         finally:
             if handoff is not None:
@@ -173,20 +182,23 @@ class RankServer:
         while not handoff.error and not handoff.progress.has(layer, p1):
             if not await handoff.change(deadline - time.monotonic()):
                 raise Refusal(f"it took more than {RANK_SECONDS} s to have layer {layer}")
-        return await asyncio.get_running_loop().run_in_executor(None, self._copy_now, handoff, layer, p0, p1)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, copy_own, self._rows, handoff, layer, p0, p1)
 
-    def _copy_now(self, handoff, layer, p0, p1):
-        with handoff.copying:
-            if handoff.error:
-                raise Refusal(str(handoff.error))
-            return self._rows.copy(handoff, layer, p0, p1)
+
+class Connections:
+    """Those of one handoff to the other ranks."""
+
+    def __init__(self):
+        self.to_ranks = []
+        # Held while rows are asked for, so that no other copy reads their answers.
+        self.asking = threading.Lock()
 
 
 class Gathered:
     """What the node sends of a handoff: this rank's rows, beside those of the other ranks that have heads.
 
-    `copy` is called with the handoff's lock, `open` and `close` without it. vLLM's thread waits for that lock when it takes a
-    prompt's blocks away. It never waits for long: for a layer that this rank has, the other ranks need nothing more of it.
+    Each rank holds its own `handoff.copying` while it copies its own rows, and nobody holds one while it waits for a rank.
     """
 
     def __init__(self, rows, layout, ranks=()):
@@ -198,18 +210,18 @@ class Gathered:
         self.n_positions = rows.n_positions
 
     def open(self, handoff):
-        """Has the other ranks know the handoff before vLLM does. Errors: one of them does not answer."""
-        connections = self._connections[handoff.id] = []
+        """Opens the handoff on the other ranks before vLLM gets the prompt. Errors: one of them does not answer."""
+        connections = self._connections[handoff.id] = Connections()
         deadline = time.monotonic() + RANK_SECONDS
         try:
             for rank in self._ranks:
                 here, there = socket.socketpair()
-                connections.append(here)
+                connections.to_ranks.append(here)
                 with there:
                     socket.send_fds(rank, [b"\0"], [there.fileno()])
                 here.settimeout(RANK_SECONDS)
                 here.sendall(OPEN.pack(bytes.fromhex(handoff.id), handoff.n_tokens))
-            for connection in connections:
+            for connection in connections.to_ranks:
                 receive(connection, len(IS_OPEN), deadline)
         except OSError as error:
             log.warning("Baton: another rank does not answer: %s", error)
@@ -217,29 +229,40 @@ class Gathered:
 
     def close(self, handoff):
         """Closes the handoff on the other ranks. A copy that waits for one of them ends with an error."""
-        connections = self._connections.pop(handoff.id, ())
-        for connection in connections:
+        connections = self._connections.pop(handoff.id, None)
+        if connections is None:
+            return
+        for connection in connections.to_ranks:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        with handoff.copying:
-            for connection in connections:
+        with connections.asking:
+            for connection in connections.to_ranks:
                 connection.close()
 
-    def copy(self, handoff, layer, p0, p1):
-        """The bytes of K and of V of a layer's positions. Errors: another rank has lost them, or is too late."""
-        connections = self._connections.get(handoff.id, ())
-        if len(connections) != len(self._ranks):
+    def copy(self, handoff, layer, p0, p1, deadline):
+        """The bytes of K and of V of a layer's positions. Errors: the handoff is closed; another rank has lost them, or does not
+        answer until `deadline`."""
+        connections = self._connections.get(handoff.id)
+        if connections is None:
             raise ConnectionAbortedError("the handoff is closed")
-        deadline = time.monotonic() + RANK_SECONDS
         n_bytes = (p1 - p0) * self._row_bytes
-        try:
-            for connection in connections:
-                connection.sendall(ROWS.pack(layer, p0, p1))
-            parts = [self._rows.copy(handoff, layer, p0, p1)]
-            parts += [receive_rows(connection, n_bytes, deadline) for connection in connections]
-        except OSError as error:
-            raise ConnectionAbortedError(f"another rank of vLLM does not answer: {error}") from None
-        return [side_by_side(pieces, p1 - p0) for pieces in zip(*parts)] if connections else parts[0]
+        with connections.asking:
+            try:
+                for connection in connections.to_ranks:
+                    connection.sendall(ROWS.pack(layer, p0, p1))
+                parts = [copy_own(self._rows, handoff, layer, p0, p1)]
+                parts += [receive_rows(connection, n_bytes, deadline) for connection in connections.to_ranks]
+            except OSError as error:
+                raise ConnectionAbortedError(f"a rank of vLLM does not answer: {error}") from None
+        return [side_by_side(pieces, p1 - p0) for pieces in zip(*parts)] if self._ranks else parts[0]
+
+
+def copy_own(rows, handoff, layer, p0, p1):
+    """This rank's part. vLLM's thread may wait for this copy, and for nothing longer."""
+    with handoff.copying:
+        if handoff.error or handoff.closed:
+            raise ConnectionAbortedError(f"a prompt was lost in the middle of a frame: {handoff.error or 'it is closed'}")
+        return rows.copy(handoff, layer, p0, p1)
 
 
 def receive_rows(connection, n_bytes, deadline):
@@ -256,7 +279,7 @@ def receive(connection, n_bytes, deadline):
     while left:
         seconds = deadline - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError(f"it took more than {RANK_SECONDS} s")
+            raise TimeoutError("it took too long")
         connection.settimeout(seconds)
         n = connection.recv_into(left)
         if n == 0:

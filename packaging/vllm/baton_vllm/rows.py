@@ -5,6 +5,8 @@ positions; FP8 caches are scaled; and on a processor the kernels keep K in an or
 store known numbers.
 """
 
+import contextlib
+
 import torch
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -30,7 +32,8 @@ class DeviceRows:
         cache = self._caches[layer]
         positions = torch.arange(p0, p1)
         table = torch.tensor(blocks)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        # A thread's current device is the first one, and each rank has another.
+        with torch.inference_mode(), on_device(cache), torch.cuda.stream(self._stream):
             if ready is not None:
                 self._stream.wait_event(ready)
             block = table[positions // self.block_size].to(cache.device, non_blocking=True)
@@ -41,6 +44,10 @@ class DeviceRows:
             k, v = rows.chunk(2, dim=-1)
             k = k[..., self._order.to(k.device)]
             return [converted(values, scale, self._dtype).cpu() for values, scale in zip((k, v), scales)]
+
+
+def on_device(cache):
+    return torch.cuda.device(cache.device) if cache.is_cuda else contextlib.nullcontext()
 
 
 class CpuRows:

@@ -168,15 +168,15 @@ def test_a_reader_that_leaves_closes_the_handoff_on_all_ranks(two):
     eventually(lambda: handoff.id in two.node.api.left)
 
 
-def test_taking_blocks_away_waits_for_no_rank_that_has_the_layer(two):
+def test_nothing_waits_while_a_copy_waits_for_another_rank(two):
     pull, handoff, [theirs] = two.started()
     step(handoff, 0, 100)
     pull.n_bytes()
-    failing = threading.Thread(target=handoff.fail, args=(unavailable("preempted"),))
-    failing.start()
+    began = time.monotonic()
+    handoff.fail(unavailable("preempted"))
+    assert two.node.call("GET", "/load")[0] == 200
+    assert time.monotonic() - began < ranks.RANK_SECONDS / 2
     step(theirs, 0, 100)
-    failing.join(timeout=2)
-    assert not failing.is_alive()
     assert kinds(pull.events())[-1] is None
 
 
@@ -267,27 +267,36 @@ def test_a_handoff_is_opened_once():
 
 
 def test_ranks_meet_where_only_this_user_can_enter():
-    meeting = Meeting()
-    folder = os.path.dirname(meeting.place[0])
-    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-    # They come in any order.
-    theirs = {rank: connect(meeting.place, rank) for rank in (2, 1)}
-    for rank, connection in zip((1, 2), meeting.wait([1, 2])):
-        connection.sendall(b"x")
-        assert theirs[rank].recv(1) == b"x"
+    with Meeting() as meeting:
+        folder = os.path.dirname(meeting.place[0])
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        # They come in any order.
+        theirs = {rank: connect(meeting.place, rank) for rank in (2, 1)}
+        for rank, connection in zip((1, 2), meeting.wait([1, 2])):
+            connection.sendall(b"x")
+            assert theirs[rank].recv(1) == b"x"
     assert not os.path.exists(folder)
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_in_words(monkeypatch, tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(Unsupported, match="TMPDIR names another folder"):
+        Meeting()
+    assert not list(long.iterdir())
 
 
 @pytest.mark.parametrize("hello", [HELLO.pack(bytes(32), 1), b"GET / HTTP/1.1\r\n\r\n" + bytes(99), b"short"], ids=str)
 def test_a_stranger_is_no_rank(hello, monkeypatch):
     monkeypatch.setattr(ranks, "RANK_SECONDS", 0.2)
-    meeting = Meeting()
     stranger = socket.socket(socket.AF_UNIX)
     stranger.settimeout(10)
-    stranger.connect(meeting.place[0])
-    stranger.sendall(hello)
-    rank = connect(meeting.place, 1)
-    [connection] = meeting.wait([1])
+    with Meeting() as meeting:
+        stranger.connect(meeting.place[0])
+        stranger.sendall(hello)
+        rank = connect(meeting.place, 1)
+        [connection] = meeting.wait([1])
     connection.sendall(b"x")
     assert rank.recv(1) == b"x"
     with contextlib.suppress(ConnectionResetError):
@@ -296,10 +305,10 @@ def test_a_stranger_is_no_rank(hello, monkeypatch):
 
 def test_a_rank_that_does_not_come_is_an_error(monkeypatch):
     monkeypatch.setattr(ranks, "MEET_SECONDS", 0.2)
-    meeting = Meeting()
-    rank = connect(meeting.place, 2)
-    with pytest.raises(TimeoutError, match=r"of vLLM's ranks \[1, 2\] only \[2\] have connected"):
-        meeting.wait([1, 2])
+    with Meeting() as meeting:
+        rank = connect(meeting.place, 2)
+        with pytest.raises(TimeoutError, match=r"of vLLM's ranks \[1, 2\] only \[2\] have connected"):
+            meeting.wait([1, 2])
     assert not os.path.exists(os.path.dirname(meeting.place[0]))
     rank.close()
 
