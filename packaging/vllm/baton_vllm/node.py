@@ -35,7 +35,7 @@ FRAME_BYTES = 6 << 20
 # gives up after 5 s of silence.
 SLOW_LAYER_SECONDS = 1.0
 # The longest wait for a layer within a frame, below those 5 s.
-LAYER_SECONDS = 4.5
+LAYER_SECONDS = 4.0
 MAX_NOISE_BYTES = 64 << 20
 NOISE = os.urandom(256 << 10)
 
@@ -211,9 +211,8 @@ class Node:
             while not handoff.progress.has(layer, p1):
                 if handoff.error:
                     raise ConnectionAbortedError(f"a prompt was lost in the middle of a frame: {handoff.error}")
-                if time.monotonic() > deadline:
+                if not await handoff.change(max(0, deadline - time.monotonic())):
                     raise ConnectionAbortedError(f"vLLM took more than {LAYER_SECONDS} s for a layer in the middle of a frame")
-                await handoff.change(SIGN_OF_LIFE_SECONDS)
             await peer.send(*await loop.run_in_executor(None, self._layer, handoff, record, layer, p0, p1, deadline))
         await peer.send(record.mac())
 
