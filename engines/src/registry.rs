@@ -279,10 +279,12 @@ async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Res
         n_slots: options.n_slots.unwrap_or(defaults.n_slots),
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
-        n_ubatch: options.n_ubatch.unwrap_or(match options.workers.iter().any(|worker| worker.has_processor) {
-            _ if options.workers.is_empty() => defaults.n_ubatch,
-            true => PROCESSORS_UBATCH,
-            false => WORKERS_UBATCH,
+        n_ubatch: options.n_ubatch.unwrap_or(if options.workers.is_empty() {
+            defaults.n_ubatch
+        } else if options.workers.iter().any(|worker| worker.has_processor) {
+            PROCESSORS_UBATCH
+        } else {
+            WORKERS_UBATCH
         }),
         small_steps: options.n_ubatch.is_none(),
         n_threads: options.n_threads,

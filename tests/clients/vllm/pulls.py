@@ -63,7 +63,7 @@ def rows(port, tokens, known):
     *frames, (end, _) = records(stream)
     assert end == 3, f"the stream was cut after {len(stream)} bytes"
     frames = [payload for kind, payload in frames if kind == 2]
-    # What precedes the rows: positions, the prefix's hash, the codec and the section.
+    # A frame begins with its positions, the prefix's hash, the codec and the section; the rows follow.
     rows = [np.frombuffer(frame[52:], np.float16).reshape(len(layers), 2, -1, n_values) for frame in frames]
     return np.concatenate(rows, axis=2).astype(np.float32)
 

@@ -43,7 +43,7 @@ def vllm(rows_of_one, tmp_path_factory):
 def test_three_ranks_send_the_rows_of_one(vllm, tokens, rows_of_one):
     rows = pulls.rows(vllm.node, tokens, pulls.info(vllm.node))
     assert rows.shape == rows_of_one.shape
-    # Of each head, so that one in a wrong place shows.
+    # One distance a head, so that a head in a wrong place shows.
     heads = [all_.reshape(*all_.shape[:3], 3, -1) for all_ in (rows, rows_of_one)]
     apart, size = (np.square(part).sum(axis=(2, 4)) for part in (heads[0] - heads[1], heads[1]))
     distances = np.sqrt(apart / size)
