@@ -1,11 +1,16 @@
 //! The KV wire format: the form of a prompt's KV cache outside of any engine, and its transfer between nodes.
 //!
-//! [`layout`] describes a model's cache, [`chunk`] holds the values of a range of positions. Both are independent of
-//! any framework: K is stored after RoPE, V untransposed, one row per position and layer, little-endian.
+//! The same rows have several names on their way, because each says what is known about them:
 //!
-//! A [`handoff`] is a stream of [`record`]s from the prefill node to the decode node: a head, frames as they are
-//! computed, an end ([`messages`], [`frame`], [`codec`]). [`writer`] and [`reader`] are its two ends, without I/O. The
-//! reader yields [`verified`] KV, the only KV that may reach an engine. `docs/kv-frames.md` documents every byte.
+//! - a [`Chunk`] holds the rows of the positions `[p0, p1)` in a form of no framework: K after RoPE, V untransposed, one
+//!   row per position and layer, little-endian. [`layout`] describes their shape. An engine exports chunks.
+//! - a [`frame`] is a chunk, encoded by a [`codec`]: the payload of a record.
+//! - a [`record`] is a head, a frame, a wait, an end or an error with its header and MAC: the bytes on the wire. A
+//!   [`handoff`] is a stream of records, which [`writer`] writes and [`reader`] reads, both without I/O.
+//! - [`VerifiedKv`] is a frame that the reader has checked. Only this may reach an engine.
+//! - An engine lays verified KV out for its own cache (llama.cpp's is an `ImportBlob`, in `engines/src/llama/placement.rs`).
+//!
+//! `docs/kv-walk.md` follows a chunk through its rooms. `docs/kv-frames.md` documents every byte.
 
 pub mod chunk;
 pub mod codec;
