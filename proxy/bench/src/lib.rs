@@ -12,14 +12,18 @@
 #[cfg(feature = "llama")]
 mod backends;
 #[cfg(feature = "llama")]
+#[path = "../../tryout/src/capture.rs"]
 mod capture;
 #[cfg(feature = "llama")]
 pub mod codec;
+#[path = "../../tryout/src/demo/mod.rs"]
 pub mod demo;
+#[path = "../../tryout/src/endpoint_process.rs"]
 pub mod endpoint_process;
 #[cfg(feature = "llama")]
 mod engine;
 #[cfg(feature = "llama")]
+#[path = "../../tryout/src/examination/mod.rs"]
 pub mod examination;
 #[cfg(feature = "llama")]
 mod handoff;
@@ -27,14 +31,18 @@ mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
 #[cfg(feature = "mlx")]
+#[path = "../../tryout/src/mlx_folder.rs"]
 pub mod mlx_folder;
 mod mock;
+#[path = "../../tryout/src/node_process.rs"]
 mod node_process;
 mod plan;
 #[cfg_attr(not(feature = "llama"), expect(dead_code, reason = "the benchmarks of own engines use the rest"))]
+#[path = "../../tryout/src/prompts.rs"]
 mod prompts;
 mod relay;
 mod serve;
+#[path = "../../tryout/src/stats.rs"]
 mod stats;
 mod table;
 #[cfg(feature = "llama")]

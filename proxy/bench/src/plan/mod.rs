@@ -9,6 +9,7 @@ pub(crate) mod cluster;
 mod drift;
 mod grading;
 mod grid;
+#[path = "../../../tryout/src/machines.rs"]
 pub(crate) mod machines;
 mod published;
 mod real;
