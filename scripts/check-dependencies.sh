@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# cli -> bench -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> schemas: no crate depends on one above it, and the
-# pure crates stay free of I/O.
+# cli, bench -> tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> schemas: no crate depends on one above it,
+# and the pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
 fail=0
@@ -10,15 +10,17 @@ forbid() {
   found=$(deps "$crate" | grep -Fx "$(printf '%s\n' "$@")" || true)
   if [ -n "$found" ]; then echo "$crate must not depend on: $(echo "$found" | tr '\n' ' ')" >&2; fail=1; fi
 }
-above_engines=(baton-cli baton-bench baton-proxy baton-fetch baton-pairing baton-planner baton-reply)
+above_proxy=(baton-cli baton-bench baton-tryout)
+above_engines=("${above_proxy[@]}" baton-proxy baton-fetch baton-pairing baton-planner baton-reply)
 forbid baton-schemas baton-engines "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
 forbid baton-engines "${above_engines[@]}" clap
-forbid baton-fetch baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-pairing baton-planner baton-reply axum clap
-forbid baton-pairing baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
+forbid baton-fetch "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-pairing baton-planner baton-reply axum clap
+forbid baton-pairing "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
 for pure in baton-planner baton-reply; do
-  forbid "$pure" baton-cli baton-bench baton-proxy baton-engines baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap
+  forbid "$pure" "${above_proxy[@]}" baton-proxy baton-engines baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap
 done
-forbid baton-proxy baton-cli baton-bench llama-cpp-2 clap_complete
+forbid baton-proxy "${above_proxy[@]}" llama-cpp-2 clap_complete
+forbid baton-tryout baton-cli baton-bench plotters
 forbid baton-bench baton-cli
 # Model code runs in the engines crate alone; the proxy reaches it through a process.
 if grep -rn 'llama_cpp_2\|llama_cpp_sys_2\|candle_core\|candle_nn' schemas proxy --include='*.rs'; then

@@ -1,49 +1,26 @@
-//! `baton bench` and `baton demo`: measure an engine, handoffs, the planner or a running endpoint, and a baseline in the
-//! same run. All but `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the
-//! proxy's public parts.
-//!
-//! The entry points are [`run`] and [`demo::run`]; `baton doctor` shows the results of an [`examination`].
+//! `baton bench`: measures an engine, handoffs, the planner or a running endpoint, and a baseline in the same run. All but
+//! `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the proxy's public
+//! parts.
 //!
 //! ```text
 //! baton bench handoff --help
-//! baton demo
 //! ```
 
 #[cfg(feature = "llama")]
 mod backends;
 #[cfg(feature = "llama")]
-#[path = "../../tryout/src/capture.rs"]
-mod capture;
-#[cfg(feature = "llama")]
 pub mod codec;
-#[path = "../../tryout/src/demo/mod.rs"]
-pub mod demo;
-#[path = "../../tryout/src/endpoint_process.rs"]
-pub mod endpoint_process;
 #[cfg(feature = "llama")]
 mod engine;
-#[cfg(feature = "llama")]
-#[path = "../../tryout/src/examination/mod.rs"]
-pub mod examination;
 #[cfg(feature = "llama")]
 mod handoff;
 mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
-#[cfg(feature = "mlx")]
-#[path = "../../tryout/src/mlx_folder.rs"]
-pub mod mlx_folder;
 mod mock;
-#[path = "../../tryout/src/node_process.rs"]
-mod node_process;
 mod plan;
-#[cfg_attr(not(feature = "llama"), expect(dead_code, reason = "the benchmarks of own engines use the rest"))]
-#[path = "../../tryout/src/prompts.rs"]
-mod prompts;
 mod relay;
 mod serve;
-#[path = "../../tryout/src/stats.rs"]
-mod stats;
 mod table;
 #[cfg(feature = "llama")]
 mod timeline;

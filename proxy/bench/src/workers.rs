@@ -10,14 +10,14 @@ use baton_engines::Engine;
 use baton_fetch as models;
 use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
+use baton_tryout::node_process::NodeProcess;
+use baton_tryout::prompts::Prompts;
+use baton_tryout::stats::median;
 use clap::Args;
 use futures::StreamExt;
 use serde::Serialize;
 
-use super::node_process::NodeProcess;
-use super::prompts::Prompts;
 use super::relay::Relay;
-use super::stats::median;
 use super::table::{dash, table};
 use super::timeline::{greedy, stream};
 

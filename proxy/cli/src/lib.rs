@@ -129,7 +129,7 @@ enum Command {
     Lend(lend::LendArgs),
     /// Hand a long prompt from one node to another on this machine, and show where the time went.
     #[cfg(feature = "llama")]
-    Demo(baton_bench::demo::DemoArgs),
+    Demo(baton_tryout::demo::DemoArgs),
 }
 
 /// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
@@ -211,7 +211,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         #[cfg(feature = "llama")]
         Command::Lend(args) => lend::run(&args),
         #[cfg(feature = "llama")]
-        Command::Demo(args) => run(async { Ok(terminal::print_line(baton_bench::demo::run(args).await?)?) }),
+        Command::Demo(args) => run(async { Ok(terminal::print_line(baton_tryout::demo::run(args).await?)?) }),
     }
 }
 

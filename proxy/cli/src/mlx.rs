@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use baton_bench::mlx_folder;
 use baton_engines::mlx::REQUIREMENTS;
 use baton_fetch::progress;
 use baton_proxy::serve::{CommandFailure, mlx_environment};
+use baton_tryout::mlx_folder;
 use clap::{Args, Subcommand};
 
 use super::terminal;

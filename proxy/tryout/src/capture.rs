@@ -17,37 +17,37 @@ use futures::StreamExt;
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A handoff that was received completely.
-pub(crate) struct Captured {
+pub struct Captured {
     /// The requested tokens and the layout of their KV.
-    pub(crate) handoff: Handoff,
+    pub handoff: Handoff,
     /// The decoded KV in the order of its tokens.
-    pub(crate) chunks: Vec<Chunk>,
+    pub chunks: Vec<Chunk>,
     /// The prefill node's own timings.
-    pub(crate) timings: PrefillTimings,
+    pub timings: PrefillTimings,
 }
 
 impl Captured {
     /// Bytes of all rows.
-    pub(crate) fn n_bytes(&self) -> usize {
+    pub fn n_bytes(&self) -> usize {
         self.chunks.iter().map(Chunk::n_bytes).sum()
     }
 }
 
 /// A node whose KV is captured.
 #[derive(Clone, Copy)]
-pub(crate) struct CaptureSource<'a> {
+pub struct CaptureSource<'a> {
     /// The node's address, without a path.
-    pub(crate) url: &'a str,
+    pub url: &'a str,
     /// The node's client.
-    pub(crate) engine: &'a RemoteEngine,
-    pub(crate) key: &'a str,
-    pub(crate) transport: &'a Transport,
+    pub engine: &'a RemoteEngine,
+    pub key: &'a str,
+    pub transport: &'a Transport,
     /// If true, the node does not keep the prompt in its cache.
-    pub(crate) ephemeral: bool,
+    pub ephemeral: bool,
 }
 
 /// Pulls the KV of `tokens` from a node.
-pub(crate) async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
+pub async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
     tokio::time::timeout(DEADLINE, read(source, tokens))
         .await
         .map_err(|_| CommandFailure("a pull takes too long".into()))?

@@ -1,21 +1,25 @@
-//! Models of machines that run Llama-3.1-8B in FP16, from published figures.
+//! Models of machines and links that run Llama-3.1-8B in FP16, from published figures.
 //!
 //! Prefill rates are those published for this model. A decode step reads all weights and the sequence's KV once, so its
 //! rate is usable bandwidth ÷ bytes read; [`USABLE`] is the only free constant. The bandwidth of the DGX Spark was
 //! measured; for Apple's machines only the nominal one is known.
 
+use std::time::Duration;
+
+use baton_engines::sim::link::LinkSpeed;
+
 /// Weights: 8.03 billion parameters of 2 bytes.
 const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
 
 /// KV of one token: 32 layers, K and V, 8 heads of 128 values of 2 bytes.
-pub(crate) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
+pub const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
 
 /// The share of the bandwidth that a decode step uses. Published decode times give 0.79 for the M3 Ultra and 0.82 for the
 /// DGX Spark.
 const USABLE: f64 = 0.8;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct MachineSpec {
+pub struct MachineSpec {
     /// The name in tables.
     pub name: &'static str,
     /// Prompt tokens per second.
@@ -25,28 +29,33 @@ pub(crate) struct MachineSpec {
 }
 
 /// 5,570 tokens/s published; 231–234 GB/s measured.
-pub(crate) const DGX_SPARK: MachineSpec = MachineSpec { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
+pub const DGX_SPARK: MachineSpec = MachineSpec { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
 
 /// 1,470 tokens/s and 819 GB/s published.
-pub(crate) const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
+pub const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
 
 /// 546 GB/s published. Its prefill rate is an assumption: half of the M3 Ultra's, as it has half the GPU cores.
-pub(crate) const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
+pub const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
 
 impl MachineSpec {
     /// Tokens per second of one stream alone, with this much context.
-    pub(crate) fn decode_tps(&self, n_context: u32) -> f64 {
+    pub fn decode_tps(&self, n_context: u32) -> f64 {
         USABLE * self.bandwidth / (WEIGHT_BYTES + kv_bytes(n_context))
     }
 }
 
 /// The share by which one more stream lengthens a decode step: its KV ÷ the bytes that one stream reads.
-pub(crate) fn sharing_cost(n_context: u32) -> f64 {
+pub fn sharing_cost(n_context: u32) -> f64 {
     kv_bytes(n_context) / (WEIGHT_BYTES + kv_bytes(n_context))
 }
 
 fn kv_bytes(n_context: u32) -> f64 {
     f64::from(n_context) * f64::from(KV_BYTES_PER_TOKEN)
+}
+
+/// A link with this rate in gigabits per second.
+pub fn link(gbps: f64) -> LinkSpeed {
+    LinkSpeed { bytes_per_second: gbps * 1e9 / 8.0, round_trip: Duration::from_micros(300) }
 }
 
 #[cfg(test)]

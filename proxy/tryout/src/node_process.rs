@@ -13,30 +13,27 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// The longest start: 20 GB from a slow disk take minutes.
-pub(crate) const START_DEADLINE: Duration = Duration::from_secs(600);
+pub const START_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Bytes that a child may write before it is ready.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// A node on a loopback port of its own. It ends when this is dropped, and when this process ends.
-pub(crate) struct NodeProcess {
+pub struct NodeProcess {
     /// `http://127.0.0.1:PORT`
-    pub(crate) url: String,
-    pub(crate) engine: Arc<RemoteEngine>,
+    pub url: String,
+    pub engine: Arc<RemoteEngine>,
     child: Child,
 }
 
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
-    pub(crate) async fn start(
-        key: &str,
-        args: impl IntoIterator<Item = OsString>,
-    ) -> Result<NodeProcess, CommandFailure> {
+    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, CommandFailure> {
         NodeProcess::start_at("127.0.0.1:0", key, args).await
     }
 
     /// The same at this address, to take the place of a node that has ended.
-    pub(crate) async fn start_at(
+    pub async fn start_at(
         listen: &str,
         key: &str,
         args: impl IntoIterator<Item = OsString>,
@@ -52,20 +49,19 @@ impl NodeProcess {
     }
 
     /// Kills it at once, as an unplugged machine ends, and waits for the end.
-    pub(crate) async fn unplug(mut self) -> Result<(), CommandFailure> {
+    pub async fn unplug(mut self) -> Result<(), CommandFailure> {
         Ok(self.child.kill().await?)
     }
 
     /// The process, unless it has ended.
-    #[cfg(feature = "llama")]
-    pub(crate) fn pid(&self) -> Option<u32> {
+    pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 }
 
 /// The command of a node that ends with this process: it exits when its standard input, which the child handle holds,
 /// closes. It has no key for handoffs, like the child of an endpoint without prefill nodes.
-pub(crate) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
+pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command
@@ -78,7 +74,7 @@ pub(crate) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = 
 }
 
 /// Waits until a node or an endpoint reports that it is ready. Returns its address if it listens on TCP.
-pub(crate) async fn ready(child: &mut Child, deadline: Duration) -> Result<Option<SocketAddr>, CommandFailure> {
+pub async fn ready(child: &mut Child, deadline: Duration) -> Result<Option<SocketAddr>, CommandFailure> {
     let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the child process has no output".into()))?;
     let mut event = String::new();
     let mut stdout = BufReader::new(stdout.take(MAX_EVENT_BYTES));

@@ -1,7 +1,7 @@
 //! Medians and percentiles.
 
 /// The median: of an even number of values, the mean of the middle two. NaN without values.
-pub(super) fn median(values: &[f64]) -> f64 {
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match (sorted.get(sorted.len().saturating_sub(1) / 2), sorted.get(sorted.len() / 2)) {
@@ -11,7 +11,7 @@ pub(super) fn median(values: &[f64]) -> f64 {
 }
 
 /// The p-th percentile by nearest rank, p in 0..=100; NaN without values.
-pub(super) fn percentile(values: &[f64], p: f64) -> f64 {
+pub fn percentile(values: &[f64], p: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (p / 100.0 * sorted.len() as f64).ceil() as usize;

@@ -22,12 +22,12 @@ use baton_fetch::PullOptions;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::kv::Codec;
+use baton_tryout::examination::{self, Examination, Examined, Machine};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::args::BackendsBenchArgs;
 use self::model::BackendModel;
 use self::report::{BackendsReport, ModelFigures};
-use crate::examination::{self, Examination, Examined, Machine};
 
 /// Runs the benchmark. A signal ends it, its nodes, and the writing of a file.
 pub(super) async fn run(args: BackendsBenchArgs) -> Result<(), CommandFailure> {

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use baton_tryout::examination::{DeviceSpeed, Examined, HandoffCheck, Machine, Verdict};
 use serde::Serialize;
 
 use super::args::Sizes;
-use crate::examination::{DeviceSpeed, Examined, HandoffCheck, Machine, Verdict};
 use crate::table::{dash, markdown, table};
 
 /// The figures of all models on one machine.
@@ -190,9 +190,10 @@ fn one(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_tryout::examination::Listed;
+
     use super::super::page;
     use super::*;
-    use crate::examination::Listed;
 
     fn device(name: &str, description: &str) -> Listed {
         Listed { name: name.into(), description: description.into(), memory_bytes: 16 << 30 }

@@ -120,7 +120,7 @@ fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelRepor
     let trial = KvTrial::new(&model, n_cells)?;
     let profile = codec_profile::beside(&path, fingerprint, trial.layout());
     let mut tried =
-        TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(crate::prompts::TEXT) };
+        TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(baton_tryout::prompts::TEXT) };
     let mut tallies: Vec<(Subject, Tally)> =
         Subject::all(tried.profile.is_some()).map(|subject| (subject, Tally::default())).collect();
     for (n, &length) in sizes.lengths.iter().cycle().enumerate().take(sizes.n_prompts as usize) {

@@ -16,11 +16,11 @@ use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
+use baton_tryout::stats::{median, percentile};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use self::node::BenchNode;
-use super::stats::{median, percentile};
 use super::timeline::Timeline;
 
 /// Options of `baton bench engine`.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::{SequenceRequest, Token};
+use baton_tryout::node_process;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
 use crate::memory;
-use crate::node_process;
 use crate::timeline::{Timeline, greedy, stream};
 
 /// llama.cpp logs all sizes before the node is ready, so reading them takes little time.

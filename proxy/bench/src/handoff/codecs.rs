@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, HandoffWriter, Mac};
+use baton_tryout::capture::{Captured, capture};
+use baton_tryout::stats::median;
 use serde::Serialize;
 
 use super::pair::HandoffBench;
-use crate::capture::{Captured, capture};
-use crate::stats::median;
 
 /// Repetitions. Few, because a codec's speed varies less than a network's.
 const ROUNDS: usize = 3;

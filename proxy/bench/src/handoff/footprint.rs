@@ -1,11 +1,11 @@
 //! Measures the memory that a pull adds to both nodes. Their caches are allocated from the start and do not count.
 
 use baton_proxy::serve::CommandFailure;
+use baton_tryout::node_process::NodeProcess;
 use serde::Serialize;
 
 use super::pair::{HandoffBench, pull};
 use crate::memory;
-use crate::node_process::NodeProcess;
 use crate::relay::Relay;
 
 /// The time of the prompt's KV on the slow link.

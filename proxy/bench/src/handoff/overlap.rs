@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::Codec;
+use baton_tryout::node_process::NodeProcess;
+use baton_tryout::stats::median;
 use serde::Serialize;
 
 use super::pair::{HandoffBench, Pull, direct, pull};
-use crate::node_process::NodeProcess;
 use crate::relay::Relay;
-use crate::stats::median;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,11 +8,11 @@ use baton_engines::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffReport, KvSource};
+use baton_tryout::capture::CaptureSource;
+use baton_tryout::node_process::NodeProcess;
+use baton_tryout::prompts::Prompts;
 
 use super::sizes::Sizes;
-use crate::capture::CaptureSource;
-use crate::node_process::NodeProcess;
-use crate::prompts::Prompts;
 use crate::timeline::{Timeline, greedy, stream};
 
 /// Tokens of a prompt that replaces the prompt in a slot.

@@ -1,11 +1,11 @@
 //! Measures the effect of KV imports on running streams.
 
 use baton_proxy::serve::CommandFailure;
+use baton_tryout::node_process::NodeProcess;
+use baton_tryout::stats::{median, percentile};
 use serde::Serialize;
 
 use super::pair::{HandoffBench, pull};
-use crate::node_process::NodeProcess;
-use crate::stats::{median, percentile};
 use crate::timeline::{Timeline, greedy, stream};
 
 /// Streams that run while KV is imported. The decode node has one more slot.

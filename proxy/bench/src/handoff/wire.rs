@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::{Codec, all_finite};
+use baton_tryout::capture::{Captured, capture};
+use baton_tryout::stats::median;
 use serde::Serialize;
 
 use super::codecs;
 use super::pair::{HandoffBench, pull};
-use crate::capture::{Captured, capture};
-use crate::stats::median;
 
 /// Repetitions. Each takes a fraction of a second.
 const ROUNDS: usize = 7;

@@ -2,11 +2,11 @@
 
 use baton_planner::cost::Route;
 use baton_proxy::serve::CommandFailure;
+use baton_tryout::stats::median;
 use futures::future::try_join_all;
 use serde::Serialize;
 
 use super::cluster::{Cluster, ClusterSpec, PAUSE};
-use crate::stats::median;
 
 /// The numbers of requests in a burst.
 const SIZES: [u32; 5] = [1, 2, 4, 8, 16];

@@ -17,12 +17,11 @@ use baton_schemas::CacheScope;
 use baton_schemas::node::Role;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_tryout::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, link, sharing_cost};
 use futures::StreamExt;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
-
-use super::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, sharing_cost};
 
 /// Time for calibration, far more than it needs.
 const CALIBRATION: Duration = Duration::from_secs(60);
@@ -65,11 +64,6 @@ impl ClusterSpec {
             n_context,
         }
     }
-}
-
-/// A link with this rate in gigabits per second.
-pub(crate) fn link(gbps: f64) -> LinkSpeed {
-    LinkSpeed { bytes_per_second: gbps * 1e9 / 8.0, round_trip: Duration::from_micros(300) }
 }
 
 pub(super) struct Cluster {

@@ -5,14 +5,14 @@ use baton_planner::cost::Route;
 use baton_planner::reason::RouteKind;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
+use baton_tryout::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, MachineSpec, link};
+use baton_tryout::stats::percentile;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, PAUSE, StreamTimes, link};
-use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, MachineSpec};
-use crate::stats::percentile;
+use super::cluster::{Cluster, ClusterSpec, PAUSE, StreamTimes};
 
 /// Prompt lengths, tokens.
 pub(super) const PROMPTS: [u32; 6] = [16, 64, 256, 1_024, 4_096, 8_000];

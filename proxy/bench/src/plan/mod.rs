@@ -5,12 +5,10 @@
 
 mod bursts;
 mod chart;
-pub(crate) mod cluster;
+mod cluster;
 mod drift;
 mod grading;
 mod grid;
-#[path = "../../../tryout/src/machines.rs"]
-pub(crate) mod machines;
 mod published;
 mod real;
 mod report;

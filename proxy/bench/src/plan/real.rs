@@ -13,15 +13,15 @@ use baton_planner::reason::RouteKind;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::models::{self, ServedModel};
 use baton_proxy::targets::nodes::{Health, Node};
+use baton_tryout::node_process::NodeProcess;
+use baton_tryout::stats::percentile;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::grid::{self, ClusterLabel, GridCell, GridRequest, MeasuredCell, Summary};
 use super::report;
-use crate::node_process::NodeProcess;
 use crate::relay::Relay;
-use crate::stats::percentile;
 
 /// Prompt lengths, tokens.
 const PROMPTS: [u32; 3] = [64, 300, 900];

@@ -6,9 +6,10 @@
 use baton_planner::cost::Route;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::Codec;
+use baton_tryout::machines::link;
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, link};
+use super::cluster::{Cluster, ClusterSpec};
 
 /// Prompt lengths, tokens.
 pub(super) const PROMPTS: [u32; 3] = [1_024, 4_096, 8_192];

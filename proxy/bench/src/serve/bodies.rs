@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::settings::{Api, AskedForm, LoadSettings};
-use crate::prompts::WordPrompts;
+use super::word_prompts::WordPrompts;
 
 /// Stands for the prompt while the rest of the body is written once.
 const PROMPT_MARK: &str = "@@prompt@@";

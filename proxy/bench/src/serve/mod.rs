@@ -20,6 +20,7 @@ mod settings;
 pub(crate) mod stamps;
 mod tally;
 mod wire;
+mod word_prompts;
 
 use std::fs::File;
 use std::path::Path;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use baton_proxy::serve::CommandFailure;
+use baton_tryout::stats::median;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -12,7 +13,6 @@ use super::figures::RoundFigures;
 use super::settings::{Api, AskedForm, LoadSettings, Pace, RoundLength};
 use super::tally::{LatencyKind, PERCENTILES};
 use crate::line_chart::{ChartLine, LineChart};
-use crate::stats::median;
 use crate::table::{dash, table};
 
 /// This client measures itself if it uses more of its core.

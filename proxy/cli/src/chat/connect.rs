@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use baton_bench::endpoint_process::{EndpointProcess, EndpointStart};
 use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
 use baton_proxy::serve::CommandFailure;
+use baton_tryout::endpoint_process::{EndpointProcess, EndpointStart};
 use serde::Deserialize;
 
 use super::super::endpoint::EndpointArgs;

@@ -1,17 +1,17 @@
 //! `baton doctor`: lists this machine's devices, and checks that KV moves between them and from other nodes.
 //!
-//! The checks are those of [`baton_bench::examination`]. `docs/backends.md` explains them.
+//! The checks are those of [`baton_tryout::examination`]. `docs/backends.md` explains them.
 
 mod args;
 mod report;
 
-use baton_bench::examination::{self, Examination};
 use baton_engines::llama::devices;
 use baton_fetch as models;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::node::KEY_VARIABLE;
+use baton_tryout::examination::{self, Examination};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::args::DoctorArgs;

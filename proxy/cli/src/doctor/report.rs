@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use baton_bench::examination::{Examined, Finding, Machine, SystemState, Verdict};
 use baton_engines::llama::devices::Device;
 use baton_schemas::kv::CodecLoss;
+use baton_tryout::examination::{Examined, Finding, Machine, SystemState, Verdict};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]

@@ -12,9 +12,8 @@ use clap::ValueEnum;
 use super::super::ask::DemoReply;
 use super::super::serve::serve;
 use crate::endpoint_process::EndpointProcess;
+use crate::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, link, sharing_cost};
 use crate::node_process::NodeProcess;
-use crate::plan::cluster::link;
-use crate::plan::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, sharing_cost};
 
 /// The context at which decode rates are taken, as for the published table.
 const N_CONTEXT: u32 = 8_192;

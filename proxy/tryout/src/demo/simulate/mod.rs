@@ -1,7 +1,7 @@
 //! `baton demo --simulate`: the real endpoint in front of simulated machines, in real time.
 //!
 //! Every node is a process of its own: `baton node` with the simulated engine, at the rates of
-//! [`plan::machines`](crate::plan::machines). HTTP, planning, handoff and failover are those of a running endpoint. Frames
+//! [`machines`](crate::machines). HTTP, planning, handoff and failover are those of a running endpoint. Frames
 //! carry little KV, and take the time of all of it on a 10 Gb/s link. Every line with a figure says "simulated".
 
 mod cluster;
