@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench plan clients help
+.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -114,18 +114,26 @@ clients: build ## Only the tests with real clients
 	@scripts/setup.sh test
 	scripts/run-clients.sh
 
-bench: build ## Compare the engine with the plain llama.cpp loop
-	target/release/baton bench engine $(ARGS)
+# The benchmarks are a program of their own, which starts the `baton` beside it. With --workspace, dependencies have the features
+# that everything else is built with, and are not compiled again.
+bench-program: build
+	cargo build $(PROFILE) --locked --workspace --bin baton-bench
 
-peers: dist ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes, and dist)
+bench-program-dist: dist
+	cargo build --profile dist --locked --workspace --bin baton-bench
+
+bench: bench-program ## Build the benchmarks, target/release/baton-bench, and compare the engine with the plain llama.cpp loop
+	target/release/baton-bench engine $(ARGS)
+
+peers: bench-program-dist ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes, and dist)
 	scripts/bench-peers.sh
 
-llama: dist ## Measure Baton's engine beside llama-server, which is built first (half an hour or more, and dist)
+llama: bench-program-dist ## Measure Baton's engine beside llama-server, which is built first (half an hour or more, and dist)
 	@scripts/setup.sh test
 	scripts/bench-llama-server.sh
 
-plan: build ## Run the planner on simulated machines; the figures of docs/planning.md
-	target/release/baton bench plan $(ARGS)
+plan: bench-program ## Run the planner on simulated machines; the figures of docs/planning.md
+	target/release/baton-bench plan $(ARGS)
 
 fmt: ## Format the code
 	cargo fmt --all

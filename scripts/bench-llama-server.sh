@@ -3,17 +3,18 @@
 # another core. Both are built for this processor. Prints a table. Linux, at least two cores.
 #
 #   BATON    the binary to measure (default: target/dist/baton)
-#   CLIENT   the binary that runs `bench serve` (default: the same)
+#   CLIENT   the benchmarks (default: target/dist/baton-bench)
 #   ROUNDS   3; of each, every server is measured in turn
 #   REQUESTS requests of a round (2); one at 4,000 tokens
 set -euo pipefail
 cd "$(dirname "$0")/.."
 baton=${BATON:-$PWD/target/dist/baton}
-client=${CLIENT:-$baton}
+client=${CLIENT:-$PWD/target/dist/baton-bench}
 rounds=${ROUNDS:-3}
 requests=${REQUESTS:-2}
 . scripts/bench-servers.sh
 needs_binary "$baton"
+needs_binary "$client"
 scripts/build-llama-server.sh
 model=$("$baton" pull smollm2)
 

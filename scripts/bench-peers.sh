@@ -4,14 +4,14 @@
 # the client and the mock upstreams to another.
 #
 #   BATONS   the binaries to measure, NAME=PATH … (default: baton=target/dist/baton)
-#   CLIENT   the binary that runs `bench serve` and `bench mock` (default: the first of BATONS)
+#   CLIENT   the benchmarks (default: target/dist/baton-bench)
 #   ROUNDS, SECONDS_A_ROUND   3 and 6
 #   JSON_TOKENS   tokens of a JSON reply (8)
 #   PEERS    nginx vllm-router sglang-router, or fewer
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -r -a batons <<<"${BATONS:-baton=$PWD/target/dist/baton}"
-client=${CLIENT:-${batons[0]#*=}}
+client=${CLIENT:-$PWD/target/dist/baton-bench}
 rounds=${ROUNDS:-3}
 seconds=${SECONDS_A_ROUND:-6}
 read -r -a peers <<<"${PEERS-nginx vllm-router sglang-router}"
@@ -20,7 +20,7 @@ sglang_version=0.3.2
 built=$PWD/target/peers
 venv=$built/venv
 . scripts/bench-servers.sh
-for baton in "${batons[@]}"; do needs_binary "${baton#*=}"; done
+for binary in "${batons[@]#*=}" "$client"; do needs_binary "$binary"; done
 ulimit -n "$(ulimit -Hn)"
 # 256 clients, their connections, and as many to the upstream.
 [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 4096 ] || { echo "bench-peers: needs 4,096 open files" >&2; exit 1; }
@@ -50,7 +50,7 @@ declare -A mocks
 mock() {
   # The file must be there before it is read.
   : >"$work/mock-$1.log"
-  taskset -c "$client_core" "$client" bench mock >"$work/mock-$1.log" 2>&1 &
+  taskset -c "$client_core" "$client" mock >"$work/mock-$1.log" 2>&1 &
   started+=($!)
   for _ in $(seq 100); do
     mocks[$1]=$(sed -n 's/^.* listens on //p' "$work/mock-$1.log")

@@ -20,7 +20,7 @@ trap 'exit 130' INT TERM
 
 # Refuses to go on without a binary: needs_binary PATH.
 needs_binary() {
-  [ -x "$1" ] || { echo "$me: there is no $1: run \`make dist\`" >&2; exit 1; }
+  [ -x "$1" ] || { echo "$me: there is no $1: run \`make bench-program-dist\`" >&2; exit 1; }
 }
 free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
@@ -43,11 +43,11 @@ answers() {
   echo "$me: $name does not answer" >&2
   exit 1
 }
-# Runs `baton bench serve` on the client's core, with its table in NAME.txt and its figures in NAME.json: load NAME OPTIONS…
+# Runs `baton-bench serve` on the client's core, with its table in NAME.txt and its figures in NAME.json: load NAME OPTIONS…
 load() {
   local name=$1; shift
   echo "$me: $name" >&2
-  taskset -c "$client_core" "$client" bench serve --json "$work/$name.json" "$@" >"$work/$name.txt" &
+  taskset -c "$client_core" "$client" serve --json "$work/$name.json" "$@" >"$work/$name.txt" &
   # A signal ends `wait` at once, but not a command in the foreground.
   started+=($!)
   wait $! || { cat "$work/$name.txt"; exit 1; }

@@ -2,6 +2,7 @@
 # Builds a program that runs on other processors, too: llama.cpp is made of shared libraries, one for each kind of processor,
 # in the folder `lib` beside the program.
 #   scripts/bundle.sh PROFILE FEATURES TARGET-DIR
+# With BENCH=1 it also builds the benchmarks, baton-bench.
 # With TESTS="contract:: kv_architectures::" it also builds the engines' tests with these libraries and runs those named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +15,9 @@ export CMAKE_INSTALL_RPATH='$ORIGIN'
 export CMAKE_PROJECT_INCLUDE=$PWD/scripts/arm/variants.cmake
 messages=$target/build-messages.json
 mkdir -p "$target"
-cargo build --profile "$profile" --locked --features "$features" --target-dir "$target" \
+packages=(--package baton --features "baton/$features")
+[ -z "${BENCH:-}" ] || packages+=(--package baton-bench --features "baton-bench/$features")
+cargo build --profile "$profile" --locked "${packages[@]}" --target-dir "$target" \
   --message-format json-render-diagnostics > "$messages"
 python3 - "$messages" "$target/$profile/lib" <<'PYTHON'
 import json, pathlib, shutil, sys

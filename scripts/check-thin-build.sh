@@ -10,7 +10,7 @@ unoptimised=()
 for crate in baton baton-bench baton-cli baton-engines baton-fetch baton-proxy baton-tryout; do
   unoptimised+=(--config "profile.release.package.$crate.opt-level=0")
 done
-build_without_cpp thin "${unoptimised[@]}"
+build_without_cpp thin --package baton --package baton-bench "${unoptimised[@]}"
 "$hide/thin" serve --engine sim --listen 127.0.0.1:0 > "$hide/out" 2>&1 &
 server=$!
 wait_for_address 10

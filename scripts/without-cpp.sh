@@ -7,13 +7,16 @@ for tool in c++ g++ aarch64-linux-gnu-g++ clang++ cmake ninja; do
   chmod +x "$hide/$tool"
 done
 
-# Builds the binary for $hide/NAME with these options of cargo build.
+# Builds the binary for $hide/NAME with these options of cargo build, and with `--package baton-bench` among them the benchmarks
+# beside it.
 build_without_cpp() { # NAME OPTIONS...
   local name=$1
   shift
   PATH="$hide:$PATH" CXX="$hide/c++" ${CARGO:-cargo} build --release --locked --no-default-features "$@"
-  # Move it away, so that nothing mistakes it for the full binary.
-  mv "${CARGO_TARGET_DIR:-target}/${CARGO_BUILD_TARGET:-}/release/baton" "$hide/$name"
+  # Move them away, so that nothing mistakes them for the full programs.
+  local built=${CARGO_TARGET_DIR:-target}/${CARGO_BUILD_TARGET:-}/release
+  mv "$built/baton" "$hide/$name"
+  case " $* " in *" --package baton-bench "*) mv "$built/baton-bench" "$hide/baton-bench" ;; esac
 }
 
 # Waits until the server has written its address to $hide/out, and sets $base to it.

@@ -88,24 +88,24 @@ def test_the_notices_name_what_is_linked_in():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_docs_exist(page):
-    """`baton COMMAND --help` lists every `baton COMMAND --flag` of a page."""
+    """`baton COMMAND --help` lists every `baton COMMAND --flag` of a page, and so does `baton-bench`."""
     import os
 
-    baton = os.environ["BATON"]
+    folder = Path(os.environ["BATON"]).parent
     text = (ROOT / page).read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.S) + re.findall(r"`(baton [^`\n]*)`", text)
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S) + re.findall(r"`(baton(?:-bench)? [^`\n]*)`", text)
     helps = {}
     n_checked = 0
     for line in "\n".join(blocks).splitlines():
         line = line.split(" #")[0]
-        for call in re.findall(r"(?:^|[\s/|])baton ((?:bench |key )?[a-z][a-z-]*)([^|;&>)]*)", line):
-            command, rest = call[0].split(), call[1]
-            key = " ".join(command)
+        for call in re.findall(r"(?:^|[\s/|])(baton(?:-bench)? (?:key )?[a-z][a-z-]*)([^|;&>)]*)", line):
+            key, rest = call
+            program, *command = key.split()
             if key not in helps:
-                run = subprocess.run([baton, *command, "--help"], capture_output=True, text=True)
-                assert run.returncode == 0, f"{page}: no command `baton {key}`"
+                run = subprocess.run([folder / program, *command, "--help"], capture_output=True, text=True)
+                assert run.returncode == 0, f"{page}: no command `{key}`"
                 helps[key] = run.stdout
             for flag in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest):
-                assert flag in helps[key] or flag in ("--help", "--log-format"), f"{page}: baton {key} {flag}"
+                assert flag in helps[key] or flag in ("--help", "--log-format"), f"{page}: {key} {flag}"
             n_checked += 1
     assert n_checked > 0

@@ -1,8 +1,6 @@
 //! Promises that only a real model can show: exact numerics, KV handoffs between processes, grammars, tool calls, images.
 //! Each engine computes on one thread: run no more tests at once than there are cores.
 
-mod backends;
-mod bench;
 mod broken_weights;
 mod cancellation;
 mod chat;

@@ -1,7 +1,7 @@
 //! Writes GGUF files of version 3: the header, then the data of one tensor after the other as somebody makes it. No part
 //! of a tensor needs to be in memory, so a file may be larger than the memory.
 //!
-//! `baton bench backends` and the tests write models with made-up weights. The format is that of `docs/gguf.md` of the ggml
+//! `baton-bench backends` and the tests write models with made-up weights. The format is that of `docs/gguf.md` of the ggml
 //! project, whose byte table stands in `header.rs`.
 
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! A plain llama.cpp loop: one context, with one or more sequences stepped together.
 //!
-//! `baton bench engine` and the exactness tests compare with it. It prefills all tokens but the last in physical
+//! `baton-bench engine` and the exactness tests compare with it. It prefills all tokens but the last in physical
 //! batches and decodes greedily from there.
 
 use std::num::NonZeroU32;

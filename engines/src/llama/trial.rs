@@ -1,7 +1,7 @@
 //! What another KV does to a model's predictions: the KV of a prompt, out of the model and into it again, and the logits
 //! of tokens that are given ("teacher-forced").
 //!
-//! `baton bench codec` compares codecs with it.
+//! `baton-bench codec` compares codecs with it.
 
 use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, KeyRotation, KvLayout};

@@ -1,4 +1,4 @@
-//! `baton bench mock`: a server that speaks enough of OpenAI's API to measure what stands in front of it.
+//! `baton-bench mock`: a server that speaks enough of OpenAI's API to measure what stands in front of it.
 //!
 //! It must cost far less than that, so it reads only what it needs of a request and writes prepared bytes: each token of a
 //! stream in a write of its own. It is for loopback; it checks no key.
@@ -37,7 +37,7 @@ const MAX_INTERVAL_MS: u64 = 600_000;
 /// A request to `/mock/interval-ms/N` changes the interval of later streams.
 const INTERVAL_PATH: &str = "/mock/interval-ms/";
 
-/// Options of `baton bench mock`.
+/// Options of `baton-bench mock`.
 #[derive(Args)]
 pub(crate) struct MockArgs {
     /// Address to listen on
@@ -93,7 +93,7 @@ pub(crate) async fn run(args: MockArgs) -> Result<(), CommandFailure> {
     signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     let unbound = |error| CommandFailure(format!("cannot listen on {}: {error}", args.listen));
     let listener = TcpListener::bind(args.listen).await.map_err(unbound)?;
-    println!("baton bench mock listens on http://{}", listener.local_addr()?);
+    println!("baton-bench mock listens on http://{}", listener.local_addr()?);
     let server = Rc::new(MockServer {
         interval: Cell::new(Duration::from_millis(args.interval_ms)),
         n_tokens: args.tokens,

@@ -1,4 +1,4 @@
-//! `baton bench workers`: one model on 0, 1 and 2 workers, each pinned to one core, over links of several speeds.
+//! `baton-bench workers`: one model on 0, 1 and 2 workers, each pinned to one core, over links of several speeds.
 //!
 //! All figures are measured from outside, through the node's protocol: a prompt's tokens divided by the time to its
 //! first token, and the median gap between tokens. The links are relays on loopback that pace both directions.
@@ -27,7 +27,7 @@ const WARM_UP: usize = 256;
 /// Tokens whose gaps are measured.
 const DECODED: u32 = 32;
 
-/// Options of `baton bench workers`.
+/// Options of `baton-bench workers`.
 #[derive(Args)]
 pub(super) struct WorkersBenchArgs {
     /// A .gguf file or a catalogue name

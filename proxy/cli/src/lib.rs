@@ -5,6 +5,7 @@
 //! ```
 
 mod banner;
+mod bench;
 mod chat;
 mod check_config;
 mod completions;
@@ -43,6 +44,8 @@ use baton_engines::trace::TARGET;
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
+#[cfg(feature = "llama")]
+use baton_proxy::serve::with_bounded_spinning;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -115,11 +118,11 @@ enum Command {
     CheckConfig(check_config::CheckConfigArgs),
     /// Print a shell completion script.
     Completions(completions::CompletionsArgs),
-    /// Measure an engine, the KV handoff between two, the planner, or running servers side by side.
-    Bench(baton_bench::BenchArgs),
-    /// Measure how exactly a model's KV has to be kept, so that the lossy codecs kvq and kvq_fast lose less.
-    #[cfg(feature = "llama")]
-    CalibrateCodec(baton_bench::codec::calibrate::CalibrateArgs),
+    /// Measure an engine, the KV handoff between two, the planner, or running servers side by side, with `baton-bench`.
+    Bench(bench::BenchArgs),
+    /// Measure how exactly a model's KV has to be kept, so that the lossy codecs kvq and kvq_fast lose less, with
+    /// `baton-bench`.
+    CalibrateCodec(bench::BenchArgs),
     /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
     #[cfg(feature = "llama")]
     Doctor(doctor::DoctorArgs),
@@ -181,15 +184,19 @@ impl Command {
 fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
         Command::Serve(args) => run(serve::run(*args)),
-        Command::Node(args) => node::with_bounded_spinning().and_then(|()| match args.engine_role() {
-            Some(role) => run(node::run(*args, role)),
+        Command::Node(args) => {
             #[cfg(feature = "llama")]
-            None => run(worker_node::run(*args)),
-            #[cfg(not(feature = "llama"))]
-            None => Err(CommandFailure(
-                "this build of baton has no llama.cpp, so it lends no devices. Use the full build".into(),
-            )),
-        }),
+            with_bounded_spinning()?;
+            match args.engine_role() {
+                Some(role) => run(node::run(*args, role)),
+                #[cfg(feature = "llama")]
+                None => run(worker_node::run(*args)),
+                #[cfg(not(feature = "llama"))]
+                None => Err(CommandFailure(
+                    "this build of baton has no llama.cpp, so it lends no devices. Use the full build".into(),
+                )),
+            }
+        }
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
@@ -201,13 +208,10 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
         Command::Discover(args) => run(discover::run(args)),
-        Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(baton_bench::run(args))),
+        Command::Bench(args) => bench::run(None, &args),
+        Command::CalibrateCodec(args) => bench::run(Some("calibrate-codec"), &args),
         #[cfg(feature = "llama")]
-        Command::CalibrateCodec(args) => {
-            node::with_bounded_spinning().and_then(|()| run(baton_bench::codec::calibrate::run(args)))
-        }
-        #[cfg(feature = "llama")]
-        Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
+        Command::Doctor(args) => with_bounded_spinning().and_then(|()| run(doctor::run(args))),
         #[cfg(feature = "llama")]
         Command::Lend(args) => lend::run(&args),
         #[cfg(feature = "llama")]

@@ -20,7 +20,7 @@ use baton_proxy::http::open_files;
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::signals::OnHangup;
-use baton_proxy::serve::{CommandFailure, THREAD_WAIT, mlx_environment, model_files, service_manager, signals};
+use baton_proxy::serve::{CommandFailure, mlx_environment, model_files, service_manager, signals};
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, Role, TLS_PROPERTY};
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
@@ -431,18 +431,4 @@ fn engine_options(mut args: EngineArgs, model: NodeModel) -> Result<EngineOption
     });
     let chat_template = template.transpose()?;
     Ok(args.into_options(model.path, model.name, chat_template))
-}
-
-/// Bounds how long OpenMP's threads spin before they sleep, by starting this program again with the variables set:
-/// the runtimes read them before `main`. See [`THREAD_WAIT`]. A choice that is already in the environment stands.
-pub(super) fn with_bounded_spinning() -> Result<(), CommandFailure> {
-    let chosen = THREAD_WAIT.iter().map(|(name, _)| *name).chain(["OMP_WAIT_POLICY"]);
-    if chosen.into_iter().any(|name| std::env::var_os(name).is_some()) || cfg!(not(feature = "llama")) {
-        return Ok(());
-    }
-    use std::os::unix::process::CommandExt;
-    let mut args = std::env::args_os();
-    let name = args.next().unwrap_or_else(|| "baton".into());
-    let error = std::process::Command::new(std::env::current_exe()?).arg0(name).args(args).envs(THREAD_WAIT).exec();
-    Err(error.into())
 }

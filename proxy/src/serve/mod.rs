@@ -1,6 +1,7 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
 //! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
+mod bounded_spinning;
 mod cluster_nodes;
 mod config_source;
 mod discovery;
@@ -22,6 +23,7 @@ pub mod signals;
 mod socket_folder;
 mod supervisor;
 
+pub use self::bounded_spinning::with_bounded_spinning;
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};
@@ -29,4 +31,3 @@ pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
 pub use self::model_files::mlx_environment;
-pub use self::supervisor::THREAD_WAIT;

@@ -8,6 +8,7 @@ use baton_proxy::serve::CommandFailure;
 use tokio::process::{Child, Command};
 
 use crate::node_process::ready;
+use crate::program::program;
 
 /// How long an endpoint without requests may take to stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -32,7 +33,7 @@ pub struct EndpointStart<'a> {
 impl EndpointProcess {
     /// Starts an endpoint and waits until it is ready. Its log goes where this process's goes.
     pub async fn start(start: EndpointStart<'_>) -> Result<EndpointProcess, CommandFailure> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(program()?)
             .args(["serve", "--child"])
             .args(start.args)
             .env_remove("BATON_API_KEY")

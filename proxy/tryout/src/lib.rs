@@ -21,6 +21,7 @@
 
 pub mod endpoint_process;
 pub mod node_process;
+pub mod program;
 
 #[cfg(feature = "llama")]
 pub mod capture;

@@ -12,6 +12,8 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::program::program;
+
 /// The longest start: 20 GB from a slow disk take minutes.
 pub const START_DEADLINE: Duration = Duration::from_secs(600);
 
@@ -62,7 +64,7 @@ impl NodeProcess {
 /// The command of a node that ends with this process: it exits when its standard input, which the child handle holds,
 /// closes. It has no key for handoffs, like the child of an endpoint without prefill nodes.
 pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(program()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command
         .env(KEY_VARIABLE, key)

@@ -1,6 +1,6 @@
 //! What `kvq` and `kvq_fast` know of a model: how exactly each channel of K and each layer has to be kept.
 //!
-//! `baton calibrate-codec` measures it. Only the writer of a stream needs it: the steps that follow from it travel with the
+//! `baton-bench calibrate-codec` measures it. Only the writer of a stream needs it: the steps that follow from it travel with the
 //! rows. Without a profile every channel of a tensor has the same step.
 
 use schemars::JsonSchema;

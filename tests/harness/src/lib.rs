@@ -1,7 +1,7 @@
 //! What the cross-process tests share: running endpoints and nodes, links that misbehave, a scripted upstream.
 //!
-//! Only `tests/endpoint`, `tests/real_model` and `tests/stress` use it. It starts the `baton` binary that Cargo builds with
-//! them.
+//! Only `tests/endpoint`, `tests/real_model`, `tests/stress` and the tests of `baton-bench` use it. It starts the programs that
+//! Cargo builds with them.
 
 mod config_file;
 mod front;
@@ -28,13 +28,19 @@ pub use sse::{ChatText, SseReply, chunks};
 pub use terminal::Terminal;
 pub use wait::{eventually, eventually_async};
 
-/// The `baton` binary under test: Cargo puts it into the folder above that of the tests' binaries.
-pub static BATON: LazyLock<PathBuf> = LazyLock::new(|| {
+/// The `baton` binary under test.
+pub static BATON: LazyLock<PathBuf> = LazyLock::new(|| program("baton", "cargo build --release"));
+
+/// The program with the benchmarks, which starts the `baton` beside it.
+pub static BATON_BENCH: LazyLock<PathBuf> = LazyLock::new(|| program("baton-bench", "make bench-program"));
+
+/// Cargo puts programs into the folder above that of the tests' binaries.
+fn program(name: &str, build: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    let baton = tests.parent().and_then(Path::parent).unwrap().join("baton");
-    assert!(baton.is_file(), "there is no {}: run the tests with `cargo test`", baton.display());
-    baton
-});
+    let program = tests.parent().and_then(Path::parent).unwrap().join(name);
+    assert!(program.is_file(), "there is no {}: `{build}` builds it", program.display());
+    program
+}
 
 /// The cluster key of all nodes and endpoints that the tests start.
 pub const CLUSTER_KEY: &str = "the tests' cluster key";

@@ -1,4 +1,4 @@
-//! Options of `baton bench backends`.
+//! Options of `baton-bench backends`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::model::BackendModel;
 
-/// Options of `baton bench backends`.
+/// Options of `baton-bench backends`.
 #[derive(Args)]
 pub(crate) struct BackendsBenchArgs {
     /// Models, by commas: .gguf files, catalogue names, or shapes that are filled with random weights: dense-8b (4.8 GB),

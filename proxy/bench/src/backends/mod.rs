@@ -1,4 +1,4 @@
-//! `baton bench backends`: what handoffs between the devices of this machine cost, and whether they are exact.
+//! `baton-bench backends`: what handoffs between the devices of this machine cost, and whether they are exact.
 //!
 //! For each model it runs the examination that `baton doctor` shows, for more rounds, and reports more of its figures. Large
 //! models are not fetched but made up on this machine, in real shapes and with random weights: neither speed nor equality

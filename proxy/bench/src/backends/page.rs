@@ -1,7 +1,7 @@
 //! Writes a machine's figures into a page, between two lines that mark the place. Figures of other machines stay.
 
 /// Before the figures of all machines.
-const BEGIN: &str = "<!-- written by `baton bench backends`: begin -->\n";
+const BEGIN: &str = "<!-- written by `baton-bench backends`: begin -->\n";
 
 /// After them.
 const END: &str = "<!-- end -->";

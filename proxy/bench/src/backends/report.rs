@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn the_page_has_the_card_but_no_reasons() {
         let report = report();
-        let empty = "<!-- written by `baton bench backends`: begin -->\n<!-- end -->\n";
+        let empty = "<!-- written by `baton-bench backends`: begin -->\n<!-- end -->\n";
         let page = page::with_figures(empty, &report.title(), &report.page()).unwrap();
         assert!(page.contains("### NVIDIA GB10\n"), "{page}");
         assert!(page.contains("| dense-8b | CUDA0 → cpu | close | 1.2e-2 |"), "{page}");

@@ -1,4 +1,4 @@
-//! `baton calibrate-codec`: measures how exactly each channel of K and each layer of a model has to be kept, and writes
+//! `baton-bench calibrate-codec`: measures how exactly each channel of K and each layer of a model has to be kept, and writes
 //! the profile beside the model.
 //!
 //! - A channel of K matters as much as what queries multiply it with ([`key_energy`]). Its step is the smaller the more
@@ -50,9 +50,9 @@ const WEIGHTS: std::ops::RangeInclusive<f64> = 0.33..=3.0;
 /// The least share of the mean divergence that every tensor counts.
 const LEAST: f64 = 0.1;
 
-/// Options of `baton calibrate-codec`.
+/// Options of `baton-bench calibrate-codec`.
 #[derive(Args)]
-pub struct CalibrateArgs {
+pub(crate) struct CalibrateArgs {
     /// .gguf file or catalogue name
     model: String,
     /// Prompts to measure with
@@ -78,7 +78,7 @@ struct Prompt {
 
 /// Measures a model and writes its profile.
 #[allow(clippy::print_stdout, reason = "the figures are the command's result")]
-pub async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
+pub(crate) async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
     let path = models::pull(&args.model, &model_files::pull_options()?).await?;
     let out = args.out.unwrap_or_else(|| codec_profile::path(&path));
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(".".as_ref());

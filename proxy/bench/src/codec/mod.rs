@@ -1,10 +1,10 @@
-//! `baton bench codec`: what each KV codec costs in exactness and time, and what it saves.
+//! `baton-bench codec`: what each KV codec costs in exactness and time, and what it saves.
 //!
 //! For each prompt, the model's predictions for the tokens that follow are computed from its KV as it is, and from the
 //! KV that went through a codec. Their divergence is compared with a floor: the KV that the same model computes in
 //! smaller batches, whose kernels add numbers in another order.
 
-pub mod calibrate;
+pub(crate) mod calibrate;
 mod divergence;
 mod q4_0;
 mod recall;
@@ -28,7 +28,7 @@ use self::report::{CodecBenchReport, ModelReport};
 use self::subject::{Subject, Tally};
 use self::tried::TriedModel;
 
-/// Options of `baton bench codec`.
+/// Options of `baton-bench codec`.
 #[derive(Args)]
 pub(super) struct CodecBenchArgs {
     /// .gguf files or catalogue names, by commas

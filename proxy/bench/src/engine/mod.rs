@@ -1,4 +1,4 @@
-//! `baton bench engine`: compares the engine, through its node's socket, with a plain llama.cpp loop.
+//! `baton-bench engine`: compares the engine, through its node's socket, with a plain llama.cpp loop.
 //!
 //! Both use the same build, model, threads and batch size. Each round measures the plain loop and then the engine, so
 //! that a machine that becomes slower affects both. Medians of rounds are compared.
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::node::BenchNode;
 use super::timeline::Timeline;
 
-/// Options of `baton bench engine`.
+/// Options of `baton-bench engine`.
 #[derive(Args)]
 pub(crate) struct EngineBenchArgs {
     /// A .gguf file or a catalogue name
@@ -43,7 +43,7 @@ pub(crate) struct EngineBenchArgs {
     json: Option<PathBuf>,
 }
 
-/// A part of `baton bench engine`.
+/// A part of `baton-bench engine`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EnginePart {
     /// Prompts of 512 and 2,000 tokens.

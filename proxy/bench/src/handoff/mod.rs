@@ -1,4 +1,4 @@
-//! `baton bench handoff`: measures the cost of handoffs between real nodes on loopback.
+//! `baton-bench handoff`: measures the cost of handoffs between real nodes on loopback.
 //!
 //! Most figures are measured from outside, through the nodes' protocol. The single-core figures of codecs and stages run
 //! in this process on KV that was pulled from a real model. `docs/handoff.md` explains each figure.
@@ -27,7 +27,7 @@ use self::pair::HandoffBench;
 use self::report::HandoffBenchReport;
 use self::sizes::Sizes;
 
-/// Options of `baton bench handoff`.
+/// Options of `baton-bench handoff`.
 #[derive(Args)]
 pub(super) struct HandoffBenchArgs {
     /// A .gguf file or a catalogue name

@@ -1,4 +1,4 @@
-//! `baton bench plan`: compares the planner with every fixed route, on simulated machines.
+//! `baton-bench plan`: compares the planner with every fixed route, on simulated machines.
 //!
 //! Planning, learning and failover are those of a running endpoint. Machines and network are simulated, with a clock
 //! that skips waiting times. With `--model` the nodes are real processes on this machine, and the links are paced.
@@ -23,7 +23,7 @@ use clap::Args;
 
 use self::report::PlanBenchReport;
 
-/// Options of `baton bench plan`.
+/// Options of `baton-bench plan`.
 #[derive(Args)]
 pub(super) struct PlanBenchArgs {
     /// Also write every figure as JSON

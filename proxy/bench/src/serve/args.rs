@@ -1,4 +1,4 @@
-//! Options of `baton bench serve`.
+//! Options of `baton-bench serve`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const MAX_OPEN_CONCURRENCY: u32 = 4_096;
 /// The longest key file.
 const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
 
-/// Options of `baton bench serve`.
+/// Options of `baton-bench serve`.
 #[derive(Args)]
 pub(crate) struct ServeBenchArgs {
     /// A server's address, with its name in the table; given several times, the servers are compared with the first
@@ -93,7 +93,7 @@ pub(crate) struct ServeBenchArgs {
     /// Fail a reply that differs from the first one of the server to the same prompt (temperature 0)
     #[arg(long, requires = "prompts")]
     same_replies: bool,
-    /// Replies are of `baton bench mock` on this machine: check every token, and measure its way from the mock
+    /// Replies are of `baton-bench mock` on this machine: check every token, and measure its way from the mock
     #[arg(long)]
     stamps: bool,
     /// Also write the settings and the figures of every round as JSON

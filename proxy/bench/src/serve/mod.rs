@@ -1,4 +1,4 @@
-//! `baton bench serve`: loads running servers that speak OpenAI's API, measures them and checks their replies.
+//! `baton-bench serve`: loads running servers that speak OpenAI's API, measures them and checks their replies.
 //!
 //! Servers are compared in alternating rounds, so that a machine that becomes slower affects all. The client is one
 //! thread: it writes prepared bodies, reads chunks into types without a tree, and shows its own processor time.

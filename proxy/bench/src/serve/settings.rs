@@ -1,4 +1,4 @@
-//! The settings of `baton bench serve`: the load, and the servers that it is put on.
+//! The settings of `baton-bench serve`: the load, and the servers that it is put on.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The text of `baton bench mock`: each token is `INDEX:NANOSECONDS `, the time at which the mock wrote it.
+//! The text of `baton-bench mock`: each token is `INDEX:NANOSECONDS `, the time at which the mock wrote it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -72,7 +72,7 @@ pub struct NodeReport {
     pub prefill_rates: Vec<RatePoint>,
     /// Tokens per second of one stream, measured with about these numbers of streams.
     pub decode_rates: Vec<RatePoint>,
-    /// What the lossy codecs of its KV do to predictions, by `baton calibrate-codec`.
+    /// What the lossy codecs of its KV do to predictions, by `baton-bench calibrate-codec`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kv_losses: Vec<CodecLoss>,
 }

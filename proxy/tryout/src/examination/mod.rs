@@ -1,5 +1,5 @@
 //! Examines the devices of this machine with one model: every device alone, and every handoff between two of them, or from
-//! nodes on other machines. `baton doctor` shows whether KV can be handed over, `baton bench backends` what it costs.
+//! nodes on other machines. `baton doctor` shows whether KV can be handed over, `baton-bench backends` what it costs.
 //!
 //! It starts two nodes on every device. One computes prompts; the other takes their KV and generates, and its replies are
 //! compared with the replies that it gives alone. All processes end with the command. `docs/backends.md` explains it.

@@ -124,7 +124,7 @@ impl Codec {
     }
 
     /// Returns typical figures. Rates are those of one core of a server processor, measured with
-    /// `baton bench handoff --only codecs` under `taskset -c 0`; those of `kvq` and `kvq_fast` are of four
+    /// `baton-bench handoff --only codecs` under `taskset -c 0`; those of `kvq` and `kvq_fast` are of four
     /// cores, since with less they would never be tried on fast links on which they pay.
     pub fn typical_effect(self) -> CodecEffect {
         match self {

@@ -1,5 +1,5 @@
 //! `kvq` and `kvq_fast`: lossy, 3 to 5 bits a value, with an error of the order of the noise between two kernels of one
-//! model. `baton bench codec` measures both.
+//! model. `baton-bench codec` measures both.
 //!
 //! | part | file |
 //! |---|---|

@@ -1,15 +1,17 @@
-//! `baton bench`: measures an engine, handoffs, the planner or a running endpoint, and a baseline in the same run. All but
-//! `serve` and `mock` drive whole clusters of nodes, real ones on loopback or simulated ones, through the proxy's public
-//! parts.
+//! `baton-bench`: measures an engine, handoffs, the planner or running servers, and a baseline in the same run.
+//!
+//! It is a program of its own, because operators need none of it: `make bench` builds it, and `baton bench` starts it where
+//! it lies beside `baton`. All benchmarks but `serve` and `mock` drive whole clusters of nodes, simulated ones or real ones
+//! on loopback, for which they start that `baton`.
 //!
 //! ```text
-//! baton bench handoff --help
+//! baton-bench handoff --help
 //! ```
 
 #[cfg(feature = "llama")]
 mod backends;
 #[cfg(feature = "llama")]
-pub mod codec;
+mod codec;
 #[cfg(feature = "llama")]
 mod engine;
 #[cfg(feature = "llama")]
@@ -27,18 +29,32 @@ mod timeline;
 #[cfg(feature = "llama")]
 mod workers;
 
-use baton_proxy::serve::CommandFailure;
-use clap::{Args, Subcommand};
+use std::process::ExitCode;
 
-/// Options of `baton bench`.
-#[derive(Args)]
-pub struct BenchArgs {
+use baton_engines::QUIET_LLAMA;
+use baton_proxy::log_target::NOTICE;
+use baton_proxy::serve::CommandFailure;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// As `baton` has it, so that the client of `serve` costs as little as a request in `baton`.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Measures Baton: its engine, KV handoffs, the planner, or running servers side by side.
+#[derive(Parser)]
+#[command(name = "baton-bench", version, about, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Subcommand)]
 enum What {
+    /// How exactly a model's KV has to be kept, so that the lossy codecs kvq and kvq_fast lose less: writes a profile.
+    #[cfg(feature = "llama")]
+    CalibrateCodec(codec::calibrate::CalibrateArgs),
     /// Every device of this machine alone, and every handoff between two of them: exactness, and what it costs.
     #[cfg(feature = "llama")]
     Backends(backends::BackendsBenchArgs),
@@ -63,9 +79,42 @@ enum What {
     Plan(plan::PlanBenchArgs),
 }
 
-/// Runs a benchmark and prints its figures.
-pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
-    match args.what {
+fn main() -> ExitCode {
+    let Cli { what } = Cli::parse();
+    start_log();
+    match start(what) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(CommandFailure(message)) => {
+            // A library's error may span several lines.
+            eprintln!("baton-bench: {}", message.split_whitespace().collect::<Vec<_>>().join(" "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(what: What) -> Result<(), CommandFailure> {
+    // The engine that is compared computes here.
+    #[cfg(feature = "llama")]
+    baton_proxy::serve::with_bounded_spinning()?;
+    baton_tryout::program::run_children_beside_this()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(measure(what));
+    // A blocking task that is stuck (a model that is still loading) must not keep the process.
+    runtime.shutdown_background();
+    result
+}
+
+/// Writes warnings to standard error, or what RUST_LOG selects.
+fn start_log() {
+    let default = || EnvFilter::new(format!("{QUIET_LLAMA},warn,{NOTICE}=info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| default());
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_env_filter(filter).init();
+}
+
+async fn measure(what: What) -> Result<(), CommandFailure> {
+    match what {
+        #[cfg(feature = "llama")]
+        What::CalibrateCodec(args) => codec::calibrate::run(args).await,
         #[cfg(feature = "llama")]
         What::Backends(args) => backends::run(args).await,
         #[cfg(feature = "llama")]

@@ -1,11 +1,11 @@
-//! `baton bench serve` measures running servers, and finds what is wrong with their replies.
+//! `baton-bench serve` measures running servers, and finds what is wrong with their replies.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use harness::mock::{Mock, Step, head};
-use harness::{BATON, BatonServer, Process, ReloadableServer};
+use harness::{BATON_BENCH, BatonServer, Process, ReloadableServer};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -27,8 +27,8 @@ impl BenchRun {
 async fn bench(args: &[&str]) -> BenchRun {
     let folder = tempfile::tempdir().unwrap();
     let (json, svg) = (folder.path().join("figures.json"), folder.path().join("chart.svg"));
-    let mut command = Command::new(&*BATON);
-    command.args(["bench", "serve", "--timeout", "60"]).args(args);
+    let mut command = Command::new(&*BATON_BENCH);
+    command.args(["serve", "--timeout", "60"]).args(args);
     if !args.contains(&"--warm-up") {
         command.args(["--warm-up", "0.1"]);
     }
@@ -132,8 +132,8 @@ async fn the_tokens_of_a_failed_reply_are_no_throughput() {
 /// The mock and an endpoint in front of it, side by side: no token is lost on the way.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_token_of_the_mock_passes_an_endpoint() {
-    let mut mock = Command::new(&*BATON);
-    let mock = mock.args(["bench", "mock", "--interval-ms", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut mock = Command::new(&*BATON_BENCH);
+    let mock = mock.args(["mock", "--interval-ms", "1"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut mock = Process(mock);
     let mut line = String::new();
     BufReader::new(mock.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -187,8 +187,8 @@ async fn an_interrupted_run_shows_its_whole_rounds() {
     let server = BatonServer::with(&["--engine", "sim", "--sim-decode-tps", "2000"]);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("figures.json");
-    let mut command = Command::new(&*BATON);
-    command.args(["bench", "serve", "--url", &server.base, "--rounds", "50", "--duration", "0.5", "--warm-up", "0"]);
+    let mut command = Command::new(&*BATON_BENCH);
+    command.args(["serve", "--url", &server.base, "--rounds", "50", "--duration", "0.5", "--warm-up", "0"]);
     command.args(["--output-tokens", "4", "--concurrency", "1", "--json"]).arg(&json);
     let mut run = Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut progress = BufReader::new(run.stderr.take().unwrap()).lines().map(Result::unwrap);

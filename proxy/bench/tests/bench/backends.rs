@@ -1,15 +1,15 @@
-//! `baton bench backends` measures the devices of this machine, with real models and with models that it makes up.
+//! `baton-bench backends` measures the devices of this machine, with real models and with models that it makes up.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-use harness::{BATON, model};
+use harness::{BATON_BENCH, model};
 use serde_json::Value;
 
 /// The smallest run, with a cache folder of its own.
 fn bench(cache: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(&*BATON);
-    command.env("BATON_CACHE", cache).args(["bench", "backends", "--quick", "--threads", "1", "--devices", "cpu"]);
+    let mut command = Command::new(&*BATON_BENCH);
+    command.env("BATON_CACHE", cache).args(["backends", "--quick", "--threads", "1", "--devices", "cpu"]);
     command.args(args);
     command
 }
@@ -30,7 +30,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_handoff_on_the_processor_is_exact_and_every_figure_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let [json, page] = ["figures.json", "page.md"].map(|name| folder.path().join(name));
-    std::fs::write(&page, "# Page\n\n<!-- written by `baton bench backends`: begin -->\n<!-- end -->\n").unwrap();
+    std::fs::write(&page, "# Page\n\n<!-- written by `baton-bench backends`: begin -->\n<!-- end -->\n").unwrap();
     let models = ["--models", model().to_str().unwrap()].map(str::to_owned);
     let files = ["--json", json.to_str().unwrap(), "--page", page.to_str().unwrap()].map(str::to_owned);
     let args: Vec<&str> = models.iter().chain(&files).map(String::as_str).collect();

@@ -1,16 +1,16 @@
-//! `baton bench handoff` measures, and fills its table, its file and its charts.
+//! `baton-bench handoff` and `workers` measure, and fill their tables, files and charts.
 
 use std::process::{Command, Stdio};
 
-use harness::{BATON, model};
+use harness::{BATON_BENCH, model};
 use serde_json::Value;
 
 #[test]
 fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("figures.json");
-    let output = Command::new(&*BATON)
-        .args(["bench", "handoff", "--quick", "--only", "overlap,codecs", "--lengths", "48", "--model"])
+    let output = Command::new(&*BATON_BENCH)
+        .args(["handoff", "--quick", "--only", "overlap,codecs", "--lengths", "48", "--model"])
         .arg(model())
         .arg("--json")
         .arg(&json)
@@ -49,8 +49,8 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
 fn the_workers_benchmark_measures_none_one_and_two_and_a_model_too_large_for_one() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("figures.json");
-    let output = Command::new(&*BATON)
-        .args(["bench", "workers", "--quick", "--lend-memory", "70", "--model"])
+    let output = Command::new(&*BATON_BENCH)
+        .args(["workers", "--quick", "--lend-memory", "70", "--model"])
         .arg(model())
         .arg("--json")
         .arg(&json)
