@@ -16,14 +16,13 @@ mod codec;
 mod engine;
 #[cfg(feature = "llama")]
 mod handoff;
-mod line_chart;
 #[cfg(feature = "llama")]
 mod memory;
 mod mock;
 mod plan;
 mod relay;
+mod report;
 mod serve;
-mod table;
 #[cfg(feature = "llama")]
 mod timeline;
 #[cfg(feature = "llama")]
@@ -106,8 +105,9 @@ fn start(what: What) -> Result<(), CommandFailure> {
 
 /// Writes warnings to standard error, or what RUST_LOG selects.
 fn start_log() {
-    let default = || EnvFilter::new(format!("{QUIET_LLAMA},warn,{NOTICE}=info"));
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| default());
+    let default = format!("warn,{NOTICE}=info");
+    let asked = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or(default);
+    let filter = EnvFilter::new(format!("{QUIET_LLAMA},{asked}"));
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_env_filter(filter).init();
 }
 

@@ -18,7 +18,7 @@ use futures::StreamExt;
 use serde::Serialize;
 
 use super::relay::Relay;
-use super::table::{dash, table};
+use super::report::{ChartFolder, Destination, Report, ReportFiles, dash, one_decimal};
 use super::timeline::{greedy, stream};
 
 /// Tokens of a prompt that lets a fresh engine touch its memory before it is measured.
@@ -59,9 +59,8 @@ pub(super) struct WorkersBenchArgs {
     /// Run one small prompt, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    files: ReportFiles,
 }
 
 fn gbps(text: &str) -> Result<f64, &'static str> {
@@ -82,9 +81,9 @@ struct WorkersRow {
     speedup: f64,
 }
 
-/// Runs the benchmark and prints a table.
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+/// Runs the benchmark.
 pub(super) async fn run(args: WorkersBenchArgs) -> Result<(), CommandFailure> {
+    let destination = Destination::open("workers", &args.files, &ChartFolder::default())?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let lengths = if args.quick { vec![600] } else { args.lengths.clone() };
     let links = if args.quick { vec![0.0] } else { args.links.clone() };
@@ -101,19 +100,20 @@ pub(super) async fn run(args: WorkersBenchArgs) -> Result<(), CommandFailure> {
             let gbps = (link > 0.0).then_some(link);
             let new = bench.measure(n_workers, gbps, &rows).await?;
             rows.extend(new);
-            if let Some(path) = &args.json {
-                std::fs::write(path, serde_json::to_vec_pretty(&rows)?)?;
-            }
+            destination.save(&rows)?;
         }
     }
-    println!("{}", report(&rows));
+    let mut report = report(&args.model, &rows);
     if let Some(mib) = args.lend_memory {
-        println!("{}", bench.too_large_for_one(mib).await?);
+        match bench.too_large_for_one(mib).await {
+            Ok(shown) => report.local(shown),
+            Err(CommandFailure(why)) => report.fail(Some(why)),
+        }
     }
-    Ok(())
+    destination.publish(&rows, &report)
 }
 
-fn report(rows: &[WorkersRow]) -> String {
+fn report(model: &str, rows: &[WorkersRow]) -> Report {
     let head = ["workers", "link Gb/s", "prompt", "prefill tok/s", "x", "decode tok/s"];
     let lines = rows.iter().map(|row| {
         vec![
@@ -122,10 +122,12 @@ fn report(rows: &[WorkersRow]) -> String {
             row.n_tokens.to_string(),
             format!("{:.0}", row.prefill_tps),
             format!("{:.2}", row.speedup),
-            format!("{:.1}", row.decode_tps),
+            one_decimal(row.decode_tps),
         ]
     });
-    table(&head, lines)
+    let mut report = Report::new(model);
+    report.table(&head, lines);
+    report
 }
 
 struct WorkersBench {

@@ -1,10 +1,9 @@
 //! Options of `baton-bench backends`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
 use super::model::BackendModel;
+use crate::report::ReportFiles;
 
 /// Options of `baton-bench backends`.
 #[derive(Args)]
@@ -34,12 +33,8 @@ pub(crate) struct BackendsBenchArgs {
     /// One round of 64 tokens, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
-    /// Also write the figures into the marked part of this page, where those of other machines stay
-    #[arg(long, value_name = "FILE")]
-    pub(super) page: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) files: ReportFiles,
     /// Delete the files of random weights afterwards; otherwise the next run uses them again
     #[arg(long)]
     pub(super) delete: bool,

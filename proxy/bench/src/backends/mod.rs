@@ -8,13 +8,11 @@ mod args;
 mod host;
 mod made_up;
 mod model;
-mod page;
 mod report;
 mod shapes;
 mod weights;
 
 use std::ffi::OsString;
-use std::path::Path;
 
 use baton_engines::llama::devices::{self, Device};
 use baton_engines::transport::Transport;
@@ -27,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::args::BackendsBenchArgs;
 use self::model::BackendModel;
-use self::report::{BackendsReport, ModelFigures};
+use self::report::{BackendsFigures, ModelFigures};
+use crate::report::{ChartFolder, Destination};
 
 /// Runs the benchmark. A signal ends it, its nodes, and the writing of a file.
 pub(super) async fn run(args: BackendsBenchArgs) -> Result<(), CommandFailure> {
@@ -39,16 +38,13 @@ pub(super) async fn run(args: BackendsBenchArgs) -> Result<(), CommandFailure> {
     }
 }
 
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
 async fn measure(args: BackendsBenchArgs) -> Result<(), CommandFailure> {
     // Whatever is wrong with the arguments is said before minutes of work.
     let models = args.models()?;
     let known = devices::all()?;
     let bench =
         Bench { devices: examination::chosen(&known, &args.devices)?, options: model_files::pull_options()?, args };
-    if let Some(page) = &bench.args.page {
-        with_figures(page, "", "")?;
-    }
+    let destination = Destination::open("backends", &bench.args.files, &ChartFolder::default())?;
     let machine = Machine::with(&known);
     if let Some(missing) = &machine.missing {
         return Err(CommandFailure(missing.clone()));
@@ -57,7 +53,7 @@ async fn measure(args: BackendsBenchArgs) -> Result<(), CommandFailure> {
     if !has_gpu {
         eprintln!("no GPU was found: the processor is measured against itself");
     }
-    let mut report = BackendsReport {
+    let mut figures = BackendsFigures {
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
         driver: if has_gpu { host::nvidia_driver().await } else { None },
         machine,
@@ -66,27 +62,10 @@ async fn measure(args: BackendsBenchArgs) -> Result<(), CommandFailure> {
         models: Vec::new(),
     };
     for model in &models {
-        report.models.push(bench.figures(model).await);
-        if let Some(path) = &bench.args.json {
-            // Write after each model, so that an interruption loses no earlier figures.
-            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
-        }
+        figures.models.push(bench.figures(model).await);
+        destination.save(&figures)?;
     }
-    println!("{}", report.table());
-    if let Some(page) = &bench.args.page {
-        std::fs::write(page, with_figures(page, &report.title(), &report.page())?)?;
-    }
-    match report.n_failed() {
-        0 => Ok(()),
-        n => Err(CommandFailure(format!("{n} of the measurements failed"))),
-    }
-}
-
-/// A page with this machine's figures. Errors: it cannot be read, or has no place for them.
-fn with_figures(path: &Path, title: &str, figures: &str) -> Result<String, CommandFailure> {
-    let unusable = |why: String| CommandFailure(format!("cannot write the figures into {}: {why}", path.display()));
-    let page = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
-    page::with_figures(&page, title, figures).ok_or_else(|| unusable("it has no marked part for them".into()))
+    destination.publish(&figures, &figures.report())
 }
 
 /// What is the same for all models.

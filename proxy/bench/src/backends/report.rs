@@ -1,16 +1,14 @@
-//! All figures, for the JSON file, as tables for people and as a part of a page.
-
-use std::fmt::Write as _;
+//! All figures, and their report.
 
 use baton_tryout::examination::{DeviceSpeed, Examined, HandoffCheck, Machine, Verdict};
 use serde::Serialize;
 
 use super::args::Sizes;
-use crate::table::{dash, markdown, table};
+use crate::report::{Report, Row, dash, one_decimal};
 
 /// The figures of all models on one machine.
 #[derive(Debug, Serialize)]
-pub(super) struct BackendsReport {
+pub(super) struct BackendsFigures {
     /// The day of the run, UTC.
     pub(super) date: String,
     #[serde(flatten)]
@@ -58,14 +56,14 @@ const HANDOFFS: [&str; 15] = [
     "÷ alone on prefill",
 ];
 
-impl BackendsReport {
+impl BackendsFigures {
     /// Number of failed checks and models.
-    pub(super) fn n_failed(&self) -> usize {
+    fn n_failed(&self) -> usize {
         self.models.iter().map(|model| usize::from(model.failure.is_some()) + model.examined.n_failed()).sum()
     }
 
     /// The heading of this machine's figures: its GPUs, or its processor.
-    pub(super) fn title(&self) -> String {
+    fn title(&self) -> String {
         let gpus: Vec<&str> = self.machine.gpus().map(|gpu| gpu.description.as_str()).collect();
         match gpus.is_empty() {
             true => format!("{}, without a GPU", self.processor()),
@@ -73,26 +71,24 @@ impl BackendsReport {
         }
     }
 
-    /// For people.
-    pub(super) fn table(&self) -> String {
-        let mut out =
-            format!("{}\n\n{}\n{}", self.about(), table(&ALONE, self.alone()), table(&HANDOFFS, self.handoffs()));
-        for (what, why) in self.failures() {
-            // Writing to a String cannot fail.
-            let _ = writeln!(out, "{what} FAILED: {why}");
-        }
-        out
-    }
-
-    /// For a page. Reasons of failures are left out: they may name paths.
-    pub(super) fn page(&self) -> String {
-        let tables = [markdown(&ALONE, self.alone()), markdown(&HANDOFFS, self.handoffs())];
-        format!("{}\n\n{}", self.about(), tables.join("\n"))
+    /// The reasons of failures are for this terminal alone: they may name paths.
+    pub(super) fn report(&self) -> Report {
+        let mut report = Report::new(self.title());
+        report.text(self.about());
+        report.table(&ALONE, self.alone());
+        report.table(&HANDOFFS, self.handoffs());
+        let failures = self.failures().into_iter().map(|(what, why)| format!("{what} FAILED: {why}\n"));
+        report.local(failures.collect::<String>());
+        report.fail(match self.n_failed() {
+            0 => None,
+            n => Some(format!("{n} of the measurements failed")),
+        });
+        report
     }
 
     /// When, where and how it was measured, in a line.
     fn about(&self) -> String {
-        let BackendsReport { date, machine, threads, sizes, .. } = self;
+        let BackendsFigures { date, machine, threads, sizes, .. } = self;
         let Sizes { n_tokens, n_new, n_rounds } = sizes;
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         let gpus =
@@ -115,10 +111,14 @@ impl BackendsReport {
         self.machine.devices.first().map_or("processor", |device| &device.description)
     }
 
-    fn alone(&self) -> Vec<Vec<String>> {
+    fn alone(&self) -> Vec<Row> {
         let row = |model: &ModelFigures, speed: &DeviceSpeed| {
             let figures = match speed.failure {
-                None => [format!("{:.0}", speed.prefill_tps), one(speed.decode_tps), format!("{:.0}", speed.ttft_ms)],
+                None => [
+                    format!("{:.0}", speed.prefill_tps),
+                    one_decimal(speed.decode_tps),
+                    format!("{:.0}", speed.ttft_ms),
+                ],
                 Some(_) => ["failed".to_owned(), dash(), dash()],
             };
             [model.name.clone(), speed.device.clone()].into_iter().chain(figures).collect()
@@ -126,7 +126,7 @@ impl BackendsReport {
         self.models.iter().flat_map(|m| m.examined.speeds.iter().map(move |speed| row(m, speed))).collect()
     }
 
-    fn handoffs(&self) -> Vec<Vec<String>> {
+    fn handoffs(&self) -> Vec<Row> {
         self.models.iter().flat_map(|m| m.examined.handoffs.iter().map(|check| handoff(m, check))).collect()
     }
 
@@ -151,7 +151,7 @@ fn pair(check: &HandoffCheck) -> String {
     format!("{} → {}", check.from, check.to)
 }
 
-fn handoff(model: &ModelFigures, check: &HandoffCheck) -> Vec<String> {
+fn handoff(model: &ModelFigures, check: &HandoffCheck) -> Row {
     let verdict = match check.verdict {
         Verdict::Exact => "exact",
         Verdict::Close => "close",
@@ -172,11 +172,11 @@ fn handoff(model: &ModelFigures, check: &HandoffCheck) -> Vec<String> {
         format!("{:.1e}", check.mean_kl),
         format!("{}/{}", check.n_agreed, check.n_compared),
         format!("{:.0}", check.prefill_tps),
-        one(check.n_bytes as f64 / 1e6),
+        one_decimal(check.n_bytes as f64 / 1e6),
         rate(check.export_gb_s),
         rate(check.import_gb_s),
         check.hidden_share.map_or_else(dash, |share| format!("{:.0} %", 100.0 * share)),
-        one(check.unhidden_ms),
+        one_decimal(check.unhidden_ms),
         format!("{:.0}", check.ttft_ms),
         ratio(&check.to),
         ratio(&check.from),
@@ -184,15 +184,10 @@ fn handoff(model: &ModelFigures, check: &HandoffCheck) -> Vec<String> {
     row
 }
 
-fn one(value: f64) -> String {
-    format!("{value:.1}")
-}
-
 #[cfg(test)]
 mod tests {
     use baton_tryout::examination::Listed;
 
-    use super::super::page;
     use super::*;
 
     fn device(name: &str, description: &str) -> Listed {
@@ -220,7 +215,7 @@ mod tests {
         }
     }
 
-    fn report() -> BackendsReport {
+    fn backends() -> BackendsFigures {
         let speed = |device: &str, ttft_ms| DeviceSpeed {
             device: device.into(),
             prefill_tps: 512.0 / ttft_ms * 1e3,
@@ -241,7 +236,7 @@ mod tests {
         machine.backends = vec!["cuda"];
         machine.missing = None;
         machine.devices = vec![device("cpu", "EPYC"), device("CUDA0", "NVIDIA GB10")];
-        BackendsReport {
+        BackendsFigures {
             date: "2026-11-25".into(),
             machine,
             driver: Some("580.95.05".into()),
@@ -268,8 +263,8 @@ mod tests {
 
     #[test]
     fn the_table_has_every_figure_and_every_failure() {
-        let report = report();
-        let text = report.table();
+        let figures = backends();
+        let text = figures.report().to_text();
         let row = text.lines().find(|line| line.contains("CUDA0 → cpu")).unwrap();
         let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         let expected = [
@@ -293,15 +288,14 @@ mod tests {
         assert!(text.contains("dense-8b, CUDA0 → CUDA0 FAILED: out of memory"), "{text}");
         assert!(text.contains("moe-30b-a3b FAILED: not enough free disk space"), "{text}");
         assert!(text.contains("NVIDIA GB10 (16.0 GiB), driver 580.95.05, cpu EPYC, 8 thread(s) a node"), "{text}");
-        assert_eq!(report.n_failed(), 2);
+        assert_eq!(figures.n_failed(), 2);
     }
 
     #[test]
     fn the_page_has_the_card_but_no_reasons() {
-        let report = report();
-        let empty = "<!-- written by `baton-bench backends`: begin -->\n<!-- end -->\n";
-        let page = page::with_figures(empty, &report.title(), &report.page()).unwrap();
-        assert!(page.contains("### NVIDIA GB10\n"), "{page}");
+        let figures = backends();
+        let page = figures.report().to_markdown();
+        assert_eq!(figures.title(), "NVIDIA GB10");
         assert!(page.contains("| dense-8b | CUDA0 → cpu | close | 1.2e-2 |"), "{page}");
         assert!(page.contains("| dense-8b | CUDA0 → CUDA0 | failed | – |"), "{page}");
         assert!(!page.contains("/secret") && !page.contains("out of memory"), "{page}");
@@ -309,7 +303,7 @@ mod tests {
 
     #[test]
     fn json_has_machine_and_models_side_by_side() {
-        let json = serde_json::to_value(report()).unwrap();
+        let json = serde_json::to_value(backends()).unwrap();
         assert_eq!(json["driver"], "580.95.05");
         assert_eq!(json["n_rounds"], 3);
         assert_eq!(json["models"][0]["handoffs"][0]["verdict"], "close");

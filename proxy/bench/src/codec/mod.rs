@@ -12,8 +12,6 @@ mod report;
 mod subject;
 mod tried;
 
-use std::path::PathBuf;
-
 use baton_engines::codec_profile;
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
@@ -24,9 +22,10 @@ use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::Args;
 
-use self::report::{CodecBenchReport, ModelReport};
+use self::report::{CodecFigures, CodecModel};
 use self::subject::{Subject, Tally};
 use self::tried::TriedModel;
+use crate::report::{ChartFolder, Destination, ReportFiles};
 
 /// Options of `baton-bench codec`.
 #[derive(Args)]
@@ -52,22 +51,16 @@ pub(super) struct CodecBenchArgs {
     /// Compute threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: u32,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also draw a chart of ratio and divergence for each model, as SVG files in this folder
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    files: ReportFiles,
+    #[command(flatten)]
+    charts: ChartFolder,
 }
 
-/// Runs the benchmark and prints tables.
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+/// Runs the benchmark.
 pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
-    if let Some(folder) = &args.svg {
-        // Fail on a wrong path before minutes of work.
-        std::fs::create_dir_all(folder)?;
-    }
-    let mut report = CodecBenchReport::default();
+    let destination = Destination::open("codec", &args.files, &args.charts)?;
+    let mut figures = CodecFigures::default();
     for name in &args.model {
         let path = models::pull(name, &model_files::pull_options()?).await?;
         let config = LlamaConfig {
@@ -85,17 +78,10 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
         };
         let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_owned();
         let model = tokio::task::spawn_blocking(move || measure(name, config, sizes)).await??;
-        println!("{}", model.table());
-        report.models.push(model);
-        if let Some(path) = &args.json {
-            // Write after each model, so that a failure loses no earlier figures.
-            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
-        }
+        figures.models.push(model);
+        destination.save(&figures)?;
     }
-    match &args.svg {
-        Some(folder) => report.models.iter().try_for_each(|model| model.draw(folder)),
-        None => Ok(()),
-    }
+    destination.publish(&figures, &figures.report())
 }
 
 /// How much is measured.
@@ -109,7 +95,7 @@ struct Sizes {
     n_chunk: usize,
 }
 
-fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelReport, CommandFailure> {
+fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<CodecModel, CommandFailure> {
     let gguf = Gguf::open(&config.model)?;
     let fingerprint = gguf.fingerprint(&config.model, &[])?;
     let path = config.model.clone();
@@ -138,5 +124,5 @@ fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<ModelRepor
         0 => None,
         n => Some(recall::ask(&model, &mut tried, n, sizes.n_chunk)?),
     };
-    Ok(ModelReport::new(name, sizes.n_prompts, tallies, recall))
+    Ok(CodecModel::new(name, sizes.n_prompts, tallies, recall))
 }

@@ -35,7 +35,7 @@ pub(super) struct Recall {
 
 /// All questions of a model.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct RecallReport {
+pub(super) struct RecallFigures {
     pub(super) n_questions: usize,
     /// Answered from the KV as it is.
     pub(super) n_answered: usize,
@@ -80,11 +80,11 @@ pub(super) fn ask(
     tried: &mut TriedModel<'_>,
     n_prompts: usize,
     n_chunk: usize,
-) -> Result<RecallReport, CommandFailure> {
+) -> Result<RecallFigures, CommandFailure> {
     let subjects: Vec<Subject> = Subject::all(tried.profile.is_some()).collect();
     let mut recalls: Vec<Recall> =
         subjects.iter().map(|subject| Recall { name: subject.name(), n_answered: 0, n_lost: 0 }).collect();
-    let mut report = RecallReport { n_questions: 0, n_answered: 0, subjects: Vec::new() };
+    let mut report = RecallFigures { n_questions: 0, n_answered: 0, subjects: Vec::new() };
     for n in 0..n_prompts {
         let length = LENGTHS[n % LENGTHS.len()];
         eprintln!("recall: prompt {} of {n_prompts}, {length} tokens", n + 1);
@@ -109,7 +109,7 @@ pub(super) fn ask(
             }
         }
     }
-    Ok(RecallReport { subjects: recalls, ..report })
+    Ok(RecallFigures { subjects: recalls, ..report })
 }
 
 /// `length` tokens of text with the facts in it.

@@ -1,14 +1,10 @@
-//! The figures as a table, JSON and a chart.
+//! All figures, and their report.
 
-use std::path::Path;
-
-use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::recall::RecallReport;
+use super::recall::RecallFigures;
 use super::subject::{Subject, Tally};
-use crate::line_chart::{ChartLine, LineChart};
-use crate::table::{dash, markdown};
+use crate::report::{ChartLine, LineChart, Report, dash};
 
 /// Bits of a value of F16.
 const BITS: f64 = 16.0;
@@ -20,22 +16,31 @@ const PUBLISHED: [(&str, &str, &str); 2] = [
 ];
 
 #[derive(Debug, Default, Serialize)]
-pub(super) struct CodecBenchReport {
-    pub(super) models: Vec<ModelReport>,
+pub(super) struct CodecFigures {
+    pub(super) models: Vec<CodecModel>,
+}
+
+impl CodecFigures {
+    pub(super) fn report(&self) -> Report {
+        let models: Vec<&str> = self.models.iter().map(|model| model.model.as_str()).collect();
+        let mut report = Report::new(models.join(", "));
+        self.models.iter().for_each(|model| model.add_to(&mut report));
+        report
+    }
 }
 
 /// All subjects on one model.
 #[derive(Debug, Serialize)]
-pub(super) struct ModelReport {
+pub(super) struct CodecModel {
     model: String,
     n_prompts: u32,
-    rows: Vec<Row>,
-    recall: Option<RecallReport>,
+    rows: Vec<SubjectFigures>,
+    recall: Option<RecallFigures>,
 }
 
 /// The figures of a subject.
 #[derive(Debug, Serialize)]
-struct Row {
+struct SubjectFigures {
     name: String,
     is_floor: bool,
     ratio: f64,
@@ -50,16 +55,16 @@ struct Row {
     decode_gb_s: Option<f64>,
 }
 
-impl ModelReport {
+impl CodecModel {
     pub(super) fn new(
         model: String,
         n_prompts: u32,
         tallies: Vec<(Subject, Tally)>,
-        recall: Option<RecallReport>,
-    ) -> ModelReport {
+        recall: Option<RecallFigures>,
+    ) -> CodecModel {
         let floor = tallies.iter().find(|(subject, _)| *subject == Subject::Floor);
         let floor = floor.map_or(f64::NAN, |(_, tally)| tally.mean_kl());
-        let row = |(subject, tally): (Subject, Tally)| Row {
+        let row = |(subject, tally): (Subject, Tally)| SubjectFigures {
             name: subject.name(),
             is_floor: subject == Subject::Floor,
             ratio: tally.ratio(),
@@ -72,11 +77,21 @@ impl ModelReport {
             encode_gb_s: tally.speeds().map(|(encode, _)| encode),
             decode_gb_s: tally.speeds().map(|(_, decode)| decode),
         };
-        ModelReport { model, n_prompts, rows: tallies.into_iter().map(row).collect(), recall }
+        CodecModel { model, n_prompts, rows: tallies.into_iter().map(row).collect(), recall }
     }
 
-    /// A table in Markdown. KL is in thousandths of a nat.
-    pub(super) fn table(&self) -> String {
+    fn add_to(&self, report: &mut Report) {
+        if self.n_prompts > 0 {
+            self.add_losses(report);
+            self.add_chart(report);
+        }
+        if let Some(recall) = &self.recall {
+            add_answers(report, &self.model, recall);
+        }
+    }
+
+    /// KL is in thousandths of a nat.
+    fn add_losses(&self, report: &mut Report) {
         let head = [
             "codec",
             "ratio",
@@ -111,21 +126,20 @@ impl ModelReport {
             cells[3] = (*loss).to_owned();
             cells
         });
-        let title = format!("{}, {} prompts\n\n", self.model, self.n_prompts);
-        let table =
-            if self.n_prompts > 0 { title + &markdown(&head, measured.chain(published)) } else { String::new() };
-        table + &self.recall.as_ref().map(answers).unwrap_or_default()
+        report.text(format!("{}, {} prompts", self.model, self.n_prompts));
+        report.table(&head, measured.chain(published));
     }
 
-    /// Draws ratio against mean KL into a folder that exists.
-    pub(super) fn draw(&self, folder: &Path) -> Result<(), CommandFailure> {
-        let (floor, codecs): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(|row| row.is_floor);
+    /// Ratio against mean KL.
+    fn add_chart(&self, report: &mut Report) {
+        let (floor, codecs): (Vec<&SubjectFigures>, Vec<&SubjectFigures>) =
+            self.rows.iter().partition(|row| row.is_floor);
         let widest = codecs.iter().map(|row| row.ratio).fold(1.0, f64::max);
-        let point = |row: &&Row| ChartLine {
+        let point = |row: &&SubjectFigures| ChartLine {
             name: row.name.clone(),
             points: vec![(row.ratio, 1e3 * row.mean_kl), (row.ratio + 0.01, 1e3 * row.mean_kl)],
         };
-        let level = |row: &Row| ChartLine {
+        let level = |row: &SubjectFigures| ChartLine {
             name: row.name.clone(),
             points: vec![(0.0, 1e3 * row.mean_kl), (widest, 1e3 * row.mean_kl)],
         };
@@ -137,18 +151,17 @@ impl ModelReport {
             ticks: None,
             lines: &lines,
         };
-        chart.draw(&folder.join(format!("codecs-{}.svg", self.model)))
+        report.chart(format!("codecs-{}", self.model), &chart);
     }
 }
 
-/// The questions as a table.
-fn answers(report: &RecallReport) -> String {
-    let head = ["codec", "answered", "lost"];
-    let plain = vec!["as it is".to_owned(), report.n_answered.to_string(), dash()];
-    let rows = report
+/// The questions.
+fn add_answers(report: &mut Report, model: &str, recall: &RecallFigures) {
+    let plain = vec!["as it is".to_owned(), recall.n_answered.to_string(), dash()];
+    let rows = recall
         .subjects
         .iter()
         .map(|recall| vec![recall.name.clone(), recall.n_answered.to_string(), recall.n_lost.to_string()]);
-    let title = format!("\n{} questions about facts in 2,000 to 6,000 tokens\n\n", report.n_questions);
-    title + &markdown(&head, std::iter::once(plain).chain(rows))
+    report.text(format!("{model}, {} questions about facts in 2,000 to 6,000 tokens", recall.n_questions));
+    report.table(&["codec", "answered", "lost"], std::iter::once(plain).chain(rows));
 }

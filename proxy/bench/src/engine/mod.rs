@@ -4,10 +4,9 @@
 //! that a machine that becomes slower affects both. Medians of rounds are compared.
 
 mod node;
+mod report;
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
@@ -18,9 +17,10 @@ use baton_proxy::serve::model_files;
 use baton_schemas::Token;
 use baton_tryout::stats::{median, percentile};
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
 
 use self::node::BenchNode;
+use self::report::{EngineFigures, EngineMemory, EngineRow, Latency};
+use super::report::{ChartFolder, Destination, ReportFiles};
 use super::timeline::Timeline;
 
 /// Options of `baton-bench engine`.
@@ -38,9 +38,8 @@ pub(crate) struct EngineBenchArgs {
     /// Compute threads of the engine and of the plain loop
     #[arg(long)]
     threads: Option<u32>,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    files: ReportFiles,
 }
 
 /// A part of `baton-bench engine`.
@@ -64,9 +63,9 @@ const SHORT_PROMPT: usize = 32;
 const RUNNING: usize = 3;
 const JOINING_PROMPT: usize = 2_000;
 
-/// Runs the benchmark and prints a table.
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+/// Runs the benchmark.
 pub(super) async fn run(args: EngineBenchArgs) -> Result<(), CommandFailure> {
+    let destination = Destination::open("engine", &args.files, &ChartFolder::default())?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
     let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
@@ -92,13 +91,9 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), CommandFailure> {
         // As an engine without interleaving: the whole prompt in one step.
         rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
     }
-    let memory = if wants(EnginePart::Memory) { bench.memory().await? } else { Value::Null };
-
-    println!("{}", table(&rows, &memory));
-    if let Some(path) = args.json {
-        std::fs::write(&path, serde_json::to_vec_pretty(&json!({ "rows": rows, "memory": memory }))?)?;
-    }
-    Ok(())
+    let memory = if wants(EnginePart::Memory) { Some(bench.memory().await?) } else { None };
+    let figures = EngineFigures { rows, memory };
+    destination.publish(&figures, &figures.report(&args.model))
 }
 
 struct EngineBench {
@@ -132,7 +127,7 @@ impl EngineBench {
     }
 
     /// Prefill rate: both compute n − 1 tokens, then decode one. The time is from the request to the first token.
-    async fn prefill(&mut self, n: usize) -> Result<Value, CommandFailure> {
+    async fn prefill(&mut self, n: usize) -> Result<EngineRow, CommandFailure> {
         let mut plain = Vec::new();
         let mut engine = Vec::new();
         for _ in 0..self.rounds {
@@ -144,12 +139,12 @@ impl EngineBench {
             plain.push(n as f64 / (run.prefill + run.decode).as_secs_f64());
             engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
         }
-        Ok(compared(&format!("prefill {n} tokens"), "tok/s", &plain, &engine, json!({})))
+        Ok(EngineRow::new(format!("prefill {n} tokens")).compared(&plain, &engine))
     }
 
     /// Aggregate decode rate of `n` streams while all of them decode. The engine's cache also holds `n_idle` tokens of
     /// finished conversations; the plain loop's cache does not.
-    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, CommandFailure> {
+    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<EngineRow, CommandFailure> {
         let mut plain = Vec::new();
         let mut engine = Vec::new();
         let mut gaps = Vec::new();
@@ -171,16 +166,13 @@ impl EngineBench {
             gaps.extend(timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3));
             ttfts.extend(timelines.iter().map(|t| t.ttft() * 1e3));
         }
-        let latency = json!({
-            "ttft_ms": { "p50": percentile(&ttfts, 50.0), "p99": percentile(&ttfts, 99.0) },
-            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0) },
-        });
         let idle = if n_idle > 0 { format!(", {n_idle} idle tokens cached") } else { String::new() };
-        Ok(compared(&format!("decode, {n} streams{idle}"), "tok/s", &plain, &engine, latency))
+        let row = EngineRow::new(format!("decode, {n} streams{idle}")).compared(&plain, &engine);
+        Ok(EngineRow { ttft_ms: Some(Latency::of(&ttfts)), itl_ms: Some(Latency::of(&gaps)), ..row })
     }
 
     /// Memory of a node that has filled much of its cache, and the buffer sizes that llama.cpp reports.
-    async fn memory(&mut self) -> Result<Value, CommandFailure> {
+    async fn memory(&mut self) -> Result<EngineMemory, CommandFailure> {
         let node = self.node(&[]).await?;
         for _ in 0..4 {
             let prompt = self.prompt(JOINING_PROMPT);
@@ -188,15 +180,18 @@ impl EngineBench {
         }
         let buffers = node.buffers;
         let expected = buffers.model + buffers.kv + buffers.compute;
-        let resident = node.resident_mib();
-        Ok(json!({
-            "model_mib": buffers.model, "kv_mib": buffers.kv, "compute_mib": buffers.compute,
-            "resident_mib": resident, "beyond_mib": resident.map(|r| r - expected),
-        }))
+        let resident_mib = node.resident_mib();
+        Ok(EngineMemory {
+            model_mib: buffers.model,
+            kv_mib: buffers.kv,
+            compute_mib: buffers.compute,
+            resident_mib,
+            beyond_mib: resident_mib.map(|resident| resident - expected),
+        })
     }
 
     /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
-    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, CommandFailure> {
+    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<EngineRow, CommandFailure> {
         let mut gaps = Vec::new();
         let mut ttfts = Vec::new();
         let mut worst = Vec::new();
@@ -225,11 +220,11 @@ impl EngineBench {
             gaps.extend(during);
             ttfts.push(joined.ttft() * 1e3);
         }
-        Ok(json!({
-            "what": format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"),
-            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0), "max": median(&worst) },
-            "ttft_ms": { "p50": median(&ttfts) },
-        }))
+        Ok(EngineRow {
+            itl_ms: Some(Latency { max: Some(median(&worst)), ..Latency::of(&gaps) }),
+            ttft_ms: Some(Latency { p50: median(&ttfts), p99: None, max: None }),
+            ..EngineRow::new(format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"))
+        })
     }
 }
 
@@ -249,55 +244,4 @@ fn aggregate_tps(timelines: &[Timeline]) -> f64 {
     let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };
     let n_tokens = timelines.iter().flat_map(|t| &t.tokens).filter(|&&at| at > from && at <= to).count();
     n_tokens as f64 / (to - from).as_secs_f64()
-}
-
-fn compared(what: &str, unit: &str, plain: &[f64], engine: &[f64], more: Value) -> Value {
-    let ratios: Vec<f64> = plain.iter().zip(engine).map(|(p, e)| e / p).collect();
-    let mut row = json!({
-        "what": what, "unit": unit, "plain": median(plain), "engine": median(engine), "ratio": median(&ratios),
-    });
-    if let (Some(row), Value::Object(more)) = (row.as_object_mut(), more) {
-        row.extend(more);
-    }
-    row
-}
-
-fn table(rows: &[Value], memory: &Value) -> String {
-    let mut out = String::new();
-    let number = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.1}"));
-    let ratio = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.3}"));
-    let mut line = |cells: [String; 7]| {
-        let [what, rest @ ..] = cells;
-        let rest: Vec<String> = rest.iter().map(|cell| format!("{cell:>11}")).collect();
-        // Writing to a String cannot fail.
-        let _ = writeln!(out, "{what:<58}{}", rest.concat());
-    };
-    line(["", "plain", "engine", "ratio", "TTFT p50/99", "ITL p50", "ITL p99"].map(String::from));
-    for row in rows {
-        let ttft = format!("{}/{}", number(&row["ttft_ms"]["p50"]), number(&row["ttft_ms"]["p99"]));
-        let itl = &row["itl_ms"];
-        line([
-            row["what"].as_str().unwrap_or_default().to_owned(),
-            number(&row["plain"]),
-            number(&row["engine"]),
-            ratio(&row["ratio"]),
-            ttft,
-            number(&itl["p50"]),
-            number(&itl["p99"]),
-        ]);
-    }
-    let _ = writeln!(out, "rates in tokens/s, latencies in ms; medians of rounds, ratios pair by pair");
-    if memory.is_null() {
-        return out;
-    }
-    let _ = writeln!(
-        out,
-        "memory, MiB: model {} + KV {} + compute {}; resident {}, beyond these {}",
-        number(&memory["model_mib"]),
-        number(&memory["kv_mib"]),
-        number(&memory["compute_mib"]),
-        number(&memory["resident_mib"]),
-        number(&memory["beyond_mib"]),
-    );
-    out
 }

@@ -1,15 +1,11 @@
-//! Charts, as SVG files.
+//! Charts of the overlap.
 
-use std::path::Path;
-
-use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::Codec;
 
 use super::overlap::{Link, Overlap, OverlapRow};
-use crate::line_chart::{ChartLine, LineChart};
+use crate::report::{ChartLine, LineChart, Report};
 
-/// Writes all charts into `folder`, which exists.
-pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailure> {
+pub(super) fn add(report: &mut Report, overlap: &Overlap) {
     let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
     let ticks: Vec<String> = links().map(|link| link.name()).collect();
@@ -20,7 +16,7 @@ pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailu
         ticks: Some(&ticks),
         lines: &unhidden(rows, n_tokens),
     };
-    unhidden.draw(&folder.join("unhidden.svg"))?;
+    report.chart("unhidden", &unhidden);
     let ttft = LineChart {
         title: "Time to first token",
         x_name: "tokens of the prompt",
@@ -28,7 +24,7 @@ pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailu
         ticks: None,
         lines: &ttft(overlap),
     };
-    ttft.draw(&folder.join("ttft.svg"))
+    report.chart("ttft", &ttft);
 }
 
 /// The links, from the slowest to the fastest.

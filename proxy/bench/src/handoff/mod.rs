@@ -14,8 +14,6 @@ mod sizes;
 mod streams;
 mod wire;
 
-use std::path::PathBuf;
-
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
@@ -24,8 +22,9 @@ use clap::{Args, ValueEnum};
 
 use self::overlap::Link;
 use self::pair::HandoffBench;
-use self::report::HandoffBenchReport;
+use self::report::HandoffFigures;
 use self::sizes::Sizes;
+use crate::report::{ChartFolder, Destination, ReportFiles};
 
 /// Options of `baton-bench handoff`.
 #[derive(Args)]
@@ -48,12 +47,10 @@ pub(super) struct HandoffBenchArgs {
     /// Only these measurements, by commas [default: all but networks]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<BenchSection>,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also draw charts of the overlap, as SVG files in this folder
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    files: ReportFiles,
+    #[command(flatten)]
+    charts: ChartFolder,
 }
 
 impl HandoffBenchArgs {
@@ -91,51 +88,40 @@ enum BenchSection {
 }
 
 impl BenchSection {
-    async fn measure(self, bench: &mut HandoffBench, report: &mut HandoffBenchReport) -> Result<(), CommandFailure> {
+    async fn measure(self, bench: &mut HandoffBench, figures: &mut HandoffFigures) -> Result<(), CommandFailure> {
         match self {
             BenchSection::Overlap => {
-                report.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::ALL).await?);
+                figures.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::ALL).await?);
             }
             BenchSection::Networks => {
                 let codecs = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
-                report.networks = Some(overlap::measure(bench, &Link::NETWORKS, &codecs).await?);
+                figures.networks = Some(overlap::measure(bench, &Link::NETWORKS, &codecs).await?);
             }
-            BenchSection::Fairness => report.fairness = Some(fairness::measure(bench).await?),
-            BenchSection::Wire => report.wire = Some(wire::measure(bench).await?),
-            BenchSection::Memory => report.memory = Some(footprint::measure(bench).await?),
-            BenchSection::Streams => report.streams = Some(streams::measure(bench).await?),
-            BenchSection::Codecs => report.codecs = Some(codecs::measure(bench).await?),
+            BenchSection::Fairness => figures.fairness = Some(fairness::measure(bench).await?),
+            BenchSection::Wire => figures.wire = Some(wire::measure(bench).await?),
+            BenchSection::Memory => figures.memory = Some(footprint::measure(bench).await?),
+            BenchSection::Streams => figures.streams = Some(streams::measure(bench).await?),
+            BenchSection::Codecs => figures.codecs = Some(codecs::measure(bench).await?),
         }
         Ok(())
     }
 }
 
-/// Runs the benchmark and prints tables.
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+/// Runs the benchmark.
 pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let sizes = args.sizes();
-    if let Some(folder) = &args.svg {
-        // Fail on a wrong path before minutes of work.
-        std::fs::create_dir_all(folder)?;
-    }
+    let destination = Destination::open("handoff", &args.files, &args.charts)?;
     let mut bench = HandoffBench::start(model, args.threads, sizes).await?;
-    let mut report = HandoffBenchReport { model: args.model, threads: args.threads, ..HandoffBenchReport::default() };
+    let mut figures = HandoffFigures { model: args.model, threads: args.threads, ..HandoffFigures::default() };
     let sections = BenchSection::value_variants().iter().filter(|section| match args.only.is_empty() {
         // It takes minutes for each length of prompts.
         true => **section != BenchSection::Networks,
         false => args.only.contains(section),
     });
     for section in sections {
-        section.measure(&mut bench, &mut report).await?;
-        if let Some(path) = &args.json {
-            // Write after each section, so that a failure or an interruption loses no earlier figures.
-            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
-        }
+        section.measure(&mut bench, &mut figures).await?;
+        destination.save(&figures)?;
     }
-    println!("{}", report.table());
-    if let (Some(folder), Some(overlap)) = (&args.svg, &report.overlap) {
-        charts::write(folder, overlap)?;
-    }
-    Ok(())
+    destination.publish(&figures, &figures.report())
 }

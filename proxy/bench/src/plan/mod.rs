@@ -14,56 +14,43 @@ mod real;
 mod report;
 mod slowest_link;
 
-use std::path::PathBuf;
-
 use baton_engines::registry::EngineKind;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::Args;
 
-use self::report::PlanBenchReport;
+use self::report::PlanFigures;
+use crate::report::{ChartFolder, Destination, ReportFiles};
 
 /// Options of `baton-bench plan`.
 #[derive(Args)]
 pub(super) struct PlanBenchArgs {
-    /// Also write every figure as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also write an SVG chart of where handoffs pay
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    files: ReportFiles,
+    #[command(flatten)]
+    charts: ChartFolder,
     /// Measure real nodes with this model on this machine instead, with paced links; takes some minutes
     #[arg(long, short, value_name = "PATH|NAME", conflicts_with = "svg")]
     model: Option<String>,
 }
 
-/// Runs everything and prints it as Markdown.
+/// Runs the benchmark.
 pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
+    let destination = Destination::open("plan", &args.files, &args.charts)?;
     if let Some(model) = &args.model {
-        let report = real::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
-        if let Some(path) = &args.json {
-            std::fs::write(path, serde_json::to_vec(&report)?)?;
-        }
-        report.print();
-        return Ok(());
+        let figures = real::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
+        return destination.publish(&figures, &figures.report());
     }
     // On one thread with a paused clock, so that hours of load take seconds.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
-    let report = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_vec(&report)?)?;
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, chart::break_even(&report.never_slower))?;
-    }
-    report.print();
-    Ok(())
+    let figures = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
+    destination.publish(&figures, &figures.report())
 }
 
-async fn measure() -> Result<PlanBenchReport, CommandFailure> {
+async fn measure() -> Result<PlanFigures, CommandFailure> {
     let cells = grid::run().await?;
     let drift = drift::run().await?;
-    Ok(PlanBenchReport {
+    Ok(PlanFigures {
         note: "simulation",
         summary: grid::summarize(&cells),
         never_slower: cells,

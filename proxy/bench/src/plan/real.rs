@@ -20,8 +20,9 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::grid::{self, ClusterLabel, GridCell, GridRequest, MeasuredCell, Summary};
-use super::report;
+use super::report::{SUMMARY, row, summary_cells};
 use crate::relay::Relay;
+use crate::report::{Report, Row};
 
 /// Prompt lengths, tokens.
 const PROMPTS: [u32; 3] = [64, 300, 900];
@@ -40,7 +41,7 @@ const RUNS: usize = 3;
 const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
-pub(super) struct RealReport {
+pub(super) struct RealFigures {
     note: &'static str,
     /// One for each link's gigabits per second, and one for all links.
     summary: Vec<(Option<f64>, Summary)>,
@@ -51,7 +52,7 @@ pub(super) struct RealReport {
 }
 
 /// Runs the sub-grid on each link.
-pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
+pub(super) async fn run(model: PathBuf) -> Result<RealFigures, CommandFailure> {
     let key = uuid::Uuid::new_v4().to_string();
     let prefill = start(&key, &model, "prefill", "2").await?;
     let decode = start(&key, &model, "decode", "1").await?;
@@ -64,12 +65,12 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
         let name = OnceLock::from("model".to_owned());
         let served = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![prefill]));
         calibrate(&served).await?;
-        eprintln!("real nodes: a link of {:.0} Mb/s", gbps * 1e3);
+        eprintln!("real nodes: a link of {}", link_name(gbps));
         let of_length = |n_prompt: u32| OUTPUTS.map(|n_output| GridRequest { n_prompt, cached: 0.0, n_output });
         let requests = PROMPTS.map(of_length).concat().repeat(RUNS);
         let label = ClusterLabel { pair: "real", gbps };
         let measured = medians(&grid::measure(&Cluster::of(served), label, requests, WARM_UP).await?);
-        measured.iter().for_each(|cell| eprintln!("{}", line(cell)));
+        measured.iter().for_each(|cell| eprintln!("{}", request_cells(cell).join("  ")));
         cells.extend(measured);
     }
     let of = |wanted: Option<f64>| {
@@ -78,7 +79,7 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
     };
     let summary = LINKS.map(Some).into_iter().chain([None]).map(of).collect();
     let n_fastest = cells.iter().filter(|cell| is_fastest(cell)).count();
-    Ok(RealReport { note: "real nodes on one machine, paced links", summary, n_fastest, cells })
+    Ok(RealFigures { note: "real nodes on one machine, paced links", summary, n_fastest, cells })
 }
 
 /// Makes one cell for each request, with the medians of its runs.
@@ -138,43 +139,32 @@ async fn calibrate(model: &Arc<ServedModel>) -> Result<(), CommandFailure> {
     }
 }
 
-impl RealReport {
-    #[allow(clippy::print_stdout, reason = "the result of a command")]
-    pub(super) fn print(&self) {
-        println!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs.");
-        println!("Planned routes compared with the best fixed route (p50 / p95 / max):\n");
-        println!(
-            "| link | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
-        );
-        println!("|---|---|---|---|---|---|---|");
-        for (gbps, line) in &self.summary {
-            let link = gbps.map_or_else(|| "all".to_owned(), |gbps| format!("{:.0} Mb/s", gbps * 1e3));
-            println!("| {link} {}", report::summary_cells(line));
-        }
-        println!(
-            "\nThe planned route is the best fixed route for {} of {} requests.",
-            self.n_fastest,
-            self.cells.len()
-        );
-        println!("\n| link | prompt | reply | planned | TTFT, s | direct, s | handoff, s | predicted, s |");
-        println!("|---|---|---|---|---|---|---|---|");
-        for cell in &self.cells {
-            println!("{}", line(cell));
-        }
+impl RealFigures {
+    pub(super) fn report(&self) -> Report {
+        let mut report = Report::new("Real nodes");
+        report.text(format!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs."));
+        report.text("Planned routes compared with the best fixed route (p50 / p95 / max):");
+        let name = |gbps: Option<f64>| gbps.map_or_else(|| "all".to_owned(), link_name);
+        let rows = self.summary.iter().map(|(gbps, line)| row(name(*gbps), summary_cells(line)));
+        report.table(&[&["link"][..], &SUMMARY].concat(), rows);
+        let (n_fastest, n) = (self.n_fastest, self.cells.len());
+        report.text(format!("The planned route is the best fixed route for {n_fastest} of {n} requests."));
+        report.table(&REQUESTS, self.cells.iter().map(request_cells));
+        report
     }
 }
 
-fn line(cell: &GridCell) -> String {
+const REQUESTS: [&str; 8] =
+    ["link", "prompt", "reply", "planned", "TTFT, s", "direct, s", "handoff, s", "predicted, s"];
+
+fn request_cells(cell: &GridCell) -> Row {
     let ttft = |kind: RouteKind| cell.best(|run| run.kind() == kind).map_or(0.0, |run| run.ttft);
-    format!(
-        "| {:.0} Mb/s | {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
-        cell.gbps * 1e3,
-        cell.n_prompt,
-        cell.n_output,
-        cell.planned.kind().as_str(),
-        cell.planned.ttft,
-        ttft(RouteKind::Direct),
-        ttft(RouteKind::Handoff),
-        cell.predicted_ttft.unwrap_or_default(),
-    )
+    let predicted = cell.predicted_ttft.unwrap_or_default();
+    let seconds = [cell.planned.ttft, ttft(RouteKind::Direct), ttft(RouteKind::Handoff), predicted];
+    let request = [cell.n_prompt.to_string(), cell.n_output.to_string(), cell.planned.kind().as_str().to_owned()];
+    row(link_name(cell.gbps), request.into_iter().chain(seconds.map(|seconds| format!("{seconds:.2}"))))
+}
+
+fn link_name(gbps: f64) -> String {
+    format!("{:.0} Mb/s", gbps * 1e3)
 }

@@ -1,16 +1,17 @@
-//! The figures as tables.
+//! All figures, and their report.
 
 use serde::Serialize;
 
 use super::grid::{GridCell, Regret, Summary};
-use super::{bursts, drift, grading, published, slowest_link};
+use super::{bursts, chart, drift, grading, published, slowest_link};
+use crate::report::{Report, Row};
 
 /// The largest error of a prediction that counts as corrected.
 pub(super) const CORRECTED: f64 = 0.1;
 
 /// All measurements.
 #[derive(Debug, Serialize)]
-pub(super) struct PlanBenchReport {
+pub(super) struct PlanFigures {
     pub note: &'static str,
     pub summary: Vec<Summary>,
     pub bursts: Vec<bursts::BurstLine>,
@@ -23,69 +24,91 @@ pub(super) struct PlanBenchReport {
     pub never_slower: Vec<GridCell>,
 }
 
-impl PlanBenchReport {
-    #[allow(clippy::print_stdout, reason = "the result of a command")]
-    pub(super) fn print(&self) {
-        println!("All figures come from a simulation: real planning and learning, simulated machines and links.\n");
-        println!("Planned routes compared with the best fixed route in hindsight (p50 / p95 / max):\n");
-        println!(
-            "| machines | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
+/// Above the cells of [`summary_cells`].
+pub(super) const SUMMARY: [&str; 6] =
+    ["requests", "handed over", "TTFT regret", "completion regret", "TTFT over direct", "completion over direct"];
+
+impl PlanFigures {
+    pub(super) fn report(&self) -> Report {
+        let mut report = Report::new("Simulation");
+        report.text("All figures come from a simulation: real planning and learning, simulated machines and links.");
+        report.text("Planned routes compared with the best fixed route in hindsight (p50 / p95 / max):");
+        let head = [&["machines"][..], &SUMMARY].concat();
+        report.table(&head, self.summary.iter().map(|line| row(line.pair, summary_cells(line))));
+        self.add_bursts(&mut report);
+        self.add_published(&mut report);
+        self.add_slowest_links(&mut report);
+        report.text("Grading, two DGX Sparks and two M3 Ultras, two models:");
+        let rows = self.grading.iter().map(|line| {
+            let (n, rate) = (line.in_flight.to_string(), format!("{:.0}", line.per_hour));
+            row(line.policy, [n, rate, format!("{:.1}", line.mean_seconds)])
+        });
+        report.table(&["policy", "submissions in flight", "per hour", "seconds each"], rows);
+        self.add_drift(&mut report);
+        report.drawing("break-even", chart::break_even(&self.never_slower));
+        report
+    }
+
+    fn add_bursts(&self, report: &mut Report) {
+        report.text(
+            "Requests at once, one DGX Spark and one M3 Ultra (mean time to the last token, median of the bursts):",
         );
-        println!("|---|---|---|---|---|---|---|");
-        for line in &self.summary {
-            println!("| {} {}", line.pair, summary_cells(line));
-        }
-        println!(
-            "\nRequests at once, one DGX Spark and one M3 Ultra (mean time to the last token, median of the bursts):\n"
-        );
-        println!("| requests | planned | direct | handoff | regret | error of a prediction afterwards |");
-        println!("|---|---|---|---|---|---|");
-        for line in &self.bursts {
-            let bursts::BurstLine { n_requests, planned, direct, handoff, error_afterwards } = line;
-            let regret = percent(line.regret());
-            let error = percent(*error_afterwards);
-            println!("| {n_requests} | {planned:.2} s | {direct:.2} s | {handoff:.2} s | {regret} | {error} |");
-        }
-        println!("\n8,192-token prompt, 32 tokens of reply, 10 Gb/s:\n");
-        println!("| machines | published | simulated | difference | TTFT | planned |\n|---|---|---|---|---|---|");
-        for published::PublishedLine { machines, published, ttft, completion, is_planned } in &self.published {
-            let difference = percent(completion / published - 1.0);
-            let planned = if *is_planned { "yes" } else { "" };
-            println!("| {machines} | {published:.2} s | {completion:.2} s | {difference} | {ttft:.2} s | {planned} |");
-        }
-        println!("\nThe slowest link on which a DGX Spark helps an M3 Ultra to an earlier first token, Gb/s:\n");
-        let prompts = slowest_link::PROMPTS.map(|n| format!(" {n} tokens |")).concat();
-        println!("| codec | times smaller |{prompts}\n|{}", "---|".repeat(2 + slowest_link::PROMPTS.len()));
-        for slowest_link::SlowestLinkLine { codec, ratio, gbps } in &self.slowest_links {
+        let rows = self.bursts.iter().map(|line| {
+            let times = [line.planned, line.direct, line.handoff].map(seconds);
+            let errors = [line.regret(), line.error_afterwards].map(percent);
+            row(line.n_requests, times.into_iter().chain(errors))
+        });
+        let head = ["requests", "planned", "direct", "handoff", "regret", "error of a prediction afterwards"];
+        report.table(&head, rows);
+    }
+
+    fn add_published(&self, report: &mut Report) {
+        report.text("8,192-token prompt, 32 tokens of reply, 10 Gb/s:");
+        let rows = self.published.iter().map(|line| {
+            let difference = percent(line.completion / line.published - 1.0);
+            let planned = if line.is_planned { "yes" } else { "" };
+            let [published, completion, ttft] = [line.published, line.completion, line.ttft].map(seconds);
+            row(line.machines, [published, completion, difference, ttft, planned.to_owned()])
+        });
+        report.table(&["machines", "published", "simulated", "difference", "TTFT", "planned"], rows);
+    }
+
+    fn add_slowest_links(&self, report: &mut Report) {
+        report.text("The slowest link on which a DGX Spark helps an M3 Ultra to an earlier first token, Gb/s:");
+        let prompts = slowest_link::PROMPTS.map(|n| format!("{n} tokens"));
+        let head = [&["codec", "times smaller"].map(str::to_owned)[..], &prompts].concat();
+        let rows = self.slowest_links.iter().map(|slowest_link::SlowestLinkLine { codec, ratio, gbps }| {
             let gbps = gbps.map(|gbps| gbps.map_or_else(|| "none".to_owned(), |gbps| format!("{gbps:.2}")));
-            println!("| {} | {ratio:.2} | {} |", codec.as_str(), gbps.join(" | "));
-        }
-        println!("\nGrading, two DGX Sparks and two M3 Ultras, two models:\n");
-        println!("| policy | submissions in flight | per hour | seconds each |\n|---|---|---|---|");
-        for grading::GradingLine { policy, in_flight, per_hour, mean_seconds } in &self.grading {
-            println!("| {policy} | {in_flight} | {per_hour:.0} | {mean_seconds:.1} |");
-        }
-        println!("\nMachines at {} of the speed that calibration saw (actual ÷ predicted − 1):\n", drift::SPEED);
-        println!("| request | TTFT | completion |\n|---|---|---|");
-        for drift::DriftLine { request, ttft_error, completion_error } in &self.drift {
-            if [1, 2, 3, 5, 8, 12, 16, 20, 40].contains(request) {
-                println!("| {request} | {} | {} |", percent(*ttft_error), percent(*completion_error));
-            }
-        }
-        match self.corrected_from {
+            row(codec.as_str(), [format!("{ratio:.2}")].into_iter().chain(gbps))
+        });
+        report.table(&head, rows);
+    }
+
+    fn add_drift(&self, report: &mut Report) {
+        report
+            .text(format!("Machines at {} of the speed that calibration saw (actual ÷ predicted − 1):", drift::SPEED));
+        let shown = self.drift.iter().filter(|line| [1, 2, 3, 5, 8, 12, 16, 20, 40].contains(&line.request));
+        let rows = shown.map(|line| row(line.request, [line.ttft_error, line.completion_error].map(percent)));
+        report.table(&["request", "TTFT", "completion"], rows);
+        report.text(match self.corrected_from {
             Some(request) => {
-                println!("\nEvery prediction from request {request} on was within {}.", percent(CORRECTED))
+                format!("Every prediction from request {request} on was within {}.", percent(CORRECTED))
             }
-            None => println!("\nPredictions were not corrected."),
-        }
+            None => "Predictions were not corrected.".to_owned(),
+        });
     }
 }
 
+/// A line of a table: its name, and the other cells.
+pub(super) fn row(name: impl ToString, cells: impl IntoIterator<Item = String>) -> Row {
+    std::iter::once(name.to_string()).chain(cells).collect()
+}
+
 /// All but the first cell of a summary's line.
-pub(super) fn summary_cells(line: &Summary) -> String {
+pub(super) fn summary_cells(line: &Summary) -> [String; 6] {
     let Summary { n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct, .. } = line;
     let [a, b, c, d] = [ttft, completion, ttft_over_direct, completion_over_direct].map(regret);
-    format!("| {n} | {n_handoffs} | {a} | {b} | {c} | {d} |")
+    [n.to_string(), n_handoffs.to_string(), a, b, c, d]
 }
 
 fn regret(regret: &Regret) -> String {
@@ -96,4 +119,8 @@ fn regret(regret: &Regret) -> String {
 fn percent(share: f64) -> String {
     // No "-0.0 %".
     format!("{:.1} %", (share * 1_000.0).round() / 10.0 + 0.0)
+}
+
+fn seconds(value: f64) -> String {
+    format!("{value:.2} s")
 }

@@ -9,7 +9,8 @@ use baton_proxy::serve::{CommandFailure, endpoint_url};
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::settings::{Api, AskedForm, LoadSettings, OutputFiles, Pace, ReplyChecks, RoundLength, ServerSettings};
+use super::settings::{Api, AskedForm, LoadSettings, Pace, ReplyChecks, RoundLength, ServerSettings};
+use crate::report::{ChartFolder, ReportFiles};
 
 /// Requests at once without `--concurrency`: of a closed loop, and at most of an open one.
 const DEFAULT_CONCURRENCY: u32 = 8;
@@ -96,12 +97,10 @@ pub(crate) struct ServeBenchArgs {
     /// Replies are of `baton-bench mock` on this machine: check every token, and measure its way from the mock
     #[arg(long)]
     stamps: bool,
-    /// Also write the settings and the figures of every round as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also draw the latencies as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) files: ReportFiles,
+    #[command(flatten)]
+    pub(super) charts: ChartFolder,
 }
 
 #[derive(Debug, Clone)]
@@ -198,10 +197,6 @@ impl ServeBenchArgs {
             pids: self.pids.iter().filter(is_ours).map(pid).collect::<Result<_, _>>()?,
             transport: transport.clone(),
         })
-    }
-
-    pub(super) fn files(&self) -> OutputFiles {
-        OutputFiles { json: self.json.clone(), svg: self.svg.clone() }
     }
 }
 

@@ -22,8 +22,6 @@ mod tally;
 mod wire;
 mod word_prompts;
 
-use std::fs::File;
-use std::path::Path;
 use std::rc::Rc;
 
 use baton_proxy::http::open_files;
@@ -32,20 +30,16 @@ use baton_proxy::serve::{CommandFailure, signals};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::args::ServeBenchArgs;
-use self::report::{ServeReport, ServerFigures};
+use self::report::{ServeFigures, ServerFigures};
 use self::server::MeasuredServer;
+use crate::report::Destination;
 
-/// Runs the benchmark and prints a table. A signal ends it, and prints what was measured so far. Errors: a server does not
-/// answer, a request failed, or a reply is wrong.
-#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+/// Runs the benchmark. A signal ends it, and reports what was measured so far. Errors: a server does not answer, a request
+/// failed, or a reply is wrong.
 pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
     open_files::raise_limit();
     let settings = Rc::new(args.load());
-    let files = args.files();
-    // Before the measurement: its figures must not be lost for a wrong path.
-    for path in [&files.json, &files.svg].into_iter().flatten() {
-        File::options().create(true).append(true).open(path).map_err(|error| unwritable(path, &error))?;
-    }
+    let destination = Destination::open("serve", &args.files, &args.charts)?;
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone(), OnHangup::Stops);
     let mut servers = Vec::new();
@@ -79,17 +73,6 @@ pub(crate) async fn run(args: ServeBenchArgs) -> Result<(), CommandFailure> {
         }
     }
     let is_interrupted = figures.iter().any(|server| server.rounds.len() < settings.rounds as usize);
-    let report = ServeReport { settings: (*settings).clone(), servers: figures, is_interrupted };
-    println!("{}", report.table());
-    if let Some(path) = &files.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report.json())?).map_err(|error| unwritable(path, &error))?;
-    }
-    if let Some(path) = &files.svg {
-        report.draw(path)?;
-    }
-    report.failure().map_or(Ok(()), |failure| Err(CommandFailure(failure)))
-}
-
-fn unwritable(path: &Path, error: &std::io::Error) -> CommandFailure {
-    CommandFailure(format!("{} cannot be written: {error}", path.display()))
+    let figures = ServeFigures { settings: (*settings).clone(), servers: figures, is_interrupted };
+    destination.publish(&figures.json(), &figures.report())
 }

@@ -1,10 +1,7 @@
-//! The figures of all rounds and servers, as a table, JSON and a chart.
+//! The figures of all rounds and servers, and their report.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::path::Path;
 
-use baton_proxy::serve::CommandFailure;
 use baton_tryout::stats::median;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,8 +9,7 @@ use serde_json::{Value, json};
 use super::figures::RoundFigures;
 use super::settings::{Api, AskedForm, LoadSettings, Pace, RoundLength};
 use super::tally::{LatencyKind, PERCENTILES};
-use crate::line_chart::{ChartLine, LineChart};
-use crate::table::{dash, table};
+use crate::report::{ChartLine, LineChart, Report, Row, dash};
 
 /// This client measures itself if it uses more of its core.
 const MOST_CLIENT_CORES: f64 = 0.9;
@@ -28,7 +24,7 @@ pub(super) struct ServerFigures {
 }
 
 /// The figures of a run.
-pub(super) struct ServeReport {
+pub(super) struct ServeFigures {
     pub(super) settings: LoadSettings,
     /// The first one is what the others are compared with.
     pub(super) servers: Vec<ServerFigures>,
@@ -144,12 +140,32 @@ impl ServerFigures {
     }
 }
 
-impl ServeReport {
-    /// The table that the command prints.
-    pub(super) fn table(&self) -> String {
-        let names = self.servers.iter().map(|server| server.name.as_str());
-        let head: Vec<&str> = std::iter::once("medians of rounds").chain(names).collect();
-        let mut rows: Vec<Vec<String>> = Vec::new();
+impl ServeFigures {
+    pub(super) fn report(&self) -> Report {
+        let names: Vec<&str> = self.servers.iter().map(|server| server.name.as_str()).collect();
+        let mut report = Report::new(names.join(", "));
+        let interrupted = if self.is_interrupted { "; interrupted" } else { "" };
+        report.text(format!("{}{interrupted}", self.settings.describe()));
+        report.table(&[&["medians of rounds"][..], &names].concat(), self.rows());
+        if self.servers.len() > 1 {
+            report.text("in parentheses: times the first server's figure, the median of the rounds' ratios");
+        }
+        let examples = self.servers.iter().flat_map(|server| {
+            let examples = server.rounds.iter().flat_map(|round| &round.examples).take(MAX_SHOWN_EXAMPLES);
+            examples.map(|example| format!("{}: {example}\n", server.name))
+        });
+        report.local(examples.collect::<String>());
+        let most = self.servers.iter().filter_map(|server| server.median(Figure::ClientCores)).fold(0.0, f64::max);
+        if most > MOST_CLIENT_CORES {
+            report.text(format!("note: this client used {most:.2} of its core; it may be what limits the throughput"));
+        }
+        self.add_chart(&mut report);
+        report.fail(self.failure());
+        report
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
         for figure in Figure::all() {
             if self.servers.iter().any(|server| server.median(figure).is_some()) {
                 let cells = self.servers.iter().enumerate().map(|(i, server)| self.cell(i, server, figure));
@@ -164,22 +180,7 @@ impl ServeReport {
         rows.push(sum("chunks of failed replies", |round| round.n_failed_chunks));
         rows.extend(self.counts("failed", ServerFigures::failures));
         rows.extend(self.counts("fault", ServerFigures::faults));
-        let interrupted = if self.is_interrupted { "; interrupted" } else { "" };
-        let mut out = format!("{}{interrupted}\n\n{}", self.settings.describe(), table(&head, rows));
-        if self.servers.len() > 1 {
-            out += "in parentheses: times the first server's figure, the median of the rounds' ratios\n";
-        }
-        for server in &self.servers {
-            for example in server.rounds.iter().flat_map(|round| &round.examples).take(MAX_SHOWN_EXAMPLES) {
-                // Writing to a String cannot fail.
-                let _ = writeln!(out, "{}: {example}", server.name);
-            }
-        }
-        let most = self.servers.iter().filter_map(|server| server.median(Figure::ClientCores)).fold(0.0, f64::max);
-        if most > MOST_CLIENT_CORES {
-            let _ = writeln!(out, "note: this client used {most:.2} of its core; it may be what limits the throughput");
-        }
-        out
+        rows
     }
 
     fn cell(&self, i: usize, server: &ServerFigures, figure: Figure) -> String {
@@ -192,7 +193,7 @@ impl ServeReport {
     }
 
     /// A row for each name that a server counts.
-    fn counts<'a>(&'a self, what: &str, of: fn(&'a ServerFigures) -> BTreeMap<&'a str, u64>) -> Vec<Vec<String>> {
+    fn counts<'a>(&'a self, what: &str, of: fn(&'a ServerFigures) -> BTreeMap<&'a str, u64>) -> Vec<Row> {
         let all: Vec<BTreeMap<&str, u64>> = self.servers.iter().map(of).collect();
         let mut names: Vec<&str> = all.iter().flat_map(|counts| counts.keys().copied()).collect();
         names.sort_unstable();
@@ -225,11 +226,11 @@ impl ServeReport {
         })
     }
 
-    /// Draws the latency that matters most: between tokens for streams, of whole replies for JSON.
-    pub(super) fn draw(&self, path: &Path) -> Result<(), CommandFailure> {
-        let kind = match self.settings.reply {
-            AskedForm::Stream => LatencyKind::Itl,
-            AskedForm::Json => LatencyKind::EndToEnd,
+    /// The latency that matters most: between tokens for streams, of whole replies for JSON.
+    fn add_chart(&self, report: &mut Report) {
+        let (kind, name) = match self.settings.reply {
+            AskedForm::Stream => (LatencyKind::Itl, "itl"),
+            AskedForm::Json => (LatencyKind::EndToEnd, "end-to-end"),
         };
         let ticks: Vec<String> = PERCENTILES.iter().map(|p| p.name.to_owned()).collect();
         let line = |server: &ServerFigures| {
@@ -244,11 +245,11 @@ impl ServeReport {
             ticks: Some(&ticks),
             lines: &lines,
         };
-        chart.draw(path)
+        report.chart(name, &chart);
     }
 
     /// Returns why the run failed: a reply with a fault, a request that failed without being refused, or no reply.
-    pub(super) fn failure(&self) -> Option<String> {
+    fn failure(&self) -> Option<String> {
         let of = |count: fn(&RoundFigures) -> u64| {
             self.servers.iter().flat_map(|server| &server.rounds).map(count).sum::<u64>()
         };

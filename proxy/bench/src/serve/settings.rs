@@ -1,6 +1,5 @@
 //! The settings of `baton-bench serve`: the load, and the servers that it is put on.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_engines::transport::Transport;
@@ -86,10 +85,4 @@ pub(super) struct ServerSettings {
     pub(super) pids: Vec<u32>,
     /// The authorities that its certificate may be of.
     pub(super) transport: Transport,
-}
-
-/// Files to write.
-pub(super) struct OutputFiles {
-    pub(super) json: Option<PathBuf>,
-    pub(super) svg: Option<PathBuf>,
 }

@@ -26,19 +26,20 @@ impl BenchRun {
 
 async fn bench(args: &[&str]) -> BenchRun {
     let folder = tempfile::tempdir().unwrap();
-    let (json, svg) = (folder.path().join("figures.json"), folder.path().join("chart.svg"));
+    let (json, charts) = (folder.path().join("figures.json"), folder.path().join("charts"));
     let mut command = Command::new(&*BATON_BENCH);
     command.args(["serve", "--timeout", "60"]).args(args);
     if !args.contains(&"--warm-up") {
         command.args(["--warm-up", "0.1"]);
     }
-    command.arg("--json").arg(&json).arg("--svg").arg(&svg).stderr(Stdio::inherit());
+    command.arg("--json").arg(&json).arg("--svg").arg(&charts).stderr(Stdio::inherit());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let table = String::from_utf8(output.stdout).unwrap();
     println!("{table}");
     let read = |path| std::fs::read_to_string(path).unwrap();
     let figures = serde_json::from_str(&read(json)).unwrap();
-    BenchRun { is_success: output.status.success(), table, figures, chart: read(svg) }
+    let chart = std::fs::read_dir(charts).unwrap().map(|entry| read(entry.unwrap().path())).collect();
+    BenchRun { is_success: output.status.success(), table, figures, chart }
 }
 
 #[tokio::test(flavor = "multi_thread")]
