@@ -97,10 +97,12 @@ fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.m
 suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sleeps
 	SUSPEND_SECONDS=$${SUSPEND_SECONDS:-120} cargo test $(PROFILE) --locked --test endpoint suspend:: -- --nocapture
 
-# Clippy sees candle, too, which the default build leaves out.
+# Clippy sees candle, too, which the default build leaves out, and then the program that people install, without what tests and
+# benchmarks turn on.
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check
 	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets --features baton/candle -- -D warnings
+	@$(TIMED) "clippy without what only measures" cargo clippy $(PROFILE) --locked -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
 	scripts/check-circles.py

@@ -22,6 +22,11 @@ done
 forbid baton-proxy "${above_proxy[@]}" llama-cpp-2 clap_complete
 forbid baton-tryout baton-cli baton-bench plotters
 forbid baton-bench baton-cli
+# What only measures is not in the program that people install.
+forbid baton baton-bench plotters hdrhistogram
+if cargo tree --locked --quiet -p baton --edges normal --prefix none --format '{p} {f}' | grep '^baton-engines .*measure'; then
+  echo "baton must be built without the feature \"measure\" of baton-engines" >&2; fail=1
+fi
 # Model code runs in the engines crate alone; the proxy reaches it through a process.
 if grep -rn 'llama_cpp_2\|llama_cpp_sys_2\|candle_core\|candle_nn' schemas proxy --include='*.rs'; then
   echo "llama.cpp and candle may be used in engines/ only" >&2; fail=1

@@ -9,7 +9,6 @@ mod demo;
 mod dialects;
 mod doctor;
 mod engine_recovery;
-mod exact;
 mod families;
 mod generation;
 mod handoff;

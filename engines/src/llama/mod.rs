@@ -15,6 +15,7 @@ pub mod devices;
 pub(crate) mod embed;
 mod export_buffer;
 mod facts;
+#[cfg(feature = "measure")]
 pub mod key_energy;
 pub(crate) mod load;
 mod load_error;
@@ -24,13 +25,17 @@ pub(crate) mod placed;
 pub mod placement;
 pub mod probe;
 pub(crate) mod projector;
+// Its callback is for streaming states, too, so it is a part of every build.
+#[cfg_attr(not(feature = "measure"), expect(dead_code, reason = "only calibration watches a prompt so far"))]
 mod queries;
+#[cfg(feature = "measure")]
 pub mod reference;
 pub(crate) mod rpc;
 mod start;
 mod state;
 mod tokenizer;
 pub mod transfer;
+#[cfg(feature = "measure")]
 pub mod trial;
 pub(crate) mod vocabulary;
 

@@ -18,6 +18,8 @@ mod contract;
 #[cfg(feature = "llama")]
 mod embeddings;
 #[cfg(feature = "llama")]
+mod exact;
+#[cfg(feature = "llama")]
 mod forged_turns;
 #[cfg(feature = "llama")]
 mod full_cache;
@@ -40,6 +42,8 @@ mod node_tls;
 #[cfg(feature = "llama")]
 mod other_weights;
 #[cfg(feature = "llama")]
+#[cfg(feature = "llama")]
+mod prompt_logprobs;
 mod resume;
 mod streams;
 mod system_messages;

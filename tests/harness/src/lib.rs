@@ -1,7 +1,7 @@
 //! What the cross-process tests share: running endpoints and nodes, links that misbehave, a scripted upstream.
 //!
-//! Only `tests/endpoint`, `tests/real_model`, `tests/stress` and the tests of `baton-bench` use it. It starts the programs that
-//! Cargo builds with them.
+//! Only `tests/endpoint`, `tests/real_model`, `tests/stress`, and the tests of `baton-bench` and of the engines use it. It starts
+//! the programs that Cargo builds with them.
 
 mod config_file;
 mod front;
@@ -46,9 +46,12 @@ fn program(name: &str, build: &str) -> PathBuf {
 pub const CLUSTER_KEY: &str = "the tests' cluster key";
 
 /// The largest margin, in nats, between two tokens that rounding may exchange. Rounding of a 4-bit model moves a token's
-/// log-probability by about a tenth (`real_model/exact.rs` and `stress/chaos` print by how much); this is several times
+/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much); this is several times
 /// that, and a wrong cache moves it by whole nats.
 pub const MAX_MARGIN: f32 = 0.6;
+
+/// By how much rounding moves a log-probability at most, in nats.
+pub const MAX_NOISE: f32 = 0.3;
 
 /// The default model, from the cache or pulled once.
 pub fn model() -> PathBuf {
