@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# cli, bench -> tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> schemas: no crate depends on one above it,
+# cli, bench -> tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> process -> schemas: no crate depends on one above it,
 # and the pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
@@ -12,8 +12,9 @@ forbid() {
 }
 above_proxy=(baton-cli baton-bench baton-tryout)
 above_engines=("${above_proxy[@]}" baton-proxy baton-fetch baton-pairing baton-planner baton-reply)
-forbid baton-schemas baton-engines "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
+forbid baton-schemas baton-engines baton-process "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
 forbid baton-engines "${above_engines[@]}" clap
+forbid baton-process baton-engines "${above_engines[@]}" clap axum reqwest llama-cpp-2
 forbid baton-fetch "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-pairing baton-planner baton-reply axum clap
 forbid baton-pairing "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
 for pure in baton-planner baton-reply; do

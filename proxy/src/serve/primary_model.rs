@@ -71,8 +71,6 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     let node = Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health));
-    let first_start = first_start
-        .map(|first| Ok(Some(first.unwrap_or(Err(StartError::Spawn("it is not wanted any more".into())))?)))
-        .boxed();
+    let first_start = first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::Unwanted))?))).boxed();
     Ok(OwnEngine { node, supervised, first_start })
 }

@@ -18,17 +18,15 @@
 //! it when it no longer answers: its streams end with an error, and a new child is started.
 
 use std::ffi::OsString;
-use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::remote::{ClientError, NodeAddress, RemoteEngine};
+use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_schemas::EngineError;
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use baton_schemas::node::{KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -49,56 +47,38 @@ const START_DEADLINE: Duration = Duration::from_secs(600);
 /// The same with workers, to which the weights travel, and which may be started later.
 const WORKERS_START_DEADLINE: Duration = Duration::from_secs(4 * 3600);
 
-/// The end of a child that ran this long does not count as a quick exit.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
-
-/// Quick exits in a row before the engine counts as failed.
-const FORGIVEN_EXITS: u32 = 3;
-
-const FIRST_BACKOFF: Duration = Duration::from_millis(250);
-const MAX_BACKOFF: Duration = Duration::from_secs(30);
-
-/// How long a child may take to end after its lifeline is cut.
-const STOP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Bytes that a child may write before it is ready; the event has a few hundred.
-const MAX_EVENT_BYTES: u64 = 64 << 10;
-
-/// The reason why a start failed.
+/// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
-    /// The child said why.
-    #[error("{message}")]
-    Refused {
-        /// For the operator: may name files.
-        message: String,
-        /// For clients.
-        summary: String,
-    },
-    /// The child ended without a report.
-    #[error("the engine's process ended while starting ({status})")]
-    Ended {
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// The child is silent.
-    #[error("the engine's process did not become ready within {} s", .0.as_secs())]
-    TimedOut(Duration),
+    /// Its process did not become ready.
+    #[error(transparent)]
+    Process(#[from] StartFailure),
     /// The socket's folder cannot be created.
     #[error(transparent)]
     Folder(#[from] SocketFolderError),
-    /// The process could not be started, or its socket does not answer.
-    #[error("the engine's process cannot be started: {0}")]
-    Spawn(String),
+    /// No client can be made for its socket.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Its process is ready, but its socket does not answer.
+    #[error("the engine's process cannot be called: {0}")]
+    Call(#[from] EngineError),
+    /// It was unloaded before it started.
+    #[error("the engine is not wanted any more")]
+    Unwanted,
 }
 
 impl StartError {
+    /// For clients.
     fn summary(&self) -> String {
         match self {
-            StartError::Refused { summary, .. } => summary.clone(),
-            StartError::Ended { .. } => "the engine ended while it was starting".into(),
-            StartError::TimedOut(_) => "the engine does not become ready".into(),
-            StartError::Folder(_) | StartError::Spawn(_) => "the engine's process cannot be started".into(),
+            StartError::Process(StartFailure::Refused { summary, .. }) => summary.clone(),
+            StartError::Process(StartFailure::Ended { .. }) => "the engine ended while it was starting".into(),
+            StartError::Process(StartFailure::TimedOut { .. }) => "the engine does not become ready".into(),
+            StartError::Process(StartFailure::Spawn { .. } | StartFailure::NoReport { .. })
+            | StartError::Folder(_)
+            | StartError::Client(_)
+            | StartError::Call(_)
+            | StartError::Unwanted => "the engine's process cannot be started".into(),
         }
     }
 }
@@ -140,28 +120,23 @@ pub(super) fn supervise(
     spec: ChildSpec,
     wanted: watch::Receiver<bool>,
 ) -> Result<(Supervised, oneshot::Receiver<FirstStartResult>), StartError> {
-    let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     let folder = SocketFolder::create()?;
     let socket = folder.socket();
     let key = uuid::Uuid::new_v4().to_string();
-    let engine = RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key).map_err(|e| spawn(&e))?;
-    let engine = Arc::new(engine);
+    let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key)?);
 
     let mut listen = OsString::from("unix:");
     listen.push(&socket);
-    let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
-    command.args(["node", "--child", "--listen"]).arg(listen).args(spec.args);
-    command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-    command.env_remove(PULL_KEY_VARIABLE).envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
     let start_deadline = if spec.workers_key.is_some() { WORKERS_START_DEADLINE } else { START_DEADLINE };
-    command.env_remove(WORKERS_KEY_VARIABLE).envs(spec.workers_key.map(|key| (WORKERS_KEY_VARIABLE, key)));
-    command.envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
-    // Only this process reports to the service manager.
-    command.env_remove("NOTIFY_SOCKET");
-    // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
-    command.process_group(0);
-
-    command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
+    let command = ChildCommand::of_this_program("the engine's process")?
+        .args(["node", "--child", "--listen"])
+        .args([listen])
+        .args(spec.args)
+        .envs([(KEY_VARIABLE, key)])
+        .envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)))
+        .envs(spec.workers_key.map(|key| (WORKERS_KEY_VARIABLE, key)))
+        .envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)))
+        .envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
     let health = Health::supervised(spec.log_name);
     if !*wanted.borrow() {
@@ -178,7 +153,7 @@ pub(super) fn supervise(
         pid: Arc::clone(&pid),
         wanted,
         starting: None,
-        failures: 0,
+        restarts: Restarts::default(),
         start_deadline,
     };
     let stopped = stop.clone();
@@ -191,15 +166,14 @@ pub(super) fn supervise(
 }
 
 struct Keeper {
-    command: Command,
+    command: ChildCommand,
     engine: Arc<RemoteEngine>,
     health: Arc<Health>,
     pid: Arc<AtomicU32>,
     wanted: watch::Receiver<bool>,
     /// A child that is not ready yet.
-    starting: Option<Child>,
-    /// Failed starts and quick exits in a row.
-    failures: u32,
+    starting: Option<ChildProcess>,
+    restarts: Restarts,
     start_deadline: Duration,
 }
 
@@ -211,7 +185,7 @@ impl Keeper {
             if !*wanted.borrow() {
                 self.pid.store(0, Ordering::Relaxed);
                 self.health.note_unloaded();
-                self.failures = 0;
+                self.restarts = Restarts::default();
                 tokio::select! {
                     () = until(&mut wanted, true) => {}
                     () = stop.cancelled() => return,
@@ -224,7 +198,9 @@ impl Keeper {
                 () = stop.cancelled() => None,
             };
             // Its memory is free only after the process has ended.
-            self.discard().await;
+            if let Some(child) = self.starting.take() {
+                child.kill().await;
+            }
             let Some(started) = started else { continue };
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
             match started {
@@ -237,12 +213,12 @@ impl Keeper {
                 Err(error) => {
                     let summary = error.summary();
                     let message = error.to_string();
-                    self.failures += 1;
+                    let pause = self.restarts.after_failed_start();
                     // The first failure goes to the caller that waits for the first start; later ones go to the log.
                     if !report(Err(error)) {
                         tracing::error!(error = message, "the engine did not start; retrying");
                     }
-                    if self.back_off(summary, &stop).await {
+                    if self.wait_out(pause, summary, &stop).await {
                         return;
                     }
                 }
@@ -251,94 +227,60 @@ impl Keeper {
     }
 
     /// Spawns a child and waits until it reports that it is ready, or why it cannot start.
-    async fn start(&mut self) -> Result<(RunningChild, Arc<NodeInfo>), StartError> {
-        let child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
+    async fn start(&mut self) -> Result<(ChildProcess, Arc<NodeInfo>), StartError> {
+        let child = self.starting.insert(self.command.spawn()?);
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
-        let child = self.starting.insert(child);
-        let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
-        // Taken out of the child, because waiting for a child closes the input it still holds.
-        let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
-        match tokio::time::timeout(self.start_deadline, first_event(stdout)).await {
-            Err(_) => return Err(StartError::TimedOut(self.start_deadline)),
-            Ok(Some(ChildEvent::Ready { .. })) => {}
-            Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
-            Ok(None) => {
-                // The child closed its output, so it has ended or is about to.
-                let ended = tokio::time::timeout(STOP_DEADLINE, child.wait()).await;
-                let status = ended.map_err(|_| StartError::Spawn("it closed its output".into()))?;
-                let status = status.map_err(|e| StartError::Spawn(e.to_string()))?;
-                return Err(StartError::Ended { status });
-            }
-        }
-        let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
-        let info = Arc::new(info);
-        let child = self.starting.take().ok_or_else(|| StartError::Spawn("the child is lost".into()))?;
+        child.ready_within(self.start_deadline).await?;
+        let info = Arc::new(self.engine.info().await?);
+        let child = self.starting.take().ok_or(StartError::Unwanted)?;
         self.health.note_answer(Arc::clone(&info));
-        Ok((RunningChild { child, lifeline }, info))
-    }
-
-    /// Kills a child that is not ready.
-    async fn discard(&mut self) {
-        let Some(mut child) = self.starting.take() else { return };
-        match tokio::time::timeout(STOP_DEADLINE, child.kill()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the engine's process cannot be killed"),
-            Err(_) => tracing::error!("the engine's process was killed but has not ended"),
-        }
+        Ok((child, info))
     }
 
     /// Waits for the end of the child, and kills a child that is frozen. Returns true if supervision is over.
-    async fn watch_over(&mut self, mut running: RunningChild, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
+    async fn watch_over(&mut self, mut running: ChildProcess, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let note = |answer: Result<(), EngineError>| match answer {
             Ok(()) => self.health.note_answer(Arc::clone(info)),
             Err(error) => self.health.note_missed_answer(&StateChange::from(&error), probe::INTERVAL),
         };
         let exited = tokio::select! {
-            exited = running.child.wait() => Some(exited),
+            exited = running.wait() => Some(exited),
             () = probe::until_frozen(&*self.engine, note) => None,
             () = until(&mut self.wanted, false) => {
                 self.health.note_unloading();
-                running.end().await;
+                running.stop().await;
                 return false;
             }
             () = stop.cancelled() => {
                 self.health.note_unloading();
-                running.end().await;
+                running.stop().await;
                 return true;
             }
         };
         // Set this before the kill: a request that the kill fails must not retry on this engine.
         self.health.note_loading(StateReason::Ended);
-        let exited = match exited {
-            Some(exited) => exited,
+        match exited {
+            Some(Ok(status)) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
+            Some(Err(error)) => tracing::warn!(%error, "the engine's process is lost; restarting it"),
             None => {
-                tracing::warn!("the engine's process no longer answers and is killed");
-                match running.child.start_kill() {
-                    Ok(()) => running.child.wait().await,
-                    Err(error) => Err(error),
-                }
+                tracing::warn!("the engine's process no longer answers; it is killed and started again");
+                running.kill().await;
             }
-        };
-        match &exited {
-            Ok(status) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
-            Err(error) => tracing::warn!(%error, "the engine's process is lost; restarting it"),
         }
-        self.failures = if since.elapsed() >= STABLE_AFTER { 0 } else { self.failures + 1 };
-        if self.failures <= FORGIVEN_EXITS {
+        let pause = self.restarts.after_end(since.elapsed());
+        if pause.is_zero() {
             return false;
         }
-        self.back_off("the engine keeps ending soon after its start".into(), stop).await
+        self.wait_out(pause, "the engine keeps ending soon after its start".into(), stop).await
     }
 
     /// Waits before the next attempt. Returns true if supervision is over.
-    async fn back_off(&mut self, reason: String, stop: &CancellationToken) -> bool {
-        let doublings = self.failures.saturating_sub(1).min(16);
-        let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
-        let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
-        self.health.note_failure(&StateChange { reason: StateReason::StartFailed, words: reason, cause }, retry_in);
+    async fn wait_out(&mut self, pause: Duration, reason: String, stop: &CancellationToken) -> bool {
+        let cause = format!("{reason}; it is started again in {} s", pause.as_secs_f32());
+        self.health.note_failure(&StateChange { reason: StateReason::StartFailed, words: reason, cause }, pause);
         tokio::select! {
-            () = tokio::time::sleep(retry_in) => false,
+            () = tokio::time::sleep(pause) => false,
             () = until(&mut self.wanted, false) => false,
             () = stop.cancelled() => true,
         }
@@ -349,38 +291,5 @@ impl Keeper {
 async fn until(wanted: &mut watch::Receiver<bool>, value: bool) {
     if wanted.wait_for(|now| *now == value).await.is_err() {
         std::future::pending().await
-    }
-}
-
-/// The first event on a child's output; other lines, which a library may have written, are passed over.
-async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
-    let mut lines = BufReader::new(stdout.take(MAX_EVENT_BYTES)).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match serde_json::from_str(&line) {
-            Ok(event) => return Some(event),
-            Err(_) => tracing::debug!(line, "the engine's process wrote a line that is not an event; it is ignored"),
-        }
-    }
-    None
-}
-
-/// A child that is ready.
-struct RunningChild {
-    child: Child,
-    /// Its standard input. The child ends when this is closed.
-    lifeline: ChildStdin,
-}
-
-impl RunningChild {
-    /// Cuts the lifeline, and kills a child that does not end by itself.
-    async fn end(self) {
-        let RunningChild { mut child, lifeline } = self;
-        drop(lifeline);
-        if tokio::time::timeout(STOP_DEADLINE, child.wait()).await.is_err() {
-            tracing::warn!("the engine's process did not end by itself and is killed");
-            if let Err(error) = child.kill().await {
-                tracing::error!(%error, "the engine's process cannot be killed");
-            }
-        }
     }
 }

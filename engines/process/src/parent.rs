@@ -1,0 +1,60 @@
+//! The child's side: what it tells its parent, and how it ends when its parent is gone, however it went.
+//!
+//! The parent holds the other end of the child's standard input. That pipe is the portable way; on Linux the kernel's
+//! parent-death signal also reaches a child that is stopped or stuck.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_schemas::node::ChildEvent;
+use rustix::process::{Signal, getpid, kill_process};
+
+/// How long a child may take to stop after the signal, before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Sends this process `signal` when its parent is gone, after removing its socket, and kills it if that is not enough.
+pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(signal)) {
+        tracing::debug!(%error, "no parent-death signal; the pipe will do");
+    }
+    let wait_for_end = move || {
+        let mut nothing = [0; 64];
+        // The parent does not write any more: any return but an interruption is its end.
+        while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
+        if let Some(socket) = socket {
+            // Best effort: whether it was there no longer matters.
+            let _ = std::fs::remove_file(socket);
+        }
+        if kill_process(getpid(), signal).is_ok() {
+            std::thread::sleep(GRACE);
+        }
+        end_at_once();
+    };
+    if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
+        tracing::warn!("the thread that watches the parent cannot start; this process may outlive its parent");
+    }
+}
+
+/// Tells the parent, by a line on standard output, which is the channel to it. A parent that reads no more is no error.
+pub fn tell(event: &ChildEvent) {
+    let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(|line| {
+        let mut output = std::io::stdout().lock();
+        writeln!(output, "{line}")?;
+        output.flush()
+    });
+    match written {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            tracing::error!(%error, "an event could not be written");
+        }
+        _ => {}
+    }
+}
+
+/// Ends this process at once. An orderly exit would run destructors while threads still compute with what they free.
+pub fn end_at_once() -> ! {
+    // SIGKILL ends this process before the call returns.
+    let _ = kill_process(getpid(), Signal::KILL);
+    std::process::abort()
+}
