@@ -15,6 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use baton_process::parent;
 use baton_schemas::node::ChildEvent;
 use baton_schemas::worker::LentDevice;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -91,7 +92,7 @@ pub fn run(lent: &Lent, before_serving: impl FnOnce()) -> Result<(), ChildError>
     let n_threads = lent.n_threads;
     let server =
         std::thread::Builder::new().name("rpc".into()).spawn(move || rpc::serve(address, n_threads, &indices))?;
-    tell(&ChildEvent::Ready { address: Some(address) })?;
+    parent::tell(&ChildEvent::Ready { address: Some(address) });
     let (named, named_caller) = mpsc::channel();
     std::thread::Builder::new().name("caller".into()).spawn(move || named.send(caller()))?;
     let deadline = Instant::now() + ACCEPT_DEADLINE;
@@ -119,7 +120,7 @@ pub fn run(lent: &Lent, before_serving: impl FnOnce()) -> Result<(), ChildError>
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
-    tell(&ChildEvent::Ready { address: None })?;
+    parent::tell(&ChildEvent::Ready { address: None });
     loop {
         std::thread::sleep(SIGN_OF_LIFE);
         // Later callers wait behind the parent's connection, which ends only with this process.
@@ -137,12 +138,4 @@ fn caller() -> Result<SocketAddr, ChildError> {
     let mut line = String::new();
     std::io::stdin().lock().take(MAX_ADDRESS_BYTES).read_line(&mut line)?;
     line.trim_end().parse().map_err(|_| ChildError::NoCaller)
-}
-
-/// Standard output is the channel to the parent. ggml's server writes lines there, too.
-fn tell(event: &ChildEvent) -> std::io::Result<()> {
-    let line = serde_json::to_string(event)?;
-    let mut output = std::io::stdout().lock();
-    writeln!(output, "{line}")?;
-    output.flush()
 }

@@ -7,15 +7,13 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
+use baton_process::{ChildCommand, ChildProcess, StartFailure};
 use baton_schemas::worker::{LentDevice, MAX_WORKERS};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -31,20 +29,11 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 /// The longest silence of a child, which shows each second that it is alive. After it, the child is frozen.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The end of a child that has closed its output.
-const END_GRACE: Duration = Duration::from_secs(1);
-
-/// The end of a killed child.
-const END_DEADLINE: Duration = Duration::from_secs(10);
-
 /// The age at which a description of free memory is made again, when a node asks for it.
 const REFRESH_AFTER: Duration = Duration::from_secs(30);
 
 /// How often a connection to the child is tried until its server listens.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Bytes that a child may write before it is ready; its events have some hundred.
-const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// The devices to lend, and the program that lends them.
 #[derive(Debug, Clone)]
@@ -60,27 +49,21 @@ pub struct LenderOptions {
 }
 
 impl LenderOptions {
-    fn command(&self) -> Command {
+    /// It gets no secret: the child trusts the bytes that it gets.
+    fn command(&self) -> ChildCommand {
         let mut args: Vec<OsString> = vec!["lend".into()];
         args.extend(self.device.iter().flat_map(|device| ["--device".into(), device.into()]));
         args.extend(self.threads.iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
         args.extend(self.max_memory.iter().flat_map(|n| ["--max-memory".into(), n.to_string().into()]));
-        let mut command = Command::new(&self.program);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        // Ctrl-C in the terminal is for this process, whose user may still need the child.
-        command.process_group(0).env_remove("NOTIFY_SOCKET");
-        // It trusts the bytes that it gets, so it must know no secret.
-        for variable in [KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE] {
-            command.env_remove(variable);
-        }
-        command
+        ChildCommand::new("the process that lends the devices", &self.program).args(args)
     }
 
     async fn describe(&self) -> Result<Described, LendError> {
-        let mut child = self.command().arg("--describe").spawn()?;
-        let output = child.stdout.take().ok_or(LendError::Ended)?;
-        let devices = tokio::time::timeout(START_DEADLINE, described(output)).await;
-        Ok(Described { devices: devices.map_err(|_| LendError::TimedOut)??, at: Instant::now() })
+        let mut child = self.command().args(["--describe"]).spawn()?;
+        let devices = tokio::time::timeout(START_DEADLINE, child.answer::<Vec<LentDevice>>()).await;
+        let devices = devices.map_err(|_| LendError::TimedOut)??;
+        let is_usable = (1..=MAX_WORKERS).contains(&devices.len());
+        is_usable.then_some(Described { devices, at: Instant::now() }).ok_or(LendError::NumberOfDevices)
     }
 }
 
@@ -89,15 +72,16 @@ impl LenderOptions {
 pub enum LendError {
     #[error("another node uses this worker")]
     Busy,
-    /// The child says why.
-    #[error("{0}")]
-    Refused(String),
-    #[error("the process that lends the devices does not start: {0}")]
-    Start(#[from] std::io::Error),
+    #[error(transparent)]
+    Child(#[from] StartFailure),
+    #[error("the process that lends the devices cannot be called: {0}")]
+    Call(#[from] std::io::Error),
     #[error("the process that lends the devices does not become ready in time")]
     TimedOut,
-    #[error("the process that lends the devices has ended while starting")]
-    Ended,
+    #[error("the process that lends the devices names no address")]
+    NoAddress,
+    #[error("this machine has no device to lend, or more than {MAX_WORKERS}")]
+    NumberOfDevices,
 }
 
 /// The devices as a child has described them.
@@ -163,23 +147,11 @@ impl Lender {
         let turn = tokio::time::timeout(TURN_DEADLINE, Arc::clone(&self.turn).acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(LendError::Busy)?;
         let mut child = self.options.command().spawn()?;
-        let output = child.stdout.take().ok_or(LendError::Ended)?;
-        let mut input = child.stdin.take().ok_or(LendError::Ended)?;
-        let begin = async {
-            let mut output = BufReader::new(output);
-            let address = next_event(&mut output).await?.ok_or(LendError::Ended)?;
-            let stream = connected(address).await?;
-            let own = stream.local_addr()?;
-            input.write_all(format!("{own}\n").as_bytes()).await?;
-            input.flush().await?;
-            next_event(&mut output).await?;
-            Ok::<_, LendError>((stream, output))
-        };
-        let begun = tokio::time::timeout(START_DEADLINE, begin).await;
+        let begun = tokio::time::timeout(START_DEADLINE, connected(&mut child)).await;
         match begun.unwrap_or(Err(LendError::TimedOut)) {
-            Ok((stream, output)) => Ok(Session { stream, child, output, _lifeline: input, _turn: turn }),
+            Ok(stream) => Ok(Session { stream, child, _turn: turn }),
             Err(error) => {
-                end(child).await;
+                child.kill().await;
                 Err(error)
             }
         }
@@ -190,10 +162,7 @@ impl Lender {
 #[derive(Debug)]
 pub struct Session {
     stream: TcpStream,
-    child: Child,
-    output: BufReader<ChildStdout>,
-    /// The child ends when this is closed.
-    _lifeline: ChildStdin,
+    child: ChildProcess,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -207,43 +176,43 @@ impl Session {
         closing: CancellationToken,
         exchange: RpcExchange,
     ) -> Option<String> {
-        let Session { stream, mut child, output, _lifeline, _turn } = self;
+        let Session { stream, mut child, _turn } = self;
         let lost = tokio::select! {
             end = carry(user, stream, exchange) => match end {
                 SessionEnd::EngineLeft => None,
                 end => Some(end.to_string()),
             },
-            exited = child.wait() => Some(match exited {
-                Ok(status) => format!("the process that lends the devices has ended ({status})"),
-                Err(error) => error.to_string(),
-            }),
-            () = until_silent(output) => Some("the process that lends the devices is frozen".to_owned()),
+            lost = until_lost(&mut child) => Some(lost),
             () = closing.cancelled() => Some("the worker stops".to_owned()),
         };
-        end(child).await;
+        child.kill().await;
         lost
     }
 }
 
-/// Kills a child and waits for its end, since only then its memory is free.
-async fn end(mut child: Child) {
-    match tokio::time::timeout(END_DEADLINE, child.kill()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::error!(%error, "the process that lends the devices cannot be killed"),
-        Err(_) => tracing::error!("the process that lends the devices was killed but has not ended"),
+/// Returns once the child has ended or is silent, and says which.
+async fn until_lost(child: &mut ChildProcess) -> String {
+    loop {
+        // Time in which this process is stopped does not count.
+        match crate::awake::timeout(SILENCE_DEADLINE, child.sign_of_life()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(ended)) => return ended,
+            Err(_) => return "the process that lends the devices is frozen".to_owned(),
+        }
     }
 }
 
-/// Returns once the child is silent. A child that closes its output ends, which is noticed by itself.
-async fn until_silent(mut output: BufReader<ChildStdout>) {
-    let mut bytes = [0; 256];
-    // Time in which this process is stopped does not count.
-    while let Ok(Ok(1..)) = crate::awake::timeout(SILENCE_DEADLINE, output.read(&mut bytes)).await {}
-    tokio::time::sleep(END_GRACE).await;
+/// Connects to the child's server, and tells the child by which connection. The caller has a deadline.
+async fn connected(child: &mut ChildProcess) -> Result<TcpStream, LendError> {
+    let address = child.report().await?.ok_or(LendError::NoAddress)?;
+    let stream = until_it_listens(address).await?;
+    child.tell(&stream.local_addr()?.to_string()).await?;
+    child.report().await?;
+    Ok(stream)
 }
 
-async fn connected(address: SocketAddr) -> Result<TcpStream, LendError> {
-    // The caller has a deadline. A server that cannot listen ends its process, whose port then refuses.
+async fn until_it_listens(address: SocketAddr) -> std::io::Result<TcpStream> {
+    // A server that cannot listen ends its process, whose port then refuses.
     loop {
         match TcpStream::connect(address).await {
             Ok(stream) => {
@@ -253,38 +222,4 @@ async fn connected(address: SocketAddr) -> Result<TcpStream, LendError> {
             Err(_) => tokio::time::sleep(CONNECT_INTERVAL).await,
         }
     }
-}
-
-/// The address in the next event on a child's output; other lines, which ggml writes, are passed over. Errors: the
-/// child says why it cannot start, or it has ended.
-async fn next_event(output: &mut BufReader<ChildStdout>) -> Result<Option<SocketAddr>, LendError> {
-    let mut left = MAX_EVENT_BYTES;
-    loop {
-        let mut line = Vec::new();
-        let n = (&mut *output).take(left).read_until(b'\n', &mut line).await?;
-        left = left.saturating_sub(n as u64);
-        if n == 0 || left == 0 {
-            return Err(LendError::Ended);
-        }
-        match serde_json::from_slice(&line) {
-            Ok(ChildEvent::Ready { address }) => return Ok(address),
-            Ok(ChildEvent::Failed { message, .. }) => return Err(LendError::Refused(message)),
-            Err(_) => {}
-        }
-    }
-}
-
-/// The devices that a child describes, or why it cannot lend them.
-async fn described(output: ChildStdout) -> Result<Vec<LentDevice>, LendError> {
-    let mut text = Vec::new();
-    output.take(MAX_EVENT_BYTES).read_to_end(&mut text).await?;
-    for line in text.split(|byte| *byte == b'\n') {
-        if let Ok(devices) = serde_json::from_slice::<Vec<LentDevice>>(line) {
-            return if (1..=MAX_WORKERS).contains(&devices.len()) { Ok(devices) } else { Err(LendError::Ended) };
-        }
-        if let Ok(ChildEvent::Failed { message, .. }) = serde_json::from_slice(line) {
-            return Err(LendError::Refused(message));
-        }
-    }
-    Err(LendError::Ended)
 }
