@@ -201,7 +201,7 @@ impl Worker {
 
     /// The number of the worker's process, if one runs.
     pub(super) fn process_id(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
+        self.process.as_ref().map(|process| process.child.id())
     }
 
     /// Starts another worker after one was lost. If that fails several times, later requests would fail, too, each after
@@ -311,7 +311,7 @@ impl Worker {
     /// Ends the worker.
     fn lose(&mut self, why: String) -> CallError {
         self.n_lost += 1;
-        let ended = self.process.take().map_or_else(String::new, Process::end);
+        let ended = self.process.take().map_or_else(String::new, |process| process.child.end());
         tracing::error!(why, ended, "the mlx worker is lost; another one will be started");
         CallError::Lost(format!("{why}; {ended}"))
     }
