@@ -1,16 +1,15 @@
 //! A node process under measurement, with the buffer sizes that llama.cpp reports.
 
 use std::ffi::OsString;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_process::ChildProcess;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::{SequenceRequest, Token};
 use baton_tryout::node_process;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Child;
 
 use crate::memory;
 use crate::timeline::{Timeline, greedy, stream};
@@ -22,7 +21,7 @@ const LOG_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct BenchNode {
     pub(super) engine: Arc<RemoteEngine>,
     pub(super) buffers: Buffers,
-    child: Child,
+    child: ChildProcess,
     _folder: tempfile::TempDir,
 }
 
@@ -41,9 +40,9 @@ impl BenchNode {
         let key = uuid::Uuid::new_v4().to_string();
         let mut listen = OsString::from("unix:");
         listen.push(&socket);
-        let mut command = node_process::command(&listen, &key, args)?;
-        let mut child = command.env("RUST_LOG", "llama-cpp-2=info").stderr(Stdio::piped()).spawn()?;
-        let stderr = child.stderr.take().ok_or_else(|| CommandFailure("the node has no log".into()))?;
+        let command = node_process::command(listen, &key, args)?;
+        let mut child = command.envs([("RUST_LOG", "llama-cpp-2=info")]).with_piped_stderr().spawn()?;
+        let stderr = child.take_stderr().ok_or_else(|| CommandFailure("the node has no log".into()))?;
         // Read the log to its end, so that a full pipe never blocks the node.
         let log = tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
@@ -57,7 +56,7 @@ impl BenchNode {
             }
             buffers
         });
-        node_process::ready(&mut child, node_process::START_DEADLINE).await?;
+        child.ready_within(node_process::START_DEADLINE).await?;
         let buffers = tokio::time::timeout(LOG_DEADLINE, log)
             .await
             .map_err(|_| CommandFailure("llama.cpp's log has no buffer sizes".into()))??;

@@ -107,10 +107,10 @@ impl SimulatedMachine {
 
     /// Kills its process, as pulling its plug does.
     pub(super) async fn unplug(&mut self) -> Result<(), CommandFailure> {
-        match self.process.take() {
-            Some(process) => process.unplug().await,
-            None => Ok(()),
+        if let Some(process) = self.process.take() {
+            process.unplug().await;
         }
+        Ok(())
     }
 }
 
