@@ -109,6 +109,8 @@ mod tests {
         check(args(&two, Some("3,NaN")), Some("tensor_split"));
         check(args(&[], Some("3,1")), Some("tensor_split"));
         check(args(&["spark-2.local"], None), Some("workers"));
+        check(args(&["spark-2.local:0"], None), Some("workers"));
+        check(args(&["https://spark-2.local:0"], None), Some("workers"));
         check(args(&["local", "local"], None), Some("workers"));
         check(args(&["spark:9000", "http://Spark:9000/"], None), Some("workers"));
         let many: Vec<String> = (0..=MAX_WORKERS).map(|port| format!("spark:{}", 9000 + port)).collect();
