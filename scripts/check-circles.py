@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CRATES = ["schemas", "engines/process", "engines", "proxy", "proxy/fetch", "proxy/pairing", "proxy/planner", "proxy/reply", "proxy/tryout", "proxy/bench", "proxy/cli"]
+CRATES = ["schemas", "engines/process", "engines", "proxy", "proxy/fetch", "proxy/pairing", "proxy/planner", "proxy/reply", "proxy/node", "proxy/tryout", "proxy/bench", "proxy/cli"]
 
 # Rooms (folders and files) of proxy/src, from the top down: a room may import those below it, never one above.
 FLOORS = [

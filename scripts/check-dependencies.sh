@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# cli, bench -> tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> process -> schemas: no crate depends on one above it,
-# and the pure crates stay free of I/O.
+# cli, bench -> node, tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> process -> schemas: no crate depends
+# on one above it, and the pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
 fail=0
@@ -10,7 +10,7 @@ forbid() {
   found=$(deps "$crate" | grep -Fx "$(printf '%s\n' "$@")" || true)
   if [ -n "$found" ]; then echo "$crate must not depend on: $(echo "$found" | tr '\n' ' ')" >&2; fail=1; fi
 }
-above_proxy=(baton-cli baton-bench baton-tryout)
+above_proxy=(baton-cli baton-bench baton-node baton-tryout)
 above_engines=("${above_proxy[@]}" baton-proxy baton-fetch baton-pairing baton-planner baton-reply)
 forbid baton-schemas baton-engines baton-process "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
 forbid baton-engines "${above_engines[@]}" clap
@@ -21,7 +21,8 @@ for pure in baton-planner baton-reply; do
   forbid "$pure" "${above_proxy[@]}" baton-proxy baton-engines baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap
 done
 forbid baton-proxy "${above_proxy[@]}" llama-cpp-2 clap_complete
-forbid baton-tryout baton-cli baton-bench plotters
+forbid baton-tryout baton-cli baton-bench baton-node plotters
+forbid baton-node baton-cli baton-bench baton-tryout clap_complete
 forbid baton-bench baton-cli
 # What only measures is not in the program that people install.
 forbid baton baton-bench plotters hdrhistogram

@@ -7,7 +7,7 @@ source "$(dirname "$0")/without-cpp.sh"
 # In the folder of the whole build, which shares most crates. Crates that differ between the two are compiled for this check
 # alone, so they are not optimised.
 unoptimised=()
-for crate in baton baton-bench baton-cli baton-engines baton-fetch baton-proxy baton-tryout; do
+for crate in baton baton-bench baton-cli baton-engines baton-fetch baton-node baton-proxy baton-tryout; do
   unoptimised+=(--config "profile.release.package.$crate.opt-level=0")
 done
 build_without_cpp thin --package baton --package baton-bench "${unoptimised[@]}"

@@ -199,6 +199,35 @@ fn five_wrong_codes_end_the_code_on_both_sides() {
 }
 
 #[test]
+fn a_node_with_a_mistake_in_its_options_uses_up_no_code() {
+    let machines = Machines::new();
+    let first = Showing::start(&machines, "first", &["--expect", "1"]);
+    let node = |options: &[&str]| {
+        let mut node = Command::new(&*BATON);
+        node.args(["node", "--pair", &first.code, "--at", &first.at]).args(options);
+        node.env("BATON_CLUSTER_FOLDER", machines.folder("second")).env_remove("BATON_CLUSTER_KEY");
+        outcome(piped(&mut node).output().unwrap())
+    };
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for options in [
+        &["--role", "worker", "--model", "m.gguf"][..],
+        &["--role", "worker", "--device", "no such device"],
+        &["--role", "worker", "--tls-ca", "/no/such/file"],
+        &["--engine", "sim", "--lend-memory", "100"],
+        &["--engine", "sim", "--tls-cert", "/no/such/file", "--tls-key", "/no/such/file"],
+        &["--workers", "127.0.0.1:0"],
+        &["--workers", &taken, "--listen", &taken],
+    ] {
+        let (succeeded, text) = node(options);
+        assert!(!succeeded && text.lines().count() == 1, "{options:?}: {text}");
+        assert!(!machines.folder("second").exists(), "{options:?}: {text}");
+    }
+    let (succeeded, text) = machines.paired("second", &[&first.code, "--at", &first.at]);
+    assert!(succeeded, "the code is still good: {text}");
+    assert!(first.end().0);
+}
+
+#[test]
 fn the_code_alone_finds_the_first_machine_in_the_network() {
     with_namespaces("pairing::the_code_alone_finds_the_first_machine_in_the_network", || {
         let lab = Lab::new(&[1, 1]);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use harness::{
     BATON, BatonNode, BatonServer, CLUSTER_KEY, Process, chat, children_of, eventually, free_address, is_alive,
-    long_prompt, model,
+    long_prompt, model, read_all,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::{Value, json};
 
 /// The version of the workers' protocol that no release will have.
@@ -172,6 +172,61 @@ fn waiting_node(worker: &str) -> (Process, String, mpsc::Receiver<String>) {
     let (said, heard) = mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| said.send(line).ok()));
     (node, format!("http://{address}"), heard)
+}
+
+#[test]
+fn a_signal_between_two_starts_ends_the_node() {
+    // Nothing listens there, so the node's process waits, and never becomes ready.
+    let (mut node, _, _lines) = waiting_node(&free_address());
+    // Each failed start doubles the pause: after the fifth it is 4 s.
+    for _ in 0..5 {
+        let pid = node.id();
+        let kept = eventually("the kept process", || children_of(pid).first().copied());
+        kill_process(kept, Signal::KILL).unwrap();
+        eventually("its end", || children_of(pid).is_empty().then_some(()));
+    }
+    node.signal(Signal::HUP);
+    let status = eventually("the end of the node", || node.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn a_node_is_not_its_own_worker() {
+    let address = free_address();
+    let started = |worker: &str| {
+        let mut node = Command::new(&*BATON);
+        node.args(["node", "--listen", &address, "--workers", worker, "--model"]).arg(model());
+        let mut node = Process(node.env("BATON_CLUSTER_KEY", CLUSTER_KEY).stderr(Stdio::piped()).spawn().unwrap());
+        let status = eventually("its end", || node.try_wait().unwrap());
+        (status.code(), read_all(node.stderr.take()))
+    };
+    let (code, said) = started(&address);
+    assert!(code == Some(1) && said.contains("where this node itself listens"), "{said}");
+    let (code, said) = started("127.0.0.1:0");
+    assert!(code == Some(1) && said.contains("--workers has"), "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_worker_that_refuses_memory_is_asked_again() {
+    let worker = worker();
+    // The worker's processes may take less than it says: the weights fit, the KV does not.
+    let limit = |bytes| {
+        let pid = Pid::from_raw(worker.pid().cast_signed());
+        prlimit(pid, Resource::Data, Rlimit { current: bytes, maximum: None }).unwrap();
+    };
+    limit(Some(600 << 20));
+    let mut node = Command::new(&*BATON);
+    let address = free_address();
+    node.args(["node", "--listen", &address, "--workers", at(&worker), "--kv-cells", "65536", "--model"]).arg(model());
+    let mut node = Process(node.env("BATON_CLUSTER_KEY", CLUSTER_KEY).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(node.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut said = |words: &str| lines.find(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words}"));
+    let refusal = said("refuses memory");
+    assert!(refusal.contains(at(&worker)), "{refusal}");
+    said("started again");
+    limit(None);
+    said("is ready on");
 }
 
 /// Answers every connection with this body.

@@ -241,6 +241,11 @@ impl Answer {
         (total.len() == 8).then(|| (number(free), number(total)))
     }
 
+    /// Returns true if this is the complete answer to a request for a buffer, and there is none: its address is 0.
+    pub(super) fn is_no_buffer(&self) -> bool {
+        self.memory().is_some_and(|(address, _)| address == 0)
+    }
+
     /// The number of devices, if this is a complete answer that has it.
     pub(super) fn device_count(&self) -> Option<u32> {
         Some(u32::from_le_bytes(self.kept.as_slice().try_into().ok()?))

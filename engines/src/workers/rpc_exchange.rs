@@ -1,5 +1,6 @@
 //! Follows both directions of a tunnel: which request waits for its answer, and for how long.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_schemas::worker::LentDevice;
@@ -54,6 +55,21 @@ pub(super) enum Forward {
     Instead(Vec<u8>),
 }
 
+/// The worker that has last refused memory, for all workers of an engine.
+#[derive(Debug, Clone, Default)]
+pub struct Refusals(Arc<Mutex<Option<String>>>);
+
+impl Refusals {
+    /// The worker's name.
+    pub fn last(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, worker: &str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker.to_owned());
+    }
+}
+
 /// The state of one connection.
 #[derive(Debug)]
 pub(super) struct RpcExchange {
@@ -65,6 +81,8 @@ pub(super) struct RpcExchange {
     n_devices: u32,
     /// How long the engine has sent nothing of a request that it must complete.
     unsent: Duration,
+    /// The worker's name, and where its refusals of memory are noted.
+    refusals: Option<(String, Refusals)>,
 }
 
 #[derive(Debug)]
@@ -83,7 +101,14 @@ impl RpcExchange {
             reported,
             n_devices: devices.len() as u32,
             unsent: Duration::ZERO,
+            refusals: None,
         }
+    }
+
+    /// Notes when this worker refuses memory.
+    pub(super) fn noting(mut self, worker: &str, refusals: Refusals) -> Self {
+        self.refusals = Some((worker.to_owned(), refusals));
+        self
     }
 
     /// Takes bytes of the engine.
@@ -114,6 +139,12 @@ impl RpcExchange {
         let answer = std::mem::take(&mut awaited.answer);
         self.awaited = None;
         match command {
+            RpcCommand::AllocBuffer => {
+                if let (true, Some((worker, refusals))) = (answer.is_no_buffer(), &self.refusals) {
+                    refusals.note(worker);
+                }
+                Ok(Forward::AsTheyAre)
+            }
             RpcCommand::GetDeviceMemory => {
                 let (free, total) = answer.memory().ok_or(ProtocolFault::Content(command))?;
                 let free = self.reported.of(free);
@@ -196,6 +227,22 @@ mod tests {
         check(ReportedMemory::AtMost(u64::MAX), [8_000, 9_000]);
         check(ReportedMemory::AtMost(3_000), [3_000, 9_000]);
         check(ReportedMemory::Told(20_000), [20_000, 20_000]);
+    }
+
+    #[test]
+    fn a_worker_that_refuses_memory_is_noted() {
+        let refusals = Refusals::default();
+        let mut exchange =
+            RpcExchange::new(ReportedMemory::AtMost(u64::MAX), &devices(1)).noting("spark", refusals.clone());
+        let mut allocate = |buffer: u64| {
+            exchange.request(&[&[0][..], &12u64.to_le_bytes(), &[7; 12]].concat()).unwrap();
+            // The buffer's address and size.
+            assert_eq!(exchange.answer(&memory_answer(buffer, 9)[..11]).unwrap(), Forward::AsTheyAre);
+            assert_eq!(exchange.answer(&memory_answer(buffer, 9)[11..]).unwrap(), Forward::AsTheyAre);
+            refusals.last()
+        };
+        assert_eq!(allocate(4096), None);
+        assert_eq!(allocate(0), Some("spark".to_owned()));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::pipe::{SessionEnd, carry};
+pub use super::rpc_exchange::Refusals;
 use super::rpc_exchange::{ReportedMemory, RpcExchange};
 use super::session::{LendError, Lender};
 use crate::awake;
@@ -110,6 +111,8 @@ pub struct TunnelSetup {
     pub transport: Transport,
     /// Called with the worker's name and the reason when a worker is lost. It should end the process.
     pub on_lost: OnLost,
+    /// Where it is noted that a worker refuses memory.
+    pub refusals: Refusals,
 }
 
 impl TunnelSetup {
@@ -153,6 +156,7 @@ impl TunnelSetup {
             reported,
             devices: description.devices.clone(),
             on_lost: Arc::clone(&self.on_lost),
+            refusals: self.refusals.clone(),
         };
         tokio::spawn(tunnel.run(listener));
         let memory = description.devices.iter().map(|device| device.memory.min(most)).fold(0, u64::saturating_add);
@@ -176,6 +180,7 @@ struct Tunnel {
     /// As the worker has described itself.
     devices: Vec<LentDevice>,
     on_lost: OnLost,
+    refusals: Refusals,
 }
 
 impl Tunnel {
@@ -205,7 +210,7 @@ impl Tunnel {
     }
 
     fn exchange(&self) -> RpcExchange {
-        RpcExchange::new(self.reported, &self.devices)
+        RpcExchange::new(self.reported, &self.devices).noting(&self.name, self.refusals.clone())
     }
 
     /// Serves one connection. Returns why the worker is lost, or nothing if the engine has closed the connection.
@@ -365,7 +370,12 @@ mod tests {
         let on_lost = Arc::new(move |worker: &str, reason: &str| {
             lost.send(format!("{worker}: {reason}")).unwrap();
         });
-        let setup = TunnelSetup { key: "a key".into(), transport: Transport::default(), on_lost };
+        let setup = TunnelSetup {
+            key: "a key".into(),
+            transport: Transport::default(),
+            on_lost,
+            refusals: Refusals::default(),
+        };
         let endpoint = setup.open(&WorkerSource::Node { name: "spark".into(), url }, None).await.unwrap();
         assert_eq!((endpoint.devices.len(), endpoint.memory), (1, 1 << 30));
 

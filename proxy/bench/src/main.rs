@@ -94,7 +94,7 @@ fn main() -> ExitCode {
 fn start(what: What) -> Result<(), CommandFailure> {
     // The engine that is compared computes here.
     #[cfg(feature = "llama")]
-    baton_proxy::serve::with_bounded_spinning()?;
+    baton_node::with_bounded_spinning()?;
     baton_tryout::program::run_children_beside_this()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(measure(what));

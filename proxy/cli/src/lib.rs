@@ -15,37 +15,29 @@ mod discover;
 mod doctor;
 mod endpoint;
 mod engine_line;
-mod keeper;
 mod key;
 mod lan_address;
 #[cfg(feature = "llama")]
 mod lend;
-mod lifeline;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod node;
-mod node_failure;
 mod pair;
 mod plan;
 mod pull;
 mod serve;
 mod status;
 mod terminal;
-#[cfg(feature = "llama")]
-mod worker_node;
-#[cfg(feature = "llama")]
-mod workers;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use baton_engines::QUIET_LLAMA;
 use baton_engines::trace::TARGET;
+use baton_node::with_bounded_spinning;
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
-#[cfg(feature = "llama")]
-use baton_proxy::serve::with_bounded_spinning;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -163,7 +155,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_child(&self) -> bool {
         match self {
-            Command::Node(args) => args.child,
+            Command::Node(args) => args.has_parent(),
             #[cfg(feature = "llama")]
             Command::Lend(_) => true,
             _ => false,
@@ -184,19 +176,7 @@ impl Command {
 fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
         Command::Serve(args) => run(serve::run(*args)),
-        Command::Node(args) => {
-            #[cfg(feature = "llama")]
-            with_bounded_spinning()?;
-            match args.engine_role() {
-                Some(role) => run(node::run(*args, role)),
-                #[cfg(feature = "llama")]
-                None => run(worker_node::run(*args)),
-                #[cfg(not(feature = "llama"))]
-                None => Err(CommandFailure(
-                    "this build of baton has no llama.cpp, so it lends no devices. Use the full build".into(),
-                )),
-            }
-        }
+        Command::Node(args) => with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_process::parent;
 use baton_proxy::config::engine_args;
 use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
@@ -17,7 +18,7 @@ use rustix::process::Signal;
 use super::banner::Banner;
 use super::lan_address::lan_address;
 use super::pair::{PairFirst, pair_first};
-use super::{config_file, discover, lifeline, terminal};
+use super::{config_file, discover, terminal};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Clone, Args)]
@@ -78,7 +79,7 @@ fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     let (is_child, is_paired_first) = (args.child, args.pair);
     if is_child {
-        lifeline::tie_to_parent(Signal::TERM, None);
+        parent::tie_to(Signal::TERM, None);
     }
     refuse_an_empty_variable()?;
     let mut config = args.check().map_err(config_file::print_mistakes)?;
@@ -104,7 +105,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     endpoint.drain_on_signal(print_drain);
     match endpoint.ready().await? {
         Some(ready) if is_child => {
-            lifeline::tell_parent(&ChildEvent::Ready { address: ready.addresses.first().copied() });
+            parent::tell(&ChildEvent::Ready { address: ready.addresses.first().copied() });
         }
         Some(ready) => print_ready(&ready),
         None => {}

@@ -1,7 +1,6 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
 //! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
-mod bounded_spinning;
 mod cluster_nodes;
 mod config_source;
 mod discovery;
@@ -23,7 +22,6 @@ pub mod signals;
 mod socket_folder;
 mod supervisor;
 
-pub use self::bounded_spinning::with_bounded_spinning;
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};

@@ -1,6 +1,7 @@
 //! SIGTERM, Ctrl-C and SIGHUP.
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::http::server::Shutdown;
@@ -44,7 +45,7 @@ pub fn stop_on_signal(stop: CancellationToken, on_hangup: OnHangup) {
 /// does not restore what they do by themselves. See [`end_process_meanwhile`].
 pub async fn first(on_hangup: OnHangup) {
     match Signals::listen(on_hangup) {
-        Some(mut signals) => signals.next().await,
+        Some(mut signals) => drop(signals.next().await),
         None => std::future::pending().await,
     }
 }
@@ -55,7 +56,7 @@ pub async fn end_process_meanwhile<T>(work: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
         done = work => done,
-        () = signals.next() => std::process::exit(130),
+        _ = signals.next() => std::process::exit(130),
     }
 }
 
@@ -82,15 +83,17 @@ pub fn on_hangup(act: impl Fn() + Send + 'static) {
     }
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
+/// The signals that stop a process.
+pub struct Signals {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
     /// If it stops the process.
-    hangup: Option<Signal>,
+    hangup: Option<unix::Signal>,
 }
 
 impl Signals {
-    fn listen(on_hangup: OnHangup) -> Option<Signals> {
+    /// Listens from now on. `None`: the system refuses it, which the log says.
+    pub fn listen(on_hangup: OnHangup) -> Option<Signals> {
         let listen = || {
             Ok(Signals {
                 terminate: signal(SignalKind::terminate())?,
@@ -107,11 +110,12 @@ impl Signals {
         listen().inspect_err(log).ok()
     }
 
-    async fn next(&mut self) {
+    /// Waits for the next one. Dropping the future loses none.
+    pub async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            Some(_) = async { self.hangup.as_mut()?.recv().await } => {}
+            _ = self.terminate.recv() => Signal::TERM,
+            _ = self.interrupt.recv() => Signal::INT,
+            Some(_) = async { self.hangup.as_mut()?.recv().await } => Signal::HUP,
         }
     }
 }

@@ -127,7 +127,8 @@ pub(super) fn supervise(
 
     let mut listen = OsString::from("unix:");
     listen.push(&socket);
-    let start_deadline = if spec.workers_key.is_some() { WORKERS_START_DEADLINE } else { START_DEADLINE };
+    let has_workers = spec.workers_key.is_some();
+    let start_deadline = if has_workers { WORKERS_START_DEADLINE } else { START_DEADLINE };
     let command = ChildCommand::of_this_program("the engine's process")?
         .args(["node", "--child", "--listen"])
         .args([listen])
@@ -155,6 +156,7 @@ pub(super) fn supervise(
         starting: None,
         restarts: Restarts::default(),
         start_deadline,
+        has_workers,
     };
     let stopped = stop.clone();
     tracker.spawn(async move {
@@ -175,6 +177,8 @@ struct Keeper {
     starting: Option<ChildProcess>,
     restarts: Restarts,
     start_deadline: Duration,
+    /// Its engine computes with other machines.
+    has_workers: bool,
 }
 
 impl Keeper {
@@ -214,8 +218,11 @@ impl Keeper {
                     let summary = error.summary();
                     let message = error.to_string();
                     let pause = self.restarts.after_failed_start();
+                    // An engine whose worker is lost or refuses memory ends without a report. It may start the next time.
+                    let is_elsewhere =
+                        self.has_workers && matches!(error, StartError::Process(StartFailure::Ended { .. }));
                     // The first failure goes to the caller that waits for the first start; later ones go to the log.
-                    if !report(Err(error)) {
+                    if is_elsewhere || !report(Err(error)) {
                         tracing::error!(error = message, "the engine did not start; retrying");
                     }
                     if self.wait_out(pause, summary, &stop).await {

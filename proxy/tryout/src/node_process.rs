@@ -52,7 +52,6 @@ impl NodeProcess {
     }
 
     /// The process, unless it has ended.
-    #[cfg(feature = "llama")]
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }

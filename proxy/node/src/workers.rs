@@ -5,31 +5,52 @@ use std::time::Duration;
 
 use baton_engines::llama::devices::{self, CPU};
 use baton_engines::options::WorkerEndpoint;
+use baton_engines::registry::EngineStartError;
 use baton_engines::transport::Transport;
 use baton_engines::workers::session::{Lender, LenderOptions};
 use baton_engines::workers::shares::told_memory;
-use baton_engines::workers::tunnel::{TunnelSetup, WorkerFailure, WorkerSource};
+use baton_engines::workers::tunnel::{Refusals, TunnelSetup, WorkerFailure, WorkerSource};
+use baton_process::parent;
 use baton_proxy::config::engine_args::EngineArgs;
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_schemas::node::WORKERS_KEY_VARIABLE;
 use baton_schemas::worker::LOCAL_WORKER;
-use rustix::process::{Signal, getpid, kill_process};
 
-use super::node_failure::NodeFailure;
-use super::terminal;
+use super::event::{NodeEvent, Tell};
+use super::failure::NodeFailure;
 
 /// The pause between two attempts to reach a worker.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The workers of an engine that starts.
+#[derive(Default)]
+pub(crate) struct ConnectedWorkers {
+    pub(crate) endpoints: Vec<WorkerEndpoint>,
+    refusals: Refusals,
+}
+
+impl ConnectedWorkers {
+    /// Why the engine did not start. A worker that has refused memory may have it at the next start.
+    pub(crate) fn blamed(&self, error: EngineStartError) -> NodeFailure {
+        match self.refusals.last() {
+            Some(worker) => NodeFailure::Elsewhere(format!("the worker {worker} refuses memory: {error}")),
+            None => error.into(),
+        }
+    }
+}
+
 /// Opens a port of loopback for each configured worker, in their order. Waits for workers that cannot be used yet, as
 /// long as it takes: the machines of a cluster start in any order. Errors: mistakes of the operator.
-pub(super) async fn connect(
+pub(crate) async fn connect(
     args: &EngineArgs,
     addresses: &TransportArgs,
     key: &str,
     transport: Transport,
-) -> Result<Vec<WorkerEndpoint>, NodeFailure> {
-    let Some(workers) = args.workers.as_deref().filter(|workers| !workers.is_empty()) else { return Ok(Vec::new()) };
+    tell: Tell,
+) -> Result<ConnectedWorkers, NodeFailure> {
+    let Some(workers) = args.workers.as_deref().filter(|workers| !workers.is_empty()) else {
+        return Ok(ConnectedWorkers::default());
+    };
     let told = match args.shares() {
         None => vec![None; workers.len()],
         Some(shares) => {
@@ -41,13 +62,14 @@ pub(super) async fn connect(
     };
     let of_cluster = std::env::var(WORKERS_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let key = of_cluster.unwrap_or_else(|| key.to_owned());
-    let setup = TunnelSetup { key, transport, on_lost: Arc::new(end_process) };
+    let refusals = Refusals::default();
+    let setup = TunnelSetup { key, transport, on_lost: Arc::new(end_process), refusals: refusals.clone() };
     let mut endpoints = Vec::with_capacity(workers.len());
     for (name, told) in workers.iter().zip(told) {
         let source = source(name, args, addresses).await?;
-        endpoints.push(open(&setup, &source, told).await?);
+        endpoints.push(open(&setup, &source, told, tell).await?);
     }
-    Ok(endpoints)
+    Ok(ConnectedWorkers { endpoints, refusals })
 }
 
 async fn source(name: &str, args: &EngineArgs, addresses: &TransportArgs) -> Result<WorkerSource, NodeFailure> {
@@ -60,7 +82,12 @@ async fn source(name: &str, args: &EngineArgs, addresses: &TransportArgs) -> Res
 }
 
 /// Opens the tunnel to a worker. Says once why it waits, and again when the reason changes.
-async fn open(setup: &TunnelSetup, source: &WorkerSource, told: Option<u64>) -> Result<WorkerEndpoint, NodeFailure> {
+async fn open(
+    setup: &TunnelSetup,
+    source: &WorkerSource,
+    told: Option<u64>,
+    tell: Tell,
+) -> Result<WorkerEndpoint, NodeFailure> {
     let mut said = String::new();
     loop {
         match setup.open(source, told).await {
@@ -71,8 +98,8 @@ async fn open(setup: &TunnelSetup, source: &WorkerSource, told: Option<u64>) -> 
             Err(failure) => {
                 let reason = failure.to_string();
                 if reason != said {
-                    terminal::note(format_args!("baton node: waits for the worker {}: {reason}", source.name()));
-                    said = reason;
+                    said.clone_from(&reason);
+                    tell(NodeEvent::WaitsForWorker { worker: source.name().to_owned(), reason });
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
@@ -83,8 +110,5 @@ async fn open(setup: &TunnelSetup, source: &WorkerSource, told: Option<u64>) -> 
 /// Ends this process, whose engine cannot go on without a worker. What has started it starts it again.
 fn end_process(worker: &str, reason: &str) {
     tracing::error!(worker, reason, "a worker is lost; this process ends, because the engine cannot go on without it");
-    // Not an orderly exit: destructors would race with the thread that computes.
-    if kill_process(getpid(), Signal::KILL).is_err() {
-        std::process::abort();
-    }
+    parent::end_at_once()
 }

@@ -1,0 +1,111 @@
+//! A node with an engine: answers "the model is loading" until it is loaded.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
+use baton_engines::node::{LateEngine, stoppable_router};
+use baton_engines::registry::{self, EngineKind, EngineOptions};
+use baton_proxy::config::DEFAULT_MODEL;
+use baton_proxy::config::engine_args::{self, EngineArgs};
+use baton_proxy::serve::model_names::ModelNames;
+use baton_proxy::serve::{CommandFailure, mlx_environment, model_files};
+use baton_schemas::node::{PULL_KEY_VARIABLE, Role};
+use tokio_util::sync::CancellationToken;
+
+use super::door::{Behind, Door};
+use super::event::{NodeEvent, Serves, Tell};
+use super::failure::NodeFailure;
+use super::options::{NodeOptions, WayToRun};
+use super::workers;
+
+/// Serves, loads the model, and returns once it is loaded.
+pub(crate) async fn start(
+    options: NodeOptions,
+    role: Role,
+    door: Door,
+    tell: Tell,
+    stop: &CancellationToken,
+) -> Result<Behind, NodeFailure> {
+    let is_child = options.way == WayToRun::Child;
+    let puller = puller(&options, role, &door)?;
+    // It proves the key and tells its load while its model loads.
+    if options.announces && !is_child {
+        door.announce(stop.clone());
+    }
+    let cluster_key = door.cluster_key();
+    let Door { listener, key, transport, .. } = door;
+    let late = LateEngine::default();
+    let router = stoppable_router(Arc::new(late.clone()), role, cluster_key, stop.clone());
+    let server = tokio::spawn(listener.serve(router, stop.clone()));
+    let NodeOptions { model, name, engine, transport: addresses, .. } = options;
+    if !is_child && let Some(remark) = engine_args::unused_model(model.is_some(), &engine) {
+        tell(NodeEvent::Remark(remark));
+    }
+    let kind = engine.engine.unwrap_or_default();
+    let model = match model {
+        // The parent has located the file; if it is gone by now, the engine says so in words for clients.
+        model if is_child || !kind.needs_file() => NodeModel { path: model, name },
+        model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
+    };
+    let workers = workers::connect(&engine, &addresses, &key, transport, tell).await?;
+    let engine_options = EngineOptions { workers: workers.endpoints.clone(), ..engine_options(engine, model)? };
+    let started = registry::start(engine_options, puller).await;
+    let engine = started.map_err(|error| workers.blamed(error))?;
+    let info = engine.info().await.ok();
+    late.set(engine);
+    Ok(Behind { server, serves: Serves::Engine(info.map(Box::new)) })
+}
+
+/// The model of a node: its file, and its name if one is chosen.
+struct NodeModel {
+    path: Option<PathBuf>,
+    name: Option<String>,
+}
+
+/// Finds the file of a model that may be named as `baton serve` names it, and fetches it if need be. Without `name`, the
+/// model is called as an endpoint would call it.
+async fn located(model: PathBuf, name: Option<String>, engine: EngineKind) -> Result<NodeModel, NodeFailure> {
+    let path = match model.to_str() {
+        Some(source) => {
+            let path = model_files::locate_or_pull(source, engine).await;
+            path.map_err(|CommandFailure(message)| NodeFailure::setup(message))?
+        }
+        // A name is text; anything else can only be a path.
+        None => model.clone(),
+    };
+    let name = name.unwrap_or_else(|| ModelNames::of_file(&model.to_string_lossy(), &path).name);
+    Ok(NodeModel { path: Some(path), name: Some(name) })
+}
+
+/// The client that fetches KV from prefill nodes. A node that only prefills has none, and the child of an endpoint without
+/// prefill nodes gets no key for them.
+fn puller(options: &NodeOptions, role: Role, door: &Door) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    if !role.decodes() || (options.way == WayToRun::Child && pull_key.is_none()) {
+        return Ok(None);
+    }
+    let engine = &options.engine;
+    let policy = PullPolicy {
+        max_canary_distance: engine.max_canary_distance,
+        codecs: engine.kv_codecs.clone().unwrap_or_default(),
+        max_kv_kl: engine.max_kv_kl,
+        transport: door.transport.clone(),
+        ..PullPolicy::default()
+    };
+    let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(&door.key), policy).map_err(NodeFailure::setup)?;
+    Ok(Some(Arc::new(puller)))
+}
+
+fn engine_options(mut args: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
+    if args.engine == Some(EngineKind::Mlx) && args.mlx_python.is_none() {
+        let environment = mlx_environment().map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
+        args.mlx_python = Some(environment.python());
+    }
+    let template = args.chat_template_file.as_ref().map(|path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
+    });
+    let chat_template = template.transpose()?;
+    Ok(args.into_options(model.path, model.name, chat_template))
+}

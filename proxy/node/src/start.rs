@@ -1,0 +1,129 @@
+//! A running node: how it starts, hears signals, and ends.
+
+use baton_engines::node::{ListenAddress, Listener, ServerTls};
+use baton_process::parent;
+use baton_proxy::http::open_files;
+use baton_proxy::serve::signals::{self, OnHangup};
+use baton_proxy::serve::{CommandFailure, model_files, service_manager};
+use baton_schemas::node::ChildEvent;
+use rustix::process::Signal;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::door::{Behind, Door, certificate};
+use super::engine_node;
+use super::event::{NodeEvent, ReadyNode, Tell};
+use super::failure::NodeFailure;
+use super::options::{NodeOptions, NodeTask, WayToRun};
+use super::program_again::set_threads;
+#[cfg(feature = "llama")]
+use super::worker_node;
+
+/// A node that serves.
+pub struct RunningNode {
+    server: JoinHandle<std::io::Result<()>>,
+}
+
+impl RunningNode {
+    /// Waits until a signal, or the end of its parent, has stopped it.
+    pub async fn finished(self) -> Result<(), CommandFailure> {
+        self.server.await??;
+        service_manager::report_stopping();
+        Ok(())
+    }
+}
+
+/// Finds mistakes that would end the start. Downloads nothing.
+pub async fn check(options: &NodeOptions) -> Result<(), CommandFailure> {
+    options.check_options().await?;
+    certificate(options)?;
+    options.transport.transport()?;
+    match options.task {
+        NodeTask::Engine(_) => {
+            let needs_file = options.engine.engine.unwrap_or_default().needs_file();
+            if let Some(source) = options.model.as_ref().filter(|_| needs_file).and_then(|model| model.to_str()) {
+                model_files::find(source)?;
+            }
+        }
+        #[cfg(feature = "llama")]
+        NodeTask::Worker => drop(worker_node::lender(options).await?),
+        #[cfg(not(feature = "llama"))]
+        NodeTask::Worker => {}
+    }
+    // Dropped at once: the address is free.
+    Ok(Listener::bind(&options.listen).await.map(drop)?)
+}
+
+/// Starts a node in this process, any way but as a keeper, and returns once it serves. Errors: it cannot. If a parent has
+/// to say why, the parent is told, and this process ends.
+pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, CommandFailure> {
+    set_threads(&options.engine)?;
+    open_files::raise_limit();
+    let way = options.way;
+    match way {
+        WayToRun::Alone | WayToRun::Keeper => {}
+        WayToRun::Kept => parent::tie_to(Signal::TERM, None),
+        WayToRun::Child => {
+            let socket = match &options.listen {
+                ListenAddress::Unix(path) => Some(path.clone()),
+                ListenAddress::Tcp(_) => None,
+            };
+            // Not TERM: destructors would race with the thread that computes.
+            parent::tie_to(Signal::KILL, socket);
+        }
+    }
+    options.transport = options.transport.or_paired();
+    let stop = CancellationToken::new();
+    let (server, ready, on_hangup) = match serve(options, tell, &stop).await {
+        Ok(serving) => serving,
+        Err(NodeFailure::Mistake { message, summary }) if way.has_parent() => {
+            parent::tell(&ChildEvent::Failed { message, summary });
+            std::process::exit(1);
+        }
+        Err(failure) => return Err(failure.into()),
+    };
+    let address = ready.address;
+    if way == WayToRun::Child {
+        signals::ignore();
+    } else {
+        tell(NodeEvent::Ready(ready));
+        signals::stop_on_signal(stop, on_hangup);
+        service_manager::report_ready();
+    }
+    if way.has_parent() {
+        parent::tell(&ChildEvent::Ready { address });
+    }
+    Ok(RunningNode { server })
+}
+
+/// Listens, and serves what `options` ask for.
+async fn serve(
+    options: NodeOptions,
+    tell: Tell,
+    stop: &CancellationToken,
+) -> Result<(JoinHandle<std::io::Result<()>>, ReadyNode, OnHangup), NodeFailure> {
+    options.check_options().await?;
+    let door = Door::open(&options).await?;
+    let on_hangup = if door.tls.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
+    // Before the model loads: SIGHUP would end the process.
+    if let Some(tls) = door.tls.clone() {
+        signals::on_hangup(move || renew(&tls, tell));
+    }
+    let (address, is_paired) = (door.address, door.machine.is_some());
+    let Behind { server, serves } = match options.task {
+        NodeTask::Engine(role) => engine_node::start(options, role, door, tell, stop).await?,
+        #[cfg(feature = "llama")]
+        NodeTask::Worker => worker_node::start(&options, door, stop).await?,
+        #[cfg(not(feature = "llama"))]
+        NodeTask::Worker => return Err(NodeFailure::setup("this build lends no devices")),
+    };
+    Ok((server, ReadyNode { address, is_paired, serves }, on_hangup))
+}
+
+/// Reads the certificate again. A mistake in the new files must not end a node that serves.
+fn renew(tls: &ServerTls, tell: Tell) {
+    match tls.reload() {
+        Ok(()) => tell(NodeEvent::CertificateRead),
+        Err(error) => tracing::error!(%error, "reloading the certificate failed; the old one stays in use"),
+    }
+}
