@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::json_values;
+
 /// A constraint on the text. The engine's sampler enforces it at every token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -41,6 +43,16 @@ impl Constraint {
             Constraint::JsonObject => DEFAULT_FIELD,
             Constraint::JsonSchema { field, .. } | Constraint::Grammar { field, .. } => field,
         }
+    }
+
+    /// Returns the bytes that it takes in memory. Reads all of it.
+    pub fn memory_bytes(&self) -> usize {
+        let inside = match self {
+            Constraint::JsonObject => 0,
+            Constraint::JsonSchema { schema, field } => json_values::memory_bytes(schema) + field.capacity(),
+            Constraint::Grammar { rule, field } => rule.memory_bytes() + field.capacity(),
+        };
+        size_of::<Constraint>() + inside
     }
 }
 
@@ -149,6 +161,24 @@ impl Rule {
         }
     }
 
+    /// Returns the bytes that it takes in memory. Reads all of it.
+    pub fn memory_bytes(&self) -> usize {
+        let inside = match self {
+            Rule::Literal(text) | Rule::Plain(text) | Rule::Pattern(text) | Rule::Until(text) => text.capacity(),
+            Rule::Json(schema) => json_values::memory_bytes(schema),
+            Rule::Sequence(rules) | Rule::OneOf(rules) | Rule::FirstKnown(rules) | Rule::Rules(rules) => {
+                let unused = rules.capacity() - rules.len();
+                unused * size_of::<Rule>() + rules.iter().map(Rule::memory_bytes).sum::<usize>()
+            }
+            Rule::For { field, tool, rule } => {
+                field.capacity() + tool.as_ref().map_or(0, String::capacity) + rule.memory_bytes()
+            }
+            Rule::Repeat { rule, .. } => rule.memory_bytes(),
+            Rule::Ref(_) => 0,
+        };
+        size_of::<Rule>() + inside
+    }
+
     /// Creates a rule for this or nothing.
     pub fn optional(rule: Rule) -> Rule {
         Rule::Repeat { rule: Box::new(rule), min: 0, max: Some(1) }
@@ -186,6 +216,13 @@ const MAX_TEXT_BYTES: usize = 512 << 10;
 /// How deep the values may be nested.
 const MAX_DEPTH: usize = 64;
 
+/// The most bytes of memory that copies of definitions may take. Some formats of calls hold each argument to a schema of
+/// its own, which needs them all.
+const MAX_COPIED_BYTES: usize = 8 << 20;
+
+/// The keys under which a schema has what its references name.
+pub const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
 /// Why a schema is refused before it is compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
@@ -198,6 +235,9 @@ pub enum SchemaError {
         MAX_TEXT_BYTES >> 10
     )]
     TooLarge,
+    /// Its definitions would be copied too often.
+    #[error("the schema has too many or too large definitions for its number of properties")]
+    TooManyCopies,
 }
 
 /// Checks that a schema is an object of bounded size. The engine checks its keywords.
@@ -210,11 +250,12 @@ pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
 pub(crate) struct Budget {
     n_values: usize,
     n_text_bytes: usize,
+    n_copied_bytes: usize,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { n_values: MAX_VALUES, n_text_bytes: MAX_TEXT_BYTES }
+        Budget { n_values: MAX_VALUES, n_text_bytes: MAX_TEXT_BYTES, n_copied_bytes: MAX_COPIED_BYTES }
     }
 }
 
@@ -225,6 +266,17 @@ impl Budget {
             return Err(SchemaError::NotAnObject);
         }
         self.take_value(schema, MAX_DEPTH).ok_or(SchemaError::TooLarge)
+    }
+
+    /// Checks the schema of a tool's arguments, and subtracts its size and that of one copy of its definitions for each
+    /// property.
+    pub(crate) fn take_arguments(&mut self, schema: &Value) -> Result<(), SchemaError> {
+        self.take(schema)?;
+        let n_properties = schema.get("properties").and_then(Value::as_object).map_or(0, serde_json::Map::len);
+        let definitions = DEFINITIONS.iter().filter_map(|key| schema.get(key)).map(json_values::memory_bytes);
+        let n_bytes = definitions.sum::<usize>().saturating_mul(n_properties);
+        self.n_copied_bytes = self.n_copied_bytes.checked_sub(n_bytes).ok_or(SchemaError::TooManyCopies)?;
+        Ok(())
     }
 
     /// Subtracts a value that may be nested to `depth`. `None`: it is too large.
@@ -290,6 +342,14 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_takes_the_memory_of_its_texts_and_of_each_part() {
+        let text = || Rule::Plain("x".repeat(1000));
+        let rule = Rule::OneOf(vec![text(), Rule::optional(text()), Rule::Json(json!({ "const": "x".repeat(1000) }))]);
+        let n_bytes = Constraint::Grammar { rule, field: "f".to_owned() }.memory_bytes();
+        assert!((3000 + 5 * size_of::<Rule>()..4000).contains(&n_bytes), "{n_bytes}");
+    }
+
+    #[test]
     fn schemas_are_objects_of_a_bounded_size() {
         assert_eq!(check_schema(&json!({ "type": "object" })), Ok(()));
         assert_eq!(check_schema(&json!("object")), Err(SchemaError::NotAnObject));
@@ -303,6 +363,17 @@ mod tests {
         for long in [described(MAX_TEXT_BYTES + 1), json!({ "enum": [name] }), json!({ "properties": { name: {} } })] {
             assert_eq!(check_schema(&long), Err(SchemaError::TooLarge));
         }
+        let with_definitions = |n_properties: u32, n_definitions: u32| {
+            let of = |prefix: &str, n| {
+                (0..n).map(|i| (format!("{prefix}{i}"), json!({}))).collect::<serde_json::Map<_, _>>()
+            };
+            json!({ "properties": of("p", n_properties), "$defs": of("d", n_definitions) })
+        };
+        let arguments = |n_properties, n_definitions| {
+            Budget::default().take_arguments(&with_definitions(n_properties, n_definitions))
+        };
+        assert_eq!([arguments(1, 9_000), arguments(100, 100)], [Ok(()), Ok(())]);
+        assert_eq!(arguments(9_000, 9_000), Err(SchemaError::TooManyCopies));
         // The schemas of one request have one budget.
         let mut budget = Budget::default();
         assert_eq!(budget.take(&described(MAX_TEXT_BYTES / 2)), Ok(()));

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::json_values::memory_bytes;
+
 /// A function that the client runs for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
@@ -57,6 +59,13 @@ impl Tool {
         }
         function.insert("parameters".to_owned(), self.parameters.clone());
         json!({ "type": "function", "function": function })
+    }
+
+    /// Returns the bytes that it takes in memory. Reads all of it.
+    pub fn memory_bytes(&self) -> usize {
+        let held = self.held.as_ref().map_or(0, memory_bytes);
+        let texts = self.name.capacity() + self.description.as_ref().map_or(0, String::capacity);
+        size_of::<Tool>() + texts + memory_bytes(&self.parameters) + held
     }
 
     /// Returns the schema that calls are held to.
@@ -288,7 +297,7 @@ pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
         if tools[..index].iter().any(|earlier| earlier.name == tool.name) {
             return Err(ToolsError::Duplicate { index });
         }
-        budget.take(tool.held()).map_err(|error| ToolsError::Schema { index, error })?;
+        budget.take_arguments(tool.held()).map_err(|error| ToolsError::Schema { index, error })?;
     }
     match &use_of_tools.choice {
         ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => Err(ToolsError::NothingToCall),

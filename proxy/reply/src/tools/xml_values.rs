@@ -1,6 +1,6 @@
 //! Rules for the values between the tags of Qwen3-Coder's calls, from a tool's schema.
 
-use baton_schemas::constraint::Rule;
+use baton_schemas::constraint::{DEFINITIONS, Rule};
 use serde_json::Value;
 
 /// The rule of a schema's parameters, in its order. For strings only `enum` and `const` apply, because strings stand
@@ -56,10 +56,11 @@ fn whole_pattern(schema: &Value) -> Option<&str> {
     schema.get("pattern")?.as_str()?.strip_prefix("^(?:")?.strip_suffix(")$")
 }
 
-/// Makes a part of a schema complete: adds the root's definitions, which references use.
+/// Makes a part of a schema complete: adds the root's definitions, which references use. The check of tools bounds how
+/// much memory these copies take.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.clone();
-    for key in ["$defs", "definitions"] {
+    for key in DEFINITIONS {
         if let (Some(fields), Some(definitions)) = (schema.as_object_mut(), root.get(key)) {
             fields.entry(key).or_insert_with(|| definitions.clone());
         }
