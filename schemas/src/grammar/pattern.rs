@@ -1,14 +1,15 @@
 //! A grammar as one regular expression, in the syntax of Rust's `regex`.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::lark::{Grammar, GrammarExpr, read};
-use super::{GrammarError, MAX_CHAIN, MAX_GRAMMAR, MAX_WRITTEN};
+use super::{GrammarError, MAX_CHAIN, MAX_GRAMMAR, WriteBudget};
 
 /// Returns the regular expression of the texts that a Lark grammar allows. Errors: the grammar is wrong, a rule refers to
 /// itself, or the result is too large.
-pub(crate) fn pattern_of(lark: &str) -> Result<String, GrammarError> {
-    PatternWriter::new(&read(lark)?)?.whole()
+pub(crate) fn pattern_of(lark: &str, budget: &mut WriteBudget) -> Result<String, GrammarError> {
+    PatternWriter::new(&read(lark)?, budget)?.whole()
 }
 
 /// Removes the anchors of a regular expression that the whole text must match with them and without.
@@ -20,51 +21,83 @@ pub(crate) fn whole(regex: &str) -> &str {
     }
 }
 
-/// Writes rules as regular expressions.
-pub(super) struct PatternWriter<'g> {
+/// Writes rules as regular expressions, all into one text. A regular expression cannot refer to another one, so a rule
+/// stands in it once for each mention; each copy is taken from the budget first.
+pub(super) struct PatternWriter<'g, 'b> {
     grammar: &'g Grammar,
-    /// Rules that are written already.
-    known: HashMap<&'g str, String>,
+    budget: &'b mut WriteBudget,
+    /// The patterns that are written, one after the other.
+    text: String,
+    /// Where the last pattern begins.
+    begin: usize,
+    /// The pattern of ignored texts, which may follow each terminal; empty if nothing is ignored.
+    ignored: Range<usize>,
+    /// Nothing is ignored inside a terminal.
+    is_in_terminal: bool,
+    /// Where rules stand that are written already, by their name and by whether they are a part of a terminal.
+    known: HashMap<(&'g str, bool), Range<usize>>,
     /// The rules that are being written, the outermost first.
     open: Vec<&'g str>,
-    /// The pattern of ignored texts, which may follow each terminal; empty if nothing is ignored.
-    ignored: String,
-    /// The bytes of the rules that are written.
-    n_written: usize,
 }
 
-impl<'g> PatternWriter<'g> {
-    pub(super) fn new(grammar: &'g Grammar) -> Result<Self, GrammarError> {
-        let mut writer =
-            PatternWriter { grammar, known: HashMap::new(), open: Vec::new(), ignored: String::new(), n_written: 0 };
-        let ignored = grammar.ignored.iter().map(|expr| writer.expr(expr)).collect::<Result<Vec<_>, _>>()?;
-        if !ignored.is_empty() {
-            writer.ignored = format!("(?:{})*", ignored.join("|"));
-            writer.known.clear();
+impl<'g, 'b> PatternWriter<'g, 'b> {
+    pub(super) fn new(grammar: &'g Grammar, budget: &'b mut WriteBudget) -> Result<Self, GrammarError> {
+        let mut writer = PatternWriter {
+            grammar,
+            budget,
+            text: String::new(),
+            begin: 0,
+            ignored: 0..0,
+            is_in_terminal: true,
+            known: HashMap::new(),
+            open: Vec::new(),
+        };
+        if !grammar.ignored.is_empty() {
+            writer.joined(&grammar.ignored, "|")?;
+            writer.push("*")?;
         }
+        writer.ignored = 0..writer.text.len();
+        writer.is_in_terminal = false;
         Ok(writer)
     }
 
     /// Writes the whole grammar.
-    pub(super) fn whole(&mut self) -> Result<String, GrammarError> {
-        let start = self.name(&self.grammar.start)?;
-        sized(format!("{}{start}", self.ignored))
+    pub(super) fn whole(mut self) -> Result<String, GrammarError> {
+        // The ignored texts, which the whole may begin with, stand at the beginning already.
+        let grammar = self.grammar;
+        self.name(&grammar.start)?;
+        Ok(self.text)
     }
 
-    fn name(&mut self, name: &str) -> Result<String, GrammarError> {
+    /// Writes one expression as a pattern of its own.
+    pub(super) fn pattern(&mut self, expr: &'g GrammarExpr) -> Result<String, GrammarError> {
+        self.begin = self.text.len();
+        self.expr(expr)?;
+        Ok(self.text[self.begin..].to_owned())
+    }
+
+    /// Takes a part of a rule from the budget of the patterns.
+    pub(super) fn take_rule(&mut self) -> Result<(), GrammarError> {
+        self.budget.take_rule()
+    }
+
+    fn name(&mut self, name: &str) -> Result<(), GrammarError> {
         let Some((name, expr)) = self.grammar.rules.get_key_value(name) else {
             return Err(GrammarError::NoRule(name.to_owned()));
         };
-        let bare = match self.known.get(name.as_str()) {
-            Some(known) => known.clone(),
-            None => self.rule(name, expr)?,
-        };
         let is_terminal = self.grammar.has_terminals && is_terminal(name);
-        Ok(if is_terminal { format!("{bare}{}", self.ignored) } else { bare })
+        let is_inside = self.is_in_terminal;
+        self.is_in_terminal = is_inside || is_terminal;
+        match self.known.get(&(name.as_str(), self.is_in_terminal)).cloned() {
+            Some(known) => self.copy(known)?,
+            None => self.rule(name, expr)?,
+        }
+        self.is_in_terminal = is_inside;
+        if is_terminal { self.ignored() } else { Ok(()) }
     }
 
     /// Writes a rule for the first time.
-    fn rule(&mut self, name: &'g str, expr: &'g GrammarExpr) -> Result<String, GrammarError> {
+    fn rule(&mut self, name: &'g str, expr: &'g GrammarExpr) -> Result<(), GrammarError> {
         if self.open.contains(&name) {
             return Err(GrammarError::Recursive(name.to_owned()));
         }
@@ -72,51 +105,102 @@ impl<'g> PatternWriter<'g> {
             return Err(GrammarError::TooDeep);
         }
         self.open.push(name);
-        // Nothing is ignored inside a terminal.
-        let is_terminal = self.grammar.has_terminals && is_terminal(name);
-        let ignored = if is_terminal { std::mem::take(&mut self.ignored) } else { self.ignored.clone() };
-        let written = self.expr(expr)?;
-        self.ignored = ignored;
+        let begin = self.text.len();
+        self.expr(expr)?;
         self.open.pop();
-        self.n_written += written.len();
-        if self.n_written > MAX_WRITTEN {
-            return Err(GrammarError::TooLarge);
-        }
-        self.known.insert(name, written.clone());
-        Ok(written)
+        self.known.insert((name, self.is_in_terminal), begin..self.text.len());
+        Ok(())
     }
 
     /// Writes an expression as a group that repetitions can follow.
-    pub(super) fn expr(&mut self, expr: &'g GrammarExpr) -> Result<String, GrammarError> {
-        let written = match expr {
-            GrammarExpr::Text { text, any_case: false } => format!("(?:{}){}", escaped(text), self.ignored),
-            GrammarExpr::Text { text, any_case: true } => format!("(?i:{}){}", escaped(text), self.ignored),
-            GrammarExpr::Regex { body, flags } => format!("(?{flags}:{body}){}", self.ignored),
+    fn expr(&mut self, expr: &'g GrammarExpr) -> Result<(), GrammarError> {
+        match expr {
+            GrammarExpr::Text { text, any_case } => {
+                self.push(if *any_case { "(?i:" } else { "(?:" })?;
+                self.escaped(text)?;
+                self.push(")")?;
+                self.ignored()
+            }
+            GrammarExpr::Regex { body, flags } => {
+                for part in ["(?", flags, ":", body, ")"] {
+                    self.push(part)?;
+                }
+                self.ignored()
+            }
             GrammarExpr::Range(first, last) => {
-                format!("[{}-{}]{}", escaped(&first.to_string()), escaped(&last.to_string()), self.ignored)
+                self.push("[")?;
+                self.escaped(first.encode_utf8(&mut [0; 4]))?;
+                self.push("-")?;
+                self.escaped(last.encode_utf8(&mut [0; 4]))?;
+                self.push("]")?;
+                self.ignored()
             }
-            GrammarExpr::Name(name) => self.name(name)?,
-            GrammarExpr::Sequence(items) => self.joined(items, "")?,
-            GrammarExpr::OneOf(items) => self.joined(items, "|")?,
+            GrammarExpr::Name(name) => self.name(name),
+            GrammarExpr::Sequence(items) => self.joined(items, ""),
+            GrammarExpr::OneOf(items) => self.joined(items, "|"),
             GrammarExpr::Repeat { expr, min, max } => {
+                self.push("(?:")?;
+                self.expr(expr)?;
                 let max = max.map(|max| max.to_string()).unwrap_or_default();
-                format!("(?:{}){{{min},{max}}}", self.expr(expr)?)
+                self.push(&format!("){{{min},{max}}}"))
             }
-        };
-        sized(written)
+        }
     }
 
-    fn joined(&mut self, items: &'g [GrammarExpr], by: &str) -> Result<String, GrammarError> {
-        let mut joined = String::from("(?:");
+    fn joined(&mut self, items: &'g [GrammarExpr], by: &str) -> Result<(), GrammarError> {
+        self.push("(?:")?;
         for (at, item) in items.iter().enumerate() {
             if at > 0 {
-                joined.push_str(by);
+                self.push(by)?;
             }
-            joined.push_str(&self.expr(item)?);
-            joined = sized(joined)?;
+            self.expr(item)?;
         }
-        joined.push(')');
-        Ok(joined)
+        self.push(")")
+    }
+
+    /// Writes the pattern of ignored texts, where it may stand.
+    fn ignored(&mut self) -> Result<(), GrammarError> {
+        if self.is_in_terminal { Ok(()) } else { self.copy(self.ignored.clone()) }
+    }
+
+    fn push(&mut self, piece: &str) -> Result<(), GrammarError> {
+        self.take(piece.len())?;
+        self.text.push_str(piece);
+        Ok(())
+    }
+
+    /// Writes again what stands here.
+    fn copy(&mut self, place: Range<usize>) -> Result<(), GrammarError> {
+        self.take(place.len())?;
+        self.text.extend_from_within(place);
+        Ok(())
+    }
+
+    /// Takes room for what is written next. Errors: the pattern becomes too large, or the budget is used up.
+    fn take(&mut self, n_bytes: usize) -> Result<(), GrammarError> {
+        if self.text.len() - self.begin + n_bytes > MAX_GRAMMAR {
+            return Err(GrammarError::TooLarge);
+        }
+        self.budget.take(n_bytes)
+    }
+
+    /// Writes a text, and escapes the characters that have a meaning in regular expressions.
+    fn escaped(&mut self, text: &str) -> Result<(), GrammarError> {
+        for c in text.chars() {
+            match c {
+                '\n' => self.push("\\n")?,
+                '\r' => self.push("\\r")?,
+                '\t' => self.push("\\t")?,
+                c if c.is_control() => self.push(&format!("\\x{{{:x}}}", u32::from(c)))?,
+                c => {
+                    if c.is_ascii_punctuation() && c != '/' && c != '<' && c != '>' {
+                        self.push("\\")?;
+                    }
+                    self.push(c.encode_utf8(&mut [0; 4]))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -125,36 +209,12 @@ pub(super) fn is_terminal(name: &str) -> bool {
     name.trim_start_matches('_').starts_with(|c: char| c.is_ascii_uppercase())
 }
 
-fn sized(pattern: String) -> Result<String, GrammarError> {
-    if pattern.len() > MAX_GRAMMAR { Err(GrammarError::TooLarge) } else { Ok(pattern) }
-}
-
-/// Escapes the characters that have a meaning in regular expressions.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' => escaped.push_str("\\n"),
-            '\r' => escaped.push_str("\\r"),
-            '\t' => escaped.push_str("\\t"),
-            c if c.is_control() => escaped.push_str(&format!("\\x{{{:x}}}", u32::from(c))),
-            c => {
-                if c.is_ascii_punctuation() && c != '/' && c != '<' && c != '>' {
-                    escaped.push('\\');
-                }
-                escaped.push(c);
-            }
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn check(lark: &str, expected: &str) {
-        assert_eq!(pattern_of(lark).as_deref(), Ok(expected), "{lark}");
+        assert_eq!(pattern_of(lark, &mut WriteBudget::default()).as_deref(), Ok(expected), "{lark}");
     }
 
     #[test]
@@ -184,11 +244,25 @@ mod tests {
             "%ignore / /\nstart: A b\nA: B \"x\"\nB: \"y\"\nb: \"z\"",
             "(?:(?: ))*(?:(?:(?:y)(?:x))(?:(?: ))*(?:z)(?:(?: ))*)",
         );
+        // The same rule inside a terminal and outside.
+        check("%ignore / /\nstart: A b\nA: b\nb: \"z\"", "(?:(?: ))*(?:(?:z)(?:(?: ))*(?:z)(?:(?: ))*)");
+    }
+
+    #[test]
+    fn ignored_texts_are_sized_before_they_are_joined() {
+        for (n_ignored, n_rules) in [(2_400, 60), (1_400, 20)] {
+            let chain: String = (0..n_rules).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+            let ignored = "%ignore A\n".repeat(n_ignored);
+            let grammar = format!("start: r0\n{chain}r{n_rules}: A\nA: \"{}\"\n{ignored}", "x".repeat(30_000));
+            let mut budget = WriteBudget::default();
+            assert_eq!(pattern_of(&grammar, &mut budget), Err(GrammarError::TooLarge));
+            assert!(budget.taken() <= MAX_GRAMMAR, "{}", budget.taken());
+        }
     }
 
     #[test]
     fn what_cannot_be_written_is_named() {
-        let refused = |lark: &str| pattern_of(lark).unwrap_err().to_string();
+        let refused = |lark: &str| pattern_of(lark, &mut WriteBudget::default()).unwrap_err().to_string();
         assert_eq!(refused("a: \"b\""), "has no rule named start");
         assert_eq!(refused("start: b"), "has no rule named b");
         assert!(refused("start: \"(\" start \")\" | \"x\"").contains("start refers to itself"));

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::response_format::ResponseFormat;
 use crate::constraint::{Constraint, Rule, check_schema};
-use crate::grammar::{GrammarError, MAX_GRAMMAR, rule_of};
+use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, rule_of};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
 use crate::request::read::{Read, Reading, ValueProblem};
@@ -83,7 +83,12 @@ described!([] WrittenSchema: as SchemaObject);
 
 /// The constraints that a body sets.
 #[derive(Default)]
-struct Constraints(Vec<(String, Constraint)>);
+struct Constraints {
+    /// Each with the field that sets it.
+    set: Vec<(String, Constraint)>,
+    /// What their grammars may be written as.
+    budget: WriteBudget,
+}
 
 impl StructuredBody {
     /// Returns the constraint on the reply. Errors: several fields set one.
@@ -123,16 +128,16 @@ impl StructuredBody {
         all.grammar("grammar", grammar.map(NonEmpty))?;
         all.regex("regex", self.regex.get("")?)?;
         all.grammar("ebnf", self.ebnf.get("")?)?;
-        if let [(first, _), (second, _), ..] = &*all.0 {
+        if let [(first, _), (second, _), ..] = &*all.set {
             return Err(InvalidRequest::at(second, format_args!("the form of the reply is set by '{first}' already")));
         }
-        Ok(all.0.pop().map(|(_, constraint)| constraint))
+        Ok(all.set.pop().map(|(_, constraint)| constraint))
     }
 }
 
 impl Constraints {
     fn push(&mut self, field: &str, constraint: Constraint) {
-        self.0.push((field.to_owned(), constraint));
+        self.set.push((field.to_owned(), constraint));
     }
 
     fn schema(&mut self, field: &str, schema: Option<WrittenSchema>) -> Result<(), InvalidRequest> {
@@ -166,7 +171,7 @@ impl Constraints {
 
     fn grammar(&mut self, field: &str, grammar: Option<NonEmpty>) -> Result<(), InvalidRequest> {
         let Some(NonEmpty(grammar)) = grammar else { return Ok(()) };
-        let rule = rule_of(&grammar).map_err(|error| InvalidRequest::at(field, error))?;
+        let rule = rule_of(&grammar, &mut self.budget).map_err(|error| InvalidRequest::at(field, error))?;
         self.rule(field, rule);
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! `bin/fuzz.rs` lets libFuzzer call it.
 
 mod files;
+mod grammars;
 pub mod limits;
 pub mod mutate;
 mod nodes;
@@ -25,7 +26,7 @@ pub struct FuzzTarget {
 }
 
 /// Every target.
-pub const TARGETS: [FuzzTarget; 19] = [
+pub const TARGETS: [FuzzTarget; 20] = [
     FuzzTarget { name: "kv_reader_raw", body: nodes::kv_reader_raw, seeds: nodes::kv_reader_raw_seeds },
     FuzzTarget { name: "kv_reader", body: nodes::kv_reader, seeds: nodes::kv_reader_seeds },
     FuzzTarget { name: "node_messages", body: nodes::messages, seeds: nodes::messages_seeds },
@@ -36,6 +37,7 @@ pub const TARGETS: [FuzzTarget; 19] = [
     FuzzTarget { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
     FuzzTarget { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },
     FuzzTarget { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
+    FuzzTarget { name: "grammars", body: grammars::grammars, seeds: grammars::seeds },
     FuzzTarget { name: "upstream_events", body: upstreams::events, seeds: upstreams::events_seeds },
     FuzzTarget { name: "upstream_lines", body: upstreams::lines, seeds: upstreams::lines_seeds },
     FuzzTarget { name: "upstream_replies", body: upstreams::replies, seeds: upstreams::replies_seeds },

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::grammar::{GrammarError, MAX_GRAMMAR, pattern_of, whole};
+use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, pattern_of, whole};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, join, object};
 use crate::request::schema::Variant;
@@ -38,8 +38,12 @@ pub(super) struct CustomTool {
 }
 
 impl CustomTool {
-    /// Checks the form at the path `at`.
-    pub(super) fn check(at: &str, format: Option<CustomFormat>) -> Result<CustomTool, InvalidRequest> {
+    /// Checks the form at the path `at`, and takes what its grammar is written as from the budget.
+    pub(super) fn check(
+        at: &str,
+        format: Option<CustomFormat>,
+        budget: &mut WriteBudget,
+    ) -> Result<CustomTool, InvalidRequest> {
         let any = || CustomTool { about: format!("The argument `{INPUT}` is the whole input."), pattern: None };
         let Some(format) = format else { return Ok(any()) };
         match format.r#type.get(at)?.as_deref() {
@@ -50,7 +54,7 @@ impl CustomTool {
         let syntax = format.syntax.required("syntax", at)?;
         let definition = format.definition.required("definition", at)?;
         let (notation, pattern) = match syntax.as_str() {
-            "lark" => ("follows this Lark grammar", pattern_of(&definition)),
+            "lark" => ("follows this Lark grammar", pattern_of(&definition, budget)),
             "regex" if definition.len() > MAX_GRAMMAR => ("", Err(GrammarError::TooLong)),
             "regex" => ("matches this regular expression", Ok(whole(&definition).to_owned())),
             _ => return Err(InvalidRequest::at(join(at, "syntax"), "must be lark or regex")),

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::client_tools::{ClientTool, ClientToolKind, ClientTools};
 use super::custom_tool::{CustomFormat, CustomTool};
+use crate::grammar::WriteBudget;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::invalid::quoted;
@@ -142,7 +143,7 @@ impl ResponseToolsBody {
             let (at, tool) = tool?;
             read.add(&at, tool)?;
         }
-        let ReadTools { mut defined, mut client } = read;
+        let ReadTools { mut defined, mut client, .. } = read;
         client.name_in(&mut defined.tools);
         let mut allowed = None;
         let (choice, written) = match self.tool_choice.get("")? {
@@ -191,6 +192,8 @@ struct ReadTools {
     defined: DefinedTools,
     /// The client's form of each tool, in the same order.
     client: ClientTools,
+    /// What the grammars of custom tools may be written as.
+    budget: WriteBudget,
 }
 
 impl ReadTools {
@@ -255,7 +258,8 @@ impl ReadTools {
         let shown = json!({
             "type": "custom", "name": function.name, "description": function.description, "format": written,
         });
-        let tool = CustomTool::check(&join(at, "format"), format)?.tool(function.name, function.description);
+        let form = CustomTool::check(&join(at, "format"), format, &mut self.budget)?;
+        let tool = form.tool(function.name, function.description);
         self.push(at, tool, ClientTool::new(namespace, ClientToolKind::Custom, shown))
     }
 
@@ -423,6 +427,13 @@ mod tests {
         assert_eq!(refused(json!({"type": "grammar", "syntax": "lark"})), "tools[0].format.definition");
         assert_eq!(refused(grammar("gbnf", "x")), "tools[0].format.syntax");
         assert_eq!(refused(grammar("lark", "start: start")), "tools[0].format.definition");
+        // A short grammar may be a long pattern, but all of a request are bounded together.
+        let long = grammar("lark", &format!("start: {}\nA: \"{}\"", "A ".repeat(30), "x".repeat(2_000)));
+        let all = |n: usize| {
+            let tool = |i: usize| json!({"type": "custom", "name": format!("t{i}"), "format": long});
+            parsed(json!({ "tools": (0..n).map(tool).collect::<Vec<_>>() })).map(|tools| tools.tools.len())
+        };
+        assert_eq!((all(8), all(20)), (Ok(8), Err("tools[17].format.definition".to_owned())));
     }
 
     #[test]
