@@ -25,6 +25,7 @@ pub mod config;
 pub mod error;
 pub mod http;
 mod latency_buckets;
+pub mod log_queue;
 pub mod log_target;
 pub mod model_name;
 pub mod observe;

@@ -22,6 +22,7 @@ mod reload;
 mod service;
 mod shutdown;
 mod simulated_demo;
+mod stalled_log;
 mod suspend;
 mod traces;
 mod upstreams;

@@ -19,6 +19,7 @@ mod key;
 mod lan_address;
 #[cfg(feature = "llama")]
 mod lend;
+mod log;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod node;
@@ -29,21 +30,15 @@ mod serve;
 mod status;
 mod terminal;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use baton_engines::QUIET_LLAMA;
-use baton_engines::trace::TARGET;
 use baton_node::with_bounded_spinning;
-use baton_proxy::log_target::NOTICE;
+use baton_proxy::log_queue::LOG;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, fmt};
+use clap::{CommandFactory, Parser, Subcommand};
+
+use self::log::LogFormat;
 
 /// It takes half the instructions of glibc's for a request, and returns what a load has left behind.
 /// `.cargo/config.toml` has its settings.
@@ -67,14 +62,6 @@ struct Cli {
     log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 const EXAMPLE: &str = "\
@@ -131,7 +118,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let traces = cli.command.traces();
-    let log_problem = start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
+    let log_problem = log::start(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
     // A child has its parent's environment.
     if let Some(problem) = log_problem.filter(|_| !cli.command.is_child()) {
         terminal::note(format_args!("baton: {problem}"));
@@ -141,7 +128,7 @@ pub fn main() -> ExitCode {
         traces.into_iter().for_each(Traces::finish);
         result
     });
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(CommandFailure(message)) => {
             // A library's error may span several lines.
@@ -149,7 +136,9 @@ pub fn main() -> ExitCode {
             terminal::note(format_args!("baton: {line}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    LOG.flush();
+    code
 }
 
 impl Command {
@@ -199,58 +188,6 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
     }
 }
 
-/// The log filter without RUST_LOG.
-fn default_filter() -> String {
-    format!("{QUIET_LLAMA},warn,{NOTICE}=info")
-}
-
-/// The filter of RUST_LOG, and what is wrong with it.
-fn log_filter(asked: Option<String>) -> (EnvFilter, Option<String>) {
-    let Some(asked) = asked else { return (EnvFilter::new(default_filter()), None) };
-    let misspelt = asked.split(',').map(str::trim).find(|part| {
-        // A directive without a level enables everything of the module that it names.
-        let is_word = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        is_word && !part.starts_with("baton") && part.parse::<LevelFilter>().is_err()
-    });
-    let misspelt = misspelt.map(|word| {
-        format!("RUST_LOG: {word:?} is no level (error, warn, info, debug, trace, off), so it is taken as a module")
-    });
-    let filter = if asked.contains("llama") { asked.clone() } else { format!("{QUIET_LLAMA},{asked}") };
-    match EnvFilter::try_new(filter) {
-        Ok(filter) => (filter, misspelt),
-        Err(error) => {
-            let problem = format!("RUST_LOG={asked:?} is ignored: {error}");
-            (EnvFilter::new(default_filter()), Some(problem))
-        }
-    }
-}
-
-/// Returns what is wrong with RUST_LOG.
-fn start_log(format: LogFormat, traces: Option<&Traces>) -> Option<String> {
-    let (filter, problem) = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok());
-    let log = log(filter, format);
-    // Not as an `Option`: a layer that is `None` makes tracing build every span, and ask the filter again each time.
-    match traces {
-        Some(traces) => log.with(traces.layer()).init(),
-        None => log.init(),
-    }
-    problem
-}
-
-/// The log on standard error.
-fn log(filter: EnvFilter, format: LogFormat) -> impl SubscriberExt + for<'a> LookupSpan<'a> + Send + Sync {
-    // Spans of traces go to the collector alone.
-    let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
-    let stderr = std::io::stderr;
-    // Reporting a line that cannot be written would fail as well, and panic.
-    let log = fmt::layer().with_writer(stderr).with_target(false).log_internal_errors(false);
-    let log = match format {
-        LogFormat::Text => log.with_ansi(stderr().is_terminal()).with_filter(filter).boxed(),
-        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
-    };
-    tracing_subscriber::registry().with(log)
-}
-
 fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), CommandFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(command);
@@ -262,27 +199,6 @@ fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_mistake_in_the_log_filter_is_named() {
-        let problem = |asked: &str| log_filter(Some(asked.to_owned())).1.unwrap_or_default();
-        for fine in ["info", "WARN", "debug,hyper=info", "baton_proxy", "off,baton_engines::llama=trace", ""] {
-            assert_eq!(problem(fine), "", "{fine}");
-        }
-        assert!(problem("inof").contains("\"inof\" is no level"));
-        assert!(problem("warn,debgu").contains("\"debgu\" is no level"));
-        assert!(problem("hyper=inof").contains("is ignored"));
-    }
-
-    #[test]
-    fn without_a_collector_no_span_is_built() {
-        let filter = EnvFilter::new(default_filter());
-        tracing::subscriber::with_default(log(filter, LogFormat::Text), || {
-            assert!(tracing::info_span!("request", id = "r").is_disabled());
-            assert!(tracing::info_span!(target: TARGET, "request").is_disabled());
-            assert!(!tracing::error_span!("failure").is_disabled(), "the log is there");
-        });
-    }
 
     #[test]
     fn help_says_what_this_is_and_shows_an_example() {

@@ -142,9 +142,7 @@ fn print_ready(ready: &ReadyEndpoint) {
         Some(discovery) => format!("{}\n\n{banner}", discover::lines(discovery)),
         None => banner.to_string(),
     };
-    if let Err(error) = terminal::print_line(text) {
-        tracing::debug!(%error, "the ready message could not be written: standard output is closed");
-    }
+    terminal::announce(text);
     for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(
             "anyone who can reach {address} can use this server, because it requires no key. Set api_keys or --api-key"

@@ -2,6 +2,10 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::mpsc;
+use std::thread;
+
+use baton_proxy::log_queue::{LOG, MAX_WAIT};
 
 /// Writes to standard output. Returns false if the reader has closed the pipe, which is no error: `head` has read enough.
 /// Errors: the system's, such as a full disk.
@@ -19,9 +23,26 @@ pub(super) fn print_line(text: impl Display) -> io::Result<()> {
     print(format_args!("{text}\n")).map(drop)
 }
 
-/// Writes a line to standard error. Ignores errors: there is no other place to report them.
+/// Writes a line to standard output for a server, which must go on when nobody reads it: after a moment this returns, and
+/// a thread waits.
+pub(super) fn announce(text: String) {
+    let (done, is_done) = mpsc::channel();
+    let write = move || {
+        if let Err(error) = print_line(text) {
+            tracing::debug!(%error, "a message could not be written: standard output is closed");
+        }
+        // Nobody may wait any more.
+        let _ = done.send(());
+    };
+    match thread::Builder::new().name("output".into()).spawn(write) {
+        Ok(_) => drop(is_done.recv_timeout(MAX_WAIT)),
+        Err(error) => tracing::warn!(%error, "a message could not be written"),
+    }
+}
+
+/// Writes a line to standard error, as the log does.
 pub(super) fn note(text: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    LOG.push_last(format!("{text}\n").as_bytes());
 }
 
 /// The text with `?` for control characters: text from another machine must not control this terminal.

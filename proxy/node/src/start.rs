@@ -78,7 +78,7 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
         Ok(serving) => serving,
         Err(NodeFailure::Mistake { message, summary }) if way.has_parent() => {
             parent::tell(&ChildEvent::Failed { message, summary });
-            std::process::exit(1);
+            baton_proxy::log_queue::exit(1);
         }
         Err(failure) => return Err(failure.into()),
     };

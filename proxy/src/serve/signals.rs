@@ -5,6 +5,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::http::server::Shutdown;
+use crate::log_queue;
 
 /// The effect of SIGHUP, which a terminal sends, too, when it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub(super) fn drain_on_signal(shutdown: Shutdown, on_hangup: OnHangup, on_first:
         signals.next().await;
         shutdown.now.cancel();
         signals.next().await;
-        std::process::exit(130);
+        log_queue::exit(130);
     });
 }
 
@@ -37,7 +38,7 @@ pub fn stop_on_signal(stop: CancellationToken, on_hangup: OnHangup) {
         signals.next().await;
         stop.cancel();
         signals.next().await;
-        std::process::exit(130);
+        log_queue::exit(130);
     });
 }
 
@@ -56,7 +57,7 @@ pub async fn end_process_meanwhile<T>(work: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
         done = work => done,
-        _ = signals.next() => std::process::exit(130),
+        _ = signals.next() => log_queue::exit(130),
     }
 }
 

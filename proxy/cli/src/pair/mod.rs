@@ -317,10 +317,7 @@ fn event_printer(joined: Arc<Notify>) -> impl Fn(PairingEvent) + Send + Sync + '
     move |event| match event {
         PairingEvent::Joined { machine, address } => {
             joined.notify_one();
-            let line = terminal::print_line(format_args!("{machine} joined, from {}", address.ip()));
-            if let Err(error) = line {
-                tracing::debug!(%error, "a line could not be written: standard output is closed");
-            }
+            terminal::announce(format!("{machine} joined, from {}", address.ip()));
         }
         PairingEvent::Failed { address, error, n_left } => {
             if n_left >= printed_left.fetch_min(n_left, Ordering::Relaxed) {

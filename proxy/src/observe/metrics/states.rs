@@ -9,6 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::log_queue::LOG;
 use crate::observe::snapshot::{
     EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport, UpstreamReport,
 };
@@ -27,6 +28,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     series.one("requests_places", "Places taken, one for each choice that is generated", requests.places as f64);
     series.one("requests_running_limit", "Places of the endpoint", requests.limit as f64);
     series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
+    series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
 
     let models = || state.models.iter();
     series.gauges(
@@ -239,6 +241,12 @@ impl Series {
         let gauge = Gauge::<f64, AtomicU64>::default();
         gauge.set(value);
         self.registry.register(name, help, gauge);
+    }
+
+    fn count(&mut self, name: &str, help: &str, value: u64) {
+        let counter = Counter::<u64>::default();
+        counter.inc_by(value);
+        self.registry.register(name, help, counter);
     }
 
     fn gauges(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, f64)>) {
