@@ -99,14 +99,15 @@ suspend: ## Stop an endpoint and its nodes for two minutes, as a laptop that sle
 
 # Clippy sees candle, too, which the default build leaves out, and then the program that people install, without what tests and
 # benchmarks turn on.
-check: ## Formatting, lints, docs and the direction of dependencies
+check: ## Gates of scripts/gates.py, formatting, lints, docs and the direction of dependencies
+	scripts/gates.py
+	scripts/test_gates.py
+	scripts/check-docs.py
 	cargo fmt --all --check
 	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets --features baton/candle -- -D warnings
 	@$(TIMED) "clippy without what only measures" cargo clippy $(PROFILE) --locked -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
-	scripts/check-circles.py
-	scripts/check-docs.py
 	@$(TIMED) deny scripts/deny.sh
 
 deny: ## Licences and sources of everything that is linked in
