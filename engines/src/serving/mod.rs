@@ -16,6 +16,7 @@ mod deep_stack;
 mod derivable;
 #[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) mod described;
+mod expansion;
 #[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) mod extent;
 pub(crate) mod images;

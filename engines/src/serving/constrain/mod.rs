@@ -5,6 +5,8 @@
 //! would break the constraint silently. It also refuses constraints that no text can satisfy, if that shows before the
 //! first token; if it shows later, the sequence ends with the same error.
 
+mod factory;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -18,10 +20,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use toktrie::SimpleVob;
 
+use self::factory::factory;
 use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
+use super::expansion;
 use super::lane::Lane;
 use super::lark::{self, with_settings};
 use super::matcher_cache::MatcherCache;
@@ -46,9 +50,6 @@ const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 /// up to 7,000.
 const STACK_BYTES: usize = 256 << 20;
 
-/// toktrie's prefix for tokens that are not text.
-const SPECIAL_MARK: u8 = 0xFF;
-
 /// Compiles constraints for one vocabulary.
 pub(crate) struct Compiler {
     vocabulary: Arc<Vocabulary>,
@@ -58,6 +59,14 @@ pub(crate) struct Compiler {
     cache: MatcherCache,
     /// A compilation cannot be interrupted everywhere. It keeps its turn until it ends, even if nobody waits for it.
     compiling: Lane,
+}
+
+/// A compiled constraint.
+struct Compiled {
+    /// At the beginning of the text.
+    matcher: Matcher,
+    /// The bytes of its lexer.
+    lexer_bytes: usize,
 }
 
 impl Compiler {
@@ -120,9 +129,9 @@ impl Compiler {
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let matcher = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
-        self.cache.put(source, matcher.deep_clone());
-        Ok(matcher)
+        let compiled = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
+        self.cache.put(source, compiled.matcher.deep_clone(), compiled.lexer_bytes);
+        Ok(compiled.matcher)
     }
 
     fn compile_with(
@@ -130,9 +139,9 @@ impl Compiler {
         factory: &ParserFactory,
         constraint: &Constraint,
         is_abandoned: &CancellationToken,
-    ) -> Result<Matcher, EngineError> {
+    ) -> Result<Compiled, EngineError> {
         let problem = match self.matcher(factory, constraint, is_abandoned) {
-            Ok(matcher) => return Ok(matcher),
+            Ok(compiled) => return Ok(compiled),
             Err(problem) => problem,
         };
         let field = constraint.field();
@@ -167,7 +176,7 @@ impl Compiler {
         factory: &ParserFactory,
         constraint: &Constraint,
         is_abandoned: &CancellationToken,
-    ) -> Result<Matcher, String> {
+    ) -> Result<Compiled, String> {
         if is_abandoned.is_cancelled() {
             return Err("its caller has gone".to_owned());
         }
@@ -181,12 +190,15 @@ impl Compiler {
         if !can_end {
             return Err("the schema describes no JSON that ends".to_owned());
         }
-        let mut matcher = Matcher::new(factory.create_parser(self.grammar(constraint)));
+        expansion::check(constraint)?;
+        let parser = factory.create_parser(self.grammar(constraint));
+        let lexer_bytes = parser.as_ref().map_or(0, |parser| parser.parser.lexer_stats().num_bytes);
+        let mut matcher = Matcher::new(parser);
         if let Some(problem) = matcher.get_error() {
             return Err(shortened(&reason(&problem)));
         }
         match matcher.compute_mask_or_eos() {
-            Ok(mask) if !mask.is_zero() => Ok(matcher),
+            Ok(mask) if !mask.is_zero() => Ok(Compiled { matcher, lexer_bytes }),
             outcome => {
                 tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint at the start of the text");
                 Err(if is_dead_end(&matcher) { "no text keeps it" } else { "is too complex" }.to_owned())
@@ -224,26 +236,6 @@ impl Compiler {
 /// The key of a constraint in the cache.
 fn source(constraint: &Constraint) -> Result<String, EngineError> {
     serde_json::to_string(constraint).map_err(EngineError::internal)
-}
-
-fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
-    let Some(&end) = vocabulary.end_of_generation().first() else {
-        return Err("the model has no token that ends a reply".into());
-    };
-    let info = TokRxInfo::new(vocabulary.n_tokens() as u32, end);
-    let words: Vec<Vec<u8>> = (0..vocabulary.n_tokens() as Token)
-        .map(|t| {
-            let piece = vocabulary.piece(t);
-            let is_text = !vocabulary.is_control(t) && !vocabulary.is_end_of_generation(t);
-            if is_text || piece.is_empty() { piece } else { [&[SPECIAL_MARK], &piece[..]].concat() }
-        })
-        .collect();
-    let trie = TokTrie::from(&info, &words).with_eos_tokens(vocabulary.end_of_generation());
-    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
-    factory.quiet();
-    factory.limits_mut().verbose_errors = false;
-    Ok(factory)
 }
 
 fn first_line(text: &str) -> &str {

@@ -8,7 +8,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 use tokio::time::advance;
 
 use super::super::lane::MAX_WAIT;
-use super::super::matcher_cache::MAX_KEPT_BYTES;
+use super::super::matcher_cache::{BYTES_FOR_SOURCE, MAX_KEPT_BYTES};
 use super::*;
 use crate::llama::backend::backend;
 use crate::llama::vocabulary::vocabulary;
@@ -118,7 +118,7 @@ async fn a_constraint_that_is_compiled_twice_at_once_is_kept_once() {
     drop(gate);
     assert!(same.await.iter().all(Result::is_ok));
     let source = source(&constraint).unwrap();
-    compiler.cache.put(source.clone(), Matcher::clone(&compiler.cache.get(&source).unwrap()));
+    compiler.cache.put(source.clone(), Matcher::clone(&compiler.cache.get(&source).unwrap()), 1);
     assert_eq!(compiler.cache.sources().len(), 1);
 }
 
@@ -127,10 +127,39 @@ async fn the_cache_is_bounded_in_bytes() {
     let compiler = compiler();
     let matcher = compiler.constrained(&constraint(0), &[]).await.unwrap().matcher;
     for i in 0..3 {
-        compiler.cache.put(i.to_string().repeat(MAX_KEPT_BYTES / 2), matcher.clone());
+        let quarter = MAX_KEPT_BYTES / 4;
+        compiler.cache.put(i.to_string().repeat(quarter / BYTES_FOR_SOURCE), matcher.clone(), quarter);
     }
     let sources = compiler.cache.sources();
     assert!(sources.iter().map(|source| &source[..1]).eq(["1", "2"]), "the oldest ones left");
+}
+
+#[tokio::test]
+async fn a_constraint_that_becomes_too_large_is_refused_before_it_does() {
+    let compiler = compiler();
+    let problem = async |constraint: Constraint| match compiler.constrained(&constraint, &[]).await {
+        Ok(_) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    let rule = |rule| Constraint::Grammar { rule, field: "f".to_owned() };
+    // 32,000 classes of 26 KB each.
+    let classes = problem(rule(Rule::Pattern(r"\W".repeat(32_000)))).await;
+    assert!(classes.contains("regular expression is too large"), "{classes}");
+    // 100 symbols for each repetition.
+    let repeated = |i: u32| Rule::Repeat { rule: Box::new(Rule::Ref(0)), min: 1_000 + i, max: Some(100_000 + 7 * i) };
+    let symbols = problem(rule(Rule::Rules(vec![Rule::OneOf(vec![
+        Rule::Plain("a".to_owned()),
+        Rule::Sequence((0..2_500).map(repeated).collect()),
+    ])])));
+    let symbols = symbols.await;
+    assert!(symbols.contains("grammar size (number of symbols) too big"), "{symbols}");
+    // 16,384 combinations of patterns.
+    let any = |i: u32| {
+        let patterns = (0..4).map(|k| json!({ "pattern": format!("{}{i}{k}", "x".repeat(2_000)) })).collect::<Vec<_>>();
+        json!({ "anyOf": patterns })
+    };
+    let combined = problem(schema(json!({ "allOf": (0..7).map(any).collect::<Vec<_>>() }))).await;
+    assert!(combined.contains("combines alternatives"), "{combined}");
 }
 
 fn schema(schema: serde_json::Value) -> Constraint {
