@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo test test-long chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -16,7 +16,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 run: build ## Install what is missing, build, fetch the default model, and serve it on http://127.0.0.1:8080
 	target/release/baton serve $(ARGS)
@@ -80,6 +80,10 @@ setup: ## Install build tools that are missing (says what, before it does)
 
 test: setup ## Everything CI runs: checks, unit tests, cross-process tests with the real model, real clients
 	@scripts/run-all.sh
+
+test-long: build ## What `make test` leaves out: random cases, schemathesis, mlx-lm, the quickstart, the thin build (half an hour)
+	@scripts/setup.sh test
+	LONG_PAGE=CONTRIBUTING.md scripts/run-long.sh
 
 chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
 	target/release/baton pull smollm2

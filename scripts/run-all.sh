@@ -14,7 +14,7 @@ trap 'kill "$prepare" 2>/dev/null || true' EXIT
 
 make --no-print-directory check
 $timed "live page's build" scripts/check-page.sh
-$timed "thin build" scripts/check-thin-build.sh
+$timed "thin build" scripts/check-thin-build.sh check
 # With the tests Cargo builds the programs that they start: baton and baton-bench. A build of baton alone before it would compile
 # most of our crates twice, because tests turn on what measures.
 $timed "build of the programs and the tests" cargo test --release --locked --workspace --no-run --quiet

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The tests with real clients: pinned packages in their own environments under target/.
-# `run-clients.sh prepare` only fetches the packages; `run-clients.sh build` also compiles Rust's clients.
+# `run-clients.sh prepare` only fetches the packages; `run-clients.sh build` also compiles Rust's clients. For `make test-long`:
+# `run-clients.sh schemathesis` tries all that the judge can make up, `run-clients.sh mlx` runs in front of mlx-lm's server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON=$PWD/target/release/baton
@@ -21,15 +22,28 @@ environment() {
     cp "$2" "$1/installed.txt"
   fi
 }
+pytest_with() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c "$2" "${@:3}"; } # ENVIRONMENT SETTINGS ARGUMENTS...
+run_tests() { pytest_with "$1" tests/clients/pytest.ini "${@:2}"; }
+
+case "${1:-}" in
+  schemathesis)
+    environment target/clients tests/clients/requirements.txt
+    SCHEMATHESIS=long run_tests target/clients tests/clients/test_judge_schemathesis.py
+    exit
+    ;;
+  mlx)
+    # Its packages are built for Linux with glibc 2.35 or newer, and for Macs.
+    if ! environment target/clients-mlx tests/clients/mlx/requirements.txt; then
+      skip "mlx-lm does not install here, so the tests in front of its server do not run"
+      exit
+    fi
+    run_tests target/clients-mlx -p no:warnings tests/clients/mlx
+    exit
+    ;;
+esac
+
 environment target/clients tests/clients/requirements.txt
 environment target/clients-openai-2 tests/clients/openai_2/requirements.txt
-
-# mlx-lm's packages are built for Linux with glibc 2.35 or newer, and for Macs.
-has_mlx=yes
-if ! environment target/clients-mlx tests/clients/mlx/requirements.txt; then
-  has_mlx=
-  skip "mlx-lm does not install here, so the tests in front of its server do not run"
-fi
 
 # Fetches the agent that CI runs, the smallest of tests/agents: one program of 60 MB to download, for this platform.
 opencode=
@@ -99,20 +113,12 @@ export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
 [ "${1:-}" != build ] || exit 0
 
-pytest_with() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c "$2" "${@:3}"; } # ENVIRONMENT SETTINGS ARGUMENTS...
-run_tests() { pytest_with "$1" tests/clients/pytest.ini "${@:2}"; }
 status=0
 # One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own.
 run_tests target/clients -n 3 --dist loadgroup tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
   --ignore tests/clients/dynamo --ignore tests/clients/vllm || status=1
 # vLLM's connector, without vLLM.
 run_tests target/clients packaging/vllm/tests || status=1
-# Two short suites, side by side.
-mlx=
-if [ -n "$has_mlx" ]; then
-  run_tests target/clients-mlx -p no:warnings tests/clients/mlx > target/clients-mlx.log 2>&1 &
-  mlx=$!
-fi
 run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
 if [ -n "$opencode" ]; then
   PATH=$PWD/target/opencode/node_modules/$opencode/bin:$PATH \
@@ -121,9 +127,5 @@ fi
 if [ -n "$page" ]; then
   # Alone: it measures how long the browser's main thread is busy.
   (cd "$page" && ../../scripts/timed.sh "live page" node_modules/.bin/playwright test) || status=1
-fi
-if [ -n "$mlx" ]; then
-  wait "$mlx" || status=1
-  cat target/clients-mlx.log
 fi
 exit $status

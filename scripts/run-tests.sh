@@ -6,10 +6,8 @@ export BATON_TEST_MODEL BATON_TEST_SWA_MODEL
 BATON_TEST_MODEL=$(target/release/baton pull smollm2)
 # A model with a sliding window. Its licence allows tests and no more.
 BATON_TEST_SWA_MODEL=$(target/release/baton pull gemma3-270m)
-# The mlx engine's Python: the one of the tests in front of mlx-lm's own server. Without it, its tests say that they are left out.
-if [ -x target/clients-mlx/bin/python ] && cmp -s tests/clients/mlx/requirements.txt target/clients-mlx/installed.txt; then
-  export BATON_TEST_MLX_PYTHON=$PWD/target/clients-mlx/bin/python
-fi
+# Random cases of each property; `make test-long` tries more.
+export PROPTEST_CASES=${PROPTEST_CASES:-50}
 
 # A test that hangs must not take all of CI's time: cargo has named it by then, and the other parts still run.
 limit=()
@@ -35,7 +33,6 @@ run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
 run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others
-scripts/timed.sh "quickstart" scripts/quickstart.sh || status=1
 run "documentation tests" "${TEST_THREADS:-2}" --doc
 wait "$clients" || true
 scripts/timed.sh "client tests" scripts/run-clients.sh || status=1

@@ -7,12 +7,17 @@ for tool in c++ g++ aarch64-linux-gnu-g++ clang++ cmake ninja; do
   chmod +x "$hide/$tool"
 done
 
+# Runs a command of cargo on the program without its default features.
+without_cpp() { # COMMAND OPTIONS...
+  PATH="$hide:$PATH" CXX="$hide/c++" ${CARGO:-cargo} "$1" --release --locked --no-default-features "${@:2}"
+}
+
 # Builds the binary for $hide/NAME with these options of cargo build, and with `--package baton-bench` among them the benchmarks
 # beside it.
 build_without_cpp() { # NAME OPTIONS...
   local name=$1
   shift
-  PATH="$hide:$PATH" CXX="$hide/c++" ${CARGO:-cargo} build --release --locked --no-default-features "$@"
+  without_cpp build "$@"
   # Move them away, so that nothing mistakes them for the full programs.
   local built=${CARGO_TARGET_DIR:-target}/${CARGO_BUILD_TARGET:-}/release
   mv "$built/baton" "$hide/$name"

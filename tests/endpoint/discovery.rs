@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use baton_engines::mdns::{self, Announcement, ServiceType};
 use harness::lab::{Lab, Membership, OWNER, ip, with_namespaces, within};
-use harness::{BATON, CLUSTER_KEY, Process};
+use harness::{BATON, CLUSTER_KEY, Capability, Process};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -71,9 +71,8 @@ fn kv_takes_the_fastest_measured_network() {
         let slow =
             format!("netns exec {} tc qdisc add dev eth0 root tbf rate 20mbit burst 64kb latency 200ms", lab.name(1));
         if !Command::new("ip").args(slow.split(' ')).status().is_ok_and(|status| status.success()) {
-            return harness::not_possible_here(
-                "tc cannot slow a network down here, so the choice of the fastest was not tested",
-            );
+            let reason = "tc cannot slow a network down here, so the choice of the fastest was not tested";
+            return harness::not_possible_here(Capability::TrafficControl, reason);
         }
         let _endpoint = lab.endpoint(MEMBER, &[]);
         let _node = lab.node(1, MEMBER, &[]);

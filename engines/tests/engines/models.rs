@@ -23,29 +23,29 @@ pub(crate) fn gemma3() -> Option<PathBuf> {
 /// The Python that has mlx-lm, numpy and gguf.
 #[cfg(feature = "mlx")]
 pub(crate) fn mlx_python() -> Option<PathBuf> {
-    named_by("BATON_TEST_MLX_PYTHON")
+    named_elsewhere("BATON_TEST_MLX_PYTHON", "test-long")
 }
 
 /// SmolLM2 for tests that MLX computes on a processor.
 #[cfg(all(feature = "llama", feature = "mlx"))]
 pub(crate) fn smollm2_for_mlx() -> Option<PathBuf> {
-    for_mlx("BATON_TEST_MLX_MODEL")
+    named_elsewhere("BATON_TEST_MLX_MODEL", "mlx")
 }
 
 /// Gemma 3 270M for them.
 #[cfg(all(feature = "llama", feature = "mlx"))]
 pub(crate) fn gemma3_for_mlx() -> Option<PathBuf> {
-    for_mlx("BATON_TEST_MLX_SWA_MODEL")
+    named_elsewhere("BATON_TEST_MLX_SWA_MODEL", "mlx")
 }
 
-/// They take minutes, so that only `make mlx` and `make candle` run them.
-#[cfg(all(feature = "llama", feature = "mlx"))]
-fn for_mlx(variable: &str) -> Option<PathBuf> {
-    let model = std::env::var_os(variable).map(PathBuf::from);
-    if model.is_none() {
-        println!("SKIPPED: it takes minutes; `make mlx` runs it");
+/// What takes minutes, so that `make test` leaves it out.
+#[cfg(feature = "mlx")]
+fn named_elsewhere(variable: &str, target: &str) -> Option<PathBuf> {
+    let found = std::env::var_os(variable).map(PathBuf::from);
+    if found.is_none() {
+        println!("SKIPPED: it takes minutes; `make {target}` runs it");
     }
-    model
+    found
 }
 
 fn named_by(variable: &str) -> Option<PathBuf> {

@@ -141,8 +141,6 @@ fn any_layout() -> impl Strategy<Value = KvLayout> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
     #[test]
     fn any_handoff_round_trips_however_it_is_cut(
         layout in any_layout(),

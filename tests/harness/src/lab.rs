@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{BATON, Process, long_prompt, not_possible_here};
+use crate::{BATON, Capability, Process, long_prompt, not_possible_here};
 
 /// The endpoint's key.
 pub const OWNER: &str = "owner";
@@ -32,10 +32,12 @@ pub fn with_namespaces(test: &str, run: impl FnOnce()) {
         if works("ip", &["netns", "add", "baton-probe"]) && works("ip", &["netns", "delete", "baton-probe"]) {
             return run();
         }
-        return not_possible_here("ip netns does not work here, so machines in a network were not tested");
+        let reason = "ip netns does not work here, so machines in a network were not tested";
+        return not_possible_here(Capability::Namespaces, reason);
     }
     if !works("unshare", &["--user", "--map-root-user", "--net", "--mount", "true"]) {
-        return not_possible_here("no network namespaces can be made here, so machines in a network were not tested");
+        let reason = "no network namespaces can be made here, so machines in a network were not tested";
+        return not_possible_here(Capability::Namespaces, reason);
     }
     // `ip netns` keeps its files in /run.
     let inside = "mount -t tmpfs tmpfs /run && exec \"$0\" --exact \"$1\" --nocapture";

@@ -86,15 +86,11 @@ pub struct Transfer {
 impl PrefillServers {
     /// The servers of this client, with closed breakers.
     pub(super) fn new(client: &Upstream) -> PrefillServers {
-        let server = |index: usize| PrefillServer {
-            name: format!("prefill-{}", index + 1),
-            breaker: Breaker::pausing_up_to(MAX_PAUSE),
-            index,
-            totals: Mutex::default(),
-            is_missed: AtomicBool::new(false),
-            hangs: Notify::new(),
-        };
-        let servers = (0..client.settings().prefill.len()).map(|index| Arc::new(server(index))).collect();
+        PrefillServers::of(client.settings().prefill.len())
+    }
+
+    fn of(n_servers: usize) -> PrefillServers {
+        let servers = (0..n_servers).map(|index| Arc::new(PrefillServer::new(index))).collect();
         PrefillServers { servers, fallbacks: Fallbacks::default(), turn: AtomicUsize::new(0) }
     }
 
@@ -162,15 +158,31 @@ impl PrefillServers {
 }
 
 impl PrefillServer {
+    fn new(index: usize) -> PrefillServer {
+        PrefillServer {
+            name: format!("prefill-{}", index + 1),
+            breaker: Breaker::pausing_up_to(MAX_PAUSE),
+            index,
+            totals: Mutex::default(),
+            is_missed: AtomicBool::new(false),
+            hangs: Notify::new(),
+        }
+    }
+
     /// Asks the server for a token of this model, if a prompt has missed it and its breaker waits for an answer.
     pub(super) async fn probe(&self, client: &Upstream, model: &str) {
-        if !self.is_missed.swap(false, Ordering::Relaxed) || !self.breaker.awaits_answer() {
+        if !self.take_miss() {
             return;
         }
         let asked = Instant::now();
         if client.prefill_server_computes(self.index, model).await {
             self.breaker.answered(asked);
         }
+    }
+
+    /// Returns true once for the prompts that have missed the server since the last call, if its breaker waits for an answer.
+    fn take_miss(&self) -> bool {
+        self.is_missed.swap(false, Ordering::Relaxed) && self.breaker.awaits_answer()
     }
 
     /// Notes why a prompt that went to the server at `asked` did not reach the upstream as KV.
@@ -233,5 +245,21 @@ impl Transfer {
     fn event(&self, n_transferred: u32) -> EventKind {
         let prefill_ms = self.prefill_time.as_secs_f64() * 1e3;
         EventKind::Prefilled { server: self.server.name.clone(), prefill_ms, n_transferred }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barred_prefill_server_is_probed_only_for_prompts() {
+        let servers = PrefillServers::of(1);
+        let server = servers.next().unwrap();
+        assert!(!server.take_miss(), "it has not failed");
+        server.failed(PrefillFailure::Failed, Instant::now());
+        assert_eq!([(); 3].map(|()| server.take_miss()), [true, false, false], "one prompt, one probe");
+        assert!(servers.next().is_none(), "it is barred");
+        assert_eq!([(); 3].map(|()| server.take_miss()), [true, false, false], "the next prompt");
     }
 }

@@ -23,7 +23,6 @@ const FORCED: [Written; 8] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn a_forced_reply_that_a_limit_cuts_anywhere_has_no_markup_for_text(
         text in "[ -~é😀\\n]{0,12}",

@@ -355,7 +355,6 @@ const BITS: [&str; 40] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
     #[test]
     fn however_a_reply_is_cut_it_is_read_the_same(
         bits in prop::collection::vec(prop::sample::select(BITS.to_vec()), 0..80),

@@ -255,8 +255,6 @@ fn damaged_tensors_are_refused_by_name() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
     #[test]
     fn any_bytes_are_decoded_or_refused(
         form in 0..4u8,
