@@ -1,5 +1,7 @@
 //! Vectors of texts, and scores of documents: a client's request, the request to an engine, and the engine's events.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::keep_alive::KeepAlive;
@@ -38,8 +40,8 @@ pub enum EmbedTask {
     Embed,
     /// Its score as a document for this query, which stands in place of a vector.
     Rerank {
-        /// The query.
-        query: String,
+        /// The query, which is compared with each document.
+        query: Arc<str>,
     },
 }
 

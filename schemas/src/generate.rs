@@ -4,6 +4,7 @@
 //! that would make them fail.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -15,9 +16,11 @@ use crate::message_role::MessageRole;
 pub use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
 use crate::token::Token;
-use crate::tools::ToolUse;
+use crate::tools::{Strictness, Tool, ToolUse};
 
 /// A client's request, independent of the dialect.
+///
+/// A body with 64 prompts becomes 64 of these. Whatever a client can make long, and they have in common, is shared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateRequest {
     /// The model's public name, as the client wrote it.
@@ -29,7 +32,7 @@ pub struct GenerateRequest {
     /// The most new tokens per choice. `None`: until the context ends. 0: prefill only.
     pub max_tokens: Option<u32>,
     /// Strings that end the generation. None is empty.
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     /// How tokens are sampled. The seed is always set: the dialect draws one if the client sent none.
     pub sampling: Sampling,
     /// The sampling fields that the client chose. The model's own defaults may replace the others.
@@ -41,7 +44,7 @@ pub struct GenerateRequest {
     /// Continue after the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
     pub ignore_eos: bool,
     /// The form that the text must have.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<Arc<Constraint>>,
     /// The tools that the model may call.
     pub tools: ToolUse,
     /// Refuse a model that cannot think before it answers.
@@ -64,6 +67,40 @@ impl GenerateRequest {
             Input::Chat(conversation) => &conversation.images,
             Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => &[],
         }
+    }
+
+    /// Returns the bytes of memory that it keeps until its reply ends. Its texts are tokens once it has started, or an
+    /// upstream has them.
+    pub fn kept_bytes(&self) -> usize {
+        // Named one by one: a new field is put on one side or the other.
+        let GenerateRequest {
+            model: _,
+            input: _,
+            n: _,
+            max_tokens: _,
+            stop,
+            sampling: Sampling { logit_bias, .. },
+            chosen: _,
+            top_logprobs: _,
+            prompt_logprobs: _,
+            ignore_eos: _,
+            constraint,
+            tools,
+            wants_thinking: _,
+            keep_alive: _,
+            num_ctx: _,
+            context,
+            is_streamed: _,
+        } = self;
+        // Engines need the images again if they continue the reply elsewhere.
+        let images: usize = self.images().iter().map(|image| image.bytes().len()).sum();
+        // The reader of calls has them. The rules for forced and strict ones repeat their schemas.
+        let n_copies = |tool: &Tool| if tools.is_forced() || tool.strict != Strictness::Loose { 2 } else { 1 };
+        let tools: usize = tools.tools.iter().map(|tool| n_copies(tool) * tool.memory_bytes()).sum();
+        let constraint = constraint.as_ref().map_or(0, |constraint| constraint.memory_bytes());
+        let stop: usize = stop.iter().map(|stop| size_of::<String>() + stop.capacity()).sum();
+        let context = context.as_ref().map_or(0, |tokens| size_of_val(&**tokens));
+        images + tools + constraint + stop + context + size_of_val(&**logit_bias)
     }
 
     /// Returns the tokens before the rendered conversation: prompt and reply of an earlier request.
@@ -121,13 +158,13 @@ pub enum Input {
     /// A conversation. The model's chat template renders it.
     Chat(Conversation),
     /// A whole prompt as text. The spelling of a control token in it is the control token.
-    Text(String),
+    Text(Arc<str>),
     /// A gap to fill between two texts, for models that were trained for it.
     Infill {
         /// The text before the gap.
-        prefix: String,
-        /// The text after the gap.
-        suffix: String,
+        prefix: Arc<str>,
+        /// The text after the gap. The prompts of one body share it.
+        suffix: Arc<str>,
         /// The fields of the body that have them, for errors.
         names: InfillNames,
     },

@@ -40,6 +40,7 @@ pub mod request;
 mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
+mod shared;
 pub mod streams;
 pub mod thinking;
 mod token;

@@ -314,7 +314,8 @@ pub struct RenderRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizeRequest {
     /// The text.
-    pub text: String,
+    #[serde(with = "crate::shared")]
+    pub text: Arc<str>,
     /// Add the tokens that begin and end a text, if the model's file says so.
     pub add_special: bool,
     /// Read the spellings of control tokens, such as `<|im_end|>`, as control tokens.
@@ -325,7 +326,8 @@ pub struct TokenizeRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairRequest {
     /// The query.
-    pub query: String,
+    #[serde(with = "crate::shared")]
+    pub query: Arc<str>,
     /// The document.
     pub document: String,
 }

@@ -1,5 +1,7 @@
 //! How tokens are sampled.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::token::Token;
@@ -9,7 +11,8 @@ use crate::token::Token;
 #[serde(default)]
 pub struct Sampling {
     /// Added to the logits of tokens, −100 to 100.
-    pub logit_bias: Vec<(Token, f32)>,
+    #[serde(with = "crate::shared")]
+    pub logit_bias: Arc<[(Token, f32)]>,
     /// Divides the logits of tokens among the last `repeat_last_n`; multiplies negative logits. 1.0 is off.
     pub repeat_penalty: f32,
     /// How many of the last tokens of prompt and output `repeat_penalty` considers. −1 is all, 0 is off.
@@ -36,7 +39,7 @@ impl Default for Sampling {
     /// 1 alone, makes small models incoherent.
     fn default() -> Self {
         Sampling {
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             repeat_penalty: 1.0,
             repeat_last_n: 64,
             frequency_penalty: 0.0,

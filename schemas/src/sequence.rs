@@ -1,5 +1,7 @@
 //! Requests to continue one sequence of tokens, and the engine's events.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 pub use crate::cache_scope::CacheScope;
@@ -45,9 +47,9 @@ pub struct SequenceRequest {
     /// reveal to one caller what another caller's prompts contain.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
-    /// The form that the text must have. `generated` was sampled under the same constraint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub constraint: Option<Constraint>,
+    /// The form that the text must have, shared by the choices of a request. `generated` was sampled under it.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::shared::optional")]
+    pub constraint: Option<Arc<Constraint>>,
     /// Do not cache the sequence: its prompt was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,

@@ -1,5 +1,7 @@
 //! Tools and calls of tools, independent of the dialect.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use crate::json_values::memory_bytes;
@@ -91,8 +93,8 @@ pub enum ToolChoice {
 /// The tools of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolUse {
-    /// The client's tools.
-    pub tools: Vec<Tool>,
+    /// The client's tools, which the readers of all choices share.
+    pub tools: Arc<[Tool]>,
     /// Which of them the model may or must call.
     pub choice: ToolChoice,
     /// Allow several calls in one reply.
@@ -104,7 +106,7 @@ pub struct ToolUse {
 impl Default for ToolUse {
     /// No tools.
     fn default() -> Self {
-        ToolUse { tools: Vec::new(), choice: ToolChoice::Auto, parallel: true, skipped: Vec::new() }
+        ToolUse { tools: Arc::default(), choice: ToolChoice::Auto, parallel: true, skipped: Vec::new() }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Request bodies that try to use up the endpoint's memory or its threads.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -9,13 +8,6 @@ use harness::{BatonServer, ReloadableServer, eventually_async, said, upstream};
 use tokio::time::timeout;
 
 const MIB: u64 = 1 << 20;
-
-/// The most memory that the server's own process has had, in MiB. Without Linux's `/proc`: what it has now.
-fn peak_mib(server: &BatonServer) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-    peak.map_or_else(|| server.resident_kib(), |kib| kib.parse().unwrap()) / 1024
-}
 
 /// An array of `unit`s with about this many bytes.
 fn array(unit: &str, n_bytes: u64) -> String {
@@ -26,7 +18,7 @@ fn array(unit: &str, n_bytes: u64) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn sixteen_hostile_bodies_at_once_cost_little_memory_and_hold_nobody_up() {
     let server = BatonServer::with(&["--engine", "sim"]);
-    let before = peak_mib(&server);
+    let before = server.peak_mib();
     let mut waits = Vec::new();
     let client = reqwest::Client::new();
     let message = r#""model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1"#;
@@ -58,7 +50,7 @@ async fn sixteen_hostile_bodies_at_once_cost_little_memory_and_hold_nobody_up() 
     // On a quiet machine, 99 of 100 take less than 100 ms. Bodies that are parsed on the runtime hold up each for 8 s.
     let slow = waits.get(waits.len() * 9 / 10).copied().unwrap_or_default();
     assert!(slow < Duration::from_secs(2), "/health is held up: {waits:?}");
-    let grown = peak_mib(&server).saturating_sub(before);
+    let grown = server.peak_mib().saturating_sub(before);
     assert!(grown <= 256, "the endpoint grew by {grown} MiB");
 }
 

@@ -19,6 +19,7 @@ mod operator_view;
 mod pairing;
 mod poison;
 mod reload;
+mod request_memory;
 mod service;
 mod shutdown;
 mod simulated_demo;

@@ -1,5 +1,6 @@
 //! Calls to a node: what they carry, and how far a node's replies are believed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_schemas::EngineError;
@@ -10,6 +11,8 @@ use http::header::CONTENT_TYPE;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 use tracing::Span;
 
 use super::call_failure;
@@ -33,6 +36,13 @@ pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The deadline of calls for which the node computes nothing: its description, its load, measurements.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Calls with less text do not wait for room.
+const SHORT_TEXT: usize = 64 << 10;
+
+/// The KiB of text in calls to a node that are being written and sent. Each is copied, and written as JSON. A node whose
+/// calls wait holds up no other node.
+const MAX_LONG_KIB: usize = 32 << 10;
+
 /// The parts that calls to a node have in common.
 #[derive(Clone)]
 pub(super) struct NodeCalls {
@@ -43,9 +53,26 @@ pub(super) struct NodeCalls {
     pub(super) key: String,
     /// The versions of the stream protocol that this endpoint speaks.
     pub(super) versions: StreamVersions,
+    /// Permits for long texts, one for each KiB.
+    pub(super) long: Arc<Semaphore>,
 }
 
 impl NodeCalls {
+    pub(super) fn new(client: Client, base: String, address: String, key: String) -> NodeCalls {
+        let long = Arc::new(Semaphore::new(MAX_LONG_KIB));
+        NodeCalls { client, base, address, key, versions: StreamVersions::OURS, long }
+    }
+
+    /// Waits for room to copy and send about so many bytes. Keep it until the node has them. Errors: there was none in time.
+    pub(super) async fn room(&self, n_bytes: usize) -> Result<Option<SemaphorePermit<'_>>, EngineError> {
+        if n_bytes <= SHORT_TEXT {
+            return Ok(None);
+        }
+        let n_kib = (n_bytes >> 10).min(MAX_LONG_KIB) as u32;
+        let permit = timeout(ANSWER_TIMEOUT, self.long.acquire_many(n_kib)).await;
+        permit.ok().and_then(Result::ok).map(Some).ok_or_else(timed_out)
+    }
+
     pub(super) fn request(&self, method: Method, call: &str) -> RequestBuilder {
         let request = self.client.request(method, format!("{}{BASE_PATH}/{call}", self.base)).bearer_auth(&self.key);
         match trace::traceparent(&Span::current()) {

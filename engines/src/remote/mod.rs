@@ -14,6 +14,8 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
+use baton_schemas::image::Image;
+use baton_schemas::json_values::memory_bytes;
 use baton_schemas::node::{
     DetokenizedText, NodeDescription, NodeInfo, NodeLoad, PairRequest, RenderRequest, TokenList, TokenPieces,
     TokenizeRequest,
@@ -99,7 +101,7 @@ impl RemoteEngine {
             NodeAddress::Url(_) | NodeAddress::Paths(..) => base.clone(),
         };
         let key = cluster_key.to_owned();
-        let calls = NodeCalls { client, base, address, key, versions: StreamVersions::OURS };
+        let calls = NodeCalls::new(client, base, address, key);
         Ok(RemoteEngine { calls: Arc::new(calls), streams: NodeStreams::default() })
     }
 
@@ -128,15 +130,21 @@ impl Engine for RemoteEngine {
     }
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        let Conversation { messages, tools, template_args, images } = conversation;
+        let texts: usize = messages.iter().map(|message| message.content.len()).sum();
+        let values: usize = tools.iter().chain(template_args.values()).map(memory_bytes).sum();
+        let _room = self.calls.room(texts + values + n_bytes_of(images)).await?;
         let request = RenderRequest { conversation: conversation.clone() };
         Ok(self.calls.post::<TokenList>("render", request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        let _room = self.calls.room(request.text.len()).await?;
         Ok(self.calls.post::<TokenList>("tokenize", request.clone(), ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        let _room = self.calls.room(request.query.len() + request.document.len()).await?;
         Ok(self.calls.post::<TokenList>("pair", request.clone(), ANSWER_TIMEOUT).await?.tokens)
     }
 
@@ -160,6 +168,8 @@ impl Engine for RemoteEngine {
 
     /// Dropping the stream cancels the sequence.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let images = request.images.as_ref().map_or(0, |images| n_bytes_of(&images.images));
+        let _room = self.calls.room(images + TOKEN_BYTES * (request.prompt.len() + request.generated.len())).await?;
         self.stream::<SequenceEvent>(StreamWork::Generate, request).await
     }
 
@@ -179,6 +189,13 @@ impl RemoteEngine {
         let body = long_json::written(request).await.map_err(EngineError::internal)?;
         Ok(self.streams.start::<D>(&self.calls, work, body).await?.boxed())
     }
+}
+
+/// The bytes of a token in JSON, with its comma.
+const TOKEN_BYTES: usize = 6;
+
+fn n_bytes_of(images: &[Image]) -> usize {
+    images.iter().map(|image| image.bytes().len()).sum()
 }
 
 #[cfg(test)]

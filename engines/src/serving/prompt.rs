@@ -52,7 +52,7 @@ impl<N: EngineName> ModelEngine<N> {
         let rendered = self.texts.run(n_bytes, render).await?;
         let pieces = match rendered {
             Ok(pieces) => pieces,
-            Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt).await),
+            Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt.into()).await),
             Err(other) => return Err(EngineError::Template { message: other.to_string() }),
         };
         let tokenizer = Arc::clone(&self.tokenizer);
@@ -100,13 +100,12 @@ impl<N: EngineName> ModelEngine<N> {
         match &self.pairs {
             None => Err(EngineError::Unsupported { feature: "reranking: its model is no reranker".into() }),
             Some(PairForm::Template(template)) => {
-                let messages = [query, document].map(|text| Message::new(MessageRole::User, text.clone()));
+                let messages = [query, document.as_str()].map(|text| Message::new(MessageRole::User, text.to_owned()));
                 let conversation = Conversation { messages: messages.into(), ..Conversation::default() };
                 self.render_with(template, &conversation).await
             }
             Some(PairForm::Joined(Joints { before, between, after })) => {
-                let text =
-                    |text: &str| TokenizeRequest { text: text.to_owned(), add_special: false, parse_special: false };
+                let text = |text: &str| TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
                 let query = self.tokenize_text(text(query)).await?;
                 let document = self.tokenize_text(text(document)).await?;
                 Ok([&before[..], &query, between, &document, after].concat())
@@ -122,7 +121,7 @@ impl<N: EngineName> ModelEngine<N> {
 
     /// The error for a text that cannot fit. Clients remove as much of a conversation as the number of tokens says. Here
     /// it is an estimate from samples of the text.
-    async fn overflow(&self, text: String) -> EngineError {
+    async fn overflow(&self, text: Arc<str>) -> EngineError {
         let tokenizer = Arc::clone(&self.tokenizer);
         let n_ctx = self.info.n_ctx;
         let estimate = self.texts.run(SAMPLE_BYTES, move || estimate(&*tokenizer, &text)).await;

@@ -141,6 +141,15 @@ impl SimEngine {
         self.state.speed.store(factor.to_bits(), Ordering::Relaxed);
     }
 
+    /// Refuses texts that cannot fit the context before their tokens are listed, as other engines do. Each byte is a token.
+    fn check_length(&self, n_bytes: usize) -> Result<(), EngineError> {
+        let n_ctx = self.state.config.n_ctx;
+        match u32::try_from(n_bytes) {
+            Ok(n_prompt) if n_prompt <= n_ctx + 1 => Ok(()),
+            n_prompt => Err(EngineError::ContextOverflow { n_prompt: n_prompt.unwrap_or(u32::MAX), n_ctx }),
+        }
+    }
+
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
         let config = &self.state.config;
         if request.prompt.is_empty() {
@@ -205,10 +214,13 @@ impl Engine for SimEngine {
     }
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        let n_bytes = conversation.messages.iter().map(|message| message.content.len()).sum();
+        self.check_length(n_bytes)?;
         Ok(self.state.unless_abort(SimWork::Tokenize, text::render(conversation)))
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.check_length(request.text.len())?;
         Ok(self.state.unless_abort(SimWork::Tokenize, text::tokenize(request)))
     }
 

@@ -29,7 +29,7 @@ pub(super) fn bytes(tokens: &[Token]) -> Vec<u8> {
 pub(super) fn render(conversation: &Conversation) -> Vec<Token> {
     let turns = conversation.messages.iter().map(|m| format!("<|{}|>{}\n", m.role.as_str(), m.content));
     let text: String = turns.chain(["<|assistant|>".to_owned()]).collect();
-    tokenize(&TokenizeRequest { text, add_special: true, parse_special: false })
+    tokenize(&TokenizeRequest { text: text.into(), add_special: true, parse_special: false })
 }
 
 /// Generates the reply to one prompt. Each token depends only on prompt, seed and position.

@@ -39,7 +39,7 @@ impl UpstreamKind {
         let protocol = self.protocol();
         let has_names = !protocol.model_names(&reply).is_empty();
         let has_info = protocol.read_model_info("m", &reply) != Default::default();
-        let tasks = [EmbedTask::Embed, EmbedTask::Rerank { query: String::new() }];
+        let tasks = [EmbedTask::Embed, EmbedTask::Rerank { query: "".into() }];
         let has_vectors = tasks.iter().any(|task| {
             protocol.read_embed_reply(task, &reply, n_vectors).is_ok_and(|read| {
                 assert_eq!(read.vectors.len(), n_vectors, "one vector for each text");

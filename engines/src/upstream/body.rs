@@ -61,7 +61,7 @@ impl<'a> BodyWriter<'a> {
     pub(super) fn set_stops(&mut self) {
         let stops = &self.asked.request.stop;
         if !self.settings.abort && !stops.is_empty() {
-            self.set("stop", stops.clone());
+            self.set("stop", stops.to_vec());
         }
     }
 

@@ -287,7 +287,7 @@ impl Upstream {
         }
         let prompt = self.tokens_at_once(TokenQuestion::Render(chat), model, request_id).await?;
         let TokenAnswer::Text(text) = prompt else { return Ok(prompt) };
-        let text = TokenizeRequest { text, add_special: true, parse_special: true };
+        let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: true };
         self.tokens_at_once(TokenQuestion::Tokenize(&text), model, request_id).await
     }
 

@@ -65,7 +65,7 @@ impl Protocol for LlamaServer {
         let named = ("model", model.into());
         Ok(match question {
             TokenQuestion::Tokenize(request) => {
-                let content = ("content", request.text.as_str().into());
+                let content = ("content", (&*request.text).into());
                 let special = ("add_special", request.add_special.into());
                 let parse = ("parse_special", request.parse_special.into());
                 ApiCall::new(ApiPath::Root("tokenize"), [named, content, special, parse])

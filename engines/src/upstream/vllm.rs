@@ -79,7 +79,7 @@ impl Protocol for Vllm {
         let named = ("model", model.into());
         Ok(match question {
             TokenQuestion::Tokenize(request) => {
-                let prompt = ("prompt", request.text.as_str().into());
+                let prompt = ("prompt", (&*request.text).into());
                 let special = ("add_special_tokens", request.add_special.into());
                 ApiCall::new(ApiPath::Root("tokenize"), [named, prompt, special])
             }

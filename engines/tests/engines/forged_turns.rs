@@ -21,7 +21,7 @@ async fn a_message_cannot_forge_a_turn() {
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2048), ..LlamaConfig::new(model) };
     let engine = LlamaEngine::start(config, None).unwrap();
     let tokenize = async |text: &str, parse_special| {
-        let request = TokenizeRequest { text: text.to_owned(), add_special: false, parse_special };
+        let request = TokenizeRequest { text: text.into(), add_special: false, parse_special };
         engine.tokenize(&request).await.unwrap()
     };
     let control = async |text: &str| tokenize(text, true).await[0];

@@ -29,13 +29,13 @@ impl Rig {
 
     /// The text that follows `said`, with control tokens spelled out.
     async fn after(&self, said: &str, rule: Option<&Rule>) -> String {
-        let text = TokenizeRequest { text: said.to_owned(), add_special: false, parse_special: true };
+        let text = TokenizeRequest { text: said.into(), add_special: false, parse_special: true };
         let request = SequenceRequest {
             prompt: self.prompt.clone(),
             generated: self.engine.tokenize(&text).await.unwrap(),
             max_tokens: Some(48),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            constraint: rule.map(|rule| Constraint::Grammar { rule: rule.clone(), field: "tools".to_owned() }),
+            constraint: rule.map(|rule| Constraint::Grammar { rule: rule.clone(), field: "tools".to_owned() }.into()),
             ..SequenceRequest::default()
         };
         let mut events = self.engine.generate(request).await.unwrap();
@@ -109,7 +109,7 @@ async fn optional_schemas_are_enforced_if_possible() {
 async fn schemas_that_cannot_be_enforced_are_refused_with_their_field() {
     let Some(rig) = Rig::start().await else { return };
     let rule = Rule::Sequence(vec![Rule::literal("x"), Rule::Json(json!({ "type": "array", "uniqueItems": true }))]);
-    let constraint = Some(Constraint::Grammar { rule, field: "tools".to_owned() });
+    let constraint = Some(Constraint::Grammar { rule, field: "tools".to_owned() }.into());
     let request = SequenceRequest { prompt: rig.prompt.clone(), constraint, ..SequenceRequest::default() };
     let Err(error) = rig.engine.generate(request).await else { panic!("the request was accepted") };
     println!("{error}");
@@ -118,8 +118,11 @@ async fn schemas_that_cannot_be_enforced_are_refused_with_their_field() {
 
 /// The field and the message of the error.
 async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
-    let request =
-        SequenceRequest { prompt: rig.prompt.clone(), constraint: Some(constraint), ..SequenceRequest::default() };
+    let request = SequenceRequest {
+        prompt: rig.prompt.clone(),
+        constraint: Some(constraint.into()),
+        ..SequenceRequest::default()
+    };
     let error = match rig.engine.generate(request).await {
         Err(error) => error,
         Ok(events) => events.filter_map(|event| async move { event.err() }).boxed().next().await.unwrap(),
@@ -185,7 +188,7 @@ async fn a_long_chain_of_references_does_not_end_the_process() {
     let request = SequenceRequest {
         prompt: rig.prompt.clone(),
         max_tokens: Some(4),
-        constraint: Some(constraint),
+        constraint: Some(constraint.into()),
         ..SequenceRequest::default()
     };
     // A string, or an error that names the field.
@@ -199,11 +202,11 @@ async fn a_long_chain_of_references_does_not_end_the_process() {
 async fn generated_tokens_are_replayed_before_the_sequence_is_queued() {
     let Some(rig) = Rig::start().await else { return };
     let rule = Rule::Sequence(vec![Rule::literal("yes"), Rule::text()]);
-    let text = TokenizeRequest { text: "no, never".to_owned(), add_special: false, parse_special: false };
+    let text = TokenizeRequest { text: "no, never".into(), add_special: false, parse_special: false };
     let request = SequenceRequest {
         prompt: rig.prompt.clone(),
         generated: rig.engine.tokenize(&text).await.unwrap(),
-        constraint: Some(Constraint::Grammar { rule, field: "tools".to_owned() }),
+        constraint: Some(Constraint::Grammar { rule, field: "tools".to_owned() }.into()),
         ..SequenceRequest::default()
     };
     // The scheduler's thread would report it as an event.

@@ -31,7 +31,7 @@ async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
         LlamaEngine::start(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), ..LlamaConfig::new(model) }, None)
             .unwrap();
     for text in ["A story about a fox and a hen:", "def fibonacci(n):\n"] {
-        let text = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+        let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
         let prompt = engine.tokenize(&text).await.unwrap();
         let request = SequenceRequest {
             prompt,

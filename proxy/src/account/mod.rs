@@ -1,14 +1,14 @@
 //! The account of an API key: its permissions, its limits, and what is left of its rates.
 
-pub mod body_memory;
 mod rate;
+pub mod request_memory;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use self::body_memory::BodyMemory;
 pub use self::rate::Quota;
 use self::rate::Rate;
+use self::request_memory::RequestMemory;
 use crate::error::{RateUnit, RequestError};
 use crate::model_name;
 
@@ -55,8 +55,8 @@ pub struct Account {
     pub name: String,
     /// The permissions and limits of the key.
     pub limits: KeyLimits,
-    /// The key's share of the memory for request bodies; `None` if there is only this account.
-    pub(crate) body_memory: Option<Arc<BodyMemory>>,
+    /// The key's share of the memory that requests hold; `None` if there is only this account.
+    pub(crate) memory: Option<Arc<RequestMemory>>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
     /// The account that replaced this one when its limits changed. Requests that still run under this account charge
@@ -71,22 +71,22 @@ impl Account {
             name: name.into(),
             requests: limits.requests_per_minute.and_then(Rate::per_minute),
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
-            body_memory: Some(BodyMemory::of_key()),
+            memory: Some(RequestMemory::of_key()),
             limits,
             successor: OnceLock::new(),
         }
     }
 
-    /// Creates the account of every caller where no keys are configured. It has the whole memory for bodies.
+    /// Creates the account of every caller where no keys are configured. It may hold all the memory for requests.
     pub fn of_everyone() -> Account {
-        Account { body_memory: None, ..Account::new("anyone", KeyLimits::default()) }
+        Account { memory: None, ..Account::new("anyone", KeyLimits::default()) }
     }
 
     /// Replaces this account with one that has other limits. The new account keeps the usage of this one, and shares its
-    /// memory for bodies.
+    /// memory.
     pub fn succeed(&self, limits: KeyLimits) -> Arc<Account> {
-        let memory = self.body_memory.clone();
-        let successor = Arc::new(Account { body_memory: memory, ..Account::new(self.name.clone(), limits) });
+        let memory = self.memory.clone();
+        let successor = Arc::new(Account { memory, ..Account::new(self.name.clone(), limits) });
         // From here on, requests that end charge the successor.
         if self.successor.set(Arc::clone(&successor)).is_ok() {
             let carry = |from: &Option<Rate>, to: &Option<Rate>| {

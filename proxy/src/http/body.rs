@@ -1,7 +1,8 @@
 //! Reads request bodies: bounded in size, time and memory, decompressed, and treated as JSON for every `Content-Type`.
 //!
-//! Bare `curl -d` sends `application/x-www-form-urlencoded`, so the type is ignored. The dialect parses the bytes. Large
-//! and compressed bodies are parsed on threads of their own, a few at a time, because that takes up to a second.
+//! Bare `curl -d` sends `application/x-www-form-urlencoded`, so the type is ignored. The dialect parses the bytes, on
+//! threads of their own and a few bodies at a time, because a body may grow to a hundred times its size and take up to a
+//! second. Only tiny bodies are parsed where they arrive. What a body becomes is charged to its key while it is held.
 //! Every error here uses the JSON envelope, because clients print its message.
 
 use std::io::{self, Read};
@@ -13,17 +14,18 @@ use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
 use baton_engines::awake;
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
+use baton_schemas::request::measured;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::body_budget::BodyBudget;
+use super::parser_threads::ParserThreads;
 use super::request_steps::is_stopping;
 use super::{HttpFailure, HttpState, unread_body};
 use crate::account::Account;
-use crate::account::body_memory::{BodyCharge, BodyHold, BodyMemoryFull, ORDINARY_BODY, SMALL_BODY};
+use crate::account::request_memory::{MemoryCharge, MemoryFull, ORDINARY_BODY, RequestHold};
 use crate::request::caller::Caller;
 
 /// A body brings [`PROGRESS_BYTES`] in each of these periods until it ends, so that stalled ones do not keep memory.
@@ -43,6 +45,10 @@ const ALWAYS_DECODED: usize = 1 << 20;
 /// How many times its size a larger body may grow. Conversations grow by 3 to 20 times, bombs by 1,000.
 const MAX_RATIO: usize = 100;
 
+/// A body up to this size is parsed where it arrived: a short question. However it is written, that takes a millisecond at
+/// most, and another thread would take longer than most of them.
+const TINY_BODY: usize = 2 << 10;
+
 /// Decompressed bytes are charged in steps of this size.
 const DECODE_STEP: usize = 64 << 10;
 
@@ -52,10 +58,10 @@ pub struct JsonBody {
     encoding: ContentEncoding,
     /// The maximum size, decompressed.
     limit: usize,
-    budget: BodyBudget,
-    charge: BodyCharge,
+    threads: ParserThreads,
+    charge: MemoryCharge,
     account: Option<Arc<Account>>,
-    hold: BodyHold,
+    hold: RequestHold,
 }
 
 impl FromRequest<HttpState> for JsonBody {
@@ -85,10 +91,11 @@ impl JsonBody {
         let encoding = ContentEncoding::of(&head.headers)?;
         let limit = state.config.max_body_bytes;
         let account = caller.map(|caller| Arc::clone(&caller.account));
-        let mut charge = state.bodies.charge(account.as_deref());
+        let of_key = account.as_ref().and_then(|account| account.memory.clone());
+        let mut charge = MemoryCharge::new(Arc::clone(&state.config.memory), of_key);
         let bytes = read(body, limit, state.config.body_deadline, &mut charge).await?;
-        let hold = caller.map(|caller| caller.body.clone()).unwrap_or_default();
-        Ok(JsonBody { bytes, encoding, limit, budget: state.bodies.clone(), charge, account, hold })
+        let hold = caller.map(|caller| caller.memory.clone()).unwrap_or_default();
+        Ok(JsonBody { bytes, encoding, limit, threads: state.parser_threads.clone(), charge, account, hold })
     }
 
     /// Parses the body with the dialect's parser, and drops its bytes.
@@ -110,35 +117,46 @@ impl JsonBody {
         self,
         parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest> + Send + 'static,
     ) -> Result<T, HttpFailure> {
-        let JsonBody { mut bytes, encoding, limit, budget, mut charge, hold, .. } = self;
+        let JsonBody { mut bytes, encoding, limit, threads, mut charge, hold, .. } = self;
         let arrived_at = Instant::now();
-        let deadline = BodyBudget::deadline();
+        let deadline = ParserThreads::deadline();
         if encoding != ContentEncoding::Identity {
-            let thread = budget.decoder(deadline).await?;
+            let thread = threads.decoder(deadline).await?;
             let decode = move || -> Result<_, HttpFailure> {
                 let _thread = thread;
-                let mut decoded = charge.of_copy();
+                let mut decoded = charge.another();
                 let max_bytes = encoding.max_decoded(bytes.len(), limit);
                 let bytes = encoding.decode(&bytes, max_bytes, &mut decoded);
                 Ok((bytes.map_err(|error| error.failure(max_bytes, limit))?, decoded))
             };
             (bytes, charge) = off_runtime(decode).await?;
         }
-        if bytes.len() <= SMALL_BODY {
-            charge.shrink_to(0);
-            hold.keep(charge, arrived_at.elapsed());
-            return Ok(parse(&bytes)?);
-        }
-        let thread = budget.thread(bytes.len(), deadline).await?;
-        // If the client leaves meanwhile, the thread and the memory stay charged until the parser ends.
-        let parse = move || -> Result<_, HttpFailure> {
-            let _thread = thread;
-            Ok((parse(&bytes)?, charge))
+        let (value, charge) = if bytes.len() <= TINY_BODY {
+            parse_charged(&bytes, charge, parse)?
+        } else {
+            let thread = threads.thread(bytes.len(), deadline).await?;
+            // If the client leaves meanwhile, the thread and the memory stay charged until the parser ends.
+            let parse = move || {
+                let _thread = thread;
+                parse_charged(&bytes, charge, parse)
+            };
+            off_runtime(parse).await?
         };
-        let (value, charge) = off_runtime(parse).await?;
         hold.keep(charge, arrived_at.elapsed());
         Ok(value)
     }
+}
+
+/// Parses a body, and charges what it became. Its texts take as much as its bytes at most.
+fn parse_charged<T>(
+    bytes: &[u8],
+    mut charge: MemoryCharge,
+    parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest>,
+) -> Result<(T, MemoryCharge), HttpFailure> {
+    let (value, n_values) = measured(|| parse(bytes));
+    let value = value?;
+    charge.grow_to(bytes.len() + n_values)?;
+    Ok((value, charge))
 }
 
 /// Runs this on a thread where it may take long.
@@ -169,7 +187,7 @@ async fn read(
     body: &mut Body,
     limit: usize,
     max_time: Duration,
-    charge: &mut BodyCharge,
+    charge: &mut MemoryCharge,
 ) -> Result<Bytes, HttpFailure> {
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large(limit));
@@ -257,7 +275,7 @@ impl ContentEncoding {
     }
 
     /// Decompresses to at most `max_bytes`, so that a decompression bomb fails before it fills the memory.
-    fn decode(self, bytes: &Bytes, max_bytes: usize, charge: &mut BodyCharge) -> Result<Bytes, DecodeError> {
+    fn decode(self, bytes: &Bytes, max_bytes: usize, charge: &mut MemoryCharge) -> Result<Bytes, DecodeError> {
         let compressed = &bytes[..];
         match self {
             ContentEncoding::Identity => Ok(bytes.clone()),
@@ -276,7 +294,7 @@ impl ContentEncoding {
 enum DecodeError {
     TooLong,
     Corrupt,
-    NoMemory(BodyMemoryFull),
+    NoMemory(MemoryFull),
 }
 
 impl From<io::Error> for DecodeError {
@@ -311,7 +329,7 @@ fn has_zlib_header(compressed: &[u8]) -> bool {
     matches!(compressed, [cmf, flg, ..] if cmf & 0x0F == 8 && (u16::from(*cmf) << 8 | u16::from(*flg)) % 31 == 0)
 }
 
-fn bounded(mut reader: impl Read, max_bytes: usize, charge: &mut BodyCharge) -> Result<Bytes, DecodeError> {
+fn bounded(mut reader: impl Read, max_bytes: usize, charge: &mut MemoryCharge) -> Result<Bytes, DecodeError> {
     let mut bytes = Vec::new();
     loop {
         charge.grow_to(bytes.len() + DECODE_STEP).map_err(DecodeError::NoMemory)?;
@@ -365,6 +383,11 @@ mod tests {
     use futures::{StreamExt, stream};
 
     use super::*;
+    use crate::account::request_memory::RequestMemory;
+
+    fn uncharged() -> MemoryCharge {
+        MemoryCharge::new(RequestMemory::of_endpoint(), None)
+    }
 
     fn check(values: &[&str], expected: Option<ContentEncoding>) {
         let mut headers = HeaderMap::new();
@@ -386,13 +409,13 @@ mod tests {
         let stalled = stream::once(async move { spaces(1 << 20) }).chain(stream::pending());
         for body in [stalled.boxed(), every(1, 1_024).boxed()] {
             let asked = Instant::now();
-            let mut charge = BodyBudget::default().charge(None);
+            let mut charge = uncharged();
             let read = read(&mut Body::from_stream(body), 32 << 20, Duration::from_secs(120), &mut charge).await;
             assert_eq!(read.unwrap_err().status, 408);
             assert!(asked.elapsed() < Duration::from_secs(12), "{:?}", asked.elapsed());
         }
         let slow = every(9, PROGRESS_BYTES).take(10).boxed();
-        let mut charge = BodyBudget::default().charge(None);
+        let mut charge = uncharged();
         let read = read(&mut Body::from_stream(slow), 32 << 20, Duration::from_secs(120), &mut charge).await;
         assert_eq!(read.unwrap().len(), 10 * PROGRESS_BYTES);
     }
@@ -408,7 +431,7 @@ mod tests {
             }
             (n < 6).then_some((Ok::<_, io::Error>("text"), n + 1))
         });
-        let mut charge = BodyBudget::default().charge(None);
+        let mut charge = uncharged();
         let body = &mut Body::from_stream(parts.boxed());
         let read = read(body, 32 << 20, Duration::from_secs(120), &mut charge).await;
         assert_eq!(read.unwrap().len(), 24);
@@ -428,10 +451,10 @@ mod tests {
 
     #[test]
     fn a_small_packed_body_takes_memory_that_is_kept_for_small_ones() {
-        let budget = BodyBudget::default();
+        let empty = uncharged();
         let mut ordinary = Vec::new();
         for _ in 0.. {
-            let mut charge = budget.charge(None);
+            let mut charge = empty.another();
             if charge.grow_to(ORDINARY_BODY).is_err() {
                 break;
             }
@@ -440,7 +463,7 @@ mod tests {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         packed.write_all(&[b' '; 500]).unwrap();
         let packed = Bytes::from(packed.finish().unwrap());
-        let decoded = ContentEncoding::Gzip.decode(&packed, ALWAYS_DECODED, &mut budget.charge(None));
+        let decoded = ContentEncoding::Gzip.decode(&packed, ALWAYS_DECODED, &mut empty.another());
         assert_eq!(decoded.unwrap().len(), 500);
     }
 

@@ -1,9 +1,11 @@
 //! Settings of the HTTP surface, from the command line and the configuration file. They stay fixed while the server
 //! runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::access::AccessConfig;
+use crate::account::request_memory::RequestMemory;
 
 /// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
@@ -29,6 +31,8 @@ pub struct HttpConfig {
     pub check_host: bool,
     /// The maximum size of a body in bytes, after decompression.
     pub max_body_bytes: usize,
+    /// The memory that all requests together may hold.
+    pub memory: Arc<RequestMemory>,
     /// Time for a whole body to arrive.
     pub body_deadline: Duration,
     /// How long a stream's head waits for the first result.
@@ -44,6 +48,7 @@ impl Default for HttpConfig {
             access: AccessConfig::default(),
             check_host: true,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            memory: RequestMemory::of_endpoint(),
             body_deadline: DEFAULT_BODY_DEADLINE,
             head_hold: DEFAULT_HEAD_HOLD,
             heartbeat: DEFAULT_HEARTBEAT,

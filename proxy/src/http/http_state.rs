@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::access::SharedAccess;
-use super::body_budget::BodyBudget;
 use super::config::HttpConfig;
 use super::http_backend::HttpBackend;
+use super::parser_threads::ParserThreads;
 use crate::request::caller::Caller;
 use crate::request::models::ListedModel;
 
@@ -25,8 +25,8 @@ pub struct HttpState {
     pub access: SharedAccess,
     /// Limits the number of state streams.
     pub watchers: Watchers,
-    /// Limits the memory of request bodies.
-    pub bodies: BodyBudget,
+    /// Limits the bodies that are parsed at once.
+    pub parser_threads: ParserThreads,
     /// `METHOD PATH` of each route, for people who asked for an unknown one.
     pub routes: Arc<[String]>,
 }

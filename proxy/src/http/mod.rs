@@ -11,7 +11,6 @@ pub mod access;
 mod anthropic;
 pub mod baton;
 pub mod body;
-pub mod body_budget;
 pub mod config;
 pub mod dialect;
 pub mod errors;
@@ -28,9 +27,11 @@ pub mod request_steps;
 pub mod route_header;
 pub mod server;
 
+mod collected;
 mod draining;
 mod nearest_route;
 mod parse_errors;
+mod parser_threads;
 mod passage;
 mod reply_totals;
 mod skipped_tools;
@@ -50,13 +51,13 @@ use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
-use body_budget::BodyBudget;
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
 use openapi::{DocumentText, Routes};
+use parser_threads::ParserThreads;
 use passage::{Checks, Passage};
 pub use server::serve;
 
@@ -85,9 +86,9 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
         while_stopping: routes.paths_while_stopping(),
     };
     let watchers = http_state::Watchers::default();
-    let bodies = BodyBudget::default();
+    let parser_threads = ParserThreads::default();
     let config = Arc::new(config);
-    let state = HttpState { backend, config, access, watchers, bodies, routes: routes.listed().into() };
+    let state = HttpState { backend, config, access, watchers, parser_threads, routes: routes.listed().into() };
     let document = DocumentText::new(routes.documented);
     let router = routes
         .router

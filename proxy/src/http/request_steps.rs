@@ -9,16 +9,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::Sampling;
-use baton_schemas::tools::Tool;
 use baton_schemas::{EngineError, GenerateRequest};
 use futures::stream::{FuturesUnordered, SelectAll};
 use futures::{Stream, StreamExt};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::HttpBackend;
+use crate::account::request_memory::HeldPart;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
@@ -78,12 +76,12 @@ pub fn steps(
     drain: DrainDeadline,
 ) -> RequestSteps {
     // Before the first poll: the prompts of one body wait in different steps.
-    let mut texts = caller.body.texts();
+    let mut memory = caller.memory.part();
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
-        let n_kept = n_bytes_kept(&request);
+        let n_kept = request.kept_bytes();
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
-        texts.shrink_to(n_kept);
+        memory.shrink_to(n_kept);
         let Generation { n_prompt, route, sampling, mut events } = generation;
         yield RequestStep::Accepted { choice: 0, n_prompt, route, sampling };
         // Polled only after it was woken: all requests share the lock of the token.
@@ -106,30 +104,9 @@ pub fn steps(
     Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
 }
 
-/// Returns how many bytes of a body its request keeps until the reply ends. The other texts are tokens by then, or an
-/// upstream has them.
-fn n_bytes_kept(request: &GenerateRequest) -> usize {
-    // Engines need the images again if they continue the reply elsewhere.
-    let images: usize = request.images().iter().map(|image| image.bytes().len()).sum();
-    let of_tool = |tool: &Tool| tool.description.as_ref().map_or(0, String::len) + n_bytes_of(&tool.parameters);
-    let tools: usize = request.tools.tools.iter().map(of_tool).sum();
-    let constraint = match &request.constraint {
-        None | Some(Constraint::JsonObject) => 0,
-        Some(Constraint::JsonSchema { schema, .. }) => n_bytes_of(schema),
-        // Such rules are most of their bodies.
-        Some(Constraint::Grammar { .. }) => usize::MAX,
-    };
-    constraint.saturating_add(images + tools)
-}
-
-/// Returns the length of a value as JSON, roughly.
-fn n_bytes_of(value: &Value) -> usize {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
-        Value::String(text) => text.len() + 2,
-        Value::Array(values) => 2 + values.iter().map(n_bytes_of).sum::<usize>(),
-        Value::Object(fields) => 2 + fields.iter().map(|(key, value)| key.len() + 4 + n_bytes_of(value)).sum::<usize>(),
-    }
+/// Keeps the memory of a part of the request until the steps are dropped: what the reply repeats of it.
+pub(super) fn keeping(part: HeldPart, steps: RequestSteps) -> RequestSteps {
+    Box::pin(steps.inspect(move |_| _ = &part))
 }
 
 /// Merges several requests into one reply: choice `i` of request `k` becomes choice `k · n_each + i`. The first error

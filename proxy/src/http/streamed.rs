@@ -53,7 +53,7 @@ pub(super) async fn respond<W: StreamWriter>(
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
-    let patience = config.head_hold.saturating_sub(caller.body.waited());
+    let patience = config.head_hold.saturating_sub(caller.memory.waited());
     let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
     let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone());

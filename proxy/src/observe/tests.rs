@@ -14,7 +14,7 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
-use crate::account::body_memory::BodyHold;
+use crate::account::request_memory::RequestHold;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
 use crate::observe::snapshot::EndpointState;
@@ -47,7 +47,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         sampling: Sampling::default(),
         chosen: SamplingFields::default(),
         max_tokens: Some(8),
-        stop: Vec::new(),
+        stop: [].into(),
         top_logprobs: None,
         ignore_eos: true,
         constraint: None,
@@ -69,7 +69,7 @@ pub(crate) fn caller() -> Caller {
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
-        body: BodyHold::default(),
+        memory: RequestHold::default(),
         policy: None,
         trace: None,
     }
@@ -104,7 +104,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert!(done.n_prompt > 0 && done.ttft_ms.unwrap() > 0.0 && done.e2e_ms >= done.ttft_ms.unwrap());
 
     // What the engine takes nothing of has not failed.
-    let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
+    let refused = GenerateRequest { constraint: Some(Constraint::JsonObject.into()), ..request("m") };
     assert!(app.generate(refused, caller()).await.is_err());
     assert_eq!(app.state(false).routes[0].outcome, Some(RequestOutcome::Refused));
 

@@ -8,7 +8,7 @@ use baton_schemas::CacheScope;
 use super::admission::RequestAdmission;
 use super::poison_case::PoisonCase;
 use crate::account::Account;
-use crate::account::body_memory::BodyHold;
+use crate::account::request_memory::RequestHold;
 
 /// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]
@@ -25,8 +25,8 @@ pub struct Caller {
     pub admission: RequestAdmission,
     /// The suspicion that the request ends its engines' processes. Its prompts share it.
     pub poison: PoisonCase,
-    /// The memory of the request's body, and how long the body waited for its parser. Its prompts share it.
-    pub body: BodyHold,
+    /// The memory that the request holds, and how long its body waited for the parser. Its prompts share it.
+    pub memory: RequestHold,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

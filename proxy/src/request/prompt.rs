@@ -1,5 +1,7 @@
 //! Renders and tokenizes a request's input on a node that holds the model, and checks that it fits.
 
+use std::sync::Arc;
+
 use baton_reply::tools::{self, NoThinking, ReplyForm};
 use baton_schemas::generate::{ChatPrompt, InfillNames, Input};
 use baton_schemas::image::Image;
@@ -83,7 +85,7 @@ async fn tokens(
             continued(node, info, request.earlier_tokens(), rendered).await?
         }
         // A raw prompt may contain control tokens as text. A message may not: see the engine's `guard`.
-        Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
+        Input::Text(text) => tokenize(node, Arc::clone(text), !begins(text, info), true).await?,
         Input::Infill { prefix, suffix, names } => infill(node, info, [prefix, suffix], *names).await?,
         Input::Tokens(tokens) => {
             check_vocabulary("prompt", tokens.iter().copied(), info)?;
@@ -132,7 +134,7 @@ async fn continued(
         return Ok(rendered);
     }
     let bos = &info.facts.bos_token;
-    let bos = if bos.is_empty() { Vec::new() } else { tokenize(node, bos, false, true).await? };
+    let bos = if bos.is_empty() { Vec::new() } else { tokenize(node, bos.as_str(), false, true).await? };
     Ok([earlier, without_beginning(&rendered, &bos)].concat())
 }
 
@@ -156,7 +158,7 @@ fn begins(text: &str, info: &NodeInfo) -> bool {
 async fn infill(
     node: &Node,
     info: &NodeInfo,
-    [prefix, suffix]: [&str; 2],
+    [prefix, suffix]: [&Arc<str>; 2],
     names: InfillNames,
 ) -> Result<Vec<Token>, RequestError> {
     let Some(control) = info.facts.infill else {
@@ -166,13 +168,18 @@ async fn infill(
         });
     };
     // Only the three tokens below are control tokens.
-    let before = tokenize(node, prefix, false, false).await?;
-    let after = tokenize(node, suffix, false, false).await?;
+    let before = tokenize(node, Arc::clone(prefix), false, false).await?;
+    let after = tokenize(node, Arc::clone(suffix), false, false).await?;
     Ok([&[control.prefix], &before[..], &[control.suffix], &after[..], &[control.middle]].concat())
 }
 
-async fn tokenize(node: &Node, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, RequestError> {
-    let request = TokenizeRequest { text: text.to_owned(), add_special, parse_special };
+async fn tokenize(
+    node: &Node,
+    text: impl Into<Arc<str>>,
+    add_special: bool,
+    parse_special: bool,
+) -> Result<Vec<Token>, RequestError> {
+    let request = TokenizeRequest { text: text.into(), add_special, parse_special };
     Ok(node.engine.tokenize(&request).await?)
 }
 

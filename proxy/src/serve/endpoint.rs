@@ -27,6 +27,7 @@ use super::request_service::RequestService;
 use super::signals::OnHangup;
 use super::supervisor::Supervised;
 use super::{model_files, service_manager, signals};
+use crate::account::request_memory::RequestMemory;
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
 use crate::http::access::host_check::HostCheck;
@@ -99,7 +100,8 @@ impl Endpoint {
         let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);
         service.keep_history();
         let shutdown = Shutdown::default();
-        let http_config = http::HttpConfig { access: config.access.clone(), ..http::HttpConfig::default() };
+        let (access, memory) = (config.access.clone(), Arc::clone(&service.memory));
+        let http_config = http::HttpConfig { access, memory, ..http::HttpConfig::default() };
         let access = http::access::shared(&http_config.access);
         let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
@@ -270,7 +272,8 @@ fn assemble(
     let upstreams = ArcSwap::from_pointee(upstreams);
     let admission = Admission::new(config.admission);
     let targets = Targets { pool, model_loader, upstreams };
-    Ok(RequestService { admission, targets, found, observer: Arc::new(Observer::default()) })
+    let memory = RequestMemory::of_endpoint();
+    Ok(RequestService { admission, targets, found, observer: Arc::new(Observer::default()), memory })
 }
 
 fn serve_all(

@@ -16,6 +16,7 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 use tokio::time::MissedTickBehavior;
 
+use crate::account::request_memory::RequestMemory;
 use crate::error::RequestError;
 use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
@@ -43,6 +44,8 @@ pub struct RequestService {
     /// What was found in the network; `None` if nothing is searched for.
     pub found: Option<Arc<FoundNodes>>,
     pub observer: Arc<Observer>,
+    /// The memory that requests may hold.
+    pub memory: Arc<RequestMemory>,
 }
 
 impl RequestService {
@@ -92,6 +95,7 @@ impl RequestService {
             targets: Targets::of_nodes(pool),
             found: None,
             observer: Arc::default(),
+            memory: RequestMemory::of_endpoint(),
         }
     }
 }
@@ -179,6 +183,7 @@ impl HttpBackend for RequestService {
     fn state(&self, with_addresses: bool) -> EndpointState {
         // Before the first request, nothing else has set the limit.
         self.admission.set_slots(self.targets.n_slots());
+        let memory = self.memory.in_use();
         let observed = Observed {
             pool: &self.targets.pool,
             upstreams: &self.targets.upstreams.load(),
@@ -187,6 +192,9 @@ impl HttpBackend for RequestService {
                 places: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
                 waiting: self.admission.n_waiting() as u64,
+                memory_bytes: memory.held as u64,
+                memory_limit_bytes: memory.limit as u64,
+                memory_refusals: memory.n_refused,
             },
             observer: &self.observer,
             discovery: self.found.as_ref().map(|found| found.state()),

@@ -21,7 +21,7 @@ impl Prompts {
     /// Prompts in the vocabulary of a node's model.
     pub async fn of(engine: &RemoteEngine) -> Result<Prompts, CommandFailure> {
         let n_vocab = engine.info().await?.n_vocab.max(1);
-        let request = TokenizeRequest { text: TEXT.to_owned(), add_special: false, parse_special: false };
+        let request = TokenizeRequest { text: TEXT.into(), add_special: false, parse_special: false };
         Ok(Prompts { text: engine.tokenize(&request).await?, n_vocab, n_made: 0 })
     }
 

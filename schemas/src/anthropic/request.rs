@@ -4,6 +4,8 @@
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any unknown field.
 
+use std::sync::Arc;
+
 use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, json};
@@ -187,12 +189,12 @@ impl MessagesBody {
             input: Input::Chat(chat.conversation),
             n: 1,
             max_tokens,
-            stop: self.stop_sequences.get("")?.unwrap_or_default().0,
+            stop: self.stop_sequences.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,
             top_logprobs: None,
             ignore_eos: false,
-            constraint,
+            constraint: constraint.map(Arc::new),
             tools: chat.tools,
             // Claude's clients ask for thinking whatever the model is, so a model that cannot think is no error.
             wants_thinking: false,
@@ -298,10 +300,10 @@ mod tests {
             "output_config": {"format": {"type": "json_schema", "schema": schema}}}))
         .unwrap();
         assert!(request.generate.is_streamed);
-        assert_eq!((request.generate.sampling.top_k, request.generate.stop), (3, vec!["a".into(), "b".into()]));
+        assert_eq!((request.generate.sampling.top_k, &*request.generate.stop), (3, &["a".into(), "b".into()][..]));
         assert_eq!(
             request.generate.constraint,
-            Some(Constraint::JsonSchema { schema, field: "output_config.format".to_owned() })
+            Some(Constraint::JsonSchema { schema, field: "output_config.format".to_owned() }.into())
         );
         let count = CountRequest::parse(br#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
         assert_eq!(count.chat.conversation.messages.len(), 1);

@@ -2,6 +2,8 @@
 //!
 //! Accepted and ignored: `cache_prompt`, `id_slot`, `samplers`, and any unknown field.
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -133,7 +135,7 @@ impl LlamaGenerate {
     pub fn parse_completion(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: LlamaCompletionBody = read(body)?;
         let inputs = body.prompt.get("")?.check("prompt", "prompts")?.into_iter().map(|input| match input {
-            TextOrTokens::Text(text) => Input::Text(text),
+            TextOrTokens::Text(text) => Input::Text(text.into()),
             TextOrTokens::Tokens(tokens) => Input::Tokens(tokens),
         });
         body.how.check(inputs.collect(), drawn_seed)
@@ -152,7 +154,7 @@ impl LlamaGenerate {
         prefix.push_str(&body.prompt.get("")?.unwrap_or_default());
         let suffix = body.input_suffix.get("")?.unwrap_or_default();
         let names = InfillNames { prefix: "input_prefix", suffix: "input_suffix" };
-        body.how.check(vec![Input::Infill { prefix, suffix, names }], drawn_seed)
+        body.how.check(vec![Input::Infill { prefix: prefix.into(), suffix: suffix.into(), names }], drawn_seed)
     }
 }
 
@@ -171,13 +173,13 @@ impl LlamaGenerateBody {
             input: Input::Tokens(Vec::new()),
             n: 1,
             max_tokens: self.n_predict.get("")?.and_then(Integer::count),
-            stop: self.stop.get("")?.unwrap_or_default().0,
+            stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,
             top_logprobs: self.n_probs.get("")?.and_then(Integer::count).filter(|&n| n > 0),
             prompt_logprobs: None,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-            constraint: self.structured.check()?,
+            constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,

@@ -146,7 +146,8 @@ impl Tokenize {
             (None, None) => return Err(missing("", "content")),
         };
         let add_special = if is_vllms { add_special_tokens } else { add_special };
-        let text = TokenizeRequest { text, add_special, parse_special: body.parse_special.get("")?.unwrap_or(true) };
+        let parse_special = body.parse_special.get("")?.unwrap_or(true);
+        let text = TokenizeRequest { text: text.into(), add_special, parse_special };
         let form = match (with_pieces, is_vllms) {
             (false, false) => TokenizeForm::Tokens,
             (true, _) => TokenizeForm::Pieces,
@@ -185,7 +186,7 @@ mod tests {
 
     fn tokenize(body: &str) -> Option<(String, bool, bool)> {
         let text = Tokenize::parse(body.as_bytes()).ok()?.text;
-        Some((text.text, text.add_special, text.parse_special))
+        Some((text.text.to_string(), text.add_special, text.parse_special))
     }
 
     #[test]

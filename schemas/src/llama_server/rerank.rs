@@ -87,7 +87,7 @@ impl Rerank {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: RerankBody = read(body)?;
-        let query = body.query.get("")?.0;
+        let query = body.query.get("")?.0.into();
         let documents = body.documents.get("")?.each("documents");
         let inputs = documents.map(|document| Ok(EmbedInput::Text(document?.1.0)));
         let inputs = inputs.collect::<Result<Vec<_>, InvalidRequest>>()?;

@@ -1,5 +1,7 @@
 //! The fields that `/api/chat` and `/api/generate` share.
 
+use std::sync::Arc;
+
 use schemars::json_schema;
 use serde_json::{Map, Number, Value};
 
@@ -70,12 +72,12 @@ impl CommonBody {
             input: Input::Tokens(Vec::new()),
             n: 1,
             max_tokens,
-            stop,
+            stop: stop.into(),
             sampling,
             chosen,
             top_logprobs: wants_logprobs.then_some(top_logprobs),
             ignore_eos: false,
-            constraint: self.structured.check_beside(format)?,
+            constraint: self.structured.check_beside(format)?.map(Arc::new),
             tools: check_tools(self.tools, ToolChoice::Auto, true)?,
             wants_thinking: think.is_some_and(|think| think != Think::Off),
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),

@@ -78,8 +78,10 @@ impl OllamaGenerateRequest {
         }
         let Common { generate, template_args } = body.common.check(drawn_seed)?;
         let input = match (suffix, raw) {
-            (Some(suffix), _) => Input::Infill { prefix: prompt, suffix, names: InfillNames::COMMON },
-            (None, true) => Input::Text(prompt),
+            (Some(suffix), _) => {
+                Input::Infill { prefix: prompt.into(), suffix: suffix.into(), names: InfillNames::COMMON }
+            }
+            (None, true) => Input::Text(prompt.into()),
             (None, false) => {
                 let system = body.system.get("")?.filter(|text| !text.is_empty());
                 let system = system.map(|text| Message::new(MessageRole::System, text));
@@ -128,8 +130,8 @@ mod tests {
         let input = parsed(extra.clone()).unwrap().generate.input;
         let got = match input {
             Input::Chat(conversation) => serde_json::to_value(conversation.messages).unwrap(),
-            Input::Text(text) => json!(text),
-            Input::Infill { prefix, suffix, .. } => json!([prefix, suffix]),
+            Input::Text(text) => json!(&*text),
+            Input::Infill { prefix, suffix, .. } => json!([&*prefix, &*suffix]),
             Input::Tokens(_) => panic!("tokens"),
         };
         assert_eq!(got, expected, "{extra}");

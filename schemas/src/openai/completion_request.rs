@@ -1,5 +1,7 @@
 //! `POST /v1/completions`, OpenAI's older route: a body → one [`GenerateRequest`] per prompt.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
@@ -71,7 +73,7 @@ object! {
 /// A checked body of `/v1/completions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
-    /// The requests to run, at least one. They differ only in their inputs and seeds.
+    /// The requests to run, at least one. They differ only in their inputs and seeds, and share the rest.
     pub prompts: Vec<GenerateRequest>,
     /// Begin each choice with its prompt.
     pub echo: bool,
@@ -93,7 +95,7 @@ impl CompletionBody {
     fn check(self, drawn_seed: u64) -> Result<CompletionRequest, InvalidRequest> {
         self.not_yet.check()?;
         let inputs = self.prompt.get("")?.check("prompt", "prompts")?;
-        let suffix = self.suffix.get("")?.filter(|suffix| !suffix.is_empty());
+        let suffix = self.suffix.get("")?.filter(|suffix| !suffix.is_empty()).map(Arc::from);
         let has_suffix = suffix.is_some();
         let inputs = with_suffix(inputs, suffix)?;
         let n = self.n.get("")?.and_then(Integer::count).unwrap_or(1);
@@ -131,13 +133,13 @@ impl CompletionBody {
             n,
             // Null also means OpenAI's default.
             max_tokens: self.max_tokens.get("")?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
-            stop: self.stop.get("")?.unwrap_or_default().0,
+            stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,
             top_logprobs,
             prompt_logprobs,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-            constraint: self.structured.check()?,
+            constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,
@@ -162,12 +164,12 @@ pub(crate) fn nth_prompt(first: &GenerateRequest, idx: u64, input: Input) -> Gen
 }
 
 /// Converts prompts to inputs. With a `suffix`, each prompt is the text before the gap to fill.
-fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<String>) -> Result<Vec<Input>, InvalidRequest> {
+fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<Arc<str>>) -> Result<Vec<Input>, InvalidRequest> {
     let input = |input| match (input, &suffix) {
-        (TextOrTokens::Text(text), None) => Ok(Input::Text(text)),
+        (TextOrTokens::Text(text), None) => Ok(Input::Text(text.into())),
         (TextOrTokens::Tokens(tokens), None) => Ok(Input::Tokens(tokens)),
         (TextOrTokens::Text(prefix), Some(suffix)) => {
-            Ok(Input::Infill { prefix, suffix: suffix.clone(), names: InfillNames::COMMON })
+            Ok(Input::Infill { prefix: prefix.into(), suffix: Arc::clone(suffix), names: InfillNames::COMMON })
         }
         (TextOrTokens::Tokens(_), Some(_)) => Err(InvalidRequest::at("suffix", "needs the prompt as text")),
     };
@@ -241,6 +243,31 @@ mod tests {
         let request = parsed(json!({"prompt": ["a", "b", "c"], "n": 2, "seed": 10})).unwrap();
         let seeds: Vec<_> = request.prompts.iter().map(|prompt| prompt.sampling.seed).collect();
         assert_eq!(seeds, [10, 12, 14]);
+    }
+
+    #[test]
+    fn sixty_four_prompts_share_what_they_have_in_common() {
+        let long = "x".repeat(1 << 20);
+        let schema = json!({ "enum": vec![json!([0]); 5000] });
+        let biases: serde_json::Map<_, _> = (0..1000).map(|token| (token.to_string(), json!(1))).collect();
+        let body = json!({
+            "prompt": vec!["a"; 64], "suffix": long, "json_schema": schema, "stop": "x".repeat(1000), "logit_bias": biases,
+        });
+        let prompts = parsed(body).unwrap().prompts;
+        let suffix = |prompt: &GenerateRequest| match &prompt.input {
+            Input::Infill { suffix, .. } => Arc::clone(suffix),
+            input => panic!("{input:?}"),
+        };
+        let [first, .., last] = &prompts[..] else { panic!() };
+        assert_eq!(prompts.len(), 64);
+        assert!(Arc::ptr_eq(&suffix(first), &suffix(last)));
+        let constraint = |prompt: &GenerateRequest| Arc::clone(prompt.constraint.as_ref().unwrap());
+        assert!(Arc::ptr_eq(&constraint(first), &constraint(last)));
+        assert!(Arc::ptr_eq(&first.stop, &last.stop));
+        assert!(Arc::ptr_eq(&first.sampling.logit_bias, &last.sampling.logit_bias));
+        // What stays after the start is the schema, and no text of the prompt.
+        let n_schema = constraint(first).memory_bytes();
+        assert!((n_schema..n_schema + (32 << 10)).contains(&first.kept_bytes()), "{}", first.kept_bytes());
     }
 
     #[test]

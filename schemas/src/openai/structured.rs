@@ -9,7 +9,8 @@ use crate::constraint::{Constraint, Rule, check_schema};
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, rule_of};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
-use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::read::{Read, Reading, ValueProblem, read_written};
+use crate::request::room;
 use crate::request::schema::described;
 use crate::request::values::{NonEmpty, SchemaObject};
 
@@ -70,7 +71,7 @@ impl Read for WrittenSchema {
     const EXPECTED: &'static str = "a JSON schema";
 
     fn string(json: &str) -> Reading<Self> {
-        let value = serde_json::from_str::<Value>(json).ok().filter(Value::is_object);
+        let value = read_written(json).filter(Value::is_object);
         value.map(WrittenSchema).ok_or_else(|| ValueProblem::value("must be a JSON schema"))
     }
 
@@ -177,6 +178,8 @@ impl Constraints {
     }
 
     fn rule(&mut self, field: &str, rule: Rule) {
+        // Grammars have a budget of their own, so this only notes what the rule takes.
+        room::take(rule.memory_bytes());
         self.push(field, Constraint::Grammar { rule, field: field.to_owned() });
     }
 }
@@ -186,6 +189,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::measured;
     use crate::request::read::read;
 
     fn parsed(body: &Value) -> Result<Option<Constraint>, InvalidRequest> {
@@ -195,6 +199,26 @@ mod tests {
     fn refused(body: Value) -> (String, String) {
         let error = parsed(&body).unwrap_err();
         (error.param.unwrap_or_default(), error.message)
+    }
+
+    #[test]
+    fn a_schema_in_a_string_has_no_more_values_than_the_body_may_have() {
+        let written = |n: usize| json!({ "json_schema": json!({ "enum": vec![json!([0]); n] }).to_string() });
+        assert!(parsed(&written(5_000)).is_ok());
+        let (parsed, n_bytes) = measured(|| parsed(&written(2_000_000)));
+        assert!(parsed.is_err());
+        assert_eq!(n_bytes, 16 << 20, "no more than the room of a body was used");
+    }
+
+    #[test]
+    fn what_a_body_becomes_is_measured() {
+        let schema = json!({ "json_schema": { "enum": vec![json!([0]); 5_000] } });
+        let (constraint, n_bytes) = measured(|| parsed(&schema).unwrap().unwrap());
+        let held = constraint.memory_bytes();
+        assert!((held..3 * held).contains(&n_bytes), "{n_bytes} of {held}");
+        let grammar = json!({ "grammar": format!("root ::= a a\na ::= \"{}\"", "x".repeat(10_000)) });
+        let (constraint, n_bytes) = measured(|| parsed(&grammar).unwrap().unwrap());
+        assert!(n_bytes >= constraint.memory_bytes(), "{n_bytes} of {}", constraint.memory_bytes());
     }
 
     #[test]

@@ -21,3 +21,4 @@ pub(crate) mod unsupported;
 pub(crate) mod values;
 
 pub use invalid::InvalidRequest;
+pub use room::measured;

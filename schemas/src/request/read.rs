@@ -116,6 +116,13 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
     })
 }
 
+/// Reads JSON that stands in a string of the body, within the body's room. `None`: it is not valid, or does not fit.
+pub(crate) fn read_written(json: &str) -> Option<Value> {
+    let mut json = serde_json::Deserializer::from_str(json);
+    let value = JsonReader::<Value>::new().deserialize(&mut json).ok()?.ok()?;
+    json.end().ok().map(|()| value)
+}
+
 /// Reads all items of an array and passes each to `take`.
 pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
     mut items: A,

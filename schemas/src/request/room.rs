@@ -23,6 +23,13 @@ pub(super) fn begin() {
     LEFT.set(Some(MAX_BYTES));
 }
 
+/// Runs the parser of a body. Returns also the most bytes that what it returns takes in memory, apart from the body's texts.
+pub fn measured<T>(parse: impl FnOnce() -> T) -> (T, usize) {
+    begin();
+    let value = parse();
+    (value, MAX_BYTES - LEFT.get().unwrap_or_default())
+}
+
 /// Takes room for a value. Returns false if it does not fit. From then on, no value of this body does.
 pub(crate) fn take(n_bytes: usize) -> bool {
     let left = LEFT.get().and_then(|left| left.checked_sub(n_bytes));

@@ -87,7 +87,7 @@ impl SamplingBody {
         let seed = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1);
         sampling.seed = seed.map_or(sampling.seed, |seed| seed as u64);
         if let Some(biases) = self.logit_bias.get(at)? {
-            sampling.logit_bias = biases.0.map_err(|problem| InvalidRequest::at("logit_bias", problem))?;
+            sampling.logit_bias = biases.0.map_err(|problem| InvalidRequest::at("logit_bias", problem))?.into();
         }
         Ok((sampling, chosen))
     }
@@ -196,7 +196,7 @@ mod tests {
         );
         check(
             json!({"logit_bias": {"5": -100, "7": 0.5}}),
-            Sampling { logit_bias: vec![(5, -100.0), (7, 0.5)], ..base() },
+            Sampling { logit_bias: vec![(5, -100.0), (7, 0.5)].into(), ..base() },
         );
     }
 

@@ -1,5 +1,7 @@
 //! Definitions of tools in the forms of each dialect.
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 
 use super::field::{Field, Items, Required, join, object};
@@ -240,7 +242,7 @@ pub(crate) fn check_defined(
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
-    let tools = ToolUse { tools, choice, parallel, skipped };
+    let tools = ToolUse { tools: tools.into(), choice, parallel, skipped };
     check(&tools).map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
     Ok(if tools.tools.is_empty() { ToolUse { skipped: tools.skipped, ..ToolUse::default() } } else { tools })
 }
@@ -256,12 +258,12 @@ pub(crate) fn check_allowed<T: Definition>(
 }
 
 /// Keeps only the allowed tools. Errors: there are none.
-pub(crate) fn keep_allowed(mut tools: ToolUse, allowed: Allowed) -> Result<ToolUse, InvalidRequest> {
-    tools.tools.retain(|tool| allowed.names.contains(&tool.name));
-    if tools.tools.is_empty() {
+pub(crate) fn keep_allowed(tools: ToolUse, allowed: Allowed) -> Result<ToolUse, InvalidRequest> {
+    let kept: Arc<[Tool]> = tools.tools.iter().filter(|tool| allowed.names.contains(&tool.name)).cloned().collect();
+    if kept.is_empty() {
         return Err(InvalidRequest::at(allowed.field, "names none of the functions among 'tools'"));
     }
-    Ok(ToolUse { choice: allowed.choice, ..tools })
+    Ok(ToolUse { tools: kept, choice: allowed.choice, ..tools })
 }
 
 /// Some of a body's tools.

@@ -100,6 +100,13 @@ impl BatonServer {
         resident_kib(self.process.id())
     }
 
+    /// The most memory that the server's own process has had. Without Linux's `/proc`: what it has now.
+    pub fn peak_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        peak.map_or_else(|| self.resident_kib(), |kib| kib.parse().unwrap()) / 1024
+    }
+
     pub fn anonymous_kib(&self) -> Option<u64> {
         anonymous_kib(self.process.id())
     }

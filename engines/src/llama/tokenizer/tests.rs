@@ -218,7 +218,7 @@ async fn the_tokens_of_a_text_that_cannot_fit_are_estimated() {
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(256), ..LlamaConfig::new(file()) };
     let engine = LlamaEngine::start(config, None).unwrap();
     let count = async |text: &str| {
-        let request = TokenizeRequest { text: text.to_owned(), add_special: false, parse_special: false };
+        let request = TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
         engine.tokenize(&request).await
     };
     // Text that fits, and what it has a thousand times over.
@@ -243,7 +243,7 @@ async fn an_engine_survives_messages_of_one_word() {
         let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2048), ..LlamaConfig::new(path) };
         let engine = LlamaEngine::start(config, None).unwrap();
         for word in ["x".repeat(9_000), "aGVsbG8gd29ybGQh".repeat(4096), " ".repeat(64 << 10), "=-".repeat(32 << 10)] {
-            let request = TokenizeRequest { text: word.clone(), add_special: false, parse_special: false };
+            let request = TokenizeRequest { text: word.as_str().into(), add_special: false, parse_special: false };
             match engine.tokenize(&request).await {
                 Ok(tokens) => assert!(engine.detokenize(&tokens).await.unwrap() == word, "another text"),
                 Err(error) => assert!(matches!(error, EngineError::ContextOverflow { .. }), "{error}"),

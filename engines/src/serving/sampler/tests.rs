@@ -221,7 +221,7 @@ fn a_draw_is_a_function_of_seed_and_position() {
 #[test]
 fn bias_penalties_and_bans_move_the_choice() {
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-    let biased = Sampling { logit_bias: vec![(7, 100.0)], ..greedy.clone() };
+    let biased = Sampling { logit_bias: vec![(7, 100.0)].into(), ..greedy.clone() };
     assert_eq!(draw(&biased, &peaked(100, 42), 0), 7);
     let mut banned = Sampler::new(&greedy, &[42], &[], &[]);
     assert_ne!(sample(&mut banned, &peaked(100, 42), 0), 42);

@@ -18,7 +18,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let id = match sequence.sampler.sample(logits, peak, sequence.tokens.len()) {
             Ok(id) => id,
             Err(none) => {
-                sequence.send(Err(none.error(sequence.request.constraint.as_ref())));
+                sequence.send(Err(none.error(sequence.request.constraint.as_deref())));
                 self.release(slot);
                 return;
             }

@@ -106,7 +106,7 @@ impl Protocol for Ollama {
         if let Some(keep_alive) = request.keep_alive {
             fields.set(KEEP_ALIVE, body::keep_alive(keep_alive));
         }
-        match &request.constraint {
+        match request.constraint.as_deref() {
             None => {}
             Some(Constraint::JsonObject) => format(&mut fields, "json".into())?,
             Some(Constraint::JsonSchema { schema, .. }) => format(&mut fields, schema.clone())?,
@@ -118,14 +118,14 @@ impl Protocol for Ollama {
                 "api/chat"
             }
             Input::Text(text) => {
-                fields.set("prompt", text.as_str());
+                fields.set("prompt", &**text);
                 // Ollama puts no template around it.
                 fields.set("raw", true);
                 "api/generate"
             }
             Input::Infill { prefix, suffix, .. } => {
-                fields.set("prompt", prefix.as_str());
-                fields.set("suffix", suffix.as_str());
+                fields.set("prompt", &**prefix);
+                fields.set("suffix", &**suffix);
                 "api/generate"
             }
             Input::Tokens(_) => return Err(UpstreamError::Unsupported { field: "prompt" }),

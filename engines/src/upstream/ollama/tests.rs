@@ -57,7 +57,7 @@ fn what_ollama_cannot_do_is_refused() {
         other => panic!("{field}: {other:?}"),
     };
     refused(|r| r.top_logprobs = Some(2), "logprobs");
-    refused(|r| r.sampling.logit_bias = vec![(1, 1.0)], "logit_bias");
+    refused(|r| r.sampling.logit_bias = vec![(1, 1.0)].into(), "logit_bias");
     refused(|r| r.ignore_eos = true, "ignore_eos");
     refused(|r| r.input = Input::Tokens(vec![1]), "prompt");
     refused(|r| r.tools.choice = baton_schemas::tools::ToolChoice::Required, "tool_choice");

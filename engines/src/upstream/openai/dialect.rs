@@ -86,14 +86,14 @@ pub(in crate::upstream) fn generate_call(
     let is_chat = matches!(asked.request.input, Input::Chat(_));
     match &asked.request.input {
         Input::Chat(conversation) => request.chat(conversation)?,
-        Input::Text(text) => request.prompt(text.as_str().into())?,
+        Input::Text(text) => request.prompt((&**text).into())?,
         Input::Tokens(tokens) => request.prompt(tokens.clone().into())?,
         Input::Infill { names, .. } if !quirks.takes_suffix => {
             return Err(UpstreamError::Unsupported { field: names.suffix });
         }
         Input::Infill { prefix, suffix, .. } => {
-            request.body.set("suffix", suffix.as_str());
-            request.prompt(prefix.as_str().into())?;
+            request.body.set("suffix", &**suffix);
+            request.prompt((&**prefix).into())?;
         }
     }
     let mut body = request.body;
@@ -124,7 +124,7 @@ pub(in crate::upstream) fn embed_call(
     batch: &[EmbedInput],
 ) -> Result<ApiCall, UpstreamError> {
     if let EmbedTask::Rerank { query } = &request.task {
-        let fields = [("model", model.into()), ("query", query.as_str().into()), ("documents", inputs(batch))];
+        let fields = [("model", model.into()), ("query", (&**query).into()), ("documents", inputs(batch))];
         return Ok(ApiCall::new(ApiPath::Api("rerank"), fields));
     }
     let are_texts = batch.iter().all(|input| matches!(input, EmbedInput::Text(_)));
@@ -189,7 +189,7 @@ impl DialectWriter<'_> {
             // More than the client asked for are dropped where the reply is read.
             self.body.set("top_logprobs", n_top.max(self.quirks.min_top_logprobs));
         }
-        let format = match &request.constraint {
+        let format = match request.constraint.as_deref() {
             None => None,
             Some(Constraint::JsonObject) => Some(json!({ "type": "json_object" })),
             Some(Constraint::JsonSchema { schema, .. }) => {

@@ -41,7 +41,7 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
         input: Input::Chat(Conversation { messages: vec![message], ..Conversation::default() }),
         n: 1,
         max_tokens: None,
-        stop: Vec::new(),
+        stop: [].into(),
         sampling: Sampling::default(),
         chosen: SamplingFields::default(),
         top_logprobs: None,
@@ -103,7 +103,7 @@ fn a_short_reply_that_nobody_streams_is_requested_in_one_piece() {
     assert_eq!(streams(|r| r.is_streamed = true), true);
     assert_eq!(streams(|r| r.max_tokens = Some(257)), true);
     assert_eq!(streams(|r| r.max_tokens = None), true);
-    assert_eq!(streams(|r| r.stop = vec!["x".into()]), true);
+    assert_eq!(streams(|r| r.stop = ["x".into()].into()), true);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn fields_that_a_kind_does_not_take_are_refused_and_never_dropped() {
     let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }), field: "f".to_owned() };
     let on_text = |r: &mut GenerateRequest| {
         r.input = Input::Text("x".into());
-        r.constraint = Some(schema);
+        r.constraint = Some(schema.into());
     };
     assert!(matches!(call(UpstreamKind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format" })));
 }
@@ -155,7 +155,7 @@ fn tool(name: &str, strict: Strictness) -> Tool {
 /// A chat with an earlier call and its result, two tools, and a choice among them.
 fn with_tools(request: &mut GenerateRequest, choice: ToolChoice) {
     let tools = vec![tool("f", Strictness::Strict), tool("g", Strictness::IfKnown)];
-    request.tools = ToolUse { tools, choice, parallel: false, ..ToolUse::default() };
+    request.tools = ToolUse { tools: tools.into(), choice, parallel: false, ..ToolUse::default() };
     let Input::Chat(conversation) = &mut request.input else { panic!() };
     let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
     let assistant = Message { role: MessageRole::Assistant, tool_calls: calls, ..Message::default() };

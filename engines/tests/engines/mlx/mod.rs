@@ -85,7 +85,7 @@ async fn start_alone(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> Ar
 }
 
 async fn prompt(engine: &dyn Engine, text: &str) -> Vec<Token> {
-    let request = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
     engine.tokenize(&request).await.unwrap()
 }
 

@@ -349,7 +349,7 @@ mod tests {
             is_stopping: false,
             version: "0.1.0".into(),
             at_ms: 180_000,
-            requests: RequestsState { admitted: 1, places: 4, limit: 8, waiting: 2 },
+            requests: RequestsState { admitted: 1, places: 4, limit: 8, waiting: 2, ..RequestsState::default() },
             models: vec![model],
             upstreams: vec![
                 UpstreamReport {

@@ -78,7 +78,7 @@ impl ReplyForm {
             format,
             thought: ThinkTags::of(template).filter(|_| is_chat && !has_channels),
             opening: Opening::None,
-            called: tools.offered().into(),
+            called: if tools.offered().is_empty() { Arc::default() } else { Arc::clone(&tools.tools) },
             tools,
             template: template.to_owned(),
         })
@@ -107,19 +107,20 @@ impl ReplyForm {
     }
 
     /// The constraint of the text: calls, if they are forced or have strict schemas, and the request's own constraint.
-    pub fn constraint(&self, request: &GenerateRequest) -> Option<Constraint> {
-        let text = request.constraint.clone();
-        let Some(format) = self.format else { return text };
+    pub fn constraint(&self, request: &GenerateRequest) -> Option<Arc<Constraint>> {
+        let text = request.constraint.as_ref();
+        let Some(format) = self.format else { return text.cloned() };
         let holds_calls = self.tools.is_forced() || !self.called.is_empty() && (text.is_some() || self.has_strict());
+        let rule_of = |text: &Arc<Constraint>| Rule::from(Constraint::clone(text));
         let rule = match (holds_calls, text) {
             (true, _) if self.tools.is_forced() => format.calls(&self.grammar_of_calls()),
-            (true, text) => format.text_or_calls(&self.grammar_of_calls(), text.map(Rule::from)),
-            (false, Some(text)) if self.thought.is_none() && !format.is_always_read() => return Some(text),
-            (false, Some(text)) => format.answer(text.into()),
+            (true, text) => format.text_or_calls(&self.grammar_of_calls(), text.map(rule_of)),
+            (false, Some(text)) if self.thought.is_none() && !format.is_always_read() => return Some(Arc::clone(text)),
+            (false, Some(text)) => format.answer(rule_of(text)),
             (false, None) => return None,
         };
-        let field = request.constraint.as_ref().filter(|_| !holds_calls).map_or(FIELD, Constraint::field).to_owned();
-        Some(Constraint::Grammar { rule: self.after_reasoning(rule), field })
+        let field = text.filter(|_| !holds_calls).map_or(FIELD, |text| text.field()).to_owned();
+        Some(Arc::new(Constraint::Grammar { rule: self.after_reasoning(rule), field }))
     }
 
     fn has_strict(&self) -> bool {

@@ -134,7 +134,7 @@ mod tests {
             held: None,
             described: Described::InList,
         };
-        ToolUse { tools: vec![tool], ..ToolUse::default() }
+        ToolUse { tools: [tool].into(), ..ToolUse::default() }
     }
 
     #[test]

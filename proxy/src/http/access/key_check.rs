@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, StatusCode};
 use super::SharedAccess;
 use super::keys::KeyIdentity;
 use crate::account::Account;
-use crate::account::body_memory::BodyHold;
+use crate::account::request_memory::RequestHold;
 use crate::http::errors::HttpFailure;
 use crate::http::request_id::RequestId;
 use crate::request::admission::RequestAdmission;
@@ -47,7 +47,7 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
         account: Arc::clone(&account),
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
-        body: BodyHold::default(),
+        memory: RequestHold::default(),
         policy,
         trace: trace::parent_in(request.headers()),
     };

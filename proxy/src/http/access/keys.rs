@@ -189,7 +189,7 @@ mod tests {
         let account = &changed.allowed[0].account;
         assert_eq!(account.limits.requests_per_minute, Some(6));
         assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
-        let memory = |keys: &Keys| Arc::clone(keys.allowed[0].account.body_memory.as_ref().unwrap());
+        let memory = |keys: &Keys| Arc::clone(keys.allowed[0].account.memory.as_ref().unwrap());
         assert!(Arc::ptr_eq(&memory(&keys), &memory(&changed)), "bodies that arrive now still count");
         // Lower the limit below the usage: the rest becomes a debt.
         let less = changed.renewed(&config(2));

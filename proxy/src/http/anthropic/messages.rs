@@ -13,6 +13,7 @@ use super::head::MessageHead;
 use super::stream::MessageWriter;
 use super::whole;
 use crate::http::body::JsonBody;
+use crate::http::collected::collected;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, steps};
 use crate::http::skipped_tools::SkippedTools;
@@ -45,7 +46,7 @@ pub(super) async fn create(
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = match is_streamed {
         true => streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await,
-        false => whole::collect(steps, head).await,
+        false => whole::collect(collected(steps, &caller.memory), head).await,
     };
     let response = response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     Ok(skipped.noted_in(response))

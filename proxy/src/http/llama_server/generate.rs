@@ -20,6 +20,7 @@ use futures::StreamExt;
 use super::{Drain, model_or_first};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
+use crate::http::collected::collected;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{RequestStep, RequestSteps, or_drained, side_by_side, steps};
@@ -85,7 +86,7 @@ async fn generate(
     let steps = side_by_side(prompts.into_iter().map(start).collect(), 1);
     let response = match is_streamed {
         true => streamed::respond(steps, LlamaWriter(replies), &state.config, &caller).await,
-        false => whole(steps, replies).await,
+        false => whole(collected(steps, &caller.memory), replies).await,
     };
     response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

@@ -10,6 +10,7 @@ use super::line::{LineContent, LineShape};
 use super::stream::LineWriter;
 use super::whole;
 use crate::error::RequestError;
+use crate::http::collected::collected;
 use crate::http::request_steps::{DrainDeadline, or_drained, steps};
 use crate::http::{HttpState, streamed};
 use crate::request::caller::Caller;
@@ -47,7 +48,7 @@ async fn reply(
     let steps = steps(state.backend, generate, caller.clone(), drain.clone());
     match is_streamed {
         true => streamed::respond(steps, LineWriter::new(shape), &state.config, caller).await,
-        false => whole::collect(steps, shape).await,
+        false => whole::collect(collected(steps, &caller.memory), shape).await,
     }
 }
 

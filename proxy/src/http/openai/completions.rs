@@ -10,14 +10,13 @@ use baton_schemas::generate::Input;
 use baton_schemas::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
 use baton_schemas::openai::completion_response::TextChoice;
 use baton_schemas::openai::{CompletionBody, CompletionRequest};
-use futures::StreamExt;
 
 use super::text_choices::{TextChoices, TextForm};
 use super::{ReplyShape, head, reply};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{DrainDeadline, side_by_side, steps};
+use crate::http::request_steps::{DrainDeadline, keeping, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
@@ -68,22 +67,26 @@ async fn answer(
         is_streamed: prompts.first().is_some_and(|first| first.is_streamed),
     };
     // The reply repeats these texts.
-    let mut echoed = caller.body.texts();
+    let mut echoed = caller.memory.part();
     let n_echoed = echoes.iter().map(String::len).sum();
+    if !shape.is_streamed {
+        // Each choice begins with its prompt.
+        caller.memory.collect(n_echoed * n as usize)?;
+    }
     let choices = TextChoices::new(n_prompts, n, TextForm { top_logprobs, echoes, prompt_logprobs });
     let admission = RequestAdmission::of_prompts(shape.n_choices as usize);
     let caller = &Caller { admission, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
     echoed.shrink_to(n_echoed);
-    let steps = if n_echoed == 0 { steps } else { Box::pin(steps.inspect(move |_| _ = &echoed)) };
+    let steps = if n_echoed == 0 { steps } else { keeping(echoed, steps) };
     reply(steps, shape, choices, &state.config, caller).await
 }
 
 /// Returns the prompt as text.
 async fn echoed(backend: &dyn HttpBackend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
     match &request.input {
-        Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
+        Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.to_string()),
         Input::Tokens(tokens) => {
             let text = backend.detokenize(Some(&request.model), tokens.clone(), caller).await;
             text.map_err(|error| error.in_field("prompt"))

@@ -21,6 +21,7 @@ use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
+use super::collected::collected;
 use super::openapi::Routes;
 use super::reply_totals::ReplyTotals;
 use super::request_id::random_id;
@@ -63,7 +64,7 @@ async fn reply<C: Choices>(
 ) -> Result<Response, RequestError> {
     match shape.is_streamed {
         true => streamed::respond(steps, stream::ChunkWriter::new(shape, choices), config, caller).await,
-        false => whole::collect(steps, shape, choices).await,
+        false => whole::collect(collected(steps, &caller.memory), shape, choices).await,
     }
 }
 

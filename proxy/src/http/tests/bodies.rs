@@ -5,6 +5,7 @@ use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 
 use super::*;
+use crate::account::request_memory::RequestMemory;
 use crate::account::{Account, KeyLimits};
 use crate::http::{ConfiguredKey, key_hash};
 
@@ -31,7 +32,7 @@ pub(super) async fn stalled_uploads(server: &TestServer, account: &Account) -> V
         client.write_all(&upload).await.unwrap();
         clients.push(client);
     }
-    let memory = account.body_memory.as_ref().unwrap();
+    let memory = account.memory.as_ref().unwrap();
     eventually("the key's memory to be full", async || memory.large_left() == 0).await;
     clients
 }
@@ -102,6 +103,36 @@ async fn compressed_bodies_are_read() {
         let reply = server.send(encoding, compressed).await;
         assert_eq!(reply.status, 200, "{encoding}: {}", reply.text);
     }
+}
+
+#[tokio::test]
+async fn what_a_body_becomes_is_charged_while_it_is_held() {
+    let gate = Latch::default();
+    let config = HttpConfig::default();
+    let memory = Arc::clone(&config.memory);
+    let server = start_with(Fake { before: vec![Act::WaitFor(gate.clone())], ..hello() }, config).await;
+    let schema = json!({ "enum": vec![json!([0]); 5_000] });
+    let body = chat_body(json!({ "json_schema": schema })).to_string();
+    assert!(body.len() < 24 << 10);
+    let reply = tokio::spawn(server.post().body(body).send());
+    eventually("its values to be charged", async || memory.in_use().held > 500 << 10).await;
+    gate.open();
+    assert_eq!(reply.await.unwrap().unwrap().status(), 200);
+    eventually("it to be given back", async || memory.in_use().held == 0).await;
+    assert_eq!(memory.in_use().n_refused, 0);
+}
+
+#[tokio::test]
+async fn a_reply_without_end_that_is_collected_is_503_before_it_fills_the_memory() {
+    let config = HttpConfig { memory: RequestMemory::new(40 << 20, 8 << 20), ..HttpConfig::default() };
+    let memory = Arc::clone(&config.memory);
+    let long = "x".repeat(1 << 20);
+    let server = start_with(emits([started(0)].into_iter().chain((0..64).map(|_| text(0, &long)))), config).await;
+    for path in ["/v1/chat/completions", "/v1/messages", "/api/chat"] {
+        let reply = server.post_to(path, chat_body(json!({ "stream": false, "max_tokens": 5 }))).await;
+        assert_eq!(reply.status, 503, "{path}: {}", reply.text);
+    }
+    assert_eq!((memory.in_use().held, memory.in_use().n_refused), (0, 3));
 }
 
 #[tokio::test]

@@ -122,7 +122,7 @@ async fn infill_and_embedding_have_llama_servers_form() {
     let gap = json!({"input_prefix": "a", "prompt": "b", "input_suffix": "c", "n_predict": 4});
     assert_eq!(server.post_to("/infill", gap).await.json()["content"], "Hello");
     let input = server.fake.requests.lock().unwrap()[0].0.input.clone();
-    let is_gap = matches!(&input, Input::Infill { prefix, suffix, .. } if prefix == "ab" && suffix == "c");
+    let is_gap = matches!(&input, Input::Infill { prefix, suffix, .. } if &**prefix == "ab" && &**suffix == "c");
     assert!(is_gap, "{input:?}");
     let vectors = server.post_to("/embedding", json!({"content": ["a", "b"], "model": "m"})).await.json();
     let of = |at: usize| vectors[at]["embedding"][0].as_array().map(Vec::len);

@@ -125,7 +125,7 @@ impl HttpBackend for Fake {
         // As of a model with a default of its own.
         let sampling = Sampling { top_p: 0.25, ..request.sampling.clone() };
         let is_prompt = |act: &Act| match (act, &request.input) {
-            (Act::WaitUnless(prompt, _), Input::Text(text)) => text == prompt,
+            (Act::WaitUnless(prompt, _), Input::Text(text)) => **text == **prompt,
             _ => false,
         };
         let passes = self.before.iter().any(is_prompt);

@@ -29,6 +29,10 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     series.one("requests_running_limit", "Places of the endpoint", requests.limit as f64);
     series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
+    series.one("request_memory_bytes", "Memory that requests hold", requests.memory_bytes as f64);
+    series.one("request_memory_limit_bytes", "Memory that requests may hold", requests.memory_limit_bytes as f64);
+    let refusals = "How often there was no memory for a request";
+    series.count("request_memory_refusals", refusals, requests.memory_refusals);
 
     let models = || state.models.iter();
     series.gauges(

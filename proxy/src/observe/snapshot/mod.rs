@@ -70,6 +70,15 @@ pub struct RequestsState {
     pub limit: u64,
     /// Waiting to be served.
     pub waiting: u64,
+    /// Bytes of memory that these and arriving requests hold: bodies, what they became, collected replies.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// The most bytes that they may hold.
+    #[serde(default)]
+    pub memory_limit_bytes: u64,
+    /// How often there was no memory for a request.
+    #[serde(default)]
+    pub memory_refusals: u64,
 }
 
 /// The parts of the endpoint that a snapshot shows.

@@ -71,6 +71,7 @@ async fn admit_and_compute(
         Target::Upstreams(serving) => {
             let embedded = upstreams::embed(serving, request, &caller.request_id).await?;
             permit.charge_prompt(embedded.n_tokens);
+            caller.memory.collect(embedded.vectors.iter().map(|vector| size_of_val(&vector[..])).sum())?;
             return Ok(embedded);
         }
     };
@@ -83,6 +84,7 @@ async fn admit_and_compute(
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
+    caller.memory.collect(inputs.len() * sizes.n_values as usize * size_of::<f32>())?;
     let (vectors, timings) = compute(model, inputs, sizes, retry).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
@@ -184,7 +186,7 @@ async fn one_input(
         (EmbedInput::Tokens(tokens), _) => Ok(tokens.clone()),
         (EmbedInput::Text(text), EmbedTask::Embed) => tokenize(node, text).await,
         (EmbedInput::Text(text), EmbedTask::Rerank { query }) => {
-            node.engine.pair(&PairRequest { query: query.clone(), document: text.clone() }).await
+            node.engine.pair(&PairRequest { query: Arc::clone(query), document: text.clone() }).await
         }
     };
     let too_long = |n_tokens| match request.task {
@@ -219,7 +221,7 @@ async fn cut(node: &Node, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<To
 }
 
 async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
-    let request = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
     node.engine.tokenize(&request).await
 }
 

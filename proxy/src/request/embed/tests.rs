@@ -105,7 +105,7 @@ impl EngineWrapper for SimReranker {
 }
 
 fn rerank(query: &str, documents: &[&str]) -> EmbedRequest {
-    EmbedRequest { task: EmbedTask::Rerank { query: query.to_owned() }, ..request(documents) }
+    EmbedRequest { task: EmbedTask::Rerank { query: query.into() }, ..request(documents) }
 }
 
 #[tokio::test(start_paused = true)]

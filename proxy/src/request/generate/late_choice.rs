@@ -24,7 +24,8 @@ pub(super) struct LateChoice {
     pub(super) choice: u32,
     /// The plan of the request's first choices. Its decode node has the prompt in its cache.
     pub(super) plan: Plan,
-    pub(super) sequence: SequenceRequest,
+    /// The request, without the choice's own seed. The late choices of a request share it.
+    pub(super) sequence: Arc<SequenceRequest>,
     pub(super) policy: Option<&'static dyn Policy>,
     /// A clone of the mark of the first choices.
     pub(super) mark: PoisonMark,
@@ -87,7 +88,8 @@ impl LateChoice {
             node = node.name
         );
         let visit = retry.visit(&node);
-        let accepted = Resilient::begin(plan, self.sequence.clone(), retry.mark().clone(), span).await;
+        let sequence = of_choice(&self.sequence, self.choice);
+        let accepted = Resilient::begin(plan, sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
         let mut accepted = accepted?;
         accepted.keep_turn(retry.turn());
@@ -95,7 +97,7 @@ impl LateChoice {
     }
 
     fn plan_request<'a>(&'a self, exclude: &'a [usize], exclude_prefill: &'a [usize]) -> PlanRequest<'a> {
-        let SequenceRequest { prompt, cache_scope, max_tokens, images, .. } = &self.sequence;
+        let SequenceRequest { prompt, cache_scope, max_tokens, images, .. } = &*self.sequence;
         PlanRequest {
             tokens: prompt,
             n_replayed: 0,
@@ -107,6 +109,13 @@ impl LateChoice {
             exclude_prefill,
         }
     }
+}
+
+/// The request for one choice, which has its own seed.
+pub(super) fn of_choice(sequence: &SequenceRequest, choice: u32) -> SequenceRequest {
+    let mut sequence = sequence.clone();
+    sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
+    sequence
 }
 
 /// Keeps the place of a choice until its stream is dropped.

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use super::late_choice::LateChoice;
+use super::late_choice::{LateChoice, of_choice};
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::admission::{Place, Places};
@@ -162,19 +162,12 @@ async fn try_start(
             Some(retry.call(model, node, scored).await?)
         }
     };
-    let group_id = rand::random();
-    let of_choice = |choice: u32, n_together: u32| {
-        let mut sequence = sequence.clone();
-        // Each choice has its own seed.
-        sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
-        sequence.group = (n_together > 1).then_some(Group { id: group_id, size: n_together });
-        sequence
-    };
     let n_first = held.len() as u32;
+    let group = (n_first > 1).then_some(Group { id: rand::random(), size: n_first });
     let mut events = Vec::with_capacity(held.len());
     let mut followed = None;
     for choice in 0..n_first {
-        let sequence = of_choice(choice, n_first);
+        let sequence = SequenceRequest { group, ..of_choice(&sequence, choice) };
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
         let visit = retry.visit(node);
@@ -187,10 +180,12 @@ async fn try_start(
     }
     let first = events.into_iter().zip(std::mem::take(held));
     let mut choices: Vec<_> = first.map(|(events, place)| EngineChoice { place: Some(place), events }).collect();
+    // Choices that wait share the prompt.
+    let sequence = Arc::new(sequence);
     for choice in n_first..request.n {
         let late = LateChoice {
             plan: plan.for_choice(choice),
-            sequence: of_choice(choice, 1),
+            sequence: Arc::clone(&sequence),
             choice,
             policy: caller.policy,
             mark: retry.mark().clone(),

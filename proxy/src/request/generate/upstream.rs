@@ -9,7 +9,7 @@ use futures::FutureExt;
 use tracing::{Instrument, Span};
 
 use super::start::{Loaded, StartedChoices, StartedRequest, Starting, UpstreamChoice};
-use crate::account::body_memory::BodyTexts;
+use crate::account::request_memory::HeldPart;
 use crate::error::RequestError;
 use crate::request::admission::Places;
 use crate::request::plan::route_words;
@@ -44,7 +44,7 @@ pub(super) async fn start_on_upstreams(
         let source = Arc::new(LateSource {
             serving: serving.clone(),
             request: request.clone(),
-            _texts: caller.body.texts(),
+            _memory: caller.memory.part(),
             request_id: caller.request_id.clone(),
             span: watch.span().clone(),
         });
@@ -59,7 +59,7 @@ struct LateSource {
     serving: ServedByUpstreams,
     request: GenerateRequest,
     /// Keeps the memory of the request's texts.
-    _texts: BodyTexts,
+    _memory: HeldPart,
     request_id: String,
     span: Span,
 }

@@ -75,7 +75,7 @@ mod tests {
         let parameters = Tool::no_parameters();
         let tool =
             Tool { name, description, parameters, strict: Strictness::Loose, held: None, described: Described::InList };
-        let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
+        let told = GenerateRequest { tools: ToolUse { tools: [tool].into(), ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);
     }
 }

@@ -45,6 +45,8 @@ pub struct StartedChoice {
     pub transfer: Option<Transfer>,
     /// The upstream, for noting a failure of the stream.
     pub server: Arc<UpstreamServer>,
+    /// Tokens that the model's context has room for, if the upstream says so.
+    pub n_ctx: Option<u32>,
     /// When the request was sent.
     pub asked: Instant,
     /// The span of the whole reply; the upstream gets its id.
@@ -186,7 +188,8 @@ impl GenerateQuestion<'_> {
         );
         let begun = self.begin(upstream, call, permit, due).instrument(span.clone()).await?;
         let BegunReply { first, rest, transfer } = begun;
-        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), asked, span })
+        let n_ctx = server.n_ctx(&upstream.model);
+        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), n_ctx, asked, span })
     }
 
     /// Requests a choice, with the KV of a prefill server if there is one. If the upstream fails with that, it is asked

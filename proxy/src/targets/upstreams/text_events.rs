@@ -30,9 +30,9 @@ const MAX_BYTES_PER_TOKEN: usize = 64;
 const SPARE_TEXT_BYTES: usize = 4 << 10;
 const SPARE_REASONING_BYTES: usize = 1 << 20;
 
-/// The most tokens that an upstream may report for a reply to a request without `max_tokens`. Hidden reasoning counts, so
-/// the text shows no limit.
-const MAX_REPORTED_TOKENS: u32 = 1 << 20;
+/// The most tokens of a reply whose request sets no limit, if nobody knows the size of the model's context. Hidden reasoning
+/// counts as tokens.
+const MAX_REPLY_TOKENS: u32 = 1 << 20;
 
 /// The measurements of a reply.
 pub(crate) struct ReplyMeter {
@@ -113,7 +113,11 @@ impl Stream for TextEvents {
 
 impl TextEvents {
     /// Returns the first delta.
-    fn begin(&mut self, StartedChoice { first, rest, transfer, server, asked, span }: StartedChoice) -> TextDelta {
+    fn begin(
+        &mut self,
+        StartedChoice { first, rest, transfer, server, n_ctx, asked, span }: StartedChoice,
+    ) -> TextDelta {
+        self.reader.bound(n_ctx);
         self.clock.started_at(asked);
         self.ready.push_back(EventKind::Started { n_cached: 0 });
         self.ready.extend(transfer.as_ref().map(Transfer::started));
@@ -133,7 +137,10 @@ impl TextEvents {
     fn finish(&mut self, TextEnd { reason, usage }: TextEnd) {
         if let TextSource::Running(RunningChoice { server, transfer, .. }) = &self.source {
             if self.reader.is_overlong() {
-                tracing::warn!(upstream = server.name(), "an upstream ignores max_tokens; Baton ends its reply");
+                tracing::warn!(
+                    upstream = server.name(),
+                    "an upstream ignores max_tokens or its context's size; Baton ends its reply"
+                );
             }
             self.ready.extend(transfer.as_ref().map(|transfer| transfer.ended(usage.n_cached, self.n_prompt)));
         }
@@ -187,7 +194,8 @@ struct ChoiceReader {
     n_top: usize,
     /// The client requested no token (`max_tokens: 0`), so the reply is dropped.
     wants_no_token: bool,
-    max_tokens: Option<u32>,
+    /// The most tokens: the client's limit, or what the model's context has room for.
+    max_tokens: u32,
     n_bytes: usize,
     n_reasoning_bytes: usize,
 }
@@ -195,13 +203,18 @@ struct ChoiceReader {
 impl ChoiceReader {
     fn new(request: &GenerateRequest) -> ChoiceReader {
         ChoiceReader {
-            reply: PartReply::new(request.stop.clone(), !request.tools.parallel),
+            reply: PartReply::new(request.stop.to_vec(), !request.tools.parallel),
             n_top: request.top_logprobs.unwrap_or(0) as usize,
             wants_no_token: request.max_tokens == Some(0),
-            max_tokens: request.max_tokens,
+            max_tokens: request.max_tokens.unwrap_or(MAX_REPLY_TOKENS),
             n_bytes: 0,
             n_reasoning_bytes: 0,
         }
+    }
+
+    /// The model's context has room for so many tokens, if anybody knows.
+    fn bound(&mut self, n_ctx: Option<u32>) {
+        self.max_tokens = self.max_tokens.min(n_ctx.unwrap_or(u32::MAX));
     }
 
     fn read(&mut self, delta: TextDelta, clock: &mut ChoiceClock) -> ChoiceStep {
@@ -239,22 +252,20 @@ impl ChoiceReader {
         ChoiceStep { parts: step.parts, end: Some(TextEnd { reason, usage }) }
     }
 
-    /// Returns true if the upstream ignores `max_tokens`. One piece may have several tokens, or a part of one, so the bytes
-    /// decide.
+    /// Returns true if the upstream ignores `max_tokens`, or its reply cannot fit the context. One piece may have several
+    /// tokens, or a part of one, so the bytes decide.
     fn is_overlong(&self) -> bool {
         let n_text_bytes = self.n_bytes.saturating_sub(self.n_reasoning_bytes);
-        self.max_tokens.is_some_and(|max_tokens| {
-            let max_bytes = (max_tokens as usize).saturating_mul(MAX_BYTES_PER_TOKEN);
-            n_text_bytes > max_bytes.saturating_add(SPARE_TEXT_BYTES)
-                || self.n_reasoning_bytes > max_bytes.saturating_add(SPARE_REASONING_BYTES)
-        })
+        let max_bytes = (self.max_tokens as usize).saturating_mul(MAX_BYTES_PER_TOKEN);
+        n_text_bytes > max_bytes.saturating_add(SPARE_TEXT_BYTES)
+            || self.n_reasoning_bytes > max_bytes.saturating_add(SPARE_REASONING_BYTES)
     }
 
     /// An upstream's count of the reply's tokens, as far as it can be true: at most as many as were requested, or as the
     /// reply has bytes.
     fn believable(&self, n_completion: u32) -> u32 {
         let n_bytes = u32::try_from(self.n_bytes).unwrap_or(u32::MAX);
-        n_completion.min(self.max_tokens.unwrap_or(MAX_REPORTED_TOKENS).max(n_bytes))
+        n_completion.min(self.max_tokens.max(n_bytes))
     }
 
     /// Counts a piece's bytes. Returns its tokens: those that the upstream lists, or one.
@@ -333,10 +344,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_ignores_max_tokens_is_ended() {
-        for (max_tokens, is_reasoning, most) in [(5, false, 6), (0, false, 6), (5, true, 1_100)] {
-            let few = GenerateRequest { max_tokens: Some(max_tokens), ..chat(json!([])) };
+    fn a_reply_that_ignores_max_tokens_or_its_context_is_ended() {
+        for (max_tokens, n_ctx, is_reasoning, most) in [
+            (Some(5), None, false, 6),
+            (Some(0), None, false, 6),
+            (Some(5), None, true, 1_100),
+            (Some(500), Some(5), false, 6),
+            (None, Some(5), false, 6),
+            (None, Some(5), true, 1_100),
+            (None, None, false, 66_000),
+        ] {
+            let few = GenerateRequest { max_tokens, ..chat(json!([])) };
             let mut reader = ChoiceReader::new(&few);
+            reader.bound(n_ctx);
             let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
             let text = "x".repeat(1 << 10);
             let piece = || match is_reasoning {
@@ -345,7 +365,7 @@ mod tests {
             };
             let end = (0..most).find_map(|_| reader.read(piece(), &mut clock).end).expect("the reply goes on");
             assert_eq!(end.reason, FinishReason::Length);
-            assert_eq!(end.usage.n_completion == Some(0), max_tokens == 0);
+            assert_eq!(end.usage.n_completion == Some(0), max_tokens == Some(0));
         }
     }
 
@@ -360,7 +380,7 @@ mod tests {
         assert_eq!(believed(Some(5), "hi", u32::MAX), 5);
         assert_eq!(believed(Some(5), "more than it was asked for", 9), 9);
         assert_eq!(believed(None, "hidden reasoning", 90_000), 90_000);
-        assert_eq!(believed(None, "hi", u32::MAX), MAX_REPORTED_TOKENS);
+        assert_eq!(believed(None, "hi", u32::MAX), MAX_REPLY_TOKENS);
         assert_eq!((most_tokens(5), most_tokens(u32::MAX)), (16_424, u32::MAX));
     }
 

@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_query_is_read_with_each_document() {
         let inputs = [EmbedInput::Text("a document".into()), EmbedInput::Tokens(vec![1; 7])];
-        let ranked = EmbedTask::Rerank { query: "q".repeat(40 * BYTES_PER_TOKEN) };
+        let ranked = EmbedTask::Rerank { query: "q".repeat(40 * BYTES_PER_TOKEN).into() };
         assert_eq!(estimated_tokens(&ranked, &inputs), estimated_tokens(&EmbedTask::Embed, &inputs) + 80);
     }
 }

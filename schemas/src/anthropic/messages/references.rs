@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::tools::{Described, HostedTool, ToolChoice, ToolUse};
+use crate::tools::{Described, HostedTool, Tool, ToolChoice, ToolUse};
 
 /// The tools of a request, to which results of calls may refer.
 pub(in crate::anthropic) struct ToolReferences {
@@ -17,7 +17,8 @@ impl ToolReferences {
     pub(in crate::anthropic) fn new(mut tools: ToolUse) -> Self {
         // Nobody here runs Anthropic's own search, so its tools could never be loaded.
         if tools.skipped.contains(&HostedTool::ToolSearch) {
-            tools.tools.iter_mut().for_each(|tool| tool.described = Described::InList);
+            let in_list = |tool: &Tool| Tool { described: Described::InList, ..tool.clone() };
+            tools.tools = tools.tools.iter().map(in_list).collect();
         }
         let places = tools.tools.iter().enumerate().map(|(idx, tool)| (tool.name.clone(), idx)).collect();
         let is_loaded = vec![false; tools.tools.len()];
@@ -46,13 +47,13 @@ impl ToolReferences {
             _ => None,
         };
         let mut is_loaded = is_loaded.into_iter();
-        tools.tools.retain_mut(|tool| {
+        let offered = tools.tools.iter().filter_map(|tool| {
             let is_loaded = is_loaded.next().unwrap_or(false);
-            if !is_loaded && named.as_ref() == Some(&tool.name) {
-                tool.described = Described::InList;
-            }
-            is_loaded || tool.described == Described::InList
+            let is_added = !is_loaded && named.as_ref() == Some(&tool.name);
+            let described = if is_added { Described::InList } else { tool.described };
+            (is_loaded || described == Described::InList).then(|| Tool { described, ..tool.clone() })
         });
+        tools.tools = offered.collect();
         tools
     }
 }

@@ -3,6 +3,8 @@
 //! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
 //! `verbosity`, `user`, and any unknown field. `not_yet.rs` refuses unsupported fields that would change the answer.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
@@ -137,12 +139,12 @@ impl ChatBody {
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
                 max_tokens: newer.or(older).and_then(Integer::count),
-                stop: self.stop.get("")?.unwrap_or_default().0,
+                stop: self.stop.get("")?.unwrap_or_default().0.into(),
                 sampling,
                 chosen,
                 top_logprobs: wants_logprobs.then_some(top_logprobs),
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-                constraint: self.structured.check()?,
+                constraint: self.structured.check()?.map(Arc::new),
                 tools: functions.map_or_else(|| self.tools.check(), Ok)?,
                 wants_thinking: false,
                 keep_alive: None,

@@ -26,7 +26,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             input: Input::Chat(Conversation { messages: vec![user], ..Conversation::default() }),
             n: 1,
             max_tokens: None,
-            stop: vec![],
+            stop: [].into(),
             sampling: Sampling { seed: 7, ..Sampling::default() },
             chosen: SamplingFields::default(),
             top_logprobs: None,
@@ -66,8 +66,8 @@ fn fields_reach_the_request() {
     check(json!({"max_tokens": 5, "max_completion_tokens": 9}), |r| r.generate.max_tokens = Some(9));
     check(json!({"max_tokens": 5, "max_completion_tokens": -1}), |_| ());
     check(json!({"max_tokens": 5, "max_completion_tokens": null}), |r| r.generate.max_tokens = Some(5));
-    check(json!({"stop": "x"}), |r| r.generate.stop = vec!["x".into()]);
-    check(json!({"stop": ["x", "yz"]}), |r| r.generate.stop = vec!["x".into(), "yz".into()]);
+    check(json!({"stop": "x"}), |r| r.generate.stop = ["x".into()].into());
+    check(json!({"stop": ["x", "yz"]}), |r| r.generate.stop = ["x".into(), "yz".into()].into());
     check(json!({"stop": []}), |_| ());
     check(json!({"stop": null}), |_| ());
     check(json!({"logprobs": true}), |r| r.generate.top_logprobs = Some(0));

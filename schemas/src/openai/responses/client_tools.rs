@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use crate::json_values::memory_bytes;
 use crate::tools::{MAX_NAME_CHARS, Tool};
 
 /// The client's name for a tool.
@@ -53,6 +54,11 @@ impl ClientTools {
         if !self.namespaces.iter().any(|(name, _)| name == namespace) {
             self.namespaces.push((namespace.to_owned(), about.to_owned()));
         }
+    }
+
+    /// Returns the bytes that the definitions take in memory, about.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.tools.iter().map(|tool| memory_bytes(&tool.shown)).sum()
     }
 
     /// Gives each tool a unique name in the model's list, which has the tools in the same order. A tool without a namespace

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, pattern_of, whole};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, join, object};
+use crate::request::room;
 use crate::request::schema::Variant;
 use crate::tools::{Described, Strictness, Tool};
 
@@ -70,6 +71,8 @@ impl CustomTool {
             Some(description) => format!("{description}\n\n{}", self.about),
             None => self.about,
         };
+        // Grammars have a budget of their own, so this only notes what the pattern takes.
+        room::take(self.pattern.as_ref().map_or(0, String::len));
         let parameters = |input: Value| json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT], "additionalProperties": false });
         Tool {
             name,

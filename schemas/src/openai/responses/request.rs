@@ -4,6 +4,8 @@
 //! Accepted and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, other words in `include`, and any
 //! unknown field.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::client_tools::ClientTools;
@@ -214,12 +216,12 @@ impl ResponsesBody {
                 input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
                 n: 1,
                 max_tokens,
-                stop: self.stop.get("")?.unwrap_or_default().0,
+                stop: self.stop.get("")?.unwrap_or_default().0.into(),
                 sampling,
                 chosen,
                 top_logprobs,
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
-                constraint,
+                constraint: constraint.map(Arc::new),
                 tools: tool_use,
                 wants_thinking: false,
                 keep_alive: None,
@@ -323,7 +325,7 @@ mod tests {
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
         assert_eq!(
             request.generate.constraint,
-            Some(Constraint::JsonSchema { schema, field: "text.format".to_owned() })
+            Some(Constraint::JsonSchema { schema, field: "text.format".to_owned() }.into())
         );
         assert_eq!((request.echo.format, request.echo.metadata["a"].as_str()), (format, Some("b")));
         let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::client_tools::ClientTools;
 use super::output::{Output, OutputItem};
+use crate::json_values::memory_bytes;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 
@@ -165,6 +166,15 @@ impl ResponseUsage {
 }
 
 impl ResponseHead {
+    /// Returns the bytes that it takes in memory, about.
+    pub fn memory_bytes(&self) -> usize {
+        let Echo { instructions, metadata, format, tool_choice, tools, .. } = &self.echo;
+        let of_field = |(name, value): (&String, &Value)| name.capacity() + memory_bytes(value);
+        let values = [format, tool_choice].into_iter().chain(tools).map(memory_bytes).sum::<usize>();
+        let texts = instructions.as_ref().map_or(0, String::capacity);
+        texts + values + metadata.iter().map(of_field).sum::<usize>() + self.tools.memory_bytes()
+    }
+
     /// Returns an empty output.
     pub fn no_output(&self) -> Output {
         Output::new(self.stem.clone(), self.tools.clone())

@@ -113,7 +113,7 @@ const FAMILIES: [Family; 8] = [
 fn request() -> GenerateRequest {
     let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
     let mut request = ChatRequest::parse(body.to_string().as_bytes(), 1).unwrap().generate;
-    request.tools.tools = tools().to_vec();
+    request.tools.tools = tools();
     request
 }
 

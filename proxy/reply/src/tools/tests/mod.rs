@@ -39,7 +39,7 @@ fn free_calls_are_held_as_strictly_as_their_function_says() {
             "parameters": {{"type": "object", "properties": {{"a": {{"const": 7}}}}}} {said}}}]}}"#
         );
         let request = ResponsesRequest::parse(body.as_bytes(), 1).unwrap().generate;
-        match ReplyForm::of(&request, "").unwrap().constraint(&request) {
+        match ReplyForm::of(&request, "").unwrap().constraint(&request).as_deref() {
             Some(Constraint::Grammar { rule, .. }) => {
                 Some((rule.has_alternatives(), format!("{rule:?}").contains("const")))
             }

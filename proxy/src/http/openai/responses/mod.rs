@@ -17,9 +17,10 @@ use self::parts::{logprobs, now, usage};
 use self::stream::ResponseWriter;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
+use crate::http::collected::collected;
 use crate::http::openapi::Operation;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
+use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, keeping, steps};
 use crate::http::route_header::insert_route;
 use crate::http::skipped_tools::SkippedTools;
 use crate::http::{HttpFailure, HttpState, streamed};
@@ -52,7 +53,13 @@ pub async fn create(
     };
     let skipped = SkippedTools::of(&generate);
     let is_streamed = generate.is_streamed;
-    let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
+    // The reply repeats the fields of the request.
+    let mut repeated = caller.memory.part();
+    repeated.shrink_to(head.memory_bytes());
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let steps = keeping(repeated, steps(state.backend, generate, caller.clone(), drain));
+    // The last event of a stream repeats the whole reply, too.
+    let steps = collected(steps, &caller.memory);
     let response = if is_streamed {
         streamed::respond(steps, ResponseWriter::new(head), &state.config, &caller).await
     } else {

@@ -1,9 +1,5 @@
-//! The memory and the threads that request bodies may use, for the whole process.
-//!
-//! A body is charged before it costs anything: its bytes as they arrive, its decompressed bytes as they are written, and
-//! a thread while it is decompressed or parsed. The memory stays charged until every prompt of the body is accepted: from
-//! then on, the texts are tokens, or an upstream has them. What a request keeps until its reply ends stays charged so
-//! long: images, tools, a schema, echoed prompts. Of the memory each key has a share, so that no key can use it up.
+//! The threads that decompress and parse request bodies, for the whole process. None of them serves connections, since a
+//! body may take long: it may become much larger values, images, or the rules of a grammar.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::errors::{HttpFailure, Retry};
-use crate::account::Account;
-use crate::account::body_memory::{BodyCharge, BodyMemory, BodyMemoryFull, ORDINARY_BODY};
+use crate::account::request_memory::{FULL, MemoryFull, ORDINARY_BODY, SMALL_BODY};
+
+/// Small bodies that are parsed at once. Most take less than a millisecond; a grammar takes some.
+const MAX_SMALL_AT_ONCE: usize = 2;
 
 /// Bodies of an ordinary size that are parsed at once, and any that are decompressed. Each takes milliseconds.
 const MAX_ORDINARY_AT_ONCE: usize = 2;
@@ -30,57 +28,60 @@ const MAX_WAIT: Duration = Duration::from_secs(6);
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The budgets, shared by all requests.
+/// The threads, shared by all requests.
 #[derive(Debug, Clone)]
-pub struct BodyBudget {
-    memory: Arc<BodyMemory>,
+pub struct ParserThreads {
+    small: Arc<Semaphore>,
     ordinary: Arc<Semaphore>,
     large: Arc<Semaphore>,
 }
 
-impl Default for BodyBudget {
+impl Default for ParserThreads {
     fn default() -> Self {
-        BodyBudget {
-            memory: BodyMemory::of_endpoint(),
+        ParserThreads {
+            small: Arc::new(Semaphore::new(MAX_SMALL_AT_ONCE)),
             ordinary: Arc::new(Semaphore::new(MAX_ORDINARY_AT_ONCE)),
             large: Arc::new(Semaphore::new(MAX_LARGE_AT_ONCE)),
         }
     }
 }
 
-impl BodyBudget {
-    /// Starts to count the bytes of a body that arrives.
-    pub(super) fn charge(&self, account: Option<&Account>) -> BodyCharge {
-        BodyCharge::new(Arc::clone(&self.memory), account.and_then(|account| account.body_memory.clone()))
-    }
-
+impl ParserThreads {
     /// Returns the time until which a body that arrived now waits for threads.
     pub(super) fn deadline() -> Instant {
         Instant::now() + MAX_WAIT
     }
 
-    /// Waits for a thread that parses a body of `n_bytes`. Bodies of an ordinary size do not wait for large ones. Errors:
-    /// none was free in time.
+    /// Waits for a thread that parses a body of `n_bytes`. Bodies do not wait for those of a larger kind. Errors: none was
+    /// free in time.
     pub(super) async fn thread(&self, n_bytes: usize, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
-        let threads = if n_bytes <= ORDINARY_BODY { &self.ordinary } else { &self.large };
+        let threads = match n_bytes {
+            ..=SMALL_BODY => &self.small,
+            ..=ORDINARY_BODY => &self.ordinary,
+            _ => &self.large,
+        };
         let permit = timeout_at(deadline, Arc::clone(threads).acquire_owned()).await;
         permit.ok().and_then(Result::ok).ok_or_else(busy)
     }
 
     /// Waits for a thread that decompresses a body. Errors: as of [`thread`](Self::thread).
     pub(super) async fn decoder(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
-        self.thread(0, deadline).await
+        self.thread(ORDINARY_BODY, deadline).await
     }
 }
 
-impl From<BodyMemoryFull> for HttpFailure {
-    fn from(_: BodyMemoryFull) -> HttpFailure {
-        busy()
+impl From<MemoryFull> for HttpFailure {
+    fn from(_: MemoryFull) -> HttpFailure {
+        refused(FULL)
     }
 }
 
+/// No thread was free in time.
 fn busy() -> HttpFailure {
-    let message = "The server is at its limit of large request bodies. Try again shortly.";
+    refused("The server is reading other long requests. Try again shortly.")
+}
+
+fn refused(message: &str) -> HttpFailure {
     let error = ErrorBody::new(ErrorKind::Unavailable, message).code(ErrorCode::QueueFull);
     HttpFailure { retry: Retry::After(RETRY_AFTER), ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) }
 }
@@ -91,14 +92,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ordinary_bodies_do_not_wait_for_large_ones_and_no_body_waits_too_long() {
-        let budget = BodyBudget::default();
+        let threads = ParserThreads::default();
         let asked = Instant::now();
-        let large = [(); 2].map(|()| budget.thread(32 << 20, BodyBudget::deadline()));
+        let large = [(); 2].map(|()| threads.thread(32 << 20, ParserThreads::deadline()));
         let large = futures::future::join_all(large).await;
         assert!(large.iter().all(Result::is_ok));
-        assert!(budget.thread(65 << 10, BodyBudget::deadline()).await.is_ok());
+        let ordinary = [(); 2].map(|()| threads.thread(65 << 10, ParserThreads::deadline()));
+        let ordinary = futures::future::join_all(ordinary).await;
+        assert!(ordinary.iter().all(Result::is_ok));
+        assert!(threads.thread(64 << 10, ParserThreads::deadline()).await.is_ok(), "small bodies wait for neither");
         assert_eq!(asked.elapsed(), Duration::ZERO);
-        assert_eq!(budget.thread(32 << 20, BodyBudget::deadline()).await.unwrap_err().status, 503);
+        assert_eq!(threads.thread(32 << 20, ParserThreads::deadline()).await.unwrap_err().status, 503);
         assert!(asked.elapsed() < Duration::from_secs(8), "before a stream's head is due");
     }
 }
