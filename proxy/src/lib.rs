@@ -20,6 +20,7 @@
 //! ```
 
 pub mod account;
+pub mod admission;
 mod choice_clock;
 pub mod config;
 pub mod error;

@@ -15,7 +15,10 @@ const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "20"];
 
 /// Starts an endpoint whose file begins with these lines and has a key for each of these limits. Returns the keys and the
 /// file, too, because the endpoint watches it.
-fn with_keys<const N: usize>(front: &str, limits: [&str; N]) -> (BatonServer, [String; N], tempfile::TempPath) {
+pub(crate) fn with_keys<const N: usize>(
+    front: &str,
+    limits: [&str; N],
+) -> (BatonServer, [String; N], tempfile::TempPath) {
     let mut file = format!("{front}\n");
     let keys = std::array::from_fn(|i| {
         let made = Command::new(&*BATON).args(["key", "new", "--name", &format!("key-{i}")]).output().unwrap();
@@ -39,7 +42,7 @@ fn ask(server: &BatonServer, key: &str, n_tokens: u32) -> RequestBuilder {
 }
 
 /// Sends a request and waits for its first token, which shows that it was admitted.
-async fn begun(request: RequestBuilder) -> impl Future<Output = String> {
+pub(crate) async fn begun(request: RequestBuilder) -> impl Future<Output = String> {
     let reply = request.send().await.unwrap();
     assert_eq!(reply.status(), 200);
     let mut bytes = reply.bytes_stream();
@@ -56,7 +59,7 @@ async fn begun(request: RequestBuilder) -> impl Future<Output = String> {
 }
 
 /// Requests that wait in the endpoint's queue.
-async fn n_waiting(server: &BatonServer, key: &str) -> usize {
+pub(crate) async fn n_waiting(server: &BatonServer, key: &str) -> usize {
     let url = format!("{}/metrics", server.base);
     let text = reqwest::Client::new().get(url).bearer_auth(key).send().await.unwrap().text().await.unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("baton_requests_waiting ")).expect(&text);

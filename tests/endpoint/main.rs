@@ -17,6 +17,7 @@ mod node_streams;
 mod node_watch;
 mod operator_view;
 mod pairing;
+mod places;
 mod poison;
 mod reload;
 mod request_memory;

@@ -22,8 +22,8 @@ use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
 use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
+use crate::admission::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::http::AccessConfig;
-use crate::request::admission::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
 /// Each admitted request costs some kilobytes: a larger number is mistyped.
 const MAX_MAX_REQUESTS: u32 = 1_000_000;
@@ -51,7 +51,7 @@ pub struct RawConfig {
     /// A second address with the same routes, for clients that expect Ollama at its own port: 127.0.0.1:11434
     #[arg(long, value_name = "HOST:PORT")]
     pub ollama_listen: Option<String>,
-    /// Places: replies generated at once.
+    /// The most places of all models and upstreams: replies generated at once.
     #[arg(skip)]
     #[schemars(range(min = 1, max = MAX_MAX_REQUESTS))]
     pub max_requests: Option<usize>,

@@ -8,8 +8,8 @@ use baton_schemas::sampling_fields::SamplingFields;
 use super::engine_args::EngineArgs;
 use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
+use crate::admission::AdmissionLimits;
 use crate::http::AccessConfig;
-use crate::request::admission::AdmissionLimits;
 
 /// A checked configuration of `baton serve`.
 #[derive(Debug, Clone)]

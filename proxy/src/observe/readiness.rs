@@ -172,8 +172,7 @@ mod tests {
         let health = Health::supervised(name);
         health.note_unloaded();
         let keep_alive = KeepAlive::Forever;
-        let settings =
-            LoadableSettings { name: name.to_owned(), estimated_bytes: 1, outline: None, n_slots: 1, keep_alive };
+        let settings = LoadableSettings { name: name.to_owned(), estimated_bytes: 1, outline: None, keep_alive };
         let process = ModelProcess {
             wanted: watch::Sender::new(false),
             health: Arc::clone(&health),

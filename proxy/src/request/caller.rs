@@ -5,10 +5,10 @@ use std::sync::Arc;
 use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
-use super::admission::RequestAdmission;
 use super::poison_case::PoisonCase;
 use crate::account::Account;
 use crate::account::request_memory::RequestHold;
+use crate::admission::RequestAdmission;
 
 /// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]

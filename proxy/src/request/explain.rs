@@ -5,12 +5,12 @@ use std::sync::Arc;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::{EngineError, GenerateRequest};
 
-use super::admission::Admission;
 use super::caller::Caller;
 use super::failover::ask;
 use super::plan::explanation::{Explanation, NodeWorkers};
 use super::plan::{self, PlanRequest};
 use super::prompt::{self, PreparedPrompt};
+use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::{Node, WorkerReport};

@@ -1,6 +1,5 @@
 //! The life of a request, independent of any dialect: target, admission, prompt, plan, start, hold.
 
-pub mod admission;
 pub mod caller;
 pub mod embed;
 pub mod explain;
@@ -11,4 +10,5 @@ pub mod plan;
 pub mod poison_case;
 pub mod prompt;
 pub mod prompt_logprobs;
+pub mod seats;
 pub mod tokens;

@@ -8,8 +8,8 @@ use baton_schemas::node::{NodeInfo, NodeLoad};
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 
-use super::admission::Admission;
 use super::caller::Caller;
+use crate::admission::{Admission, RequestAdmission};
 use crate::error::RequestError;
 use crate::model_name;
 use crate::targets::model_loading::{LoadReport, LoadState};
@@ -124,7 +124,9 @@ pub async fn describe(
         (Some(_), Some(info)) if !is_ready => (info, NodeLoad::default(), true),
         _ => {
             let (node, info) = model.ready_node(name, &[], ImageNeed::None).await?;
-            (info, node.load(), false)
+            let load = node.load();
+            let queued = load.queued.saturating_add(u32::try_from(node.places.n_wanted()).unwrap_or(u32::MAX));
+            (info, NodeLoad { queued, ..load }, false)
         }
     };
     let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
@@ -157,10 +159,15 @@ pub async fn load(
     let target = targets.resolve(Some(model), &caller.account)?;
     caller.account.take_request()?;
     let _lease = targets.lease(&target, keep_alive).await?;
-    let _permit = admission.admit_brief()?;
     match target {
-        Target::Nodes { model: served, .. } => served.ready_node(Some(model), &[], ImageNeed::None).await.map(drop),
-        Target::Upstreams(serving) => upstreams::load(&serving, keep_alive, &caller.request_id).await,
+        Target::Nodes { model: served, .. } => {
+            let _permit = admission.admit_brief()?;
+            served.ready_node(Some(model), &[], ImageNeed::None).await.map(drop)
+        }
+        Target::Upstreams(serving) => {
+            let permit = admission.enter(&caller.account, &RequestAdmission::default());
+            upstreams::load(&serving, &permit.places(), keep_alive, &caller.request_id).await
+        }
     }
 }
 

@@ -7,9 +7,9 @@ use baton_schemas::Token;
 use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 
-use super::admission::Admission;
 use super::caller::Caller;
 use super::{failover, prompt};
+use crate::admission::{Admission, RequestAdmission};
 use crate::error::RequestError;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::Node;
@@ -27,11 +27,15 @@ pub async fn ask(
     // The rate before memory, and memory before admission, as for generation.
     caller.account.take_request()?;
     let _lease = targets.lease(&target, None).await?;
-    let _permit = admission.admit_brief()?;
     let counted = match &target {
-        Target::Nodes { model: served, .. } => ask_nodes(served, model, question, caller).await?,
+        Target::Nodes { model: served, .. } => {
+            let _permit = admission.admit_brief()?;
+            ask_nodes(served, model, question, caller).await?
+        }
         Target::Upstreams(serving) => {
-            let answer = upstreams::tokens(serving, question, &caller.request_id).await?;
+            // It needs one of the upstream's places, so that questions to an upstream that hangs keep nobody from others.
+            let permit = admission.enter(&caller.account, &RequestAdmission::default());
+            let answer = upstreams::tokens(serving, &permit.places(), question, &caller.request_id).await?;
             CountedAnswer { n_tokens: n_tokens(question, &answer), answer }
         }
     };

@@ -243,7 +243,6 @@ fn supervise(
         name: plan.name.clone(),
         estimated_bytes: plan.estimated_bytes,
         outline: plan.outline.clone(),
-        n_slots: model.engine.slots.unwrap_or(DEFAULT_SLOTS),
         keep_alive: model.keep_alive,
     };
     Ok((node, LoadableModel::new(settings, ModelProcess { wanted, health, pid, stop, tracker })))

@@ -17,13 +17,13 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use tokio::time::MissedTickBehavior;
 
 use crate::account::request_memory::RequestMemory;
+use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
 use crate::observe::{Observer, metrics};
-use crate::request::admission::Admission;
 use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
@@ -84,7 +84,12 @@ impl RequestService {
             of_prefill.into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
         let running = self.admission.n_admitted() as u64;
-        TickReport { running, waiting: self.admission.n_waiting() as u64, fallbacks }
+        TickReport { running, waiting: self.n_waiting(), fallbacks }
+    }
+
+    /// Requests that wait: for a place, or for a model to be loaded.
+    fn n_waiting(&self) -> u64 {
+        (self.admission.n_waiting() + self.targets.pool.n_waiting()) as u64
     }
 
     /// An endpoint that serves the models of this pool.
@@ -181,8 +186,8 @@ impl HttpBackend for RequestService {
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {
-        // Before the first request, nothing else has set the limit.
-        self.admission.set_slots(self.targets.n_slots());
+        // Before the first request, nothing else has set them.
+        self.admission.set_targets(self.targets.places());
         let memory = self.memory.in_use();
         let observed = Observed {
             pool: &self.targets.pool,
@@ -191,7 +196,7 @@ impl HttpBackend for RequestService {
                 admitted: self.admission.n_admitted() as u64,
                 places: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
-                waiting: self.admission.n_waiting() as u64,
+                waiting: self.n_waiting(),
                 memory_bytes: memory.held as u64,
                 memory_limit_bytes: memory.limit as u64,
                 memory_refusals: memory.n_refused,

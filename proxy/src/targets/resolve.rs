@@ -11,6 +11,7 @@ use super::models::ModelPool;
 use super::target::Target;
 use super::upstreams::{ServedByUpstreams, UpstreamPool};
 use crate::account::Account;
+use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 
 /// When to ask again for a model that an upstream may still list.
@@ -86,8 +87,10 @@ impl Targets {
         }
     }
 
-    /// The number of choices that all targets together generate at once.
-    pub fn n_slots(&self) -> usize {
-        self.pool.n_slots() + self.upstreams.load().capacity()
+    /// The places of all targets that can serve now.
+    pub fn places(&self) -> Vec<Arc<TargetPlaces>> {
+        let mut places = self.pool.places();
+        places.extend(self.upstreams.load().places());
+        places
     }
 }

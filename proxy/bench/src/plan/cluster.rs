@@ -176,6 +176,7 @@ impl Cluster {
     ) -> Result<PlannedRequest, CommandFailure> {
         let request = request(prompt, n_output);
         let ask = PlanRequest {
+            seat: None,
             tokens: &request.prompt,
             n_replayed: 0,
             scope: request.cache_scope,

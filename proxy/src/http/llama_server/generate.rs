@@ -18,6 +18,7 @@ use bytes::BytesMut;
 use futures::StreamExt;
 
 use super::{Drain, model_or_first};
+use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::collected::collected;
@@ -28,7 +29,6 @@ use crate::http::route_header::insert_route;
 use crate::http::streamed::{self, StreamWriter};
 use crate::http::{HttpFailure, HttpState};
 use crate::reply_event::EventKind;
-use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
 
 /// `POST /completion`.

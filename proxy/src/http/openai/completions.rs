@@ -13,12 +13,12 @@ use baton_schemas::openai::{CompletionBody, CompletionRequest};
 
 use super::text_choices::{TextChoices, TextForm};
 use super::{ReplyShape, head, reply};
+use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, keeping, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
-use crate::request::admission::RequestAdmission;
 use crate::request::caller::Caller;
 
 pub(super) fn operation() -> Operation {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::account::{Account, KeyLimits};
+use crate::admission::{AdmissionLimits, RequestAdmission};
 use crate::http::{ConfiguredKey, key_hash};
-use crate::request::admission::{AdmissionLimits, PlaceNeed, RequestAdmission};
 
 /// A server with these keys beside the owner's, which is `owner`.
 async fn with(keys: &[(&str, KeyLimits)]) -> TestServer {
@@ -82,7 +82,10 @@ async fn a_waiting_stream_shows_its_place() {
     let router = crate::http::router(app.clone(), impatient());
     let server = tokio::spawn(serve_with(DEADLINES, listener, router, Shutdown::default(), SOON));
     let holder = Arc::new(Account::new("holder", guest()));
-    let holder = app.admission.admit(&holder, &RequestAdmission::default(), PlaceNeed::ONE).await.unwrap();
+    app.admission.set_targets(app.targets.places());
+    let places = app.admission.enter(&holder, &RequestAdmission::default()).places();
+    let holder = places.next(&app.targets.places()).await.unwrap();
+    drop(places);
     let mut client = TcpStream::connect(address).await.unwrap();
     client.write_all(chat_bytes(json!({"stream": true, "max_tokens": 2}), "close").as_bytes()).await.unwrap();
     let mut told = [0; 1_024];

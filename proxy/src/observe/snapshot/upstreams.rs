@@ -73,7 +73,6 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         UpstreamHealth::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let running = server.n_running();
     UpstreamReport {
         name: settings.name.clone(),
         kind: settings.kind.as_str().to_owned(),
@@ -81,8 +80,8 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         reason,
         address: with_address.then(|| settings.url.clone()),
         models: server.models(),
-        running: count(running),
-        waiting: count(server.n_claimed().saturating_sub(running)),
+        running: count(server.places.n_taken()),
+        waiting: count(server.places.n_wanted()),
         limit: count(settings.max_concurrent),
         busy_ms: server.longest_busy().map_or(0, |left| left.as_millis() as u64),
         breaker: breaker(server.breaker.view(), UpstreamFailure::as_str),

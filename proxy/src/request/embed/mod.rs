@@ -14,13 +14,14 @@ use futures::StreamExt;
 use futures::future::try_join_all;
 use tracing::Instrument;
 
+use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
-use crate::request::admission::{Admission, PlaceNeed};
 use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, StartRetry};
 use crate::request::prompt;
-use crate::targets::models::ServedModel;
+use crate::request::seats::Seats;
+use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
 
@@ -62,19 +63,21 @@ async fn admit_and_compute(
     // The rate before memory, and memory before admission, as for generation. Texts count by their tokens.
     caller.admission.charge(&caller.account, 1).await?;
     let _lease = targets.lease(&target, request.keep_alive).await?;
-    admission.set_slots(targets.n_slots());
-    // The node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
-    let permit = admission.admit(&caller.account, &caller.admission, PlaceNeed::ONE).await?;
+    admission.set_targets(targets.places());
+    let permit = admission.enter(&caller.account, &caller.admission);
     let model = match &target {
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
-            let embedded = upstreams::embed(serving, request, &caller.request_id).await?;
+            let embedded = upstreams::embed(serving, &permit.places(), request, &caller.request_id).await?;
             permit.charge_prompt(embedded.n_tokens);
             caller.memory.collect(embedded.vectors.iter().map(|vector| size_of_val(&vector[..])).sum())?;
             return Ok(embedded);
         }
     };
+    // A node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
+    let mut seats = Seats::none(permit.places(), 1, NodeWait::ForNodes);
+    seats.take_any(model, Some(&request.model)).await?;
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let sizes = Sizes::of(&info, request)?;
         Ok((tokens(&node, &info, request, sizes.n_ctx).await?, sizes))

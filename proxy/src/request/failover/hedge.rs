@@ -62,6 +62,7 @@ pub(super) fn start(
     request.group = None;
     let exclude = [late.route.decode];
     let asked = PlanRequest {
+        seat: None,
         tokens: &request.prompt,
         n_replayed: 0,
         scope: request.cache_scope,

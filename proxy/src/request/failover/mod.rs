@@ -13,6 +13,7 @@
 
 mod hedge;
 mod learning;
+mod losses;
 mod poison;
 mod progress;
 mod retryable;
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 use tracing::Span;
 
 use self::hedge::{Race, RaceEvent};
+use self::losses::{LossKind, Losses};
 pub use self::poison::{PoisonMark, Turn, Visit};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
@@ -39,6 +41,7 @@ use self::route_run::{RouteRun, RunEvent, accept, projector_of};
 pub use self::start_retry::{StartRetry, ask};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
+use crate::admission::Place;
 use crate::request::plan::Plan;
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::{FallbackReason, Task};
@@ -56,6 +59,8 @@ pub struct Resilient {
     mark: PoisonMark,
     /// A request gets no third route.
     was_hedged: bool,
+    /// Its place goes where it goes on.
+    place: Option<Place>,
     followers: watch::Sender<Plan>,
     /// Covers the whole sequence, whichever nodes it is on.
     span: Span,
@@ -76,33 +81,6 @@ enum SequenceState {
 struct NextState {
     state: SequenceState,
     event: Option<SequenceEvent>,
-}
-
-/// The engines that a sequence has lost.
-#[derive(Default)]
-struct Losses {
-    /// Since the last token.
-    n_in_a_row: u32,
-    /// The first failure that an engine reported. After a second failure the request counts as the cause, and its client
-    /// gets this first one.
-    engine_failure: Option<EngineError>,
-}
-
-/// The way in which an engine stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LossKind {
-    /// The node is gone or silent.
-    Lost,
-    /// The node is alive and gives no token. It may serve other requests well.
-    Stuck,
-    /// The engine reports a failure.
-    Failed,
-}
-
-impl LossKind {
-    fn of(error: &EngineError) -> LossKind {
-        if is_engine_failure(error) { LossKind::Failed } else { LossKind::Lost }
-    }
 }
 
 impl From<SequenceState> for NextState {
@@ -141,6 +119,7 @@ impl Resilient {
             losses: Losses::default(),
             mark,
             was_hedged: false,
+            place: None,
             followers,
             span,
         })
@@ -151,6 +130,11 @@ impl Resilient {
         if let SequenceState::Streaming(run) = &mut self.state {
             run.visit.keep_turn(turn);
         }
+    }
+
+    /// Keeps the sequence's place until its stream is dropped.
+    pub fn keep_place(&mut self, place: Option<Place>) {
+        self.place = place;
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -324,6 +308,9 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
+        if let Some(place) = &mut self.place {
+            place.move_to(&run.plan.decode().places);
+        }
         if self.request.generated.is_empty() {
             self.progress.restart();
         }

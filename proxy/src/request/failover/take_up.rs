@@ -169,6 +169,7 @@ impl EngineSearch<'_> {
             max_tokens: request.max_tokens.map(|n| n.saturating_sub(request.generated.len() as u32)),
             policy: self.lost.plan.asked_policy,
             projector: projector_of(request),
+            seat: None,
             exclude,
             exclude_prefill: &self.mark.avoided_prefill(model),
         };

@@ -1,11 +1,11 @@
 //! Turns one choice from an engine into events: tokens become text, up to a stop string or the end of the sequence.
 
+use baton_engines::SequenceStream;
 use baton_reply::ChoiceReply;
 use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason};
 use futures::{Stream, StreamExt};
 
-use super::start::EngineChoice;
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -13,15 +13,12 @@ use crate::reply_event::{EventKind, ReplyEvent};
 /// Writes the events of one choice. At a stop string the stream ends early, and `stopped` gets the number of tokens.
 pub(super) fn token_events(
     choice: u32,
-    EngineChoice { place, events }: EngineChoice,
+    mut events: SequenceStream,
     mut reply: ChoiceReply,
     mut clock: ChoiceClock,
     stopped: impl Fn(u32) + Send,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
     async_stream::try_stream! {
-        let _place = place;
-        // Dropped before the place.
-        let mut events = events;
         loop {
             match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
                 SequenceEvent::Started { n_cached } => {

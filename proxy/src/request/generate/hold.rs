@@ -7,17 +7,16 @@ use baton_reply::ChoiceReply;
 use baton_schemas::GenerateRequest;
 use baton_schemas::handoff::HandoffReport;
 use futures::stream::{BoxStream, select_all};
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use super::choice::token_events;
-use super::late_choice::holding;
-use super::start::{Loaded, StartedChoices, StartedRequest, UpstreamChoice};
+use super::start::{Loaded, StartedChoices, StartedRequest};
+use crate::admission::Permit;
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::reply_event::{EventKind, ReplyEvent};
-use crate::request::admission::Permit;
 use crate::request::plan::{Plan, route_words};
 use crate::request::prompt_logprobs::ScoredPrompt;
 use crate::targets::upstreams::{ReplyMeter, text_events};
@@ -103,10 +102,9 @@ fn merged(
             streams.collect()
         }
         StartedChoices::Text { choices } => {
-            let streams = (0..).zip(choices).map(|(i, UpstreamChoice { place, started })| {
-                let events = text_events(i, started, request, ReplyMeter { clock: clock(), n_prompt });
-                place.map(|place| holding(place, events)).flatten_stream().boxed()
-            });
+            let streams = (0..)
+                .zip(choices)
+                .map(|(i, started)| text_events(i, started, request, ReplyMeter { clock: clock(), n_prompt }).boxed());
             streams.collect()
         }
     };

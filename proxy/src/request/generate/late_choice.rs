@@ -7,14 +7,16 @@ use baton_engines::SequenceStream;
 use baton_engines::trace::TARGET;
 use baton_planner::policy::Policy;
 use baton_schemas::{EngineError, SequenceRequest};
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::admission::{DEFAULT_MAX_WAIT, Places};
 use crate::error::RequestError;
-use crate::request::admission::{DEFAULT_MAX_WAIT, Place, Places};
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
-use crate::request::plan::{self, Plan, PlanRequest};
+use crate::request::plan::{Plan, PlanRequest};
+use crate::request::seats::{Seats, planned};
+use crate::targets::models::NodeWait;
 
 /// The pause before an engine whose queue is full is asked again. The reply has begun, so it waits instead of failing.
 const BUSY_PAUSE: Duration = Duration::from_millis(500);
@@ -36,23 +38,26 @@ impl LateChoice {
     /// The events of the choice. Waits for its place first.
     pub(super) fn events(self, places: Places) -> SequenceStream {
         let started = async move {
-            let place = places.next().await;
-            Ok(holding(place, self.start().await?))
+            let mut seats = Seats::none(places, 1, NodeWait::ForNodes);
+            let mut accepted = self.start(&mut seats).await?;
+            accepted.keep_place(seats.held.pop());
+            Ok(accepted.into_events())
         };
         futures::stream::once(started).try_flatten().boxed()
     }
 
     /// Starts the choice by the request's plan, or on another node if that node is lost or refuses.
-    async fn start(self) -> Result<SequenceStream, EngineError> {
+    async fn start(self, seats: &mut Seats) -> Result<Resilient, EngineError> {
         let model = &self.plan.model;
         let images = self.sequence.images.as_ref().map_or(&[][..], |images| &images.images);
         let mut retry = StartRetry::about(images, self.mark.clone());
+        seats.move_to(model, self.plan.decode(), DEFAULT_MAX_WAIT).await.map_err(unavailable)?;
         let give_up_at = Instant::now() + DEFAULT_MAX_WAIT;
         // A suspect does not follow the others.
         let mut plan = (!retry.mark().is_suspect()).then(|| self.plan.for_choice(self.choice));
         loop {
-            let error = match self.try_start(plan.take(), &mut retry).await {
-                Ok(events) => return Ok(events),
+            let error = match self.try_start(plan.take(), seats, &mut retry).await {
+                Ok(accepted) => return Ok(accepted),
                 Err(error) => error,
             };
             match retry.go_on(model, error).await {
@@ -61,22 +66,24 @@ impl LateChoice {
                     tokio::time::sleep(BUSY_PAUSE).await;
                     retry.ask_all_again();
                 }
-                Err(RequestError::Engine(error)) => return Err(error),
-                Err(error) => return Err(EngineError::Unavailable { reason: error.to_string() }),
+                Err(error) => return Err(unavailable(error)),
             }
         }
     }
 
-    /// Starts the choice by this plan, or by a new one.
-    async fn try_start(&self, plan: Option<Plan>, retry: &mut StartRetry) -> Result<SequenceStream, RequestError> {
+    /// Starts the choice by this plan if it has a place there, or by a new one.
+    async fn try_start(
+        &self,
+        plan: Option<Plan>,
+        seats: &mut Seats,
+        retry: &mut StartRetry,
+    ) -> Result<Resilient, RequestError> {
         let model = &self.plan.model;
-        let plan = match plan {
+        let plan = match plan.filter(|plan| seats.node(model) == Some(plan.route.decode)) {
             Some(plan) => plan,
             None => {
                 retry.next_node(model, None).await?;
-                let exclude = retry.exclude(model);
-                let exclude_prefill = retry.mark().avoided_prefill(model);
-                plan::plan(model, &self.plan_request(&exclude, &exclude_prefill))?.for_choice(self.choice)
+                planned(&self.plan_request(), seats, model, retry).await?.for_choice(self.choice)
             }
         };
         let node = Arc::clone(plan.decode());
@@ -93,10 +100,10 @@ impl LateChoice {
         retry.note(model, &visit, &accepted);
         let mut accepted = accepted?;
         accepted.keep_turn(retry.turn());
-        Ok(accepted.into_events())
+        Ok(accepted)
     }
 
-    fn plan_request<'a>(&'a self, exclude: &'a [usize], exclude_prefill: &'a [usize]) -> PlanRequest<'a> {
+    fn plan_request(&self) -> PlanRequest<'_> {
         let SequenceRequest { prompt, cache_scope, max_tokens, images, .. } = &*self.sequence;
         PlanRequest {
             tokens: prompt,
@@ -105,8 +112,9 @@ impl LateChoice {
             max_tokens: *max_tokens,
             policy: self.policy,
             projector: images.as_ref().map(|images| images.projector.as_str()),
-            exclude,
-            exclude_prefill,
+            seat: None,
+            exclude: &[],
+            exclude_prefill: &[],
         }
     }
 }
@@ -118,7 +126,10 @@ pub(super) fn of_choice(sequence: &SequenceRequest, choice: u32) -> SequenceRequ
     sequence
 }
 
-/// Keeps the place of a choice until its stream is dropped.
-pub(super) fn holding<S: Stream>(place: Place, events: S) -> impl Stream<Item = S::Item> {
-    events.inspect(move |_| _ = &place)
+/// The error of a choice whose reply has begun.
+fn unavailable(error: RequestError) -> EngineError {
+    match error {
+        RequestError::Engine(error) => error,
+        error => EngineError::Unavailable { reason: error.to_string() },
+    }
 }

@@ -21,8 +21,8 @@ pub use self::hold::EventStream;
 use self::hold::hold;
 use self::start::{Loaded, StartedRequest, Starting, start_on_nodes};
 use self::upstream::{fall_back, start_on_upstreams};
-use super::admission::{Admission, Permit, PlaceNeed};
 use super::caller::Caller;
+use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::observe::{Observer, RequestWatch};
 use crate::targets::{Target, Targets};
@@ -83,28 +83,18 @@ async fn admit_and_start(
     apply_sampling_defaults(&target, request);
     // Before memory: a key whose rate is exhausted must not unload another key's model.
     caller.admission.charge(&caller.account, request.n as usize).await?;
-    // Load before admission, so that a request that waits for memory does not block others. Loading has its own limit.
+    // Load before admission: what waits for memory has no place. Loading has its own limit.
     let loaded = load(targets, &target, request, watch).await;
     if let (Err(error), false) = (&loaded, target.has_fallback()) {
         return Err(error.clone());
     }
-    admission.set_slots(targets.n_slots());
-    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
-    let need = place_need(&target, request);
-    let (permit, first) = async {
-        let permit = admission.admit(&caller.account, &caller.admission, need).await?;
-        // A prompt that shares its place with others may not be the next to get one.
-        let first = permit.places().next().await;
-        Ok::<_, RequestError>((permit, first))
-    }
-    .instrument(span)
-    .await?;
-    watch.admitted(permit.meter());
-
-    let mut starting = Starting::new(request, caller, watch, permit.places(), first);
+    admission.set_targets(targets.places());
+    let permit = admission.enter(&caller.account, &caller.admission);
+    let mut starting = Starting::new(request, caller, watch, &permit);
     let started = match &target {
         Target::Upstreams(upstreams) => start_on_upstreams(&mut starting, upstreams, None).await?,
         Target::Nodes { model, fallback } => {
+            // Its places on nodes are free again before it waits for one on an upstream.
             match (start_on_nodes(&mut starting, model, loaded, fallback.is_some()).await, fallback) {
                 (Err(error), Some(upstreams)) => fall_back(&mut starting, model, upstreams, error).await?,
                 (outcome, _) => outcome?,
@@ -113,14 +103,6 @@ async fn admit_and_start(
     };
     permit.charge_prompt(started.n_prompt);
     Ok((permit, started))
-}
-
-/// The places that a request's choices need.
-fn place_need(target: &Target, request: &GenerateRequest) -> PlaceNeed {
-    let n_slots = target.served_model().and_then(|model| model.n_slots_of_a_node());
-    let n_sequences = request.n as usize;
-    // An upstream takes requests with at most as many choices as it generates at once.
-    PlaceNeed { n_sequences, at_once: n_slots.unwrap_or(n_sequences) }
 }
 
 /// Applies the model's sampling defaults, then the client's own values over them.

@@ -1,6 +1,7 @@
 //! Prompt, plan, start: how a request begins on nodes.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use baton_engines::SequenceStream;
@@ -14,40 +15,37 @@ use tokio::sync::watch;
 use tracing::Instrument;
 
 use super::late_choice::{LateChoice, of_choice};
+use crate::admission::{Permit, Places};
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
-use crate::request::admission::{Place, Places};
 use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
-use crate::request::plan::{self, Plan, PlanRequest};
+use crate::request::plan::{Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
 use crate::request::prompt_logprobs::{ScoredPrompt, prompt_logprobs};
+use crate::request::seats::{Seats, planned};
 use crate::targets::model_loading::ModelLease;
-use crate::targets::models::ServedModel;
+use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::upstreams::StartedChoice;
 
-/// An admitted request that no engine has started.
+/// A request that no engine has started.
 pub(super) struct Starting<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) caller: &'a Caller,
     pub(super) watch: &'a mut RequestWatch,
     pub(super) places: Places,
-    /// The places of the choices that start first.
-    pub(super) held: Vec<Place>,
+    /// Counts its tokens.
+    pub(super) meter: Arc<AtomicU32>,
 }
 
 impl<'a> Starting<'a> {
-    /// Takes the places that are free now, for as many choices.
     pub(super) fn new(
         request: &'a GenerateRequest,
         caller: &'a Caller,
         watch: &'a mut RequestWatch,
-        places: Places,
-        first: Place,
+        permit: &Permit,
     ) -> Starting<'a> {
-        let mut held = vec![first];
-        held.extend(std::iter::from_fn(|| places.try_next()).take((request.n as usize).saturating_sub(1)));
-        Starting { request, caller, watch, places, held }
+        Starting { request, caller, watch, places: permit.places(), meter: permit.meter() }
     }
 }
 
@@ -76,24 +74,15 @@ pub(super) enum StartedChoices {
         max_tokens: Option<u32>,
         /// The prompt, if the client wants the tokens of prompt and reply.
         context: Option<Vec<Token>>,
-        choices: Vec<EngineChoice>,
+        /// Each keeps its place until it ends. One that starts late waits for its place first.
+        choices: Vec<SequenceStream>,
     },
     /// Text, from an upstream.
     Text { choices: Vec<UpstreamChoice> },
 }
 
-/// A choice on an engine.
-pub(super) struct EngineChoice {
-    /// Kept until the choice ends. `None` for a choice that starts late: its events wait for the place and keep it.
-    pub(super) place: Option<Place>,
-    pub(super) events: SequenceStream,
-}
-
-/// A choice on an upstream. One that starts late awaits its place, and then the upstream.
-pub(super) struct UpstreamChoice {
-    pub(super) place: BoxFuture<'static, Place>,
-    pub(super) started: BoxFuture<'static, Result<StartedChoice, RequestError>>,
-}
+/// A choice on an upstream. Its stream keeps its place. One that starts late awaits its place, and then the upstream.
+pub(super) type UpstreamChoice = BoxFuture<'static, Result<StartedChoice, RequestError>>;
 
 /// The lease of a model that is loaded on demand, and how long loading took.
 #[derive(Default)]
@@ -112,14 +101,20 @@ pub(super) async fn start_on_nodes(
     let loaded = loaded?;
     let mut retry = StartRetry::about(starting.request.images(), PoisonMark::of_prompt(&starting.caller.poison));
     // An upstream has its own vocabulary, so a request that continues earlier tokens waits for an engine.
-    if has_fallback && starting.request.earlier_tokens().is_empty() {
+    let falls_back = has_fallback && starting.request.earlier_tokens().is_empty();
+    if falls_back {
         retry = retry.with_upstream();
-        if !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
+        if model.places().is_empty() {
             return Err(RequestError::unavailable("no engine is ready", Duration::from_secs(1)));
         }
     }
+    let wait = if falls_back { NodeWait::NotAtAll } else { NodeWait::ForNodes };
+    let mut seats = Seats::none(starting.places.clone(), starting.request.n as usize, wait);
+    let span = tracing::info_span!(target: TARGET, parent: starting.watch.span(), "admission_wait");
+    seats.take_any(model, Some(&starting.request.model)).instrument(span).await?;
+    starting.watch.admitted(Arc::clone(&starting.meter));
     loop {
-        match try_start(starting, model, &mut retry).await {
+        match try_start(starting, &mut seats, model, &mut retry).await {
             Err(error) => retry.go_on(model, error).await?,
             Ok(started) => return Ok(StartedRequest { loaded, ..started }),
         }
@@ -129,10 +124,11 @@ pub(super) async fn start_on_nodes(
 /// Waits for an engine, prepares the prompt, plans, and starts every choice that has a place.
 async fn try_start(
     starting: &mut Starting<'_>,
+    seats: &mut Seats,
     model: &Arc<ServedModel>,
     retry: &mut StartRetry,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch, places, held } = starting;
+    let Starting { request, caller, watch, places, .. } = starting;
     let (node, info) = retry.next_node(model, Some(&request.model)).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
     let prompt = async {
@@ -143,11 +139,7 @@ async fn try_start(
     let prompt = retry.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
-    let exclude = retry.exclude(model);
-    let exclude_prefill = retry.mark().avoided_prefill(model);
-    let plan_request =
-        PlanRequest { exclude_prefill: &exclude_prefill, ..PlanRequest::of_prompt(&prompt, caller, &exclude) };
-    let plan = span.in_scope(|| plan::plan(model, &plan_request))?;
+    let plan = planned(&PlanRequest::of_prompt(&prompt, caller, &[]), seats, model, retry).instrument(span).await?;
     let n_prompt = prompt.tokens.len() as u32;
     watch.planned(plan.summary(n_prompt));
 
@@ -162,9 +154,9 @@ async fn try_start(
             Some(retry.call(model, node, scored).await?)
         }
     };
-    let n_first = held.len() as u32;
+    let n_first = seats.held.len() as u32;
     let group = (n_first > 1).then_some(Group { id: rand::random(), size: n_first });
-    let mut events = Vec::with_capacity(held.len());
+    let mut choices = Vec::with_capacity(request.n as usize);
     let mut followed = None;
     for choice in 0..n_first {
         let sequence = SequenceRequest { group, ..of_choice(&sequence, choice) };
@@ -176,10 +168,11 @@ async fn try_start(
         let mut accepted = accepted.map_err(|error| refused(error, n_first))?;
         accepted.keep_turn(retry.turn());
         followed.get_or_insert_with(|| accepted.follow());
-        events.push(accepted.into_events());
+        choices.push(accepted);
     }
-    let first = events.into_iter().zip(std::mem::take(held));
-    let mut choices: Vec<_> = first.map(|(events, place)| EngineChoice { place: Some(place), events }).collect();
+    // Not before all are accepted: the next attempt needs the places, too.
+    choices.iter_mut().for_each(|accepted| accepted.keep_place(seats.held.pop()));
+    let mut choices: Vec<_> = choices.into_iter().map(Resilient::into_events).collect();
     // Choices that wait share the prompt.
     let sequence = Arc::new(sequence);
     for choice in n_first..request.n {
@@ -191,7 +184,7 @@ async fn try_start(
             mark: retry.mark().clone(),
             request_span: watch.span().clone(),
         };
-        choices.push(EngineChoice { place: None, events: late.events(places.clone()) });
+        choices.push(late.events(places.clone()));
     }
     let PreparedPrompt { tokens, form, max_tokens, .. } = prompt;
     let context = request.context.is_some().then_some(tokens);

@@ -347,3 +347,91 @@ async fn only_choices_that_start_together_can_be_too_many_for_a_queue() {
         }
     }
 }
+
+/// An engine that is lost under the first sequence, after some events.
+struct BreaksOff {
+    sim: SimEngine,
+    n_asked: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl EngineWrapper for BreaksOff {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let events = self.sim.generate(request).await?;
+        match self.n_asked.fetch_add(1, Ordering::AcqRel) {
+            0 => {
+                let lost = futures::stream::iter([Err(EngineError::lost("gone"))]);
+                Ok(events.take(4).chain(lost).boxed())
+            }
+            _ => Ok(events),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_place_of_a_sequence_goes_where_it_goes_on() {
+    let n_asked = Arc::new(AtomicU32::new(0));
+    let engine = || BreaksOff {
+        sim: SimEngine::new(SimConfig { n_slots: 1, ..SimConfig::default() }),
+        n_asked: n_asked.clone(),
+    };
+    let app = served_by(vec![engine(), engine()]).await;
+    let model = app.targets.pool.models().remove(0);
+    let taken = || model.decode.iter().map(|node| node.places.n_taken()).collect::<Vec<_>>();
+    let mut reply = app.generate(request("m"), caller()).await.unwrap();
+    let first = taken();
+    let mut last = Vec::new();
+    while let Some(event) = reply.events.next().await {
+        event.unwrap();
+        last = taken();
+    }
+    assert_eq!(n_asked.load(Ordering::Acquire), 2);
+    assert_eq!((first.iter().sum::<usize>(), last.iter().sum::<usize>()), (1, 1));
+    assert_ne!(first, last);
+    drop(reply);
+    assert_eq!(taken(), [0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_node_gets_more_than_it_runs_at_once() {
+    let sim = || SimEngine::new(SimConfig { n_slots: 2, decode_tps: 10.0, ..SimConfig::default() });
+    let most = Arc::new(AtomicU32::new(0));
+    let counted = |sim| Counted { sim, n_running: Arc::new(AtomicU32::new(0)), most: Arc::clone(&most) };
+    let app = served_by(vec![counted(sim()), counted(sim())]).await;
+    // Some have choices that wait for places of the node that has their prompt.
+    let ask = async |n| {
+        let mut reply = app.generate(GenerateRequest { n, ..request("m") }, caller()).await.unwrap();
+        while let Some(event) = reply.events.next().await {
+            event.unwrap();
+        }
+    };
+    futures::future::join_all([1, 1, 3, 1, 5, 1, 1, 2].map(ask)).await;
+    assert_eq!(most.load(Ordering::Acquire), 2);
+    let requests = app.state(false).requests;
+    assert_eq!((requests.admitted, requests.places, requests.waiting, requests.limit), (0, 0, 0, 4));
+}
+
+/// Notes the most sequences at once on one node.
+struct Counted {
+    sim: SimEngine,
+    n_running: Arc<AtomicU32>,
+    most: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl EngineWrapper for Counted {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        let events = self.sim.generate(request).await?;
+        self.most.fetch_max(self.n_running.fetch_add(1, Ordering::AcqRel) + 1, Ordering::AcqRel);
+        let running = RunningChoice(Arc::clone(&self.n_running));
+        Ok(events.inspect(move |_| _ = &running).boxed())
+    }
+}

@@ -1,7 +1,7 @@
 //! Starts requests on upstreams: if only upstreams serve the model, or if no node can start the request.
 
 use std::future::ready;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_planner::reason::RouteReason;
 use baton_schemas::{EngineError, GenerateRequest};
@@ -10,45 +10,50 @@ use tracing::{Instrument, Span};
 
 use super::start::{Loaded, StartedChoices, StartedRequest, Starting, UpstreamChoice};
 use crate::account::request_memory::HeldPart;
+use crate::admission::Places;
 use crate::error::RequestError;
-use crate::request::admission::Places;
 use crate::request::plan::route_words;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
-use crate::targets::upstreams::{self, ServedByUpstreams};
+use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice};
 
-/// Starts every choice that has a place on the first upstream that begins to answer. `reason`, if given, is announced
-/// instead of the reason for which that upstream was chosen.
+/// Starts the choices for which there are places on the first upstream that begins to answer. `reason`, if given, is
+/// announced instead of the reason for which that upstream was chosen.
 pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,
     reason: Option<RouteReason>,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch, places, held } = starting;
+    let Starting { request, caller, watch, places, meter } = starting;
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
         return Err(RequestError::InvalidField { field: "context", problem });
     }
-    let n_first = held.len() as u32;
-    let started = upstreams::start(serving, request, 0..n_first, &caller.request_id);
-    let started = started.instrument(watch.span().clone()).await?;
+    let span = watch.span().clone();
+    let started = {
+        let watch = Mutex::new(&mut **watch);
+        let admitted = || watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+        let request_id = &caller.request_id;
+        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, admitted: &admitted };
+        upstreams::start(serving, places, &first).instrument(span).await?
+    };
     let n_prompt = upstreams::estimated_tokens(request);
     let reason = reason.unwrap_or(started.reason);
     watch.upstream(&started, reason, n_prompt);
     let route = route_words::of_upstream(started.server.name(), reason);
-    let first = started.choices.into_iter().zip(std::mem::take(held));
-    let first =
-        first.map(|(choice, place)| UpstreamChoice { place: ready(place).boxed(), started: ready(Ok(choice)).boxed() });
-    let mut choices: Vec<UpstreamChoice> = first.collect();
+    let n_first = started.choices.len() as u32;
+    let mut choices: Vec<UpstreamChoice> =
+        started.choices.into_iter().map(|choice| ready(Ok(choice)).boxed()).collect();
     if n_first < request.n {
         let source = Arc::new(LateSource {
             serving: serving.clone(),
+            places: places.clone(),
             request: request.clone(),
             _memory: caller.memory.part(),
             request_id: caller.request_id.clone(),
             span: watch.span().clone(),
         });
-        choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice, places.clone())));
+        choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice).boxed()));
     }
     let choices = StartedChoices::Text { choices };
     Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: Loaded::default() })
@@ -57,6 +62,7 @@ pub(super) async fn start_on_upstreams(
 /// Starts the choices that get their places after the others.
 struct LateSource {
     serving: ServedByUpstreams,
+    places: Places,
     request: GenerateRequest,
     /// Keeps the memory of the request's texts.
     _memory: HeldPart,
@@ -65,14 +71,11 @@ struct LateSource {
 }
 
 impl LateSource {
-    fn late_choice(self: Arc<Self>, choice: u32, places: Places) -> UpstreamChoice {
-        let started = async move {
-            let LateSource { serving, request, request_id, span, .. } = &*self;
-            let started = upstreams::start(serving, request, choice..choice + 1, request_id);
-            let started = started.instrument(span.clone()).await?;
-            started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
-        };
-        UpstreamChoice { place: async move { places.next().await }.boxed(), started: started.boxed() }
+    async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
+        let LateSource { serving, places, request, request_id, span, .. } = &*self;
+        let late = FirstChoices { request, choice, n_most: 1, request_id, admitted: &|| {} };
+        let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
+        started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
     }
 }
 

@@ -61,6 +61,8 @@ pub struct PlanRequest<'a> {
     pub policy: Option<&'static dyn Policy>,
     /// The projector that encodes the prompt's images, if it has any. Such a prompt is not handed over.
     pub projector: Option<&'a str>,
+    /// The decode node where the request has a place. On another one it would have to wait behind those that wait there.
+    pub seat: Option<usize>,
     /// Decode nodes that have just failed or refused this request.
     pub exclude: &'a [usize],
     /// Prefill nodes that this request must not wait for again.
@@ -77,6 +79,7 @@ impl<'a> PlanRequest<'a> {
             max_tokens: prompt.max_tokens,
             policy: caller.policy,
             projector: prompt.projector.as_deref(),
+            seat: None,
             exclude,
             exclude_prefill: &[],
         }
@@ -184,7 +187,10 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
     let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
     let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
     let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
-        let view = node.view(Task::Decode, request.scope, request.tokens);
+        let mut view = node.view(Task::Decode, request.scope, request.tokens);
+        if request.seat.is_some_and(|seat| seat != i) {
+            view.n_queued = view.n_queued.saturating_add(u32::try_from(node.places.n_wanted()).unwrap_or(u32::MAX));
+        }
         let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some(BarReason::JustFailed));
         NodeView { barred, ..view }
     });

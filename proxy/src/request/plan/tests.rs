@@ -27,6 +27,7 @@ fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: 
     let tokens: Vec<Token> = (0..n_prompt).collect();
     let scope = CacheScope::SHARED;
     let request = PlanRequest {
+        seat: None,
         tokens: &tokens,
         n_replayed: 0,
         scope,
@@ -76,6 +77,7 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     let ask = |exclude_prefill| {
         let scope = CacheScope::SHARED;
         let request = PlanRequest {
+            seat: None,
             tokens: &[1; 100],
             n_replayed: 0,
             scope,
@@ -129,6 +131,7 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
     let scope = CacheScope::SHARED;
     let always = Some(PolicyName::AlwaysHandoff.policy());
     let of = |projector| PlanRequest {
+        seat: None,
         tokens: &[1; 100],
         n_replayed: 0,
         scope,
@@ -232,6 +235,7 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
     tokio::time::sleep(Duration::from_secs(1)).await;
     let scope = CacheScope::SHARED;
     let ask = |policy| PlanRequest {
+        seat: None,
         tokens: &[1; 100],
         n_replayed: 0,
         scope,

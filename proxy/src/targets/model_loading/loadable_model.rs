@@ -30,8 +30,6 @@ pub struct LoadableSettings {
     pub estimated_bytes: u64,
     /// Its description from its file.
     pub outline: Option<Arc<NodeInfo>>,
-    /// Sequences that it decodes together.
-    pub n_slots: u32,
     /// How long it stays in memory, unless a request sets another time.
     pub keep_alive: KeepAlive,
 }
@@ -319,11 +317,6 @@ impl LoadableModel {
     /// Its description from its file.
     pub fn outline(&self) -> Option<Arc<NodeInfo>> {
         self.settings().outline
-    }
-
-    /// Sequences that it decodes together.
-    pub fn n_slots(&self) -> usize {
-        self.settings().n_slots as usize
     }
 
     /// The model at this moment.

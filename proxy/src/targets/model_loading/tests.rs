@@ -40,8 +40,7 @@ async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Ar
         }
     }));
     tracker.close();
-    let settings =
-        LoadableSettings { name: name.into(), estimated_bytes: bytes, outline: None, n_slots: 1, keep_alive };
+    let settings = LoadableSettings { name: name.into(), estimated_bytes: bytes, outline: None, keep_alive };
     LoadableModel::new(settings, ModelProcess { wanted, health, pid: Arc::new(AtomicU32::new(0)), stop, tracker })
 }
 

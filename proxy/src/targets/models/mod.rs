@@ -15,7 +15,7 @@ pub use self::image_support::ImageNeed;
 pub use self::learned_routes::{LearnedRoutes, expected_output};
 pub use self::pool::ModelPool;
 pub use self::reported::{REPORT_INTERVAL, serve_reported_models};
-pub use self::served_model::ServedModel;
+pub use self::served_model::{NodeWait, ServedModel};
 pub use self::unused_nodes::UnusedNode;
 
 #[cfg(test)]

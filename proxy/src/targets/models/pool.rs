@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::served_model::ServedModel;
+use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 use crate::targets::nodes::{Node, READY_WAIT};
 
@@ -55,15 +56,18 @@ impl ModelPool {
         self.models().is_empty() && self.undeclared().decode.is_empty()
     }
 
-    /// Slots of all ready decode nodes, and of models that can be loaded on demand.
-    pub fn n_slots(&self) -> usize {
-        let of_model = |model: &Arc<ServedModel>| -> usize {
-            let ready: usize =
-                model.decode.iter().filter_map(|node| model.ready_decode(node)).map(|info| info.n_slots as usize).sum();
-            // Requests must be admitted before the model is loaded for them.
-            ready.max(model.loadable.as_ref().map_or(0, |loadable| loadable.n_slots()))
-        };
-        self.models().iter().map(of_model).sum()
+    /// The places of all ready decode nodes.
+    pub fn places(&self) -> Vec<Arc<TargetPlaces>> {
+        self.models().iter().flat_map(|model| model.places()).collect()
+    }
+
+    /// Requests that wait for models to be loaded.
+    pub fn n_waiting(&self) -> usize {
+        self.models()
+            .iter()
+            .filter_map(|model| model.loadable.as_ref())
+            .map(|loadable| loadable.report().n_waiting)
+            .sum()
     }
 
     pub(super) fn undeclared(&self) -> UndeclaredNodes {

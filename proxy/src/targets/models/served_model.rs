@@ -10,16 +10,34 @@ use baton_schemas::node::NodeInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use tokio::time::Instant;
 
 use super::image_support::ImageNeed;
 use super::learned_routes::LearnedRoutes;
 use super::renamed_weights::{ModelFate, ServingHistory};
+use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 use crate::model_name;
 use crate::targets::model_loading::LoadableModel;
 use crate::targets::nodes::{
     FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task,
 };
+
+/// How often a request that waits for a place looks for nodes that have become ready.
+const PLACES_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long a request that waits for a place waits for nodes that were lost meanwhile: as long as a stream looks for another
+/// engine.
+const RETURN_WAIT: Duration = Duration::from_secs(30);
+
+/// How long a request that waits for a place waits for nodes that are starting or lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeWait {
+    /// Until they can be given up.
+    ForNodes,
+    /// Upstreams can answer instead.
+    NotAtAll,
+}
 
 /// A served model. Its lists may hold nodes that run another model; plans bar those.
 pub struct ServedModel {
@@ -226,9 +244,41 @@ impl ServedModel {
         self.ready_decode(node).filter(|info| need.is_met_by(info))
     }
 
-    /// The slots of the ready decode node that has the most of them; `None` if no node is ready.
-    pub fn n_slots_of_a_node(&self) -> Option<usize> {
-        self.decode.iter().filter_map(|node| self.ready_decode(node)).map(|info| info.n_slots as usize).max()
+    /// The places of the ready decode nodes: as many as their engines have slots.
+    pub fn places(&self) -> Vec<Arc<TargetPlaces>> {
+        let of_node = |node: &Arc<Node>| {
+            node.places.set(self.ready_decode(node)?.n_slots as usize);
+            Some(Arc::clone(&node.places))
+        };
+        self.decode.iter().filter_map(of_node).collect()
+    }
+
+    /// Waits until other places than these can be taken. Errors: no node is ready, nor will be soon.
+    pub async fn other_places(
+        &self,
+        name: Option<&str>,
+        known: &[Arc<TargetPlaces>],
+        wait: NodeWait,
+    ) -> Result<(), RequestError> {
+        let patience = if wait == NodeWait::ForNodes && !known.is_empty() { RETURN_WAIT } else { Duration::ZERO };
+        let mut give_up_at = Instant::now() + patience;
+        loop {
+            if wait == NodeWait::NotAtAll && self.places().is_empty() {
+                return Err(RequestError::unavailable("no engine is ready", Duration::from_secs(1)));
+            }
+            match self.ready_node(name, &[], ImageNeed::None).await {
+                Ok(_) => give_up_at = Instant::now() + patience,
+                Err(error) if Instant::now() >= give_up_at => return Err(error),
+                Err(_) => {}
+            }
+            let now = self.places();
+            let is_other = |(now, known): (&Arc<_>, &Arc<_>)| !Arc::ptr_eq(now, known);
+            let has_changed = now.len() != known.len() || now.iter().zip(known).any(is_other);
+            if has_changed && !now.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(PLACES_INTERVAL).await;
+        }
     }
 
     /// The number of decode nodes that support the request's images, including nodes that are down and nodes that have not

@@ -24,6 +24,7 @@ use super::node_state::NodeState;
 use super::prefixes::Prefixes;
 use super::probe;
 use super::suspects::Suspects;
+use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 
 /// How long a request waits for a node that is starting. A restart of the default model takes much less; clients of a
@@ -46,6 +47,8 @@ pub struct Node {
     pub engine: Arc<dyn Engine>,
     /// Its state and the reason for it.
     pub health: Arc<Health>,
+    /// Its places: one for each slot of its engine.
+    pub places: Arc<TargetPlaces>,
     /// Its breakers. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
     pub breakers: Breakers,
     /// The suspects on it; see [`PoisonMark`](crate::request::failover::PoisonMark).
@@ -112,6 +115,7 @@ impl Node {
             found,
             engine,
             health,
+            places: TargetPlaces::new(0),
             breakers: Breakers::default(),
             suspects: Arc::default(),
             stopping: AtomicU64::new(0),

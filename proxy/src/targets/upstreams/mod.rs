@@ -23,6 +23,6 @@ pub use self::pool::{ServedByUpstreams, ServingUpstream, UpstreamPool};
 pub use self::prefill_servers::{PrefillFallback, PrefillServer, PrefillServers, PrefillTotals, Transfer};
 pub(crate) use self::prompt_estimate::estimated_tokens;
 pub use self::server::{UpstreamHealth, UpstreamServer};
-pub use self::start::{StartedChoice, StartedReply, start};
+pub use self::start::{FirstChoices, StartedChoice, StartedReply, start};
 pub(crate) use self::text_events::{ReplyMeter, text_events};
 pub use self::unary::{embed, load, tokens, unload};

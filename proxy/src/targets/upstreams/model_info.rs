@@ -41,12 +41,13 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
     };
-    // Waiting choices also count as claimed. An unreachable upstream has no free slot.
+    // An unreachable upstream has no free slot.
     let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {
-        true => server.n_claimed().min(capacity(server)),
+        true => server.places.n_taken().min(capacity(server)),
         false => capacity(server),
     });
-    (info, NodeLoad { active_slots, ..NodeLoad::default() })
+    let queued = sum(|upstream| upstream.server.places.n_wanted());
+    (info, NodeLoad { active_slots, queued, ..NodeLoad::default() })
 }
 
 fn capacity(server: &UpstreamServer) -> usize {

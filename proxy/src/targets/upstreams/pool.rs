@@ -8,6 +8,7 @@ use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
 
 use super::{UpstreamHealth, UpstreamServer};
+use crate::admission::TargetPlaces;
 use crate::model_name;
 
 /// The configured upstreams. A changed configuration makes another pool; running streams keep theirs.
@@ -108,9 +109,9 @@ impl UpstreamPool {
         names.find(|name| !is_local(name) && !self.servers.iter().any(|server| can(server, name)))
     }
 
-    /// Total choices that the upstreams may generate at once.
-    pub fn capacity(&self) -> usize {
-        self.servers.iter().map(|server| server.client.settings().max_concurrent).sum()
+    /// The places of the upstreams that can probably answer now.
+    pub fn places(&self) -> impl Iterator<Item = Arc<TargetPlaces>> {
+        self.servers.iter().filter(|server| server.can_answer()).map(|server| Arc::clone(&server.places))
     }
 }
 

@@ -1,23 +1,20 @@
 //! Asks upstreams one after another until one answers: the least busy first, each once, and all once more after a broken
 //! connection.
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use baton_engines::trace::TARGET;
 use baton_engines::upstream::{UpstreamError, UpstreamFailure};
 use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::client_error::client_error;
-use super::server::UpstreamPermit;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
+use crate::admission::{Place, Places};
 use crate::error::RequestError;
-
-/// How long an admitted request waits for an upstream's capacity: the duration of some replies.
-const MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// The pause before the second round. An upstream may have closed idle connections just before the first one.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -33,20 +30,23 @@ pub(super) trait UpstreamQuestion: Sync {
     /// The client's request id.
     fn request_id(&self) -> &str;
 
-    /// The number of permits that it needs.
-    fn n_permits(&self) -> u32 {
+    /// The most places that it can use at once. It is asked with one, and with those that are free then.
+    fn n_places(&self) -> usize {
         1
     }
+
+    /// It has these places, and is about to be asked.
+    fn admitted(&self) {}
 
     /// Writes the call for this upstream. Sends nothing. Errors: the upstream does not support the question.
     fn prepare(&self, upstream: &ServingUpstream) -> Result<Self::Prepared, UpstreamError>;
 
-    /// Asks the upstream.
+    /// Asks the upstream, where it has these places, at least one.
     fn ask(
         &self,
         upstream: &ServingUpstream,
         prepared: Self::Prepared,
-        permits: Vec<UpstreamPermit>,
+        held: Vec<Place>,
     ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
 }
 
@@ -60,9 +60,10 @@ pub(super) struct FirstAnswer<T> {
 
 /// Asks until an upstream answers. Dropping the future cancels the question.
 ///
-/// Errors: the request is wrong, or no upstream answers; then the last upstream's error.
+/// Errors: the request is wrong, no upstream has a place for it in time, or none answers; then the last upstream's error.
 pub(super) async fn first_answer<Q: UpstreamQuestion>(
     serving: &ServedByUpstreams,
+    places: &Places,
     question: &Q,
 ) -> Result<FirstAnswer<Q::Answer>, RequestError> {
     let request_id = question.request_id();
@@ -71,7 +72,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
     let mut last = None;
     let mut unsupported = None;
     loop {
-        let Some((i, reason)) = choose(serving, &tried) else {
+        let Some(ChosenUpstream { idx, reason, place }) = choose(serving, &tried, places).await? else {
             let Some(error) = last.take() else {
                 // Only if no upstream supports the request: a busy upstream may support it.
                 let unsupported = unsupported.filter(|_| tried.len() == serving.upstreams.len());
@@ -86,23 +87,22 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
             tokio::time::sleep(RETRY_PAUSE).await;
             continue;
         };
-        tried.push(i);
-        let upstream = &serving.upstreams[i];
+        tried.push(idx);
+        let upstream = &serving.upstreams[idx];
         let ServingUpstream { server, model } = upstream;
-        let ready = match make_ready(upstream, question).await {
-            Ok(Some(ready)) => ready,
-            Ok(None) => {
-                last = Some(UpstreamError::Busy { retry_after: None });
-                continue;
-            }
+        let prepared = match question.prepare(upstream) {
+            Ok(prepared) => prepared,
             // Nothing was sent yet, so an error does not affect the upstream's health.
             Err(error) => {
                 unsupported = Some(error);
                 continue;
             }
         };
+        let more = std::iter::from_fn(|| places.try_next(&server.places));
+        let held = std::iter::once(place).chain(more).take(question.n_places()).collect();
+        question.admitted();
         let asked = Instant::now();
-        let failure = match question.ask(upstream, ready.question, ready.permits).await {
+        let failure = match question.ask(upstream, prepared, held).await {
             Ok(answer) => {
                 server.breaker.succeeded(asked);
                 return Ok(FirstAnswer { server: Arc::clone(server), reason, answer });
@@ -168,50 +168,57 @@ fn shows_health(error: &UpstreamError) -> bool {
     }
 }
 
-/// A question that can be asked now.
-struct ReadyQuestion<T> {
-    question: T,
-    permits: Vec<UpstreamPermit>,
+/// The upstream that is tried next, and a place there.
+struct ChosenUpstream {
+    idx: usize,
+    /// The reason for this upstream.
+    reason: RouteReason,
+    place: Place,
 }
 
-/// Prepares a question, and waits for the upstream's capacity. `None`: it stayed full. Errors: the upstream does not
-/// support the question.
-async fn make_ready<Q: UpstreamQuestion>(
-    upstream: &ServingUpstream,
-    question: &Q,
-) -> Result<Option<ReadyQuestion<Q::Prepared>>, UpstreamError> {
-    let prepared = question.prepare(upstream)?;
-    let mut permits = pin!(upstream.server.permits(question.n_permits()));
-    if let Poll::Ready(permits) = futures::poll!(&mut permits) {
-        return Ok(Some(ReadyQuestion { question: prepared, permits }));
+/// Waits for a place at one of the best upstreams that were not tried. `None`: there is none that can be asked now.
+async fn choose(
+    serving: &ServedByUpstreams,
+    tried: &[usize],
+    places: &Places,
+) -> Result<Option<ChosenUpstream>, RequestError> {
+    loop {
+        let best = best(serving, tried);
+        if best.is_empty() {
+            return Ok(None);
+        }
+        let targets: Vec<_> = best.iter().map(|idx| Arc::clone(&serving.upstreams[*idx].server.places)).collect();
+        let span = tracing::info_span!(target: TARGET, "admission_wait");
+        let place = places.next(&targets).instrument(span).await?;
+        let is_chosen = |idx: &usize| place.is_at(&serving.upstreams[*idx].server.places);
+        // It may be busy by now, or have failed.
+        let Some(idx) = self::best(serving, tried).into_iter().find(is_chosen) else { continue };
+        serving.upstreams[idx].server.breaker.try_pass();
+        let reason = match serving.upstreams.len() {
+            1 => RouteReason::OnlyUpstream,
+            _ if tried.is_empty() => RouteReason::LeastRunning,
+            _ => RouteReason::NextUpstream,
+        };
+        return Ok(Some(ChosenUpstream { idx, reason, place }));
     }
-    // A request must not hold a second copy of its texts while it waits.
-    drop(prepared);
-    let Ok(permits) = timeout(MAX_WAIT, permits).await else { return Ok(None) };
-    Ok(Some(ReadyQuestion { question: question.prepare(upstream)?, permits }))
 }
 
-/// Chooses the upstream to try next: the healthy one with the lowest load for its capacity; equals take turns. A failed or
-/// silent upstream is tried only if there is no other. A silent one may be computing a reply and unable to answer anything
-/// else.
-fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, RouteReason)> {
+/// The upstreams that may be tried next; equals take turns to be the first. A failed or silent upstream is tried only if there
+/// is no other. A silent one may be computing a reply and unable to answer anything else.
+fn best(serving: &ServedByUpstreams, tried: &[usize]) -> Vec<usize> {
     let n = serving.upstreams.len();
-    let load = |server: &UpstreamServer| server.n_claimed() * 1_000 / server.client.settings().max_concurrent.max(1);
-    let open = (0..n).map(|i| (i + serving.turn) % n).filter(|i| {
-        let ServingUpstream { server, model } = &serving.upstreams[*i];
-        !tried.contains(i) && server.busy_for(model).is_none()
-    });
-    let best = open.min_by_key(|i| {
-        let server = &serving.upstreams[*i].server;
-        (!server.breaker.would_pass(), server.is_silent(), load(server))
-    })?;
-    serving.upstreams[best].server.breaker.try_pass();
-    let reason = match n {
-        1 => RouteReason::OnlyUpstream,
-        _ if tried.is_empty() => RouteReason::LeastRunning,
-        _ => RouteReason::NextUpstream,
+    let rank = |idx: &usize| {
+        let server = &serving.upstreams[*idx].server;
+        (!server.breaker.would_pass(), server.is_silent())
     };
-    Some((best, reason))
+    let mut open: Vec<usize> = (0..n).map(|i| (i + serving.turn) % n).collect();
+    open.retain(|idx| {
+        let ServingUpstream { server, model } = &serving.upstreams[*idx];
+        !tried.contains(idx) && server.busy_for(model).is_none()
+    });
+    let first = open.iter().map(rank).min();
+    open.retain(|idx| Some(rank(idx)) == first);
+    open
 }
 
 /// What follows a failure, for the log.

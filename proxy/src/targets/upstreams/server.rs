@@ -1,15 +1,15 @@
 //! One upstream: its client, its capacity, its health and its models.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use baton_engines::upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
 use super::prefill_servers::{PrefillServer, PrefillServers};
+use crate::admission::TargetPlaces;
 use crate::model_name;
 use crate::targets::nodes::Breaker;
 
@@ -59,12 +59,12 @@ pub struct UpstreamServer {
     pub client: Upstream,
     /// Keeps requests away while it fails.
     pub breaker: Breaker<UpstreamFailure>,
+    /// Its places: one for each choice that it generates, `max_concurrent` in all.
+    pub places: Arc<TargetPlaces>,
     /// The servers that compute prompts for it.
     pub prefill: PrefillServers,
     /// When it was put into service.
     pub since: SystemTime,
-    capacity: Arc<Semaphore>,
-    n_claimed: AtomicUsize,
     has_failed: Arc<Notify>,
     known: Mutex<KnownFacts>,
 }
@@ -79,12 +79,11 @@ impl UpstreamServer {
     /// Creates an upstream, and polls its list of models until it is dropped.
     pub fn new(client: Upstream) -> Arc<UpstreamServer> {
         let server = Arc::new(UpstreamServer {
-            capacity: Arc::new(Semaphore::new(client.settings().max_concurrent)),
+            places: TargetPlaces::new(client.settings().max_concurrent),
             prefill: PrefillServers::new(&client),
             client,
             breaker: Breaker::default(),
             since: SystemTime::now(),
-            n_claimed: AtomicUsize::new(0),
             has_failed: Arc::default(),
             known: Mutex::new(KnownFacts {
                 health: UpstreamHealth::Unknown,
@@ -151,7 +150,7 @@ impl UpstreamServer {
     /// Returns true while it generates the only reply that it can generate, and a probe may interrupt that reply.
     fn is_undisturbable(&self) -> bool {
         let settings = self.client.settings();
-        settings.kind.may_break_off_replies() && settings.max_concurrent == 1 && self.n_running() > 0
+        settings.kind.may_break_off_replies() && settings.max_concurrent == 1 && self.places.n_taken() > 0
     }
 
     fn is_well(&self) -> bool {
@@ -285,26 +284,6 @@ impl UpstreamServer {
         }
     }
 
-    /// The number of choices that it generates or that wait for its capacity.
-    pub fn n_claimed(&self) -> usize {
-        self.n_claimed.load(Ordering::Relaxed)
-    }
-
-    /// The number of choices that it generates.
-    pub fn n_running(&self) -> usize {
-        self.client.settings().max_concurrent.saturating_sub(self.capacity.available_permits())
-    }
-
-    /// Waits for the capacity for `n` choices, first come, first served. The choices count as claimed at once; dropping the
-    /// future returns the claim.
-    pub(super) async fn permits(self: &Arc<Self>, n: u32) -> Vec<UpstreamPermit> {
-        let claims: Vec<CapacityClaim> = (0..n).map(|_| CapacityClaim::new(self)).collect();
-        // The semaphore is never closed.
-        let Ok(mut permit) = Arc::clone(&self.capacity).acquire_many_owned(n).await else { return Vec::new() };
-        let permit = |claim| Some(UpstreamPermit { _claim: claim, _permit: permit.split(1)? });
-        claims.into_iter().filter_map(permit).collect()
-    }
-
     fn lock(&self) -> MutexGuard<'_, KnownFacts> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -356,26 +335,4 @@ fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
 /// Returns true for a plausible name. Names are shown in lists and terminals, and sent back to the upstream.
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
-}
-
-/// The right to have one choice generated. Returned when dropped.
-pub(super) struct UpstreamPermit {
-    _claim: CapacityClaim,
-    _permit: OwnedSemaphorePermit,
-}
-
-/// Counts a choice as claimed until it is dropped.
-struct CapacityClaim(Arc<UpstreamServer>);
-
-impl CapacityClaim {
-    fn new(server: &Arc<UpstreamServer>) -> CapacityClaim {
-        server.n_claimed.fetch_add(1, Ordering::Relaxed);
-        CapacityClaim(Arc::clone(server))
-    }
-}
-
-impl Drop for CapacityClaim {
-    fn drop(&mut self) {
-        self.0.n_claimed.fetch_sub(1, Ordering::Relaxed);
-    }
 }

@@ -1,6 +1,5 @@
 //! Starts a request on an upstream. Tries other upstreams until the first piece of a reply has come.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,9 +17,9 @@ use tracing::{Instrument, Span};
 use super::image_support::refuse_images;
 use super::prefill_servers::{PrefillFallback, Transfer};
 use super::retry::{UpstreamQuestion, first_answer};
-use super::server::UpstreamPermit;
 use super::token_limit::{is_overflow, may_exceed_context, n_left};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
+use crate::admission::{Place, Places};
 use crate::error::RequestError;
 
 /// A reply that an upstream has begun.
@@ -53,29 +52,35 @@ pub struct StartedChoice {
     pub span: Span,
 }
 
-/// Starts these choices of a request, together and on one upstream. Dropping the future cancels them.
+/// The choices of a request that start together.
+pub struct FirstChoices<'a> {
+    pub request: &'a GenerateRequest,
+    /// The first of them.
+    pub choice: u32,
+    /// The most of them.
+    pub n_most: u32,
+    pub request_id: &'a str,
+    /// They have their places, and are about to be requested.
+    pub admitted: &'a (dyn Fn() + Send + Sync),
+}
+
+/// Starts the first choices of a request on one upstream: one, and those for which it has free places then. Waits for the
+/// place of the first one. Dropping the future cancels them.
 ///
-/// Errors: the request is wrong, or no upstream answers; then the last upstream's error.
+/// Errors: the request is wrong, no upstream has a place in time, or none answers; then the last upstream's error.
 pub async fn start(
     serving: &ServedByUpstreams,
-    request: &GenerateRequest,
-    choices: Range<u32>,
-    request_id: &str,
+    places: &Places,
+    choices: &FirstChoices<'_>,
 ) -> Result<StartedReply, RequestError> {
-    refuse_images(request.images())?;
-    let found = first_answer(serving, &GenerateQuestion { request, choices, request_id }).await?;
+    refuse_images(choices.request.images())?;
+    let found = first_answer(serving, places, choices).await?;
     let choices: Vec<StartedChoice> = found.answer;
     let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
     Ok(StartedReply { server: found.server, reason: found.reason, asked, choices })
 }
 
-struct GenerateQuestion<'a> {
-    request: &'a GenerateRequest,
-    choices: Range<u32>,
-    request_id: &'a str,
-}
-
-impl UpstreamQuestion for GenerateQuestion<'_> {
+impl UpstreamQuestion for FirstChoices<'_> {
     type Answer = Vec<StartedChoice>;
     type Prepared = PreparedChoice;
 
@@ -83,8 +88,12 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         self.request_id
     }
 
-    fn n_permits(&self) -> u32 {
-        self.choices.end - self.choices.start
+    fn n_places(&self) -> usize {
+        self.n_most as usize
+    }
+
+    fn admitted(&self) {
+        (self.admitted)();
     }
 
     /// Prepares the first of the choices.
@@ -92,7 +101,7 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         if self.request.n as usize > upstream.server.client.settings().max_concurrent {
             return Err(UpstreamError::Unsupported { field: "n" });
         }
-        self.prepare_choice(upstream, self.choices.start, None)
+        self.prepare_choice(upstream, self.choice, None)
     }
 
     /// Requests the choices, and waits for the first piece of each. Whatever is tried meanwhile, it ends in time.
@@ -100,20 +109,21 @@ impl UpstreamQuestion for GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         prepared: PreparedChoice,
-        permits: Vec<UpstreamPermit>,
+        held: Vec<Place>,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
         let due = time::Instant::now() + upstream.server.client.settings().deadlines.first;
-        let permits: Vec<_> = permits.into_iter().map(Arc::new).collect();
+        let held: Vec<_> = held.into_iter().map(Arc::new).collect();
         let is_counted = may_exceed_context(upstream, self.request);
         let left = if is_counted { self.n_left(upstream, &prepared, due).await? } else { None };
-        let calls = self.calls(upstream, Some(prepared), left)?;
-        let error = match self.ask_for_choices(upstream, calls, &permits, due).await {
+        let calls = self.calls(upstream, held.len(), Some(prepared), left)?;
+        let error = match self.ask_for_choices(upstream, calls, &held, due).await {
             Err(error) if is_overflow(&error) && !is_counted => error,
             answer => return answer,
         };
-        let call = self.prepare_choice(upstream, self.choices.start, None)?;
+        let call = self.prepare_choice(upstream, self.choice, None)?;
         let Some(left) = self.n_left(upstream, &call, due).await? else { return Err(error) };
-        self.ask_for_choices(upstream, self.calls(upstream, None, Some(left))?, &permits, due).await
+        let calls = self.calls(upstream, held.len(), None, Some(left))?;
+        self.ask_for_choices(upstream, calls, &held, due).await
     }
 }
 
@@ -125,7 +135,7 @@ struct ChoiceCall {
     call: PreparedChoice,
 }
 
-impl GenerateQuestion<'_> {
+impl FirstChoices<'_> {
     async fn n_left(
         &self,
         upstream: &ServingUpstream,
@@ -135,15 +145,16 @@ impl GenerateQuestion<'_> {
         n_left(upstream, self.request, call, self.request_id, half_way_to(due)).await
     }
 
-    /// The calls for the choices. `prepared` is the first one without a limit.
+    /// The calls for so many choices. `prepared` is the first one without a limit.
     fn calls(
         &self,
         upstream: &ServingUpstream,
+        n: usize,
         prepared: Option<PreparedChoice>,
         n_left: Option<u32>,
     ) -> Result<Vec<ChoiceCall>, UpstreamError> {
         let mut prepared = prepared.filter(|_| n_left.is_none());
-        let calls = self.choices.clone().map(|choice| match prepared.take() {
+        let calls = (self.choice..).take(n).map(|choice| match prepared.take() {
             Some(call) => Ok(ChoiceCall { choice, n_left, call }),
             None => Ok(ChoiceCall { choice, n_left, call: self.prepare_choice(upstream, choice, n_left)? }),
         });
@@ -154,11 +165,11 @@ impl GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         calls: Vec<ChoiceCall>,
-        permits: &[Arc<UpstreamPermit>],
+        held: &[Arc<Place>],
         due: time::Instant,
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
-        let choices = calls.into_iter().zip(permits);
-        try_join_all(choices.map(|(call, permit)| self.ask_for_choice(upstream, call, permit, due))).await
+        let choices = calls.into_iter().zip(held);
+        try_join_all(choices.map(|(call, place)| self.ask_for_choice(upstream, call, place, due))).await
     }
 
     fn prepare_choice(
@@ -174,7 +185,7 @@ impl GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         call: ChoiceCall,
-        permit: &Arc<UpstreamPermit>,
+        place: &Arc<Place>,
         due: time::Instant,
     ) -> Result<StartedChoice, UpstreamError> {
         let server = &upstream.server;
@@ -186,7 +197,7 @@ impl GenerateQuestion<'_> {
             choice = call.choice,
             server = server.name()
         );
-        let begun = self.begin(upstream, call, permit, due).instrument(span.clone()).await?;
+        let begun = self.begin(upstream, call, place, due).instrument(span.clone()).await?;
         let BegunReply { first, rest, transfer } = begun;
         let n_ctx = server.n_ctx(&upstream.model);
         Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), n_ctx, asked, span })
@@ -198,7 +209,7 @@ impl GenerateQuestion<'_> {
         &self,
         upstream: &ServingUpstream,
         ChoiceCall { choice, n_left, mut call }: ChoiceCall,
-        permit: &Arc<UpstreamPermit>,
+        place: &Arc<Place>,
         due: time::Instant,
     ) -> Result<BegunReply, UpstreamError> {
         let server = &upstream.server;
@@ -206,8 +217,8 @@ impl GenerateQuestion<'_> {
         let new_id = || format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
         let request_id = new_id();
         let transfer = server.prefill.compute(&server.client, &mut call, &request_id, half_way_to(due)).await;
-        let Some(transfer) = transfer else { return first_piece(server, call, &request_id, permit, due).await };
-        let error = match first_piece(server, call, &request_id, permit, half_way_to(due)).await {
+        let Some(transfer) = transfer else { return first_piece(server, call, &request_id, place, due).await };
+        let error = match first_piece(server, call, &request_id, place, half_way_to(due)).await {
             Ok(begun) => {
                 transfer.arrived();
                 return Ok(BegunReply { transfer: Some(transfer), ..begun });
@@ -225,7 +236,7 @@ impl GenerateQuestion<'_> {
             "an upstream failed with the KV of a prefill server; it is asked once more without"
         );
         let call = self.prepare_choice(upstream, choice, n_left)?;
-        let begun = first_piece(server, call, &new_id(), permit, due).await;
+        let begun = first_piece(server, call, &new_id(), place, due).await;
         match &begun {
             Ok(_) => {
                 transfer.lost(failure);
@@ -278,10 +289,10 @@ async fn first_piece(
     server: &UpstreamServer,
     call: PreparedChoice,
     request_id: &str,
-    permit: &Arc<UpstreamPermit>,
+    place: &Arc<Place>,
     due: time::Instant,
 ) -> Result<BegunReply, UpstreamError> {
-    let mut rest = server.client.generate(call, request_id, due, Arc::clone(permit)).await?;
+    let mut rest = server.client.generate(call, request_id, due, Arc::clone(place)).await?;
     let cut = || UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "there was no reply".to_owned() };
     let first = rest.next().await.unwrap_or_else(|| Err(cut()))?;
     Ok(BegunReply { first, rest, transfer: None })

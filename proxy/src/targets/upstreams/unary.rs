@@ -10,19 +10,21 @@ use super::client_error::client_error;
 use super::image_support::refuse_images;
 use super::prompt_estimate::{BYTES_PER_TOKEN, most_tokens};
 use super::retry::{UpstreamQuestion, first_answer};
-use super::server::UpstreamPermit;
 use super::{ServedByUpstreams, ServingUpstream};
+use crate::admission::{Place, Places};
 use crate::error::RequestError;
 use crate::targets::Embedded;
 
 /// Vectors of a request's texts. Dropping the future cancels it.
 pub async fn embed(
     serving: &ServedByUpstreams,
+    places: &Places,
     request: &EmbedRequest,
     request_id: &str,
 ) -> Result<Embedded, RequestError> {
     let since = Instant::now();
-    let TextVectors { vectors, n_tokens } = first_answer(serving, &EmbedQuestion { request, request_id }).await?.answer;
+    let TextVectors { vectors, n_tokens } =
+        first_answer(serving, places, &EmbedQuestion { request, request_id }).await?.answer;
     let estimated = u32::try_from(estimated_tokens(&request.task, &request.inputs)).unwrap_or(u32::MAX);
     let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
     let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
@@ -46,22 +48,24 @@ fn estimated_tokens(task: &EmbedTask, inputs: &[EmbedInput]) -> usize {
 /// The answer to a question about tokens.
 pub async fn tokens(
     serving: &ServedByUpstreams,
+    places: &Places,
     question: TokenQuestion<'_>,
     request_id: &str,
 ) -> Result<TokenAnswer, RequestError> {
     if let TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) = question {
         refuse_images(&chat.conversation.images)?;
     }
-    Ok(first_answer(serving, &TokensQuestion { question, request_id }).await?.answer)
+    Ok(first_answer(serving, places, &TokensQuestion { question, request_id }).await?.answer)
 }
 
 /// Loads the model into one upstream's memory. Most upstreams always keep their models in memory.
 pub async fn load(
     serving: &ServedByUpstreams,
+    places: &Places,
     keep_alive: Option<KeepAlive>,
     request_id: &str,
 ) -> Result<(), RequestError> {
-    first_answer(serving, &LoadQuestion { keep_alive, request_id }).await.map(drop)
+    first_answer(serving, places, &LoadQuestion { keep_alive, request_id }).await.map(drop)
 }
 
 /// Unloads the model from all upstreams that serve it. Errors: none of them can unload it.
@@ -99,7 +103,7 @@ impl UpstreamQuestion for EmbedQuestion<'_> {
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         (): (),
-        _permits: Vec<UpstreamPermit>,
+        _held: Vec<Place>,
     ) -> Result<TextVectors, UpstreamError> {
         server.client.embed(self.request, model, self.request_id).await
     }
@@ -126,7 +130,7 @@ impl UpstreamQuestion for LoadQuestion<'_> {
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         (): (),
-        _permits: Vec<UpstreamPermit>,
+        _held: Vec<Place>,
     ) -> Result<(), UpstreamError> {
         server.client.keep(model, self.keep_alive, self.request_id).await
     }
@@ -153,7 +157,7 @@ impl UpstreamQuestion for TokensQuestion<'_> {
         &self,
         ServingUpstream { server, model }: &ServingUpstream,
         (): (),
-        _permits: Vec<UpstreamPermit>,
+        _held: Vec<Place>,
     ) -> Result<TokenAnswer, UpstreamError> {
         server.client.tokens(self.question, model, self.request_id).await
     }

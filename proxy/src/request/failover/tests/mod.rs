@@ -192,6 +192,7 @@ async fn run_of(
     model: &Arc<ServedModel>,
 ) -> Result<(Vec<Token>, u32, u32), EngineError> {
     let ask = PlanRequest {
+        seat: None,
         tokens: &request.prompt,
         n_replayed: 0,
         scope: request.cache_scope,
@@ -483,6 +484,7 @@ async fn a_prefill_node_whose_nan_the_decode_node_does_not_compute_has_failed() 
         let model = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![Arc::clone(&prefill)]));
         let request = request();
         let ask = PlanRequest {
+            seat: None,
             tokens: &request.prompt,
             n_replayed: 0,
             scope: request.cache_scope,

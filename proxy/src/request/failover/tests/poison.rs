@@ -122,6 +122,7 @@ impl FragileCluster {
     async fn begin(&self, request: SequenceRequest, mark: PoisonMark) -> Result<SequenceStream, EngineError> {
         let others: Vec<usize> = (1..self.model.decode.len()).collect();
         let ask = PlanRequest {
+            seat: None,
             tokens: &request.prompt,
             n_replayed: 0,
             scope: request.cache_scope,

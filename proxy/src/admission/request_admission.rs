@@ -1,10 +1,10 @@
 //! The admission of a client's request, which its prompts share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use tokio::sync::OnceCell;
 
-use super::gate::{AdmittedRequest, Gate, QueueEntry};
+use super::gate::EnteredRequest;
 use crate::account::Account;
 use crate::error::RequestError;
 
@@ -12,7 +12,8 @@ use crate::error::RequestError;
 /// charged and admitted once, for all their sequences.
 #[derive(Debug, Clone, Default)]
 pub struct RequestAdmission {
-    entry: Arc<OnceLock<(Arc<Gate>, u64)>>,
+    /// Does not keep the request in the queue.
+    entry: Arc<OnceLock<Weak<EnteredRequest>>>,
     pub(super) prompts: Option<Arc<PromptGroup>>,
 }
 
@@ -20,15 +21,15 @@ pub struct RequestAdmission {
 #[derive(Debug)]
 pub(super) struct PromptGroup {
     /// The sequences of all prompts.
-    pub(super) n_sequences: usize,
+    n_sequences: usize,
     charged: OnceCell<()>,
-    pub(super) admitted: OnceCell<Arc<AdmittedRequest>>,
+    pub(super) entered: OnceLock<Arc<EnteredRequest>>,
 }
 
 impl RequestAdmission {
     /// The admission of prompts with so many sequences in all.
     pub fn of_prompts(n_sequences: usize) -> RequestAdmission {
-        let prompts = PromptGroup { n_sequences, charged: OnceCell::new(), admitted: OnceCell::new() };
+        let prompts = PromptGroup { n_sequences, charged: OnceCell::new(), entered: OnceLock::new() };
         RequestAdmission { entry: Arc::default(), prompts: Some(Arc::new(prompts)) }
     }
 
@@ -46,14 +47,14 @@ impl RequestAdmission {
         }
     }
 
-    /// The request waits in the queue with this entry.
-    pub(super) fn note_queued(&self, entry: &QueueEntry) {
-        let _ = self.entry.set((Arc::clone(&entry.gate), entry.ticket));
+    /// The request is in the queue with this entry.
+    pub(super) fn note_entered(&self, entered: &Arc<EnteredRequest>) {
+        let _ = self.entry.set(Arc::downgrade(entered));
     }
 
     /// The position in the queue, 1 for the next request; `None` if the request does not wait.
     pub fn position(&self) -> Option<usize> {
-        let (gate, ticket) = self.entry.get()?;
-        gate.lock().position_of(*ticket)
+        let entered = self.entry.get()?.upgrade()?;
+        entered.gate.read(|queue| queue.position_of(entered.ticket))
     }
 }
