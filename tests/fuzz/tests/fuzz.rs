@@ -1,5 +1,6 @@
 //! Runs every fuzz target on stable Rust: its seeds, its corpus, and random mutations of both for a bounded time. The
-//! sequence of mutations is always the same. `BATON_FUZZ_SECONDS` is the time for all targets together.
+//! sequence of mutations is always the same. `BATON_FUZZ_SECONDS` is the time for all targets together, `BATON_FUZZ_TARGET`
+//! the name of the only one to run.
 #![cfg(test)]
 
 use std::path::Path;
@@ -59,7 +60,11 @@ fn no_input_breaks_a_promise() {
         Ok(seconds) => seconds.parse().expect("BATON_FUZZ_SECONDS is a number of seconds"),
         Err(_) => DEFAULT_SECONDS,
     };
-    let each = Duration::from_secs_f64(seconds) / TARGETS.len() as u32;
-    let broken: Vec<String> = TARGETS.iter().filter_map(|target| run(target, each).err()).collect();
+    let only = std::env::var("BATON_FUZZ_TARGET").ok();
+    let targets: Vec<&FuzzTarget> =
+        TARGETS.iter().filter(|one| only.as_ref().is_none_or(|name| one.name == name)).collect();
+    assert!(!targets.is_empty(), "there is no target {only:?}");
+    let each = Duration::from_secs_f64(seconds) / targets.len() as u32;
+    let broken: Vec<String> = targets.iter().filter_map(|target| run(target, each).err()).collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
