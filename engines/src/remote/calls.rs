@@ -41,7 +41,7 @@ const SHORT_TEXT: usize = 64 << 10;
 
 /// The KiB of text in calls to a node that are being written and sent. Each is copied, and written as JSON. A node whose
 /// calls wait holds up no other node.
-const MAX_LONG_KIB: usize = 32 << 10;
+const MAX_LONG_KIB: usize = 8 << 10;
 
 /// The parts that calls to a node have in common.
 #[derive(Clone)]
