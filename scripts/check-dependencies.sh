@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# cli, bench -> node, tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> process -> schemas: no crate depends
-# on one above it, and the pure crates stay free of I/O.
+# cli, bench -> node, tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> process -> schemas; fetch -> schemas:
+# no crate depends on one above it, and the pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
 fail=0
@@ -15,7 +15,7 @@ above_engines=("${above_proxy[@]}" baton-proxy baton-fetch baton-pairing baton-p
 forbid baton-schemas baton-engines baton-process "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
 forbid baton-engines "${above_engines[@]}" clap
 forbid baton-process baton-engines "${above_engines[@]}" clap axum reqwest llama-cpp-2
-forbid baton-fetch "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-pairing baton-planner baton-reply axum clap
+forbid baton-fetch "${above_proxy[@]}" baton-proxy baton-engines baton-pairing baton-planner baton-reply axum clap
 forbid baton-pairing "${above_proxy[@]}" baton-proxy baton-engines baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
 for pure in baton-planner baton-reply; do
   forbid "$pure" "${above_proxy[@]}" baton-proxy baton-engines baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap

@@ -35,6 +35,7 @@ mod message_role;
 pub mod node;
 pub mod ollama;
 pub mod openai;
+pub mod part_name;
 mod reasoning_effort;
 pub mod request;
 mod sampling;

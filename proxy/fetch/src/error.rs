@@ -219,11 +219,11 @@ pub enum ModelError {
         /// The repository's files.
         files: Vec<String>,
     },
-    /// The model is split into several files.
-    #[error(
-        "{file} is one part of a split model, which Baton does not load: merge the parts with `llama-gguf-split --merge`"
-    )]
-    SplitModel {
+    /// A part of a split model.
+    #[error("the repository {repo} lacks {file}, a part of the split model")]
+    MissingPart {
+        /// `owner/repo`.
+        repo: String,
         /// The part.
         file: String,
     },

@@ -27,6 +27,7 @@ mod files;
 mod hub;
 mod hub_access;
 pub mod made;
+mod one_progress;
 mod options;
 mod package_index;
 mod part_file;
@@ -40,6 +41,7 @@ mod wheel;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use baton_schemas::part_name::parts_beside;
 use cache::PullLock;
 use catalogue::{CatalogueModel, CataloguePackage};
 pub use client::DownloadLimits;
@@ -47,7 +49,9 @@ use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
 use hub::{HubFile, HubFiles};
 pub use hub_access::HubAccess;
+use one_progress::OneProgress;
 pub use options::{ModelForm, PullOptions};
+use progress::DownloadProgress;
 use reqwest::Client;
 pub use spec::{HubModel, ModelSpec};
 
@@ -156,24 +160,25 @@ async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBu
         return Ok(path);
     }
     cache::check_writable(&folder)?;
-    let file = match hub::find(model, options).await? {
-        HubFiles::Gguf(file) => file,
+    let files = match hub::find(model, options).await? {
+        HubFiles::Gguf(files) => files,
         HubFiles::Folder(files) => return pull_folder(&files, folder, options).await,
     };
-    let final_path = folder.join(&file.path);
+    // A model has at least one file.
+    let first = &files[0].path;
+    let final_path = folder.join(first);
     if let Some(parent) = final_path.parent() {
         cache::create(parent)?;
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
-    if !final_path.is_file() {
-        fetch_hub_file(&file, &final_path, &lock, options).await?;
+    if !files.iter().all(|file| folder.join(&file.path).is_file()) {
+        fetch_files(&files, &folder, &lock, options).await?;
     }
-    remember_choice(model, &file.path, &folder)?;
+    remember_choice(model, first, &folder)?;
     Ok(final_path)
 }
 
-/// Fetches the files of a folder that are not there yet. Those of an earlier commit are fetched again or, if there are
-/// none of that name any more, removed: all files are of one commit in the end.
+/// Fetches the files of a folder. Those of an earlier commit are removed, if there are none of that name any more.
 async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) -> Result<PathBuf, ModelError> {
     cache::create(&folder)?;
     let lock = PullLock::acquire(&folder, &*options.progress).await?;
@@ -183,24 +188,46 @@ async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) 
             fs::remove_file(entry.path()).map_err(|source| ModelError::file(&entry.path(), source))?;
         }
     }
+    fetch_files(files, &folder, &lock, options).await?;
+    Ok(folder)
+}
+
+/// Fetches the files of one model that are not there yet, and again those of an earlier commit: all files are of one
+/// commit in the end. Shows one progress.
+async fn fetch_files(
+    files: &[HubFile],
+    folder: &Path,
+    lock: &PullLock,
+    options: &PullOptions,
+) -> Result<(), ModelError> {
     let is_missing = |file: &&HubFile| {
         let path = folder.join(&file.path);
         !path.is_file() || file.source.sha256.is_none() || recheck::remembered(&path) != file.source.sha256
     };
     let missing: Vec<&HubFile> = files.iter().filter(is_missing).collect();
-    let n_bytes = missing.iter().fold(0_u64, |sum, file| sum.saturating_add(file.source.size_bytes.unwrap_or(0)));
-    cache::check_space(&folder, n_bytes)?;
-    for file in missing {
-        fetch_hub_file(file, &folder.join(&file.path), &lock, options).await?;
-    }
-    Ok(folder)
-}
-
-async fn fetch_hub_file(file: &HubFile, to: &Path, lock: &PullLock, options: &PullOptions) -> Result<(), ModelError> {
+    let to_come = |file: &&HubFile| {
+        let received = download::received_bytes(&file.source, &folder.join(&file.path), lock);
+        file.source.size_bytes.unwrap_or(0).saturating_sub(received)
+    };
+    cache::check_space(folder, missing.iter().map(to_come).fold(0, u64::saturating_add))?;
     let client = client::build(&options.limits, options.extra_roots.as_deref())?;
-    let fetcher = Fetcher { client: &client, limits: &options.limits, progress: &*options.progress };
-    fetcher.fetch(&file.source, to, lock).await?;
-    recheck::remember(to, file.source.sha256.as_deref())
+    let shown: &dyn DownloadProgress = &*options.progress;
+    let together = match &missing[..] {
+        [first, others @ ..] if !others.is_empty() => {
+            let sizes: Vec<Option<u64>> = missing.iter().map(|file| file.source.size_bytes).collect();
+            let name = format!("{} and {} more files", first.source.name, others.len());
+            Some(OneProgress::of(name, &sizes, shown))
+        }
+        _ => None,
+    };
+    let progress = together.as_ref().map_or(shown, |together| together as &dyn DownloadProgress);
+    let fetcher = Fetcher { client: &client, limits: &options.limits, progress };
+    for file in missing {
+        let path = folder.join(&file.path);
+        fetcher.fetch(&file.source, &path, lock).await?;
+        recheck::remember(&path, file.source.sha256.as_deref())?;
+    }
+    Ok(())
 }
 
 /// `CACHE/hub/OWNER/REPO`.
@@ -218,8 +245,9 @@ fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
         Some(file) if spec::ends_in_gguf(file) => file.clone(),
         selector => files::read_text(&folder.join(choice_name(selector.as_deref()))).ok()?,
     };
-    let path = folder.join(Some(file).filter(|file| spec::is_relative_path(file))?);
-    path.is_file().then_some(path)
+    let parts = parts_beside(&folder.join(Some(file).filter(|file| spec::is_relative_path(file))?));
+    let is_whole = parts.iter().all(|part| part.is_file());
+    parts.into_iter().next().filter(|_| is_whole)
 }
 
 /// Records the file of `owner/repo` or `owner/repo:Q8_0`, so that the next start needs no network.

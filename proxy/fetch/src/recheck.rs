@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use baton_schemas::part_name::parts_beside;
+
 use super::ModelError;
 use super::files;
 use super::part_file::sha256_of;
@@ -16,11 +18,15 @@ pub(super) const LAST_FILE: &str = "config.json";
 /// The first bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
 
-/// Hashes a cached file of a hub again, or those of a folder. Returns false if something is missing or had another checksum;
+/// Hashes a cached file of a hub again with the other parts of its model, or those of a folder. Returns false if something is missing or had another checksum;
 /// then it is deleted, and a folder does not count as complete any more.
 pub(super) async fn hub_model_is_whole(path: &Path, progress: &dyn DownloadProgress) -> Result<bool, ModelError> {
     if !path.is_dir() {
-        return is_whole(path, remembered(path).as_deref(), progress).await;
+        let mut all_whole = true;
+        for part in parts_beside(path) {
+            all_whole &= is_whole(&part, remembered(&part).as_deref(), progress).await?;
+        }
+        return Ok(all_whole);
     }
     progress.notice(&format!("{} is here; checking the sha256 of its files", path.display()));
     let mut damaged = Vec::new();

@@ -63,6 +63,119 @@ async fn a_model_of_a_hub_is_pulled_once_and_then_found_without_it() {
     assert!(matches!(locate("me/models:Q8_0", cache.path()), Ok(Located::NeedsPull(_))));
 }
 
+/// Keeps what a pull shows.
+#[derive(Default)]
+struct Shown(std::sync::Mutex<Vec<String>>);
+
+impl Shown {
+    fn add(&self, line: String) {
+        self.0.lock().unwrap().push(line);
+    }
+}
+
+impl DownloadProgress for Shown {
+    fn started(&self, name: &str, total_bytes: Option<u64>) {
+        self.add(format!("started {name} {total_bytes:?}"));
+    }
+
+    fn reached(&self, done_bytes: u64) {
+        self.add(format!("reached {done_bytes}"));
+    }
+
+    fn finished(&self) {
+        self.add("finished".into());
+    }
+
+    fn notice(&self, _line: &str) {}
+}
+
+/// A repository with one model in three parts of 50,000 bytes, each from a server of its own.
+struct SplitRepository {
+    files: [Vec<u8>; 3],
+    servers: [FakeServer; 3],
+    endpoint: Option<String>,
+}
+
+const PARTS: [&str; 3] = ["q/a-00001-of-00003.gguf", "q/a-00002-of-00003.gguf", "q/a-00003-of-00003.gguf"];
+
+async fn split_repository(faults: [&[ServerFault]; 3]) -> SplitRepository {
+    let files: [Vec<u8>; 3] = std::array::from_fn(|i| noise(50_000 + i));
+    let mut servers = Vec::new();
+    for (file, faults) in files.iter().zip(faults) {
+        servers.push(FakeServer::serving(file).await.with_faults(faults));
+    }
+    let entry = |i: usize| json!({"rfilename": PARTS[i], "size": 50_000 + i, "lfs": {"sha256": sha256(&files[i])}});
+    let listing = json!({"sha": "c0ffee", "siblings": [entry(2), entry(0), entry(1)]});
+    let addresses: Vec<String> = servers.iter().map(|server| server.address.clone()).collect();
+    let resolve = move |uri: http::Uri| async move {
+        let i = PARTS.iter().position(|part| uri.path().ends_with(part)).unwrap();
+        axum::response::Redirect::temporary(&format!("{}{}", addresses[i], uri.path()))
+    };
+    let router = Router::new()
+        .route("/api/models/me/models/revision/main", get(|| async { Json(listing) }))
+        .route("/me/models/resolve/{revision}/{*file}", get(resolve));
+    let endpoint = Some(start(router).await);
+    let servers = servers.try_into().unwrap_or_else(|_| panic!("three servers"));
+    SplitRepository { files, servers, endpoint }
+}
+
+#[tokio::test]
+async fn a_split_model_of_a_hub_is_pulled_whole_with_one_progress() {
+    let cache = tempfile::tempdir().unwrap();
+    let cut = [ServerFault::CutAfter(33_333)];
+    let flipped = [ServerFault::FlipBit];
+    let repository = split_repository([&[], &cut, &flipped]).await;
+    let shown = Arc::new(Shown::default());
+    let mut options = PullOptions { progress: shown.clone(), ..options(&cache) };
+    options.hub.endpoint = repository.endpoint.clone();
+
+    let error = pull("me/models", &options).await.unwrap_err();
+    assert!(matches!(&error, ModelError::ChecksumMismatch { name, .. } if name.ends_with(PARTS[2])), "{error}");
+    assert!(matches!(locate("me/models", cache.path()), Ok(Located::NeedsPull(_))), "a part is missing");
+    assert_eq!(repository.servers[1].seen()[1].range.as_deref(), Some("bytes=33333-"), "continued, not fetched again");
+    let lines = std::mem::take(&mut *shown.0.lock().unwrap());
+    let started = lines.iter().filter(|line| line.starts_with("started")).collect::<Vec<_>>();
+    assert_eq!(started, ["started me/models:q/a-00001-of-00003.gguf and 2 more files Some(150003)"]);
+    let reached =
+        lines.iter().filter_map(|line| line.strip_prefix("reached ")?.parse::<u64>().ok()).collect::<Vec<_>>();
+    assert!(reached.is_sorted() && reached.last() == Some(&150_003), "{reached:?}");
+    assert!(!lines.contains(&"finished".to_owned()), "{lines:?}");
+
+    // The next pull fetches the rest only.
+    let first = pull("me/models", &options).await.unwrap();
+    assert_eq!(first, cache.path().join("hub/me/models").join(PARTS[0]));
+    for (part, file) in PARTS.iter().zip(&repository.files) {
+        assert!(fs::read(cache.path().join("hub/me/models").join(part)).unwrap() == *file, "{part}");
+    }
+    assert_eq!(repository.servers.each_ref().map(|server| server.seen().len()), [1, 2, 2]);
+    assert_eq!(shown.0.lock().unwrap().iter().filter(|line| *line == "finished").count(), 1);
+
+    // It is found without the hub by each of its names, and a damaged part is fetched again alone.
+    for name in ["me/models", "me/models:q/a-00001-of-00003.gguf", "me/models:q/a-00003-of-00003.gguf"] {
+        assert!(matches!(locate(name, cache.path()), Ok(Located::File(path)) if path == first), "{name}");
+    }
+    fs::write(cache.path().join("hub/me/models").join(PARTS[1]), "damaged").unwrap();
+    assert_eq!(pull("me/models", &options).await.unwrap(), first);
+    assert_eq!(repository.servers.each_ref().map(|server| server.seen().len()), [1, 3, 2]);
+}
+
+#[tokio::test]
+async fn parts_of_an_earlier_commit_are_not_mixed_with_those_of_a_later_one() {
+    let cache = tempfile::tempdir().unwrap();
+    let gone = [ServerFault::Status(404)];
+    let earlier = split_repository([&[], &[], &gone]).await;
+    let mut options = options(&cache);
+    options.hub.endpoint = earlier.endpoint.clone();
+    assert!(pull("me/models", &options).await.is_err());
+    let folder = cache.path().join("hub/me/models");
+    // The first part has other bytes in the later commit.
+    fs::write(folder.join(PARTS[0]), "earlier").unwrap();
+    fs::write(folder.join(format!("{}.sha256", PARTS[0])), sha256(b"earlier")).unwrap();
+    pull("me/models", &options).await.unwrap();
+    assert!(fs::read(folder.join(PARTS[0])).unwrap() == earlier.files[0]);
+    assert_eq!(earlier.servers.each_ref().map(|server| server.seen().len()), [2, 1, 2]);
+}
+
 #[tokio::test]
 async fn a_folder_of_a_hub_is_pulled_whole_and_counts_only_then() {
     let cache = tempfile::tempdir().unwrap();

@@ -201,6 +201,11 @@ enum AttemptFailure {
     Final(ModelError),
 }
 
+/// Bytes of the file at `final_path` that an earlier pull has received.
+pub(super) fn received_bytes(source: &DownloadSource, final_path: &Path, lock: &PullLock) -> u64 {
+    usable_bytes(source, &PartFile::of(final_path, lock))
+}
+
 /// Bytes at the start of the file that need not be fetched again.
 fn usable_bytes(source: &DownloadSource, part: &PartFile) -> u64 {
     match part.left_behind() {

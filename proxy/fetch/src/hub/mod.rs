@@ -3,9 +3,11 @@
 //! `hf-hub` builds the hub's URLs and headers. Its own download does not check the sha256, so [`super::download`] fetches
 //! the bytes.
 
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::time::Duration;
 
+use baton_schemas::part_name::PartName;
 use hf_hub::api::tokio::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 use reqwest::Url;
@@ -38,8 +40,8 @@ pub(super) struct HubFile {
 /// The files of a repository that make a model.
 #[derive(Debug)]
 pub(super) enum HubFiles {
-    /// A GGUF file.
-    Gguf(HubFile),
+    /// A GGUF file, or all parts of a split one in order.
+    Gguf(Vec<HubFile>),
     /// The files of a folder of safetensors, `config.json` last: without it a folder is not complete.
     Folder(Vec<HubFile>),
 }
@@ -63,7 +65,7 @@ pub(super) async fn find(
     // Fetch by commit, so that a push after this listing cannot mix two versions.
     let revision = listing.sha.clone().unwrap_or_else(|| "main".to_owned());
     let repo = api.repo(Repo::with_revision(repo_id.clone(), RepoType::Model, revision));
-    let describe = async |file: &Sibling| {
+    let describe_one = async |file: &Sibling| {
         let url = file_url(&repo.url(""), &file.rfilename).ok_or_else(|| ModelError::HubReply {
             repo: repo_id.clone(),
             what: "the endpoint is not a URL".to_owned(),
@@ -82,10 +84,17 @@ pub(super) async fn find(
         };
         Ok(HubFile { path: file.rfilename.clone(), source })
     };
+    let describe = async |files: &[&Sibling]| {
+        let mut described = Vec::with_capacity(files.len());
+        for file in files {
+            described.push(describe_one(file).await?);
+        }
+        Ok::<_, ModelError>(described)
+    };
     let none = match form {
         ModelForm::Folder if model.selector.is_none() => ModelError::NoFolder { repo: repo_id.clone() },
         ModelForm::File | ModelForm::Folder | ModelForm::Any => match choose(model, &listing.siblings) {
-            Ok(file) => return Ok(HubFiles::Gguf(describe(file).await?)),
+            Ok(files) => return Ok(HubFiles::Gguf(describe(&files).await?)),
             Err(none) => none,
         },
     };
@@ -93,11 +102,12 @@ pub(super) async fn find(
         (ModelError::NoFolder { .. }, _) | (ModelError::NoGguf { .. }, ModelForm::Any) => folder(&listing.siblings),
         _ => None,
     };
-    let mut files = Vec::new();
-    for file in folder.ok_or(none)? {
-        files.push(describe(file).await?);
+    let folder = folder.ok_or(none)?;
+    let following = folder.iter().filter_map(|file| Some(PartName::parse(&file.rfilename)?.following()));
+    if let Some(file) = following.into_iter().find(|name| !folder.iter().any(|file| file.rfilename == *name)) {
+        return Err(ModelError::MissingPart { repo: repo_id.clone(), file });
     }
-    Ok(HubFiles::Folder(files))
+    Ok(HubFiles::Folder(describe(&folder).await?))
 }
 
 /// The most files of a folder that are fetched. The largest models have some hundred.
@@ -267,66 +277,98 @@ fn file_url(base: &str, path: &str) -> Option<Url> {
     Some(url)
 }
 
-/// Selects the file: the named one, the only one, or the only one of the preferred quantization.
-fn choose<'a>(model: &HubModel, siblings: &'a [Sibling]) -> Result<&'a Sibling, ModelError> {
+/// A model of a repository: a GGUF file, or the parts of a split one.
+struct RepoModel<'a> {
+    /// The file's path, or that of the first part.
+    path: String,
+    /// In order, up to a part that the repository lacks.
+    files: Vec<&'a Sibling>,
+    missing: Option<String>,
+}
+
+fn gguf_models(siblings: &[Sibling]) -> Vec<RepoModel<'_>> {
     // A name from the network becomes a path here, so it is checked like an operator's input.
     let ggufs = siblings.iter().filter(|s| ends_in_gguf(&s.rfilename) && is_relative_path(&s.rfilename));
-    let ggufs: Vec<&Sibling> = ggufs.collect();
-    let chosen = match model.selector.as_deref() {
-        Some(selector) => choose_named(model, selector, &ggufs)?,
-        None => choose_obvious(model, &ggufs)?,
-    };
-    if is_split(&chosen.rfilename) {
-        return Err(ModelError::SplitModel { file: chosen.rfilename.clone() });
+    let listed: HashMap<&str, &Sibling> = ggufs.clone().map(|s| (&*s.rfilename, s)).collect();
+    let mut seen = HashSet::new();
+    let mut models = Vec::new();
+    for file in ggufs {
+        let Some(name) = PartName::parse(&file.rfilename) else {
+            models.push(RepoModel { path: file.rfilename.clone(), files: vec![file], missing: None });
+            continue;
+        };
+        if seen.insert(name.sibling(1)) {
+            let missing = name.all().find(|part| !listed.contains_key(&**part));
+            let files = name.all().map_while(|part| listed.get(&*part).copied()).collect();
+            models.push(RepoModel { path: name.sibling(1), files, missing });
+        }
     }
-    Ok(chosen)
+    models
 }
 
-fn choose_named<'a>(model: &HubModel, selector: &str, ggufs: &[&'a Sibling]) -> Result<&'a Sibling, ModelError> {
-    let matching = match ends_in_gguf(selector) {
-        true => ggufs.iter().copied().filter(|s| s.rfilename == selector).collect(),
-        false => of_quantization(ggufs, selector),
+/// Selects the files of a model: the named one, the only one, or the only one of the preferred quantization.
+fn choose<'a>(model: &HubModel, siblings: &'a [Sibling]) -> Result<Vec<&'a Sibling>, ModelError> {
+    let models = gguf_models(siblings);
+    let RepoModel { files, missing, .. } = match model.selector.as_deref() {
+        Some(selector) => choose_named(model, selector, models)?,
+        None => choose_obvious(model, models)?,
     };
-    match matching[..] {
-        [] => Err(ModelError::NoSuchRepoFile { repo: model.repo_id(), file: selector.to_owned(), files: names(ggufs) }),
-        [only] => Ok(only),
-        // All parts of a split model match. Any of them gives the right error.
-        [first, ..] if is_split(&first.rfilename) => Ok(first),
-        _ => Err(ModelError::SeveralGgufs { repo: model.repo_id(), files: names(&matching) }),
-    }
+    missing.map_or(Ok(files), |file| Err(ModelError::MissingPart { repo: model.repo_id(), file }))
 }
 
-fn choose_obvious<'a>(model: &HubModel, ggufs: &[&'a Sibling]) -> Result<&'a Sibling, ModelError> {
+fn choose_named<'a>(model: &HubModel, selector: &str, models: Vec<RepoModel<'a>>) -> Result<RepoModel<'a>, ModelError> {
+    let files = paths(&models);
+    // Any part names the whole model.
+    let first = PartName::parse(selector).map_or_else(|| selector.to_owned(), |part| part.sibling(1));
+    let is_named = |found: &RepoModel| match ends_in_gguf(selector) {
+        true => found.path == first,
+        false => is_of_quantization(found, selector),
+    };
+    let named: Vec<RepoModel> = models.into_iter().filter(is_named).collect();
+    if named.is_empty() {
+        return Err(ModelError::NoSuchRepoFile { repo: model.repo_id(), file: selector.to_owned(), files });
+    }
+    only(named).map_err(|files| ModelError::SeveralGgufs { repo: model.repo_id(), files })
+}
+
+fn choose_obvious<'a>(model: &HubModel, models: Vec<RepoModel<'a>>) -> Result<RepoModel<'a>, ModelError> {
     // A projector for images is not a model.
-    let is_model = |s: &&&'a Sibling| !file_name(&s.rfilename).to_ascii_lowercase().starts_with("mmproj");
-    let (split, whole): (Vec<&'a Sibling>, Vec<&'a Sibling>) =
-        ggufs.iter().filter(is_model).copied().partition(|s| is_split(&s.rfilename));
-    let preferred = of_quantization(&whole, PREFERRED_QUANTIZATION);
-    match (&whole[..], &preferred[..], &split[..]) {
-        ([only], ..) | (_, [only], _) | ([], _, [only, ..]) => Ok(*only),
-        ([], _, []) => Err(ModelError::NoGguf { repo: model.repo_id() }),
-        _ => Err(ModelError::SeveralGgufs { repo: model.repo_id(), files: names(&whole) }),
+    let is_model = |found: &RepoModel| !file_name(&found.path).to_ascii_lowercase().starts_with("mmproj");
+    let mut models: Vec<RepoModel> = models.into_iter().filter(is_model).collect();
+    if models.is_empty() {
+        return Err(ModelError::NoGguf { repo: model.repo_id() });
+    }
+    let is_preferred = |found: &RepoModel| is_of_quantization(found, PREFERRED_QUANTIZATION);
+    let is_whole = |found: &RepoModel| PartName::parse(&found.path).is_none();
+    for is_better in [&is_preferred as &dyn Fn(&RepoModel) -> bool, &is_whole] {
+        if models.iter().filter(|found| is_better(found)).count() == 1 {
+            models.retain(|found| is_better(found));
+        }
+    }
+    only(models).map_err(|files| ModelError::SeveralGgufs { repo: model.repo_id(), files })
+}
+
+/// Errors: the paths of several.
+fn only(mut models: Vec<RepoModel<'_>>) -> Result<RepoModel<'_>, Vec<String>> {
+    match (models.pop(), models.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (last, _) => {
+            models.extend(last);
+            Err(paths(&models))
+        }
     }
 }
 
-fn names(files: &[&Sibling]) -> Vec<String> {
-    files.iter().map(|s| s.rfilename.clone()).collect()
+fn paths(models: &[RepoModel]) -> Vec<String> {
+    models.iter().map(|found| found.path.clone()).collect()
 }
 
-/// Files whose name contains the quantization as a whole word: `x-Q4_K_M.gguf` does not match `Q4_K`.
-fn of_quantization<'a>(files: &[&'a Sibling], quantization: &str) -> Vec<&'a Sibling> {
+/// Returns true if the name has the quantization as a whole word: `x-Q4_K_M.gguf` is not of `Q4_K`.
+fn is_of_quantization(found: &RepoModel, quantization: &str) -> bool {
     let wanted = quantization.to_ascii_lowercase();
-    let has_word = |name: &str| name.to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted);
-    files.iter().copied().filter(|s| has_word(file_name(&s.rfilename))).collect()
+    file_name(&found.path).to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted)
 }
 
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// `NAME-00001-of-00003.gguf`, as llama.cpp's splitting tool names parts.
-fn is_split(path: &str) -> bool {
-    let mut words = path[..path.len().saturating_sub(".gguf".len())].rsplit('-');
-    let is_number = |word: Option<&str>| word.is_some_and(|w| w.len() == 5 && w.bytes().all(|b| b.is_ascii_digit()));
-    is_number(words.next()) && words.next() == Some("of") && is_number(words.next())
 }

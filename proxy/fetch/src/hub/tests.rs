@@ -21,8 +21,14 @@ fn siblings(names: &[&str]) -> Vec<Sibling> {
     names.iter().map(|name| Sibling { rfilename: (*name).to_owned(), size: None, lfs: None }).collect()
 }
 
+fn chosen_files(selector: Option<&str>, names: &[&str]) -> Result<Vec<String>, ModelError> {
+    let siblings = siblings(names);
+    let files = choose(&model(selector), &siblings)?;
+    Ok(files.into_iter().map(|s| s.rfilename.clone()).collect())
+}
+
 fn chosen(selector: Option<&str>, names: &[&str]) -> Result<String, ModelError> {
-    choose(&model(selector), &siblings(names)).map(|s| s.rfilename.clone())
+    chosen_files(selector, names).map(|mut files| files.remove(0))
 }
 
 #[test]
@@ -57,11 +63,32 @@ fn what_cannot_be_chosen_is_listed() {
 }
 
 #[test]
-fn split_models_are_refused_clearly() {
-    let parts = ["a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf"];
-    for selector in [None, Some("Q8_0"), Some(parts[1])] {
-        let error = chosen(selector, &parts).unwrap_err();
-        assert!(matches!(error, ModelError::SplitModel { .. }), "{error}");
+fn all_parts_of_a_split_model_are_chosen_together() {
+    let parts = ["q/a-Q8_0-00001-of-00002.gguf", "q/a-Q8_0-00002-of-00002.gguf"];
+    let listed = ["a-F16-00001-of-00003.gguf", parts[1], "a-F16-00002-of-00003.gguf", parts[0]];
+    for selector in [Some("Q8_0"), Some(parts[0]), Some(parts[1])] {
+        assert_eq!(chosen_files(selector, &listed).unwrap(), parts);
+    }
+    assert_eq!(chosen_files(None, &[parts[1], parts[0], "mmproj-a.gguf"]).unwrap(), parts);
+    let preferred = ["a-Q4_K_M-00001-of-00002.gguf", "a-Q4_K_M-00002-of-00002.gguf"];
+    assert_eq!(
+        chosen_files(None, &[parts[0], parts[1], preferred[0], preferred[1], "a-Q2_K.gguf"]).unwrap(),
+        preferred
+    );
+    // Models are named by their first parts.
+    let error = chosen_files(None, &[&listed[..], &["a-F16-00003-of-00003.gguf"]].concat()).unwrap_err().to_string();
+    assert!(error.ends_with("me/models:FILE: a-F16-00001-of-00003.gguf, q/a-Q8_0-00001-of-00002.gguf"), "{error}");
+}
+
+#[test]
+fn a_part_that_a_repository_lacks_is_named() {
+    let listed = ["a-F16-00001-of-00003.gguf", "a-F16-00003-of-00003.gguf"];
+    for selector in [None, Some("F16"), Some(listed[1])] {
+        let error = chosen_files(selector, &listed).unwrap_err();
+        assert!(
+            matches!(&error, ModelError::MissingPart { file, .. } if file == "a-F16-00002-of-00003.gguf"),
+            "{error}"
+        );
     }
 }
 
@@ -118,7 +145,7 @@ fn options(access: &HubAccess, limits: DownloadLimits) -> PullOptions {
 async fn find_in(repo: &str, access: &HubAccess) -> Result<HubFile, ModelError> {
     let model = HubModel { repo: repo.into(), ..model(None) };
     find(&model, &options(access, short_limits())).await.map(|files| match files {
-        HubFiles::Gguf(file) => file,
+        HubFiles::Gguf(mut files) => files.remove(0),
         HubFiles::Folder(files) => panic!("{files:?}"),
     })
 }
