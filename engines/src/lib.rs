@@ -38,6 +38,7 @@ mod long_json;
 pub mod mdns;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+pub mod model_files;
 pub mod no_sleep;
 pub mod node;
 pub mod options;

@@ -18,6 +18,7 @@ mod on_demand_models;
 mod prompt_logprobs;
 mod rerank;
 mod scripted;
+mod split_models;
 mod start_up;
 mod structured;
 mod tools;

@@ -53,6 +53,7 @@ impl LoadError {
         match self {
             LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
             LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(GgufError::Parts(_)) => "the model's files are not complete",
             LoadError::File(_) => "the model file cannot be read",
             LoadError::TooLittleMemory { .. } => "there is too little memory for the model",
             LoadError::Unsupported { .. } | LoadError::Compute { .. } => "the model is of a kind that cannot be loaded",

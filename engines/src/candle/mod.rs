@@ -82,15 +82,15 @@ impl CandleEngine {
         let bos = file.bos.filter(|_| file.add_bos);
         let tokenizer = Arc::new(FileTokenizer::new(file).map_err(|e| refused(e.into()))?);
         let layout = shape.layout();
-        let rotation = gguf.key_rotation(&config.model, RopeOptions::default(), &layout);
+        let rotation = gguf.key_rotation(RopeOptions::default(), &layout);
         let rotation = rotation.map_err(|e| refused(Refusal::Unsupported(e.to_string())))?;
-        let weights = Weights::open(&gguf, &config.model, &device).map_err(refused)?;
+        let weights = Weights::open(&gguf, &device).map_err(refused)?;
         let window = shape.window.map(|window| window.n_positions);
         let n_vocab = shape.n_vocab as u32;
         let embedding = text_vectors::facts(&gguf, shape.n_embd, sizes.n_ctx);
         let model = Arc::new(Model::load(shape, rotation.clone(), weights, &device).map_err(refused)?);
         let slots = CandleSlots::new(Arc::clone(&model), config.n_slots as usize);
-        let fingerprint = gguf.fingerprint(&config.model, &[])?;
+        let fingerprint = gguf.fingerprint(&[])?;
         let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
@@ -133,7 +133,7 @@ impl CandleEngine {
             n_vocab: vocabulary.n_tokens() as u32,
             n_slots: config.n_slots,
             memory: Memory {
-                model: gguf.file_bytes.saturating_add(weights::bytes_beyond_file(&gguf)),
+                model: gguf.files.n_bytes().saturating_add(weights::bytes_beyond_file(&gguf)),
                 kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
             },
             has_chat_template: template.is_some(),

@@ -3,9 +3,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
@@ -14,14 +11,14 @@ use candle_core::{DType, Device, Module, Result, Tensor};
 use super::load_error::Refusal;
 use super::shape::{MAX_SIZE, ROPE_FACTORS};
 use crate::gguf::{Gguf, TensorInfo};
+use crate::model_files::FilesReader;
 
 /// The name of the matrix of embeddings.
 const EMBEDDING: &str = "token_embd.weight";
 
-/// The tensors of a file that were not loaded yet.
+/// The tensors of a model that were not loaded yet.
 pub(super) struct Weights<'g> {
-    gguf: &'g Gguf,
-    file: File,
+    files: FilesReader<'g>,
     device: Device,
     left: HashMap<&'g str, &'g TensorInfo>,
 }
@@ -66,15 +63,14 @@ fn is_faster_widened(weight: &QTensor, n_rows: usize) -> bool {
 }
 
 impl<'g> Weights<'g> {
-    pub(super) fn open(gguf: &'g Gguf, path: &Path, device: &Device) -> std::result::Result<Self, Refusal> {
-        let file = File::open(path).map_err(candle_core::Error::from)?;
+    pub(super) fn open(gguf: &'g Gguf, device: &Device) -> std::result::Result<Self, Refusal> {
         let mut left: HashMap<&str, &TensorInfo> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         if left.len() != gguf.tensors.len() {
             return Err(Refusal::Unsupported("two of its tensors have the same name".into()));
         }
         // `Gguf::key_rotation` reads it, and `ModelShape::of` has checked its size.
         left.remove(ROPE_FACTORS);
-        Ok(Weights { gguf, file, device: device.clone(), left })
+        Ok(Weights { files: gguf.files.reader(), device: device.clone(), left })
     }
 
     /// Reads a tensor of the shape `dims` to `device`; its last dimension is the contiguous one. `None`: the file does not
@@ -92,8 +88,8 @@ impl<'g> Weights<'g> {
         let n_bytes = n_bytes.ok_or_else(|| Refusal::Unsupported(format!("its tensor {name} is too large")))?;
         // `Gguf::open` has checked that the file is so long.
         let mut bytes = vec![0; n_bytes];
-        let start = SeekFrom::Start(self.gguf.data_start + info.offset_bytes);
-        self.file.seek(start).and_then(|_| self.file.read_exact(&mut bytes)).map_err(candle_core::Error::from)?;
+        let read = self.files.read(info.file_idx, info.start, &mut bytes);
+        read.map_err(|fault| candle_core::Error::from(fault.source))?;
         let storage = QStorage::from_data(Cow::Owned(bytes), device, dtype)?;
         Ok(Some(QTensor::new(storage, dims.to_vec())?))
     }
@@ -169,7 +165,7 @@ pub(super) fn bytes_beyond_file(gguf: &Gguf) -> u64 {
         widened.saturating_add(if is_copied { size } else { 0 })
     };
     let sizes = gguf.tensors.iter().map(|tensor| tensor.size_bytes.unwrap_or(0)).fold(0, u64::saturating_add);
-    let overlapping = sizes.saturating_sub(gguf.file_bytes);
+    let overlapping = sizes.saturating_sub(gguf.files.n_bytes());
     gguf.tensors.iter().map(of).fold(overlapping, u64::saturating_add)
 }
 

@@ -11,6 +11,7 @@ impl Gguf {
     /// [`GgufError::NotAdapter`].
     pub fn open_adapter(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
         let gguf = Gguf::open(&path)?;
+        gguf.require_one_file()?;
         let not_one = |why: String| Err(GgufError::NotAdapter { path: path.as_ref().to_owned(), why });
         match (gguf.str("general.type"), gguf.str("adapter.type")) {
             (Some("adapter"), Some("lora")) => {}

@@ -1,7 +1,5 @@
 //! The fingerprint by which two nodes recognise that they run the same model.
 
-use std::path::Path;
-
 use baton_schemas::kv::Fingerprint;
 
 use super::{Gguf, GgufError};
@@ -19,9 +17,9 @@ const KV_KEYS: [&str; 6] = [
 impl Gguf {
     /// Hashes (BLAKE3) of the model's vocabulary and weights. The hash of the weights includes the architecture and the
     /// settings of the position embedding, and `changes`: what the operator's options change of KV or logits, empty if
-    /// nothing. `path` is the file that this header was read from. Errors: those of [`Gguf::weights_hash`].
-    pub fn fingerprint(&self, path: &Path, changes: &[String]) -> Result<Fingerprint, GgufError> {
-        Ok(self.fingerprint_of(self.weights_hash(path)?, changes))
+    /// nothing. Errors: those of [`Gguf::weights_hash`].
+    pub fn fingerprint(&self, changes: &[String]) -> Result<Fingerprint, GgufError> {
+        Ok(self.fingerprint_of(self.weights_hash()?, changes))
     }
 
     /// The same, with the hash of the weights themselves.

@@ -17,12 +17,12 @@ use std::io::{self, BufRead};
 use std::path::Path;
 
 use super::tensor_types::{self, TensorBlock};
-use super::{Array, Gguf, GgufError, TensorInfo, VOCABULARY_KEYS, Value};
+use super::{Array, GgufError, TensorInfo, VOCABULARY_KEYS, Value};
 
 /// Real files have about 50 entries; a file with keys for each layer may have thousands.
 const MAX_METADATA: u64 = 1 << 16;
 /// Mixture-of-experts models that store each expert as a tensor have about 10⁵.
-const MAX_TENSORS: u64 = 1 << 20;
+pub(super) const MAX_TENSORS: u64 = 1 << 20;
 /// The format's own limit on keys.
 const MAX_KEY_BYTES: u64 = 65_535;
 /// ggml's own limit is 64; longer names only cost memory here.
@@ -71,8 +71,21 @@ impl Fault {
     }
 }
 
+/// One file's header.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) version: u32,
+    pub(super) metadata: BTreeMap<String, Value>,
+    /// Those of file 0 of a model; the caller numbers the files.
+    pub(super) tensors: Vec<TensorInfo>,
+    /// See [`Gguf`](super::Gguf).
+    pub(super) tokenizer_digests: BTreeMap<String, blake3::Hash>,
+    /// Where the data of the last tensor end, padded: what follows is no part of this file's model.
+    pub(super) data_end: u64,
+}
+
 /// Reads a header from the start of a file of `file_bytes`.
-pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault> {
+pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Header, Fault> {
     let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None, kept_bytes: 0 };
     let version = read_version(&mut reader)?;
     let n_tensors = reader.count("tensors", MAX_TENSORS)?;
@@ -93,10 +106,14 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
     }
 
     let alignment = alignment(&metadata)?;
-    let tensors = (0..n_tensors).map(|_| read_tensor(&mut reader, alignment)).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = (0..n_tensors).map(|_| read_tensor(&mut reader, alignment)).collect::<Result<Vec<_>, _>>()?;
     let data_start = reader.position.next_multiple_of(alignment);
-    check_length(&tensors, data_start, file_bytes)?;
-    Ok(Gguf { version, file_bytes, alignment, data_start, tensors, metadata, tokenizer_digests })
+    let last_end = place(&mut tensors, data_start)?;
+    if last_end > file_bytes {
+        return Err(Fault::Truncated { expected_bytes: last_end, found_bytes: file_bytes });
+    }
+    let data_end = last_end.max(data_start).next_multiple_of(alignment);
+    Ok(Header { version, metadata, tensors, tokenizer_digests, data_end })
 }
 
 /// The digests of a vocabulary that is in no file, as [`read`] makes them of one that is.
@@ -288,7 +305,8 @@ fn read_tensor(reader: &mut HeaderReader<impl BufRead>, alignment: u64) -> Resul
         }
         None => None,
     };
-    Ok(TensorInfo { name, dims, ggml_type, offset_bytes, size_bytes })
+    // From the start of the data section, which is not known yet.
+    Ok(TensorInfo { name, dims, ggml_type, file_idx: 0, start: offset_bytes, size_bytes })
 }
 
 /// The size of a tensor in bytes. `None` if a row is not a whole number of blocks, or if the size overflows.
@@ -300,19 +318,23 @@ fn tensor_bytes(dims: &[u64], block: TensorBlock) -> Option<u64> {
     (n_elements / block.n_elements).checked_mul(block.n_bytes)
 }
 
-fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Result<(), Fault> {
+/// Makes offsets from the start of the data section those in the file. Returns where the last tensor's data
+/// end, 0 if no size is known.
+fn place(tensors: &mut [TensorInfo], data_start: u64) -> Result<u64, Fault> {
+    let mut last_end = 0;
     for tensor in tensors {
-        let Some(size_bytes) = tensor.size_bytes else { continue };
-        let end = data_start.checked_add(tensor.offset_bytes).and_then(|start| start.checked_add(size_bytes));
-        let end = end.ok_or_else(|| Fault::Malformed(format!("tensor {:?} ends beyond 2^64", tensor.name)))?;
-        // Report where the last tensor ends, not the first one that does not fit.
-        if end > file_bytes {
-            let ends =
-                tensors.iter().filter_map(|t| data_start.checked_add(t.offset_bytes)?.checked_add(t.size_bytes?));
-            return Err(Fault::Truncated { expected_bytes: ends.max().unwrap_or(end), found_bytes: file_bytes });
+        let start = data_start.checked_add(tensor.start);
+        // A tensor of an unknown type has no length to check.
+        let end = start.and_then(|start| start.checked_add(tensor.size_bytes.unwrap_or(0)));
+        let (Some(start), Some(end)) = (start, end) else {
+            return Err(Fault::Malformed(format!("tensor {:?} ends beyond 2^64", tensor.name)));
+        };
+        tensor.start = start;
+        if tensor.size_bytes.is_some() {
+            last_end = last_end.max(end);
         }
     }
-    Ok(())
+    Ok(last_end)
 }
 
 /// A cursor that knows the file's length and hashes what it reads while it has a hasher.

@@ -8,6 +8,7 @@
 
 mod adapter;
 pub mod byte_level;
+mod companions;
 mod file_type;
 mod fingerprint;
 mod header;
@@ -15,6 +16,7 @@ mod kv_shape;
 mod outline;
 mod rotation;
 mod sizes;
+mod split;
 mod tensor_types;
 #[cfg(test)]
 mod tests;
@@ -29,7 +31,9 @@ use std::path::{Path, PathBuf};
 
 pub use kv_shape::KvShape;
 pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
-pub(crate) use weights_hash::{SAMPLE_BYTES, hash_part};
+pub use split::PartsError;
+
+use crate::model_files::{ModelFile, ModelFiles, UnreadableFile};
 
 /// Why a file cannot be used as a GGUF model. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +80,9 @@ pub enum GgufError {
         path: PathBuf,
         why: String,
     },
+    /// The parts of a split model are not complete, or do not belong together.
+    #[error(transparent)]
+    Parts(#[from] PartsError),
     /// The header contradicts itself or the format.
     #[error("the GGUF file {} is damaged: {what}", path.display())]
     Malformed {
@@ -132,7 +139,13 @@ pub struct Array {
     pub elements: Option<Vec<Value>>,
 }
 
-/// A tensor's name, shape, type and place in the file.
+impl From<UnreadableFile> for GgufError {
+    fn from(UnreadableFile { path, source }: UnreadableFile) -> Self {
+        GgufError::Unreadable { path, source }
+    }
+}
+
+/// A tensor's name, shape, type and place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// For example `blk.0.attn_k.weight`.
@@ -141,24 +154,22 @@ pub struct TensorInfo {
     pub dims: Vec<u64>,
     /// ggml's type number.
     pub ggml_type: u32,
-    /// Offset from the start of the data section.
-    pub offset_bytes: u64,
+    /// The index of its file among the model's.
+    pub file_idx: usize,
+    /// Where its data begin in that file, bytes.
+    pub start: u64,
     /// Length of the data. `None` if the type is unknown.
     pub size_bytes: Option<u64>,
 }
 
-/// A GGUF file's header.
+/// The header of a GGUF file, or those of all parts of a split model.
 #[derive(Debug, Clone)]
 pub struct Gguf {
     /// Version of the format, 2 or 3.
     pub version: u32,
-    /// Length of the whole file, bytes.
-    pub file_bytes: u64,
-    /// Alignment of tensors, bytes.
-    pub alignment: u64,
-    /// Offset of the data section, bytes.
-    pub data_start: u64,
-    /// All tensors, in the file's order.
+    /// The file, or all parts.
+    pub files: ModelFiles,
+    /// All tensors, in the files' order.
     pub tensors: Vec<TensorInfo>,
     metadata: BTreeMap<String, Value>,
     /// BLAKE3 of the type and the raw bytes of each value of [`VOCABULARY_KEYS`].
@@ -166,11 +177,16 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads and checks the header, and that the file is long enough for its tensors.
+    /// Reads and checks the header, and that the file is long enough for its tensors. Of a split model, whose first part
+    /// `path` names, all parts are read.
     ///
-    /// Blocking: a few megabytes are read, most of them the tokenizer's tokens.
+    /// Blocking: a few megabytes are read, most of them the tokenizer's tokens. Errors: also those of [`PartsError`].
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
-        let path = path.as_ref();
+        split::open(path.as_ref())
+    }
+
+    /// Reads the header of one file.
+    fn read_file(path: &Path) -> Result<(header::Header, ModelFile), GgufError> {
         let unreadable = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => GgufError::NotFound { path: path.to_owned() },
             _ => GgufError::Unreadable { path: path.to_owned(), source },
@@ -183,15 +199,25 @@ impl Gguf {
         if !metadata.is_file() {
             return Err(unreadable(io::Error::other("it is no regular file")));
         }
-        let file = File::open(path).map_err(unreadable)?;
-        let file_bytes = file.metadata().map_err(unreadable)?.len();
-        header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))
+        let (source, n_bytes) = source(path)?;
+        let header = header::read(source, n_bytes).map_err(|fault| fault.at(path))?;
+        Ok((header, ModelFile { path: path.to_owned(), n_bytes }))
+    }
+
+    /// The model of a single file.
+    fn of_file(header: header::Header, file: ModelFile) -> Gguf {
+        let header::Header { version, metadata, tensors, tokenizer_digests, data_end: _ } = header;
+        let mut files = ModelFiles::default();
+        files.push(file);
+        Gguf { version, files, tensors, metadata, tokenizer_digests }
     }
 
     /// Reads a header from bytes that are a whole file. For the fuzz targets.
     #[doc(hidden)]
     pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
-        header::read(bytes, bytes.len() as u64).map_err(|fault| fault.at(Path::new("-")))
+        let (path, n_bytes) = (PathBuf::from("-"), bytes.len() as u64);
+        let header = header::read(bytes, n_bytes).map_err(|fault| fault.at(&path))?;
+        Ok(Gguf::of_file(header, ModelFile { path, n_bytes }))
     }
 
     /// Reads an array of strings from the header of the file at `path`, such as the tokenizer's merges, which a [`Gguf`]
@@ -208,39 +234,16 @@ impl Gguf {
         header::read_numbers(source, file_bytes, key).map_err(|fault| fault.at(path))
     }
 
-    /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
-    /// [`GgufError::NotProjector`].
-    pub fn open_projector(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
-        let gguf = Gguf::open(&path)?;
-        match gguf.architecture() {
-            Some(PROJECTOR) => Ok(gguf),
-            other => {
-                let architecture = other.unwrap_or("unknown").to_owned();
-                Err(GgufError::NotProjector { path: path.as_ref().to_owned(), architecture })
-            }
-        }
-    }
-
-    /// Estimated memory of the files beside a model, bytes: of its projector, weights and compute buffers, and of its
-    /// adapter. Blocking. Errors: those of [`Gguf::open_projector`] and [`Gguf::open_adapter`].
-    pub fn companion_bytes(projector: Option<&Path>, adapter: Option<&Path>) -> Result<u64, GgufError> {
-        let projector = projector.map(Gguf::open_projector).transpose()?;
-        let adapter = adapter.map(Gguf::open_adapter).transpose()?;
-        let projector_bytes = projector.map_or(0, |projector| projector.file_bytes.saturating_add(COMPUTE_RESERVE));
-        Ok(projector_bytes.saturating_add(adapter.map_or(0, |adapter| adapter.file_bytes)))
-    }
-
     /// A header of what is in no GGUF file. `spellings` and `types` are those of all tokens.
     pub(crate) fn described(
         metadata: BTreeMap<String, Value>,
         tensors: Vec<TensorInfo>,
-        file_bytes: u64,
+        files: ModelFiles,
         spellings: &[String],
         types: &[u32],
     ) -> Gguf {
         let tokenizer_digests = header::vocabulary_digests(spellings, types);
-        let alignment = header::DEFAULT_ALIGNMENT;
-        Gguf { version: 3, file_bytes, alignment, data_start: 0, tensors, metadata, tokenizer_digests }
+        Gguf { version: 3, files, tensors, metadata, tokenizer_digests }
     }
 
     /// A metadata value by its full key.
@@ -357,9 +360,6 @@ impl Value {
 
 /// The tokens and their types: what a token id means.
 const VOCABULARY_KEYS: [&str; 2] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type"];
-
-/// What llama.cpp's converter calls the architecture of every projector.
-const PROJECTOR: &str = "clip";
 
 /// Architectures that have no KV cache in llama.cpp. Their files may lack the key for non-causal attention.
 const ENCODERS: [&str; 9] = [

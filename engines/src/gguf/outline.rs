@@ -26,7 +26,7 @@ impl Gguf {
             n_vocab,
             n_slots,
             memory: Memory {
-                model: self.file_bytes,
+                model: self.files.n_bytes(),
                 kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
             },
             has_chat_template: !template.is_empty(),
@@ -41,7 +41,7 @@ impl Gguf {
             kv: None,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),
-                file_bytes: self.file_bytes,
+                file_bytes: self.files.n_bytes(),
                 quantization: self.quantization().unwrap_or_default().to_owned(),
                 chat_template: template.to_owned(),
                 ..ModelFacts::default()

@@ -3,9 +3,7 @@
 //! A mistake here costs the codec compression only, since the decoder repeats whatever rotation the encoder undoes. It costs
 //! the candle engine correctness: its K would be wrong.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io;
 
 use baton_schemas::kv::{KeyRotation, KvLayout, RopePairing, RotationError, SectionRotation};
 
@@ -49,12 +47,7 @@ pub enum NoRotation {
 
 impl Gguf {
     /// The rotation of K in every section of the layout. Reads the factors from the file, if it has some.
-    pub fn key_rotation(
-        &self,
-        path: &Path,
-        options: RopeOptions,
-        layout: &KvLayout,
-    ) -> Result<KeyRotation, NoRotation> {
+    pub fn key_rotation(&self, options: RopeOptions, layout: &KvLayout) -> Result<KeyRotation, NoRotation> {
         if !matches!(layout.rope, RopePairing::Interleaved | RopePairing::HalfSplit) {
             return Err(NoRotation::NoPairs);
         }
@@ -65,7 +58,7 @@ impl Gguf {
         let n_rotated = self.arch("rope.dimension_count").and_then(Value::as_u64).unwrap_or(head_size.into());
         let n_pairs = usize::try_from(n_rotated.min(head_size.into()) / 2).unwrap_or(0);
         let scale = scale(self, options)?;
-        let factors = factors(self, path).map_err(NoRotation::Factors)?.unwrap_or_default();
+        let factors = factors(self).map_err(NoRotation::Factors)?.unwrap_or_default();
         let base = options.freq_base.or_else(|| arch_f32(self, "rope.freq_base")).unwrap_or(DEFAULT_BASE);
         let of_section = |base: f32, scale: f64| {
             let frequency = |pair: usize| {
@@ -122,15 +115,13 @@ fn windowed_base(gguf: &Gguf) -> Option<f32> {
 }
 
 /// Reads the factors. `None`: the file has none.
-fn factors(gguf: &Gguf, path: &Path) -> io::Result<Option<Vec<f32>>> {
+fn factors(gguf: &Gguf) -> io::Result<Option<Vec<f32>>> {
     let Some(tensor) = gguf.tensors.iter().find(|tensor| tensor.name == FACTORS) else { return Ok(None) };
     let n = tensor.size_bytes.unwrap_or(0) / 4;
     if tensor.ggml_type != GGML_F32 || n > MAX_PAIRS {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "they have an unexpected type or number"));
     }
     let mut bytes = vec![0; 4 * n as usize];
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(gguf.data_start + tensor.offset_bytes))?;
-    file.read_exact(&mut bytes)?;
+    gguf.files.reader().read(tensor.file_idx, tensor.start, &mut bytes).map_err(|fault| fault.source)?;
     Ok(Some(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
 }

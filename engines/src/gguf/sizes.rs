@@ -82,7 +82,7 @@ impl ModelSizes {
         // Encoders have no KV cache.
         let described = gguf.kv_bytes_per_token(options.cache_types).filter(|_| gguf.generates());
         let kv_bytes_per_token = described.unwrap_or(0);
-        let without_kv = gguf.file_bytes.saturating_add(options.companion_bytes).saturating_add(COMPUTE_RESERVE);
+        let without_kv = gguf.files.n_bytes().saturating_add(options.companion_bytes).saturating_add(COMPUTE_RESERVE);
         let kv_bytes = |cells: u32| u64::from(cells).saturating_mul(kv_bytes_per_token);
         let needed = |cells: u32| without_kv.saturating_add(kv_bytes(cells));
         // All slots share the cells, so the cache holds one whole context, and not one for each slot.

@@ -14,6 +14,7 @@ const VERSION: u32 = 3;
 /// A metadata value, with the width that it is written in.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WrittenValue {
+    U16(u16),
     U32(u32),
     I32(i32),
     F32(f32),
@@ -173,6 +174,7 @@ impl Write for Counted<'_> {
 /// The format's number of a value's type.
 fn type_of(value: &WrittenValue) -> u32 {
     match value {
+        WrittenValue::U16(_) => 2,
         WrittenValue::U32(_) => 4,
         WrittenValue::I32(_) => 5,
         WrittenValue::F32(_) => 6,
@@ -190,6 +192,7 @@ fn put_string(out: &mut Vec<u8>, text: &str) {
 
 fn put_value(out: &mut Vec<u8>, value: &WrittenValue) {
     match value {
+        WrittenValue::U16(number) => out.extend(number.to_le_bytes()),
         WrittenValue::U32(number) => out.extend(number.to_le_bytes()),
         WrittenValue::I32(number) => out.extend(number.to_le_bytes()),
         WrittenValue::F32(number) => out.extend(number.to_le_bytes()),
@@ -228,6 +231,7 @@ mod tests {
             metadata: vec![
                 ("general.architecture".to_owned(), text("llama")),
                 ("a.number".to_owned(), WrittenValue::U32(7)),
+                ("a.short".to_owned(), WrittenValue::U16(300)),
                 ("a.negative".to_owned(), WrittenValue::I32(-7)),
                 ("a.flag".to_owned(), WrittenValue::Bool(true)),
                 ("a.float".to_owned(), WrittenValue::F32(0.5)),
@@ -245,6 +249,7 @@ mod tests {
         let bytes = written(&plan);
         assert_eq!(bytes.len() as u64, plan.file_bytes().unwrap());
         let Ok(read) = header::read(&bytes[..], bytes.len() as u64) else { panic!("the header is refused") };
+        assert_eq!(read.metadata["a.short"], Value::Unsigned(300));
         assert_eq!(read.metadata["a.number"], Value::Unsigned(7));
         assert_eq!(read.metadata["a.negative"], Value::Signed(-7));
         assert_eq!(read.metadata["a.flag"], Value::Bool(true));
@@ -253,7 +258,7 @@ mod tests {
         assert_eq!(read.tensors.len(), plan.tensors.len());
         for (i, (found, planned)) in read.tensors.iter().zip(&plan.tensors).enumerate() {
             assert_eq!((&found.name, &found.dims), (&planned.name, &planned.dims));
-            let start = (read.data_start + found.offset_bytes) as usize;
+            let start = found.start as usize;
             let n_bytes = planned.n_bytes().unwrap() as usize;
             assert!(bytes[start..start + n_bytes].iter().all(|byte| *byte == i as u8 + 1), "{}", planned.name);
         }

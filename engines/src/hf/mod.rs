@@ -30,7 +30,7 @@ use crate::options::CacheTypes;
 
 /// A model's folder, without its weights.
 pub struct ModelFolder {
-    /// What a GGUF file's header would say. Its tensors have their places in no file.
+    /// What a GGUF file's header would say. Its tensors have their places in the folder's files.
     pub header: Gguf,
     /// The order in which GGUF files of this architecture have K's elements. In the folder they are always half-split.
     pub pairing: RopePairing,
@@ -61,7 +61,7 @@ impl ModelFolder {
         metadata.insert(FILE_TYPE.into(), Value::Unsigned(file_type));
         let Tokenizer { spellings, types, words, .. } = tokenizer;
         let header =
-            Gguf::described(metadata, tensors.infos(config.quantized_bits), tensors.file_bytes, &spellings, &types);
+            Gguf::described(metadata, tensors.infos(config.quantized_bits), tensors.files.clone(), &spellings, &types);
         Ok(ModelFolder { header, pairing: config.family.pairing(), spellings, types, words, tensors, config })
     }
 

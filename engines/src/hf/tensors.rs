@@ -7,16 +7,17 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use baton_schemas::part_name::PartName;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::FolderError;
-use super::files::open;
-use crate::gguf::{SAMPLE_BYTES, TensorInfo, hash_part};
+use super::files::{existing, open, read_json};
+use crate::gguf::TensorInfo;
+use crate::model_files::{ModelFile, ModelFiles};
 
 /// Real headers have some hundred bytes a tensor.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
@@ -25,6 +26,12 @@ const MAX_FILES: usize = 4_096;
 /// Mixture-of-experts models that store each expert as a tensor have about 10⁵.
 const MAX_TENSORS: usize = 1 << 20;
 const MAX_DIMS: usize = 8;
+/// The file that says which tensor is in which file, if there are several.
+const INDEX: &str = "model.safetensors.index.json";
+/// Some hundred bytes a tensor.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// A model in one file has this name. Transformers does not read an index beside it.
+const WHOLE: &str = "model.safetensors";
 
 /// The type of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -90,6 +97,13 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
+/// The index. Its total size is ignored: many published ones are wrong.
+#[derive(Deserialize)]
+struct Index {
+    /// Files by the names of tensors.
+    weight_map: BTreeMap<String, String>,
+}
+
 /// A tensor, and its place.
 struct Tensor {
     dtype: Dtype,
@@ -102,10 +116,15 @@ struct Tensor {
     n_bytes: u64,
 }
 
+/// See [`PartName::following`]. `None`: the file is no part.
+fn following(path: &Path) -> Option<PathBuf> {
+    let name = PartName::parse(path.file_name()?.to_str()?)?;
+    Some(path.with_file_name(name.following()))
+}
+
 /// All tensors of a folder, by their names.
 pub(super) struct Tensors {
-    pub(super) file_bytes: u64,
-    files: Vec<PathBuf>,
+    pub(super) files: ModelFiles,
     tensors: BTreeMap<String, Tensor>,
 }
 
@@ -125,14 +144,42 @@ impl Tensors {
             }
         }
         if files.is_empty() {
-            return Err(FolderError::Missing { path: folder.join("model.safetensors") });
+            return Err(FolderError::Missing { path: folder.join(WHOLE) });
         }
         files.sort();
-        let mut all = Tensors { file_bytes: 0, files: Vec::new(), tensors: BTreeMap::new() };
+        if let Some(path) = files.iter().filter_map(|path| following(path)).find(|path| !path.exists()) {
+            return Err(FolderError::Missing { path });
+        }
+        let mut all = Tensors { files: ModelFiles::default(), tensors: BTreeMap::new() };
         for path in files {
             all.add(path)?;
         }
+        if let Some(index) = existing(folder, INDEX) {
+            all.check_against(&index)?;
+        }
         Ok(all)
+    }
+
+    /// Checks that the folder's files have what its index names.
+    fn check_against(&self, index: &Path) -> Result<(), FolderError> {
+        let Index { weight_map } = read_json(index, MAX_INDEX_BYTES)?;
+        let files = self.files.all().iter().enumerate();
+        let known: BTreeMap<&str, usize> =
+            files.filter_map(|(file_idx, file)| Some((file.path.file_name()?.to_str()?, file_idx))).collect();
+        // Quantized copies in one file often have the index of their original.
+        if known.contains_key(WHOLE) && !weight_map.values().any(|file| file == WHOLE) {
+            return Ok(());
+        }
+        for (tensor, name) in &weight_map {
+            let path = index.with_file_name(name);
+            let Some(&file_idx) = known.get(&**name) else { return Err(FolderError::Missing { path }) };
+            if self.tensors.get(tensor).is_none_or(|found| found.file != file_idx) {
+                let what =
+                    format!("it lacks the tensor {tensor:?}, which {INDEX} says is in it: it is of another model");
+                return Err(FolderError::malformed(&path, what));
+            }
+        }
+        Ok(())
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), FolderError> {
@@ -153,17 +200,19 @@ impl Tensors {
         file.read_exact(&mut header).map_err(unreadable)?;
         let header: BTreeMap<String, Value> =
             serde_json::from_slice(&header).map_err(|source| FolderError::Json { path: path.clone(), source })?;
+        let file_idx = self.files.all().len();
+        let mut last_end = data_start;
         for (name, entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
             let entry: Entry =
                 serde_json::from_value(entry).map_err(|source| FolderError::Json { path: path.clone(), source })?;
             let Entry { dtype, shape, data_offsets: [begin, end] } = entry;
             let n_bytes = shape.iter().try_fold(dtype.bytes(), |n, dim| n.checked_mul(*dim));
-            let fits = begin <= end && data_start.checked_add(end).is_some_and(|end| end <= file_bytes);
-            if shape.len() > MAX_DIMS || !fits || n_bytes != Some(end - begin) {
+            let end_in_file = data_start.checked_add(end).filter(|_| begin <= end && n_bytes == Some(end - begin));
+            let Some(end_in_file) = end_in_file.filter(|_| shape.len() <= MAX_DIMS) else {
                 return Err(malformed(format!("the tensor {name:?} has {begin}..{end} for the shape {shape:?}")));
-            }
-            let tensor =
-                Tensor { dtype, shape, file: self.files.len(), start: data_start + begin, n_bytes: end - begin };
+            };
+            last_end = last_end.max(end_in_file);
+            let tensor = Tensor { dtype, shape, file: file_idx, start: data_start + begin, n_bytes: end - begin };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(malformed(format!("the tensor {name:?} is in two files")));
             }
@@ -171,8 +220,10 @@ impl Tensors {
         if self.tensors.len() > MAX_TENSORS {
             return Err(malformed(format!("there are more than {MAX_TENSORS} tensors")));
         }
-        self.file_bytes = self.file_bytes.saturating_add(file_bytes);
-        self.files.push(path);
+        if last_end != file_bytes {
+            return Err(malformed(format!("it has {file_bytes} bytes, and its header describes {last_end}")));
+        }
+        self.files.push(ModelFile { path, n_bytes: file_bytes });
         Ok(())
     }
 
@@ -210,7 +261,8 @@ impl Tensors {
                 }
             }
             let ggml_type = tensor.dtype.ggml_type();
-            Some(TensorInfo { name: name.clone(), dims, ggml_type, offset_bytes: 0, size_bytes: Some(tensor.n_bytes) })
+            let (file_idx, start, size_bytes) = (tensor.file, tensor.start, Some(tensor.n_bytes));
+            Some(TensorInfo { name: name.clone(), dims, ggml_type, file_idx, start, size_bytes })
         };
         self.tensors.iter().filter_map(info).collect()
     }
@@ -218,27 +270,18 @@ impl Tensors {
     /// BLAKE3 of each tensor's name, shape and type and of samples of its data, as
     /// [`Gguf::weights_hash`](crate::gguf::Gguf::weights_hash) takes them. Blocking: some hundred short reads.
     pub(super) fn hash(&self) -> Result<blake3::Hash, FolderError> {
-        let mut open: Vec<File> = Vec::new();
-        for path in &self.files {
-            open.push(File::open(path).map_err(|source| FolderError::unreadable(path, source))?);
-        }
+        let mut reader = self.files.reader();
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"safetensors");
         for (name, tensor) in &self.tensors {
-            let unreadable = |source| FolderError::unreadable(&self.files[tensor.file], source);
             hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
             hasher.update(&(tensor.shape.len() as u64).to_le_bytes());
             for n in &tensor.shape {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&(tensor.dtype as u32).to_le_bytes());
-            let n_first = tensor.n_bytes.min(SAMPLE_BYTES);
-            let n_last = (tensor.n_bytes - n_first).min(SAMPLE_BYTES);
-            let file = &mut open[tensor.file];
-            for (start, n) in [(tensor.start, n_first), (tensor.start + tensor.n_bytes - n_last, n_last)] {
-                file.seek(SeekFrom::Start(start)).map_err(unreadable)?;
-                hash_part(file, start, n, &mut hasher).map_err(unreadable)?;
-            }
+            let hashed = reader.hash_samples(tensor.file, tensor.start, tensor.n_bytes, &mut hasher);
+            hashed.map_err(|fault| FolderError::unreadable(&fault.path, fault.source))?;
         }
         Ok(hasher.finalize())
     }

@@ -33,10 +33,13 @@ fn folder(change: impl Fn(&mut Json, &mut Json)) -> TempDir {
     folder
 }
 
-/// One tensor of 2 x 4 values of two bytes.
 fn write_weights(folder: &Path, name: &str, dtype: &str, value: u8) {
-    let header = json!({ "model.layers.0.self_attn.k_proj.weight": {
-        "dtype": dtype, "shape": [2, 4], "data_offsets": [0, 16] } });
+    write_tensor(folder, name, "model.layers.0.self_attn.k_proj.weight", dtype, value);
+}
+
+/// A file with one tensor of 2 x 4 values of two bytes.
+fn write_tensor(folder: &Path, name: &str, tensor: &str, dtype: &str, value: u8) {
+    let header = json!({ tensor: { "dtype": dtype, "shape": [2, 4], "data_offsets": [0, 16] } });
     let header = header.to_string();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[value; 16]].concat();
     fs::write(folder.join(name), bytes).unwrap();
@@ -242,4 +245,68 @@ fn damaged_and_missing_files_are_named() {
     let short = error(&|folder| write_weights(folder, "model.safetensors", "F32", 1));
     assert!(short.contains("0..16 for the shape [2, 4]"), "{short}");
     assert!(matches!(ModelFolder::open("/nowhere"), Err(FolderError::NoFolder { .. })));
+}
+
+const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+/// A model in two files with an index.
+fn sharded() -> TempDir {
+    let folder = folder(|_, _| {});
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    SHARDS.iter().zip(["a", "b"]).for_each(|(shard, tensor)| write_tensor(folder.path(), shard, tensor, "BF16", 1));
+    let index = json!({ "metadata": { "total_size": 32 }, "weight_map": { "a": SHARDS[0], "b": SHARDS[1] } });
+    fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_folder_is_all_of_its_files_and_their_index() {
+    let whole = sharded();
+    let model = ModelFolder::open(whole.path()).unwrap();
+    let sizes = SHARDS.map(|shard| fs::metadata(whole.path().join(shard)).unwrap().len());
+    assert_eq!(model.header.files.n_bytes(), sizes.iter().sum::<u64>());
+    let weights = model.fingerprint().unwrap().weights;
+
+    let check = |damage: &dyn Fn(&Path), expected: &str| {
+        let folder = sharded();
+        damage(folder.path());
+        let error = ModelFolder::open(folder.path()).err().expect("it is refused").to_string();
+        assert!(error.contains(SHARDS[1]) && error.contains(expected) && !error.contains('\n'), "{error}");
+    };
+    check(&|folder| fs::remove_file(folder.join(SHARDS[1])).unwrap(), "the model folder lacks");
+    check(&|folder| write_tensor(folder, SHARDS[1], "c", "BF16", 1), "it lacks the tensor \"b\"");
+    let resized = |folder: &Path, more: i64| {
+        let mut bytes = fs::read(folder.join(SHARDS[1])).unwrap();
+        bytes.resize((bytes.len() as i64 + more) as usize, 1);
+        fs::write(folder.join(SHARDS[1]), bytes).unwrap();
+    };
+    check(&|folder| resized(folder, -1), "bytes, and its header describes");
+    check(&|folder| resized(folder, 1), "bytes, and its header describes");
+    // Without an index, the names say how many files there are.
+    let without_index = |folder: &Path| fs::remove_file(folder.join("model.safetensors.index.json")).unwrap();
+    check(
+        &|folder| {
+            without_index(folder);
+            fs::remove_file(folder.join(SHARDS[1])).unwrap();
+        },
+        "the model folder lacks",
+    );
+
+    let other = sharded();
+    let path = other.path().join(SHARDS[1]);
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() = 2;
+    fs::write(path, bytes).unwrap();
+    assert_ne!(ModelFolder::open(other.path()).unwrap().fingerprint().unwrap().weights, weights);
+}
+
+#[test]
+fn an_index_of_other_files_is_ignored_beside_a_model_in_one_file() {
+    let folder = folder(|_, _| {});
+    let index = json!({ "weight_map": { "a": SHARDS[0], "b": SHARDS[1] } });
+    fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    ModelFolder::open(folder.path()).unwrap();
+    let index = json!({ "weight_map": { "gone": "model.safetensors" } });
+    fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    assert!(ModelFolder::open(folder.path()).err().unwrap().to_string().contains("it lacks the tensor \"gone\""));
 }

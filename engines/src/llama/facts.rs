@@ -20,7 +20,7 @@ pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, voca
     };
     ModelFacts {
         n_params: model.n_params(),
-        file_bytes: gguf.file_bytes,
+        file_bytes: gguf.files.n_bytes(),
         quantization: gguf.quantization().unwrap_or_default().to_owned(),
         chat_template: template_source(config, gguf).unwrap_or_default().to_owned(),
         bos_token: text(vocab.bos()),

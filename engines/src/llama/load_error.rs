@@ -81,6 +81,7 @@ impl LoadError {
         match self {
             LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
             LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(GgufError::Parts(_)) => "the model's files are not complete",
             LoadError::File(GgufError::NotAdapter { .. }) | LoadError::Adapter { .. } => {
                 "the model's LoRA adapter cannot be used"
             }

@@ -130,7 +130,7 @@ impl LlamaEngine {
         let workers = placed.shares(model.n_layer());
         let of_adapter = adapter.iter().map(|adapter| adapter.changes());
         let changes = config.cache_types.changes().into_iter().chain(config.rope.changes()).chain(of_adapter);
-        let fingerprint = gguf.fingerprint(&config.model, &changes.collect::<Vec<_>>())?;
+        let fingerprint = gguf.fingerprint(&changes.collect::<Vec<_>>())?;
         let (shared, load) = engine_load();
         let (messages, messages_rx) = std_mpsc::channel();
         let messages = Arc::new(messages);

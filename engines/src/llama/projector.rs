@@ -153,7 +153,7 @@ impl Projector {
                 "the model gives the parts of an image positions in two dimensions (M-RoPE), which Baton does not do yet",
             ));
         }
-        let id = gguf.weights_hash(path)?.to_hex().to_string();
+        let id = gguf.weights_hash()?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
         let (wake, woken) = sync_channel(1);
         let projector = Arc::new(Projector {

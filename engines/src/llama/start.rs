@@ -153,7 +153,7 @@ impl Start {
         let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
         let canary = canary::compute(context, &transfer, &tokens)?;
         let layout = KvLayout::clone(transfer.layout());
-        let rotation = self.gguf.key_rotation(&self.config.model, self.config.rope, &layout);
+        let rotation = self.gguf.key_rotation(self.config.rope, &layout);
         let rotation = rotation.inspect_err(|reason| {
             tracing::info!(%reason, "K stays rotated in lossy codecs, which costs some compression");
         });

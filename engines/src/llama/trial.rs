@@ -51,7 +51,7 @@ impl<'m> KvTrial<'m> {
         let gguf = Gguf::open(&config.model).map_err(LoadError::from)?;
         let mut context = model.context(n_cells)?;
         let transfer = probe::probe(&mut context, model.model(), &gguf, config.n_slots, None)?;
-        let rotation = gguf.key_rotation(&config.model, config.rope, transfer.layout()).ok();
+        let rotation = gguf.key_rotation(config.rope, transfer.layout()).ok();
         Ok(KvTrial { context, transfer, rotation })
     }
 

@@ -84,7 +84,7 @@ impl MlxEngine {
         let layout = window::f16_layout(folder.pairing, n_values, &sections, window);
         layout.check().map_err(|error| unsupported(error.to_string()))?;
         // Without it, codecs compress less.
-        let rotation = header.key_rotation(&config.model, RopeOptions::default(), &layout).ok();
+        let rotation = header.key_rotation(RopeOptions::default(), &layout).ok();
         let of_text = tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
         let of_text = of_text.map_err(|e| LoadError::Config(e.to_string()))?;
         let n_vocab = vocabulary.n_tokens();
@@ -134,7 +134,7 @@ impl MlxEngine {
             n_vocab: n_vocab as u32,
             n_slots: config.n_slots,
             memory: Memory {
-                model: header.file_bytes,
+                model: header.files.n_bytes(),
                 kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
             },
             has_chat_template: template.is_some(),

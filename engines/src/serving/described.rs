@@ -42,7 +42,7 @@ impl<'a> Described<'a> {
         };
         ModelFacts {
             n_params: self.header.tensors.iter().map(|tensor| n_elements(&tensor.dims)).fold(0, u64::saturating_add),
-            file_bytes: self.header.file_bytes,
+            file_bytes: self.header.files.n_bytes(),
             quantization: quantization.to_owned(),
             chat_template: self.template_source().unwrap_or_default().to_owned(),
             bos_token: self.vocabulary.text(self.file.bos),

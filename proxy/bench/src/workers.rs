@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use baton_engines::Engine;
+use baton_engines::gguf::Gguf;
 use baton_fetch as models;
 use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
@@ -182,7 +183,7 @@ impl WorkersBench {
     /// Shows that two workers run what one worker refuses for lack of memory, with the tokens of a node without
     /// workers.
     async fn too_large_for_one(&self, mib: u32) -> Result<String, CommandFailure> {
-        let weights = std::fs::metadata(&self.model)?.len() >> 20;
+        let weights = Gguf::open(&self.model)?.files.n_bytes() >> 20;
         let start = |n_workers, lend_mib| self.start(ClusterShape { n_workers, gbps: None, n_ctx: 512, lend_mib });
         let refused = match start(1, Some(mib)).await {
             Ok(_) => return Err(CommandFailure(format!("one worker with {mib} MiB runs this model: lend less"))),

@@ -29,3 +29,4 @@ pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
 pub use self::model_files::mlx_environment;
+pub use self::supervisor::THREAD_WAIT;

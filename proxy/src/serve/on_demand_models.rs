@@ -125,7 +125,7 @@ pub(super) fn size_model(
             .map_err(|error| CommandFailure(format!("cannot read the chat template {}: {error}", path.display())))
     });
     let mut outline = header.outline(path, sizes, n_slots, template.transpose()?.as_deref());
-    let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
+    let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash());
     outline.engine = kind.as_str().into();
     outline.projector = projector.transpose()?.map(|hash| hash.to_hex().to_string());
     Ok(SizedModel { sizes, outline })

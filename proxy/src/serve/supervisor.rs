@@ -39,7 +39,7 @@ use crate::targets::nodes::{Health, StateChange, StateReason};
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Endless spinning starves a shared machine (decode fell from 127 to 6 tokens/s next to two busy processes). No spinning
 /// pays a wake-up per operation (127 to 48 on an idle machine). This keeps most of both.
-pub(super) const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BLOCKTIME", "1")];
+pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BLOCKTIME", "1")];
 
 /// A large model on a slow disk takes minutes; longer than this is a hang.
 const START_DEADLINE: Duration = Duration::from_secs(600);

@@ -15,6 +15,7 @@ const MAX_CONVERSION: Duration = Duration::from_secs(1_800);
 
 /// Writes the folder. Its weights are f32, because MLX computes 16 bits slowly on a processor.
 pub async fn convert(file: &Path, folder: &Path) -> Result<(), CommandFailure> {
+    Gguf::open(file)?.require_one_file()?;
     let environment = mlx_environment()?;
     if !environment.has(REQUIREMENTS) {
         return Err(CommandFailure("mlx-lm is not installed: run `baton mlx install`".into()));
@@ -27,7 +28,7 @@ pub async fn convert(file: &Path, folder: &Path) -> Result<(), CommandFailure> {
 pub(crate) async fn made_of(file: &Path) -> Result<PathBuf, CommandFailure> {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     // Files of one name may be different models.
-    let fingerprint = Gguf::open(file)?.fingerprint(file, &[])?;
+    let fingerprint = Gguf::open(file)?.fingerprint(&[])?;
     let weights: String = fingerprint.weights[..6].iter().map(|byte| format!("{byte:02x}")).collect();
     let folder = cache::default_folder()?.join(format!("{stem}-{weights}-f32"));
     if ModelFolder::open(&folder).is_ok() {

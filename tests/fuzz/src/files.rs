@@ -15,8 +15,8 @@ pub(crate) fn gguf(input: &[u8]) -> bool {
     let Ok(gguf) = Gguf::parse(input) else { return false };
     for tensor in &gguf.tensors {
         let Some(n_bytes) = tensor.size_bytes else { continue };
-        let end = gguf.data_start + tensor.offset_bytes + n_bytes;
-        assert!(end <= gguf.file_bytes, "{tensor:?} ends beyond the file");
+        let end = tensor.start + n_bytes;
+        assert!(end <= gguf.files.n_bytes(), "{tensor:?} ends beyond the file");
     }
     let _ = (gguf.vocabulary_hash(), gguf.kv_shape(), gguf.quantization(), gguf.sliding_window(), gguf.pooling_type());
     let cache_types = CacheTypes { k: CacheType::Q8_0, v: CacheType::Iq4Nl };

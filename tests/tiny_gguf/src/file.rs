@@ -157,6 +157,7 @@ impl ByteReader<'_> {
 
     fn value(&mut self, kind: u32) -> Value {
         match kind {
+            2 => Value::U16(u16::from_le_bytes(self.take(2).try_into().unwrap())),
             4 => Value::U32(self.u32()),
             5 => Value::I32(self.u32().cast_signed()),
             6 => Value::F32(f32::from_bits(self.u32())),

@@ -11,6 +11,7 @@ pub mod file;
 pub mod projector;
 mod reranker;
 pub mod scripted;
+pub mod split;
 mod tokenizer;
 
 use std::path::Path;

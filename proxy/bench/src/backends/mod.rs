@@ -14,6 +14,7 @@ mod weights;
 
 use std::ffi::OsString;
 
+use baton_engines::gguf::Gguf;
 use baton_engines::llama::devices::{self, Device};
 use baton_engines::transport::Transport;
 use baton_fetch::PullOptions;
@@ -99,7 +100,7 @@ impl Bench {
 
     async fn measure(&self, model: &BackendModel, figures: &mut ModelFigures) -> Result<(), CommandFailure> {
         let file = model.file(&self.options).await?;
-        figures.file_bytes = std::fs::metadata(&file)?.len();
+        figures.file_bytes = Gguf::open(&file)?.files.n_bytes();
         let sizes = self.args.sizes();
         // On a loopback a codec would only add its own time.
         let mut node_args: Vec<OsString> = ["--kv-codecs", Codec::None.as_str()].map(OsString::from).into();

@@ -115,7 +115,7 @@ fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
 
 fn measure(config: LlamaConfig, n_prompts: usize) -> Result<CodecProfile, CommandFailure> {
     let gguf = Gguf::open(&config.model)?;
-    let weights = gguf.fingerprint(&config.model, &[])?.weights;
+    let weights = gguf.fingerprint(&[])?.weights;
     let model = Reference::load(config)?;
     let mut trial = KvTrial::new(&model, CELLS)?;
     let prompts = prompts(&model, &mut trial, n_prompts)?;

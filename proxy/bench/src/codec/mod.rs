@@ -97,7 +97,7 @@ struct Sizes {
 
 fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<CodecModel, CommandFailure> {
     let gguf = Gguf::open(&config.model)?;
-    let fingerprint = gguf.fingerprint(&config.model, &[])?;
+    let fingerprint = gguf.fingerprint(&[])?;
     let path = config.model.clone();
     let model = Reference::load(config)?;
     let recalled = recall::LENGTHS.into_iter().max().filter(|_| sizes.n_recall > 0).unwrap_or(0) + recall::MAX_QUESTION;

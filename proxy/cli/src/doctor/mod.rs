@@ -5,6 +5,7 @@
 mod args;
 mod report;
 
+use baton_engines::gguf::Gguf;
 use baton_engines::llama::devices;
 use baton_fetch as models;
 use baton_proxy::config::engine_args::{self, EngineArgs};
@@ -57,7 +58,7 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
     let known = devices::all()?;
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let system_findings = examination::findings(std::fs::metadata(&model)?.len());
+    let system_findings = examination::findings(Gguf::open(&model)?.files.n_bytes());
     let examination = Examination {
         model: model.into(),
         devices,
