@@ -3,19 +3,18 @@
 //! There is no random state between tokens: the draw at a position is seeded by (request seed, position). So a sequence
 //! that is resumed on another engine gets the same draws, and other tokens only where rounding moved the probabilities.
 //!
-//! llama.cpp's samplers, which [`chain`] has in Rust, would sort an array of the whole vocabulary. They get only the tokens
-//! that can still be drawn ([`cut`]), in the order that they would have given them, so the draw is the same to the bit.
+//! llama.cpp's samplers, which [`chain`] has in Rust, would sort an array of the whole vocabulary. Here they get only the
+//! tokens that can still be drawn ([`top`]).
 
 mod candidate;
 mod chain;
-mod cut;
 mod logprobs;
 mod peak;
 mod shaping;
-mod sort;
 #[cfg(test)]
 #[cfg(feature = "llama")]
 mod tests;
+mod top;
 mod twister;
 
 use baton_schemas::Token;
@@ -23,7 +22,6 @@ use baton_schemas::generate::Sampling;
 use toktrie::SimpleVob;
 
 use self::chain::Candidates;
-use self::cut::{Truncation, keep_candidates};
 pub(crate) use self::logprobs::{logprobs, rank};
 #[cfg(feature = "llama")]
 pub(crate) use self::peak::argmax;
@@ -42,7 +40,6 @@ pub(crate) struct Sampler {
 
 /// A random draw; without one, a sequence is greedy.
 struct Draw {
-    truncation: Truncation,
     sampling: Sampling,
     /// The memory of the last draw, for reuse.
     candidates: Candidates,
@@ -53,7 +50,8 @@ impl Sampler {
     pub(crate) fn new(sampling: &Sampling, banned: &[Token], prompt: &[Token], generated: &[Token]) -> Self {
         Sampler {
             shaping: Shaping::new(sampling, banned, prompt, generated),
-            draw: (sampling.temperature > 0.0).then(|| Draw::new(sampling)),
+            draw: (sampling.temperature > 0.0)
+                .then(|| Draw { sampling: sampling.clone(), candidates: Candidates::default() }),
             constraint: None,
         }
     }
@@ -83,7 +81,10 @@ impl Sampler {
     fn choose(&mut self, logits: &[f32], peak: Peak, allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
         let shaped = self.shaping.as_mut().map(|shaping| shaping.shape(logits));
         let chosen = match (&mut self.draw, shaped) {
-            (Some(draw), shaped) => draw.draw(shaped.unwrap_or(logits), allowed, position),
+            (Some(Draw { sampling, candidates }), shaped) => {
+                let seed = draw_seed(sampling.seed, position);
+                candidates.draw(sampling, shaped.unwrap_or(logits), allowed, seed).map(|candidate| candidate.token)
+            }
             (None, None) if allowed.is_none() => Some(peak.token),
             (None, shaped) => first_largest(shaped.unwrap_or(logits), allowed),
         };
@@ -91,22 +92,6 @@ impl Sampler {
             shaping.accept(chosen);
         }
         chosen
-    }
-}
-
-impl Draw {
-    fn new(sampling: &Sampling) -> Self {
-        Draw { truncation: Truncation::of(sampling), sampling: sampling.clone(), candidates: Candidates::default() }
-    }
-
-    /// Draws one of the `allowed` tokens, or of all. `None` if no token is allowed.
-    fn draw(&mut self, logits: &[f32], allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
-        keep_candidates(self.truncation, logits, allowed, &mut self.candidates);
-        if self.candidates.all.is_empty() {
-            return None;
-        }
-        self.candidates.cut(&self.sampling);
-        self.candidates.draw(draw_seed(self.sampling.seed, position)).map(|candidate| candidate.token)
     }
 }
 

@@ -42,9 +42,11 @@ pub(crate) fn argmax(logits: &[f32]) -> Token {
 
 /// The first of the `allowed` tokens, or of all, that has the largest logit among them. `None` if there is none.
 pub(super) fn first_largest(logits: &[f32], allowed: Option<&SimpleVob>) -> Option<Token> {
-    let Some(allowed) = allowed else { return Some(argmax(logits)) };
+    if allowed.is_none() {
+        return Some(argmax(logits));
+    }
     let mut best: Option<usize> = None;
-    each_allowed(logits, allowed, |token, logit| {
+    each(logits, allowed, |token, logit| {
         if best.is_none_or(|best| logit > logits[best]) {
             best = Some(token);
         }
@@ -52,14 +54,17 @@ pub(super) fn first_largest(logits: &[f32], allowed: Option<&SimpleVob>) -> Opti
     best.map(|token| token as Token)
 }
 
-/// Calls `take` with each allowed token and its logit, in the order of the tokens.
-pub(super) fn each_allowed(logits: &[f32], allowed: &SimpleVob, mut take: impl FnMut(usize, f32)) {
-    allowed.iter_set_entries(|token| {
-        // The set may be larger than the vocabulary.
-        if let Some(&logit) = logits.get(token) {
-            take(token, logit);
-        }
-    });
+/// Calls `take` with each of the `allowed` tokens, or of all, and its logit, in the order of the tokens.
+pub(super) fn each(logits: &[f32], allowed: Option<&SimpleVob>, mut take: impl FnMut(usize, f32)) {
+    match allowed {
+        None => logits.iter().enumerate().for_each(|(token, &logit)| take(token, logit)),
+        Some(allowed) => allowed.iter_set_entries(|token| {
+            // The set may be larger than the vocabulary.
+            if let Some(&logit) = logits.get(token) {
+                take(token, logit);
+            }
+        }),
+    }
 }
 
 /// The largest of some numbers. -infinity without any.

@@ -1,4 +1,5 @@
-//! The sampler, compared with llama.cpp's samplers over the whole vocabulary.
+//! The sampler, compared with llama.cpp's samplers over the whole vocabulary. llama.cpp leaves equal logits in an order that
+//! depends on its C++ library; here they come in the order of their tokens. So the tests compare places in the order.
 
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::LlamaToken;
@@ -55,8 +56,14 @@ impl Whole {
         let chosen = match &mut self.samplers {
             None => candidates.sample_token_greedy(),
             Some(samplers) => {
+                let mut ordered = candidates.data.clone();
+                ordered.sort_by(|a, b| b.logit().total_cmp(&a.logit()).then(a.id().0.cmp(&b.id().0)));
                 candidates.apply_sampler(samplers);
-                candidates.sample_token(draw_seed(self.seed, position))
+                let drawn = candidates.sample_token(draw_seed(self.seed, position));
+                match candidates.selected {
+                    Some(place) if candidates.sorted => ordered[place].id(),
+                    _ => drawn,
+                }
             }
         };
         for penalty in &mut self.penalties {
@@ -133,10 +140,8 @@ fn mask(rng: &mut StdRng, n: usize) -> Option<SimpleVob> {
     rng.random_bool(0.4).then_some(mask)
 }
 
-// On other standard libraries, `std::partial_sort` leaves equal logits in another order.
-#[cfg(target_os = "linux")]
 #[test]
-fn draws_are_those_of_llama_cpp_over_the_whole_vocabulary() {
+fn draws_are_those_of_llama_cpp_and_equal_logits_come_by_their_tokens() {
     for case in 0..4000 {
         let rng = &mut StdRng::seed_from_u64(case);
         let n: usize = *[1, 3, 63, 64, 65, 129, 500, 3000].choose(rng).unwrap();
@@ -178,6 +183,24 @@ fn log_probabilities_are_those_of_a_sorted_vocabulary() {
         let top: Vec<(Token, u32)> = found.top.iter().map(|a| (a.id, a.logprob.to_bits())).collect();
         assert_eq!(top, expected, "case {case}");
         assert_eq!(found.chosen.to_bits(), logprob(0).to_bits());
+    }
+}
+
+#[test]
+fn of_equal_logits_the_first_tokens_are_kept() {
+    // More than the 256 that top-p sorts first, and than llama.cpp's 128 of a heap.
+    let flat = vec![0.0; 5000];
+    let warm = Sampling { temperature: 1.0, top_p: 1.0, min_p: 0.0, ..Sampling::default() };
+    let kept = [1, 40, 200, 1000];
+    for k in kept {
+        let by_count = Sampling { top_k: k, ..warm.clone() };
+        let by_mass = Sampling { top_k: 0, top_p: k as f32 / 5000.0, ..warm.clone() };
+        for sampling in [by_count, by_mass] {
+            let drawn = (0..200).map(|position| draw(&sampling, &flat, position));
+            let largest = drawn.max().unwrap();
+            assert!(largest <= k as Token, "{largest} of {sampling:?}");
+            assert!(largest + 1 >= (k as Token) * 9 / 10, "{largest} of {sampling:?}");
+        }
     }
 }
 
