@@ -39,6 +39,13 @@ pub struct PullPolicy {
     pub timeouts: PullTimeouts,
 }
 
+/// What every call to a prefill node needs.
+pub(super) struct PullSettings {
+    /// It is sent only where `policy` allows it, and to a found address only after it has proven the key.
+    pub(super) cluster_key: String,
+    pub(super) policy: PullPolicy,
+}
+
 impl PullPolicy {
     /// The codecs that are allowed with a peer that measured these losses, at least one. If none is left of those that the
     /// operator named, it is no codec.

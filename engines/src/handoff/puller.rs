@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
 use super::peers::{AdmittedPeer, Match, Peers, compare};
-use super::policy::PullPolicy;
+use super::policy::{PullPolicy, PullSettings};
 use super::receive::{PrefillPeer, PullClient, failure_of};
 use super::sources::{ReachedSource, Sources};
 use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary};
@@ -35,11 +35,11 @@ struct PullerState {
 impl HttpPuller {
     /// A puller whose tasks run on the current tokio runtime.
     pub fn new(cluster_key: &str, policy: PullPolicy) -> Result<HttpPuller, EngineError> {
+        let settings = Arc::new(PullSettings { cluster_key: cluster_key.to_owned(), policy });
         let client = PullClient {
-            sources: Sources::new(&policy).map_err(EngineError::internal)?,
-            cluster_key: cluster_key.to_owned(),
-            read_ahead: Semaphore::new(policy.read_ahead.min(Semaphore::MAX_PERMITS)),
-            policy,
+            read_ahead: Semaphore::new(settings.policy.read_ahead.min(Semaphore::MAX_PERMITS)),
+            sources: Sources::new(Arc::clone(&settings)).map_err(EngineError::internal)?,
+            settings,
             links: LinkCodecs::default(),
         };
         let runtime = Handle::try_current().map_err(EngineError::internal)?;
@@ -81,12 +81,12 @@ impl KvPuller for HttpPuller {
         let source = source.clone();
         Box::pin(async move {
             let url = source.base();
-            if let Err(error) = inner.client.policy.transport.check(url) {
+            if let Err(error) = inner.client.settings.policy.transport.check(url) {
                 tracing::warn!(url, %error, "the link to the prefill node is not measured: its address is refused");
                 return Err(HandoffFailure::AddressRefused);
             }
             let client = &inner.client;
-            let measured = client.sources.measure(&source, &client.cluster_key, &client.policy).await?;
+            let measured = client.sources.measure(&source).await?;
             client.links.measured(&source.node(), &measured);
             Ok(measured)
         })
@@ -116,7 +116,7 @@ impl PullerState {
         let source = order.source.clone();
         let (url, node) = (source.base(), source.node());
         let client = &self.client;
-        let reached = client.sources.reach(&order.source, &client.cluster_key, &client.policy).await?;
+        let reached = client.sources.reach(&order.source).await?;
         let AdmittedPeer { fingerprint, kv_distance, losses } = match self.peers.known(&node) {
             Some(known) => known?,
             None => {
@@ -128,7 +128,7 @@ impl PullerState {
                 outcome?
             }
         };
-        let codecs = self.client.links.choose(&node, &self.client.policy.allowed_codecs(&losses));
+        let codecs = self.client.links.choose(&node, &self.client.settings.policy.allowed_codecs(&losses));
         let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
         let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
         match end.report.failure {
@@ -148,9 +148,9 @@ impl PullerState {
         reached: &ReachedSource,
         local: &LocalKv,
     ) -> Result<AdmittedPeer, HandoffFailure> {
-        let policy = &self.client.policy;
+        let PullSettings { cluster_key, policy } = &*self.client.settings;
         let url = source.base();
-        let node = RemoteEngine::with_transport(&reached.address, &self.client.cluster_key, &policy.transport);
+        let node = RemoteEngine::with_transport(&reached.address, cluster_key, &policy.transport);
         let node = node.map_err(|error| {
             tracing::warn!(url, %error, "no KV is pulled: the transport settings forbid this address");
             match error {

@@ -1,6 +1,7 @@
 //! One pull: sends a request to a prefill node and reads the records of its reply.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
@@ -19,7 +20,7 @@ use tokio_util::io::StreamReader;
 
 use super::codecs::{LinkCodecs, Sample};
 use super::deadline::PullDeadline;
-use super::policy::PullPolicy;
+use super::policy::PullSettings;
 use super::read_ahead::ReadAhead;
 use super::sources::Sources;
 use super::{LocalKv, PullEnd, PullOrder};
@@ -29,9 +30,8 @@ use crate::{awake, trace};
 /// The client that all pulls of an engine share.
 pub(super) struct PullClient {
     pub(super) sources: Sources,
-    pub(super) cluster_key: String,
-    pub(super) policy: PullPolicy,
-    /// A permit for each byte of [`PullPolicy::read_ahead`].
+    pub(super) settings: Arc<PullSettings>,
+    /// A permit for each byte of [`PullPolicy::read_ahead`](super::policy::PullPolicy::read_ahead).
     pub(super) read_ahead: Semaphore,
     pub(super) links: LinkCodecs,
 }
@@ -97,15 +97,15 @@ impl PullClient {
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
         let buffers = order.buffers;
         let placement = move |span: &Span, layout: &KvLayout| (order.placement)(span, layout);
-        let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, offer, placement)
+        let mut reader = HandoffReader::with_placement(self.settings.cluster_key.as_bytes(), handoff, offer, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
-        let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.policy.allowance));
+        let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.settings.policy.allowance));
         let mut bytes = ReadAhead::new(self.open(http, url, &request).await?, &self.read_ahead);
         reader.recycle(buffers.take().unwrap_or_default());
         loop {
             let asked = Instant::now();
-            let deadline = pull_deadline.at().min(asked + self.policy.timeouts.stall);
+            let deadline = pull_deadline.at().min(asked + self.settings.policy.timeouts.stall);
             let n_read = tokio::time::timeout_at(deadline.into(), bytes.read(reader.space())).await;
             let has_overslept = awake::has_overslept(deadline.max(asked).into());
             if has_overslept {
@@ -116,7 +116,7 @@ impl PullClient {
                 // Bytes that came while this process was stopped are not read yet.
                 Err(_) if has_overslept => continue,
                 Err(_) => {
-                    let lives = asked.elapsed() < self.policy.timeouts.life_sign;
+                    let lives = asked.elapsed() < self.settings.policy.timeouts.life_sign;
                     tracing::warn!(
                         url,
                         position = reader.position(),
@@ -169,7 +169,7 @@ impl PullClient {
         url: &str,
         request: &PrefillRequest,
     ) -> Result<Box<dyn AsyncRead + Send + Unpin>, HandoffFailure> {
-        let call = http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        let call = http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.settings.cluster_key).json(request);
         let call = call.header(header::CONNECTION, "upgrade").header(header::UPGRADE, KV_UPGRADE);
         let call = match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => call.header(trace::TRACEPARENT, parent),
@@ -187,7 +187,7 @@ impl PullClient {
                 sent => Ok(Box::new(body(accepted(sent).await?)) as Box<dyn AsyncRead + Send + Unpin>),
             }
         };
-        let answer = tokio::time::timeout(self.policy.timeouts.head, answer)
+        let answer = tokio::time::timeout(self.settings.policy.timeouts.head, answer)
             .await
             .map_err(|_| HandoffFailure::PrefillStalled)?;
         answer.map_err(|error: EngineError| {

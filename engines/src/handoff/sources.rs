@@ -3,6 +3,11 @@
 //! A machine may have several networks: Wi-Fi, a cable, a Thunderbolt bridge. The endpoint passes on all addresses that the
 //! prefill node announces, because it cannot know which of them this node reaches. Each must prove the cluster key here
 //! before the key is sent there. The order is that of the measured rates; an address that fails comes last for a while.
+//!
+//! The endpoint proves addresses too (`serve/discovery/sighted.rs`), and the two stay apart. It asks every announced address
+//! on a schedule, to learn which nodes exist, and sees its own networks. This node asks when it pulls, and must choose by
+//! rates that only it can measure. What both need is in `remote/`: the proof ([`Prover`]), the ordered addresses that a
+//! client uses ([`NodePaths`]), and the look whether a port is open.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use futures::future::join_all;
-use reqwest::Client;
+use reqwest::{Client, ClientBuilder};
 
-use super::{PullPolicy, link};
+use super::link;
+use super::policy::{PullPolicy, PullSettings};
 use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, is_open};
 
 /// The most addresses of one node that are tried.
@@ -30,6 +36,7 @@ const AVOIDED_FOR: Duration = Duration::from_secs(5);
 
 /// The connections to prefill nodes.
 pub(super) struct Sources {
+    settings: Arc<PullSettings>,
     configured: Client,
     /// By [`KvSource::node`].
     found: Mutex<HashMap<String, Arc<FoundSource>>>,
@@ -42,24 +49,19 @@ pub(super) struct ReachedSource {
 }
 
 impl Sources {
-    pub(super) fn new(policy: &PullPolicy) -> reqwest::Result<Sources> {
-        let configured = policy.transport.client().connect_timeout(policy.timeouts.connect).build()?;
-        Ok(Sources { configured, found: Mutex::default() })
+    pub(super) fn new(settings: Arc<PullSettings>) -> reqwest::Result<Sources> {
+        let configured = client(&settings).build()?;
+        Ok(Sources { settings, configured, found: Mutex::default() })
     }
 
     /// Finds a way to a node. Errors: the key must not be sent there, or none of its addresses answers.
-    pub(super) async fn reach(
-        &self,
-        source: &KvSource,
-        key: &str,
-        policy: &PullPolicy,
-    ) -> Result<ReachedSource, HandoffFailure> {
+    pub(super) async fn reach(&self, source: &KvSource) -> Result<ReachedSource, HandoffFailure> {
         let url = source.base();
         if source.paths.is_empty() {
             return Ok(ReachedSource { http: self.configured.clone(), address: NodeAddress::Url(url.to_owned()) });
         }
-        let found = self.found(source, policy)?;
-        found.prepare(source, key, policy, Unproven::InBackground).await?;
+        let found = self.found(source)?;
+        found.prepare(&source.paths, Unproven::InBackground).await?;
         Ok(ReachedSource {
             http: found.client.clone(),
             address: NodeAddress::Paths(url.to_owned(), found.paths.clone()),
@@ -67,24 +69,19 @@ impl Sources {
     }
 
     /// Measures the links to a reached node: to each address of a found one, which orders them. Returns the best.
-    pub(super) async fn measure(
-        &self,
-        source: &KvSource,
-        key: &str,
-        policy: &PullPolicy,
-    ) -> Result<LinkMeasurement, HandoffFailure> {
-        let url = source.base();
+    pub(super) async fn measure(&self, source: &KvSource) -> Result<LinkMeasurement, HandoffFailure> {
+        let (url, key) = (source.base(), self.settings.cluster_key.as_str());
         if source.paths.is_empty() {
             return link::measure(&self.configured, url, key).await.map_err(|error| failed(url, &error));
         }
-        let found = self.found(source, policy)?;
-        found.prepare(source, key, policy, Unproven::Now).await?;
+        let found = self.found(source)?;
+        found.prepare(&source.paths, Unproven::Now).await?;
         let mut measured = Vec::new();
         let mut failure = HandoffFailure::PrefillDown;
         for address in found.paths.addresses() {
             let only = Arc::new(NodePaths::new(vec![address]));
-            let client = policy.transport.client().connect_timeout(policy.timeouts.connect).dns_resolver(only).build();
-            match link::measure(&client.map_err(|_| failure)?, url, key).await {
+            let client = client(&self.settings).dns_resolver(only).build().map_err(|_| failure)?;
+            match link::measure(&client, url, key).await {
                 Ok(link) => measured.push((address, link)),
                 Err(error) => failure = failed(url, &error),
             }
@@ -111,7 +108,7 @@ impl Sources {
         }
     }
 
-    fn found(&self, source: &KvSource, policy: &PullPolicy) -> Result<Arc<FoundSource>, HandoffFailure> {
+    fn found(&self, source: &KvSource) -> Result<Arc<FoundSource>, HandoffFailure> {
         let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let node = source.node();
         if let Some(known) = all.get(&node) {
@@ -120,7 +117,7 @@ impl Sources {
         if all.len() >= MAX_SOURCES {
             all.clear();
         }
-        let found = Arc::new(FoundSource::new(source.process, policy)?);
+        let found = Arc::new(FoundSource::new(source, Arc::clone(&self.settings))?);
         all.insert(node, Arc::clone(&found));
         Ok(found)
     }
@@ -137,6 +134,9 @@ enum Unproven {
 
 /// A node that was found in the network.
 struct FoundSource {
+    settings: Arc<PullSettings>,
+    url: String,
+    /// The process that must answer.
     process: u64,
     client: Client,
     /// Those that have proven the key, the best first.
@@ -184,16 +184,16 @@ impl TriedPaths {
 }
 
 impl FoundSource {
-    fn new(process: u64, policy: &PullPolicy) -> Result<FoundSource, HandoffFailure> {
+    fn new(source: &KvSource, settings: Arc<PullSettings>) -> Result<FoundSource, HandoffFailure> {
         let paths = NodePaths::default();
-        let client = policy.transport.client().connect_timeout(policy.timeouts.connect);
         // A kept connection would stay on its path.
-        let client = client.pool_max_idle_per_host(0).dns_resolver(Arc::new(paths.clone())).build();
+        let client = client(&settings).pool_max_idle_per_host(0).dns_resolver(Arc::new(paths.clone())).build();
         let client = client.map_err(|error| {
             tracing::warn!(%error, "no HTTP client for a found prefill node");
             HandoffFailure::PrefillDown
         })?;
-        Ok(FoundSource { process, client, paths, tried: Mutex::default() })
+        let (url, process) = (source.base().to_owned(), source.process);
+        Ok(FoundSource { settings, url, process, client, paths, tried: Mutex::default() })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, TriedPaths> {
@@ -206,14 +206,8 @@ impl FoundSource {
     }
 
     /// Proves new addresses, forgets those that are no longer announced and failed, and puts one that is open first.
-    async fn prepare(
-        self: &Arc<Self>,
-        source: &KvSource,
-        key: &str,
-        policy: &PullPolicy,
-        when: Unproven,
-    ) -> Result<(), HandoffFailure> {
-        let announced = &source.paths[..source.paths.len().min(MAX_PATHS)];
+    async fn prepare(self: &Arc<Self>, announced: &[SocketAddr], when: Unproven) -> Result<(), HandoffFailure> {
+        let announced = &announced[..announced.len().min(MAX_PATHS)];
         let (unknown, has_proven): (Vec<SocketAddr>, bool) = {
             let mut tried = self.lock();
             tried.forget(announced);
@@ -227,11 +221,11 @@ impl FoundSource {
                 // So that the next pull does not ask them, too.
                 let now = Instant::now();
                 self.lock().avoided.extend(unknown.iter().map(|address| (*address, now)));
-                let (found, source, key, policy) = (Arc::clone(self), source.clone(), key.to_owned(), policy.clone());
-                tokio::spawn(async move { found.prove_all(source.base(), unknown, &key, &policy).await });
+                let found = Arc::clone(self);
+                tokio::spawn(async move { found.prove_all(unknown).await });
             }
         } else {
-            refused = self.prove_all(source.base(), unknown, key, policy).await;
+            refused = self.prove_all(unknown).await;
         }
         self.arrange();
         let order = self.paths.addresses();
@@ -256,14 +250,8 @@ impl FoundSource {
     }
 
     /// Asks these addresses for a proof, at once, and notes the answers. Takes at most 2 s. Returns a failure, if there was one.
-    async fn prove_all(
-        &self,
-        url: &str,
-        addresses: Vec<SocketAddr>,
-        key: &str,
-        policy: &PullPolicy,
-    ) -> Option<ProofFailure> {
-        let proofs = join_all(addresses.iter().map(|address| self.prove(url, *address, key, policy))).await;
+    async fn prove_all(&self, addresses: Vec<SocketAddr>) -> Option<ProofFailure> {
+        let proofs = join_all(addresses.iter().map(|address| self.prove(*address))).await;
         let mut refused = None;
         let mut tried = self.lock();
         for (address, proof) in addresses.into_iter().zip(proofs) {
@@ -285,8 +273,9 @@ impl FoundSource {
         refused
     }
 
-    async fn prove(&self, url: &str, address: SocketAddr, key: &str, policy: &PullPolicy) -> Result<(), ProofFailure> {
-        let proven = async { Prover::new(url, address, &policy.transport)?.prove(key).await }.await;
+    async fn prove(&self, address: SocketAddr) -> Result<(), ProofFailure> {
+        let (url, PullSettings { cluster_key, policy }) = (&self.url, &*self.settings);
+        let proven = async { Prover::new(url, address, &policy.transport)?.prove(cluster_key).await }.await;
         match proven {
             Ok(proven) if proven.process == self.process => Ok(()),
             Ok(_) => Err(ProofFailure::Unreachable("another node answers there".into())),
@@ -296,6 +285,12 @@ impl FoundSource {
             }
         }
     }
+}
+
+/// A client of prefill nodes.
+fn client(settings: &PullSettings) -> ClientBuilder {
+    let PullPolicy { transport, timeouts, .. } = &settings.policy;
+    transport.client().connect_timeout(timeouts.connect)
 }
 
 fn failed(url: &str, error: &reqwest::Error) -> HandoffFailure {

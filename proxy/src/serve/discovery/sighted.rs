@@ -1,7 +1,8 @@
-//! What the network shows, and what asking it has shown. Pure: the caller browses, asks and tells the time.
+//! Announced nodes and the results of their key proofs. Pure: the caller browses, asks and tells the time.
 //!
 //! Each address of each announced instance is asked for a proof of the cluster key (see `baton_engines::proof`), and again
 //! every 2 s: this notices nodes that die, come back, or get another address. Strangers are asked less and less often.
+//! Nodes prove each other's addresses again before they send the key: `engines/src/handoff/sources.rs` says why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
