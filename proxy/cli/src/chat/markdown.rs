@@ -4,6 +4,10 @@
 //! and holds back only what it cannot place yet: the first characters of a line, and a run of `*`, `_` or backticks until
 //! the character after it. It knows what models write: headings, lists, quotes, rules, code blocks, emphasis, and code in a
 //! line. Everything else stays as it is. Emphasis ends with its line, so a mistake never spreads.
+//!
+//! No crate does this (November 2026). termimad and pulldown-cmark parse whole texts: an open `**` is two asterisks to them
+//! until its end arrives. mdstream commits whole blocks, and its last block changes until then. streamdown-parser takes
+//! whole lines, and a model's paragraph is one line. Each would hold a paragraph back or paint it again.
 
 use super::style::{Style, Styled};
 
