@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
+use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::{GeneratedToken, Timings};
 use baton_schemas::tools::ToolCallDelta;
@@ -20,10 +21,19 @@ pub struct ReplyEvent {
 /// The kind of an event, with its data.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EventKind {
-    /// The prompt's tokens, each after the first with its log-probabilities, if the client asks for them. Comes once, as the
-    /// first event of choice 0, and concerns the whole reply.
+    /// The request was accepted. Always the first event that a dialect gets, with the first choice of the prompt.
+    Accepted {
+        /// Tokens in the rendered prompt.
+        n_prompt: u32,
+        /// The value of `x-baton-route`.
+        route: String,
+        sampling: Box<Sampling>,
+    },
+    /// The prompt's tokens, each after the first with its log-probabilities, if the client asks for them. Comes once, before
+    /// all others of choice 0 but [`EventKind::Accepted`], and concerns the whole reply.
     Prompt { tokens: Arc<[GeneratedToken]> },
-    /// The choice has a slot in an engine, and its prefill begins. The first event of a choice, but for [`EventKind::Prompt`].
+    /// The choice has a slot in an engine, and its prefill begins. Only [`EventKind::Accepted`] and
+    /// [`EventKind::Prompt`] come before it in a choice.
     Started {
         /// Prompt tokens that were cached.
         n_cached: u32,
@@ -92,6 +102,16 @@ pub enum EventKind {
     },
 }
 
+impl ReplyEvent {
+    /// Returns the route that this event announces, if any. The last announced route counts.
+    pub fn route(&self) -> Option<&str> {
+        match &self.kind {
+            EventKind::Accepted { route, .. } | EventKind::Rerouted { route } => Some(route),
+            _ => None,
+        }
+    }
+}
+
 impl EventKind {
     /// Makes an event of this choice.
     pub fn of(self, choice: u32) -> ReplyEvent {
@@ -101,7 +121,8 @@ impl EventKind {
     /// Returns true for text, reasoning, tool calls, and the end of the choice.
     pub fn is_result(&self) -> bool {
         match self {
-            EventKind::Prompt { .. }
+            EventKind::Accepted { .. }
+            | EventKind::Prompt { .. }
             | EventKind::Started { .. }
             | EventKind::Handoff { .. }
             | EventKind::Rerouted { .. }

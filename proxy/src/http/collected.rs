@@ -5,9 +5,9 @@ use baton_schemas::sequence::{Alternative, Logprobs};
 use baton_schemas::tools::ToolCallDelta;
 use futures::StreamExt;
 
-use super::request_steps::{RequestStep, RequestSteps};
 use crate::account::request_memory::RequestHold;
-use crate::reply_event::{EventKind, ReplyEvent};
+use crate::reply_event::EventKind;
+use crate::request::generate::EventStream;
 
 /// A reply is charged in steps of this size, of which most replies fill none.
 const STEP: usize = 64 << 10;
@@ -16,18 +16,16 @@ const STEP: usize = 64 << 10;
 const COPIES: usize = 2;
 
 /// Passes the steps on, and charges what they bring. Ends with an error if there is no memory for it.
-pub(super) fn collected(steps: RequestSteps, memory: &RequestHold) -> RequestSteps {
+pub(super) fn collected(steps: EventStream, memory: &RequestHold) -> EventStream {
     let memory = memory.clone();
     let mut n_uncharged = 0;
-    let charged = steps.map(move |step| {
-        let step = step?;
-        if let RequestStep::Event(ReplyEvent { kind, .. }) = &step {
-            n_uncharged += COPIES * memory_bytes(kind);
-            if n_uncharged >= STEP {
-                memory.collect(std::mem::take(&mut n_uncharged))?;
-            }
+    let charged = steps.map(move |event| {
+        let event = event?;
+        n_uncharged += COPIES * memory_bytes(&event.kind);
+        if n_uncharged >= STEP {
+            memory.collect(std::mem::take(&mut n_uncharged))?;
         }
-        Ok(step)
+        Ok(event)
     });
     Box::pin(charged)
 }
@@ -43,7 +41,8 @@ fn memory_bytes(kind: &EventKind) -> usize {
         EventKind::ToolCall { call: ToolCallDelta::Begin { id, name, .. } } => CALL + id.len() + name.len(),
         EventKind::ToolCall { call: ToolCallDelta::Arguments { fragment, .. } } => fragment.len(),
         EventKind::Context { tokens } => size_of_val(&tokens[..]),
-        EventKind::Started { .. }
+        EventKind::Accepted { .. }
+        | EventKind::Started { .. }
         | EventKind::Handoff { .. }
         | EventKind::Rerouted { .. }
         | EventKind::Usage { .. }

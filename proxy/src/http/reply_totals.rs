@@ -4,8 +4,7 @@ use baton_schemas::Token;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 
-use super::request_steps::RequestStep;
-use crate::reply_event::EventKind;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Counts and times over all choices of a reply.
 #[derive(Debug, Clone, Default)]
@@ -35,18 +34,12 @@ impl ReplyTotals {
         ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
     }
 
-    pub(super) fn record(&mut self, step: &RequestStep) {
-        if let Some(route) = step.route() {
+    pub(super) fn record(&mut self, event: &ReplyEvent) {
+        if let Some(route) = event.route() {
             route.clone_into(&mut self.route);
         }
-        let event = match step {
-            RequestStep::Accepted { n_prompt, .. } => {
-                self.n_prompt = self.n_prompt.saturating_add(*n_prompt);
-                return;
-            }
-            RequestStep::Event(event) => event,
-        };
         match &event.kind {
+            EventKind::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
             // The other choices find the prompt that the first one computed, so their counts do not show what was
             // cached before.
             EventKind::Started { n_cached } if self.is_first(event.choice) => {
@@ -103,7 +96,7 @@ mod tests {
         let rerouted = || EventKind::Rerouted { route: "route=direct".to_owned() };
         let handoff = |n_tokens| EventKind::Handoff { report: HandoffReport { n_tokens, ..HandoffReport::default() } };
         let mut shown = |kind: EventKind| {
-            totals.record(&RequestStep::Event(kind.of(0)));
+            totals.record(&kind.of(0));
             totals.handoff.map(|report| report.n_tokens)
         };
         assert_eq!(shown(handoff(1_280)), Some(1_280));

@@ -1,18 +1,17 @@
-//! A request as one stream of steps, from admission to its end. Dialects translate the steps to their events.
+//! A request as one stream of events, from admission to its end. Dialects translate them to their own. The stream ends after
+//! every choice has finished, or with one error: a stream that merely stopped would look like a success.
 //!
 //! The stream is lazy and owns the request: nothing runs before the first poll, and dropping it cancels the request at
 //! any point.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_schemas::generate::Sampling;
 use baton_schemas::{EngineError, GenerateRequest};
+use futures::StreamExt;
 use futures::stream::{FuturesUnordered, SelectAll};
-use futures::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
 use super::HttpBackend;
@@ -20,7 +19,7 @@ use crate::account::request_memory::HeldPart;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
-use crate::request::generate::Generation;
+use crate::request::generate::{EventStream, Generation};
 
 /// Cancelled when the server stops and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
@@ -31,50 +30,13 @@ pub struct DrainDeadline(pub CancellationToken);
 #[derive(Debug, Clone, Default)]
 pub struct Stopping(pub CancellationToken);
 
-/// A step in the life of a request, in order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RequestStep {
-    /// The request was accepted. Always first.
-    Accepted {
-        /// The first choice of its prompt.
-        choice: u32,
-        /// Tokens in the rendered prompt.
-        n_prompt: u32,
-        /// The value of `x-baton-route`.
-        route: String,
-        sampling: Sampling,
-    },
-    Event(ReplyEvent),
-}
-
-impl RequestStep {
-    /// Returns the choice that the step concerns; of a prompt with several, the first.
-    pub fn choice(&self) -> u32 {
-        let (RequestStep::Accepted { choice, .. } | RequestStep::Event(ReplyEvent { choice, .. })) = self;
-        *choice
-    }
-
-    /// Returns the route that this step announces, if any. The last announced route counts.
-    pub fn route(&self) -> Option<&str> {
-        match self {
-            RequestStep::Accepted { route, .. }
-            | RequestStep::Event(ReplyEvent { kind: EventKind::Rerouted { route }, .. }) => Some(route),
-            RequestStep::Event(_) => None,
-        }
-    }
-}
-
-/// A stream of steps. It ends after every choice has finished, or with one error: a stream that merely stopped would
-/// look like a success.
-pub type RequestSteps = Pin<Box<dyn Stream<Item = Result<RequestStep, RequestError>> + Send>>;
-
 /// Starts a request on the first poll.
 pub fn steps(
     backend: Arc<dyn HttpBackend>,
     request: GenerateRequest,
     caller: Caller,
     drain: DrainDeadline,
-) -> RequestSteps {
+) -> EventStream {
     // Before the first poll: the prompts of one body wait in different steps.
     let mut memory = caller.memory.part();
     let steps = async_stream::try_stream! {
@@ -83,7 +45,7 @@ pub fn steps(
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
         memory.shrink_to(n_kept);
         let Generation { n_prompt, route, sampling, mut events } = generation;
-        yield RequestStep::Accepted { choice: 0, n_prompt, route, sampling };
+        yield EventKind::Accepted { n_prompt, route, sampling: Box::new(sampling) }.of(0);
         // Polled only after it was woken: all requests share the lock of the token.
         let mut drained = FuturesUnordered::from_iter([drain.0.cancelled_owned()]);
         while n_open > 0 {
@@ -96,7 +58,7 @@ pub fn steps(
             if matches!(event.kind, EventKind::Finished { .. }) {
                 n_open -= 1;
             }
-            yield RequestStep::Event(event);
+            yield event;
         }
     };
     // The layer that catches panics in handlers does not cover bodies. An uncaught panic would close the connection
@@ -105,13 +67,13 @@ pub fn steps(
 }
 
 /// Keeps the memory of a part of the request until the steps are dropped: what the reply repeats of it.
-pub(super) fn keeping(part: HeldPart, steps: RequestSteps) -> RequestSteps {
+pub(super) fn keeping(part: HeldPart, steps: EventStream) -> EventStream {
     Box::pin(steps.inspect(move |_| _ = &part))
 }
 
 /// Merges several requests into one reply: choice `i` of request `k` becomes choice `k · n_each + i`. The first error
 /// ends the stream and cancels the other requests.
-pub fn side_by_side(mut requests: Vec<RequestSteps>, n_each: u32) -> RequestSteps {
+pub fn side_by_side(mut requests: Vec<EventStream>, n_each: u32) -> EventStream {
     if requests.len() == 1
         && let Some(only) = requests.pop()
     {
@@ -119,7 +81,8 @@ pub fn side_by_side(mut requests: Vec<RequestSteps>, n_each: u32) -> RequestStep
     }
     let renumbered = (0..).zip(requests).map(|(k, steps)| {
         let first = n_each.saturating_mul(k);
-        steps.map(move |step| step.map(|step| renumber(step, first))).boxed()
+        let renumber = move |event: ReplyEvent| event.kind.of(event.choice.saturating_add(first));
+        steps.map(move |event| event.map(renumber)).boxed()
     });
     let mut merged: SelectAll<_> = renumbered.collect();
     Box::pin(async_stream::try_stream! {
@@ -127,12 +90,6 @@ pub fn side_by_side(mut requests: Vec<RequestSteps>, n_each: u32) -> RequestStep
             yield step?;
         }
     })
-}
-
-fn renumber(mut step: RequestStep, first: u32) -> RequestStep {
-    let (RequestStep::Accepted { choice, .. } | RequestStep::Event(ReplyEvent { choice, .. })) = &mut step;
-    *choice = choice.saturating_add(first);
-    step
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> RequestError {

@@ -18,11 +18,12 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::HttpConfig;
 use super::errors::HttpFailure;
-use super::request_steps::{RequestStep, RequestSteps};
 use super::route_header::insert_route;
 use super::when_woken::WhenWoken;
 use crate::error::RequestError;
+use crate::reply_event::ReplyEvent;
 use crate::request::caller::Caller;
+use crate::request::generate::EventStream;
 
 /// The size at which a chunk leaves although more events are ready.
 const MAX_CHUNK_BYTES: usize = 16 << 10;
@@ -32,8 +33,8 @@ pub(super) trait StreamWriter: Send + Unpin + 'static {
     /// The reply's `Content-Type`.
     const CONTENT_TYPE: &'static str;
 
-    /// Writes a step: often one event, sometimes nothing.
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep);
+    /// Writes an event in the dialect's form: often as one, sometimes as nothing.
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent);
 
     /// Writes the end of a successful stream.
     fn finish(&mut self, out: &mut BytesMut);
@@ -48,14 +49,14 @@ pub(super) trait StreamWriter: Send + Unpin + 'static {
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
 pub(super) async fn respond<W: StreamWriter>(
-    mut steps: RequestSteps,
+    mut steps: EventStream,
     writer: W,
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
     let patience = config.head_hold.saturating_sub(caller.memory.waited());
     let held = await_first_result(&mut steps, patience).await?;
-    let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
+    let route = held.iter().rev().find_map(ReplyEvent::route).unwrap_or_default().to_owned();
     let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone());
     let mut response = Body::new(body).into_response();
     let headers = response.headers_mut();
@@ -68,13 +69,13 @@ pub(super) async fn respond<W: StreamWriter>(
 }
 
 /// Collects the steps up to the first result, or those that arrive in time. Errors: the request failed in this time.
-async fn await_first_result(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<RequestStep>, RequestError> {
+async fn await_first_result(steps: &mut EventStream, patience: Duration) -> Result<Vec<ReplyEvent>, RequestError> {
     let deadline = Instant::now() + patience;
     let mut held = Vec::new();
     // A timeout loses nothing: the next step stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
-        if matches!(held.last(), Some(RequestStep::Event(event)) if event.kind.is_result()) {
+        if held.last().is_some_and(|event: &ReplyEvent| event.kind.is_result()) {
             break;
         }
     }
@@ -85,7 +86,7 @@ async fn await_first_result(steps: &mut RequestSteps, patience: Duration) -> Res
 /// which cancels the request.
 struct EventBody<W> {
     /// `None` after the last event.
-    steps: Option<WhenWoken<RequestSteps>>,
+    steps: Option<WhenWoken<EventStream>>,
     writer: W,
     /// Events that have not left. The memory of a chunk is used again after the connection has taken the chunk.
     events: BytesMut,
@@ -97,7 +98,7 @@ struct EventBody<W> {
 }
 
 impl<W: StreamWriter> EventBody<W> {
-    fn new(held: &[RequestStep], steps: RequestSteps, mut writer: W, heartbeat: Duration, caller: Caller) -> Self {
+    fn new(held: &[ReplyEvent], steps: EventStream, mut writer: W, heartbeat: Duration, caller: Caller) -> Self {
         let mut events = BytesMut::new();
         held.iter().for_each(|step| writer.write(&mut events, step));
         if events.is_empty() {
@@ -181,8 +182,8 @@ mod tests {
     impl StreamWriter for Plain {
         const CONTENT_TYPE: &'static str = "text/plain";
 
-        fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-            if let RequestStep::Event(ReplyEvent { kind: EventKind::Text { text, .. }, .. }) = step {
+        fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+            if let EventKind::Text { text, .. } = &event.kind {
                 out.extend_from_slice(text.as_bytes());
             }
         }
@@ -200,11 +201,11 @@ mod tests {
         }
     }
 
-    fn text(text: &str) -> RequestStep {
-        RequestStep::Event(EventKind::Text { text: text.to_owned(), tokens: Vec::new() }.of(0))
+    fn text(text: &str) -> ReplyEvent {
+        EventKind::Text { text: text.to_owned(), tokens: Vec::new() }.of(0)
     }
 
-    fn body(steps: BoxStream<'static, Result<RequestStep, RequestError>>) -> EventBody<Plain> {
+    fn body(steps: BoxStream<'static, Result<ReplyEvent, RequestError>>) -> EventBody<Plain> {
         EventBody::new(&[text("a")], steps, Plain, HEARTBEAT, caller())
     }
 

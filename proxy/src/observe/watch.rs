@@ -237,7 +237,10 @@ impl RequestWatch {
                 self.handoff = Some(*report);
                 self.publish();
             }
-            EventKind::Prompt { .. } | EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
+            EventKind::Accepted { .. }
+            | EventKind::Prompt { .. }
+            | EventKind::Rerouted { .. }
+            | EventKind::Context { .. } => {}
             EventKind::Prefilled { server, prefill_ms, n_transferred } => {
                 let prefill = self.upstream_prefill.get_or_insert_default();
                 prefill.prefill_ms = prefill.prefill_ms.max(*prefill_ms);

@@ -8,9 +8,8 @@ use super::head::{MessageHead, usage};
 use crate::http::HttpFailure;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::reply_event::EventKind;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.
 pub(super) struct MessageWriter {
@@ -43,9 +42,8 @@ impl MessageWriter {
 impl StreamWriter for MessageWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        self.totals.record(step);
-        let RequestStep::Event(event) = step else { return };
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+        self.totals.record(event);
         match &event.kind {
             EventKind::Started { .. } => self.begin(out),
             EventKind::Text { text, .. } if !text.is_empty() => {

@@ -9,19 +9,18 @@ use futures::StreamExt;
 use super::head::{MessageHead, usage};
 use crate::error::RequestError;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::http::route_header::insert_route;
 use crate::reply_event::EventKind;
+use crate::request::generate::EventStream;
 
 /// Collects a whole message. Dropping the future cancels the request.
-pub(super) async fn collect(mut steps: RequestSteps, head: MessageHead) -> Result<Response, RequestError> {
+pub(super) async fn collect(mut steps: EventStream, head: MessageHead) -> Result<Response, RequestError> {
     let mut content = MessageContent::default();
     let mut totals = ReplyTotals::new(1);
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        totals.record(&step);
-        let RequestStep::Event(event) = step else { continue };
+    while let Some(event) = steps.next().await {
+        let event = event?;
+        totals.record(&event);
         match event.kind {
             EventKind::Text { text, .. } => content.text(&text),
             EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),

@@ -24,12 +24,13 @@ use crate::http::body::JsonBody;
 use crate::http::collected::collected;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{RequestStep, RequestSteps, or_drained, side_by_side, steps};
+use crate::http::request_steps::{or_drained, side_by_side, steps};
 use crate::http::route_header::insert_route;
 use crate::http::streamed::{self, StreamWriter};
 use crate::http::{HttpFailure, HttpState};
-use crate::reply_event::EventKind;
+use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
+use crate::request::generate::EventStream;
 
 /// `POST /completion`.
 pub(super) async fn complete(
@@ -92,12 +93,12 @@ async fn generate(
 }
 
 /// Collects whole replies. Dropping the future cancels the requests.
-async fn whole(mut steps: RequestSteps, mut replies: LlamaReplies) -> Result<Response, RequestError> {
+async fn whole(mut steps: EventStream, mut replies: LlamaReplies) -> Result<Response, RequestError> {
     let mut contents = vec![LlamaContent::default(); replies.each.len()];
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        let (text, probabilities) = replies.record(&step);
-        if let Some(content) = contents.get_mut(step.choice() as usize) {
+    while let Some(event) = steps.next().await {
+        let event = event?;
+        let (text, probabilities) = replies.record(&event);
+        if let Some(content) = contents.get_mut(event.choice as usize) {
             content.text.push_str(text);
             if let Some(new) = probabilities {
                 content.probabilities.get_or_insert_default().extend(new);
@@ -143,11 +144,10 @@ impl LlamaText {
 }
 
 impl LlamaReplies {
-    /// Takes a step. Returns its text, and its tokens if the client asks for them.
-    fn record<'s>(&mut self, step: &'s RequestStep) -> (&'s str, Option<Vec<LlamaTokenProb>>) {
-        let Some(reply) = self.each.get_mut(step.choice() as usize) else { return ("", None) };
-        reply.totals.record(step);
-        let RequestStep::Event(event) = step else { return ("", None) };
+    /// Takes an event. Returns its text, and its tokens if the client asks for them.
+    fn record<'e>(&mut self, event: &'e ReplyEvent) -> (&'e str, Option<Vec<LlamaTokenProb>>) {
+        let Some(reply) = self.each.get_mut(event.choice as usize) else { return ("", None) };
+        reply.totals.record(event);
         match &event.kind {
             EventKind::Text { text, tokens } => {
                 reply.has_new_line |= text.contains('\n');
@@ -186,9 +186,9 @@ struct LlamaWriter(LlamaReplies);
 impl StreamWriter for LlamaWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        let index = step.choice();
-        let (text, probabilities) = self.0.record(step);
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+        let index = event.choice;
+        let (text, probabilities) = self.0.record(event);
         if !text.is_empty() || probabilities.is_some() {
             write_event(out, &LlamaCompletionChunk::new(index, text, probabilities));
         }
@@ -197,7 +197,7 @@ impl StreamWriter for LlamaWriter {
         }
     }
 
-    /// Each reply's own end was written with its last step.
+    /// Each reply's own end was written with its last event.
     fn finish(&mut self, _: &mut BytesMut) {}
 
     fn fail(&mut self, out: &mut BytesMut, failure: HttpFailure) {

@@ -13,9 +13,8 @@ use super::failure;
 use super::line::{LineContent, LineShape, now};
 use crate::http::HttpFailure;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::reply_event::EventKind;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.
 pub(super) struct LineWriter {
@@ -48,9 +47,8 @@ impl LineWriter {
 impl StreamWriter for LineWriter {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
 
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        self.totals.record(step);
-        let RequestStep::Event(event) = step else { return };
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+        self.totals.record(event);
         match &event.kind {
             EventKind::Text { text, tokens } => self.write_line(out, &LineContent::text(text), tokens),
             EventKind::Reasoning { text } => self.write_line(out, &LineContent::thinking(text), &[]),

@@ -8,21 +8,20 @@ use futures::StreamExt;
 use super::line::{LineContent, LineShape};
 use crate::error::RequestError;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::http::route_header::insert_route;
 use crate::reply_event::EventKind;
+use crate::request::generate::EventStream;
 
 /// Collects a whole reply. Dropping the future cancels the request.
-pub(super) async fn collect(mut steps: RequestSteps, shape: LineShape) -> Result<Response, RequestError> {
+pub(super) async fn collect(mut steps: EventStream, shape: LineShape) -> Result<Response, RequestError> {
     let mut content = LineContent::default();
     let mut tokens = Vec::new();
     let mut calls = CallCollector::default();
     let mut totals = ReplyTotals::new(1);
     let mut end = FinishReason::Stop;
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        totals.record(&step);
-        let RequestStep::Event(event) = step else { continue };
+    while let Some(event) = steps.next().await {
+        let event = event?;
+        totals.record(&event);
         match event.kind {
             EventKind::Text { text, tokens: more } => {
                 content.text.to_mut().push_str(&text);

@@ -25,10 +25,10 @@ use super::collected::collected;
 use super::openapi::Routes;
 use super::reply_totals::ReplyTotals;
 use super::request_id::random_id;
-use super::request_steps::RequestSteps;
 use super::streamed;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
+use crate::request::generate::EventStream;
 
 pub(super) fn routes() -> Routes {
     Routes::of("OpenAI")
@@ -56,7 +56,7 @@ struct ReplyShape {
 
 /// Generates, and answers with one object or a stream.
 async fn reply<C: Choices>(
-    steps: RequestSteps,
+    steps: EventStream,
     shape: ReplyShape,
     choices: C,
     config: &HttpConfig,

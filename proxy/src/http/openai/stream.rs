@@ -16,7 +16,6 @@ use super::{ReplyShape, timings, usage};
 use crate::http::HttpFailure;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
 use crate::reply_event::{EventKind, ReplyEvent};
 
@@ -88,9 +87,9 @@ fn write_choice(
 impl<C: Choices> StreamWriter for ChunkWriter<C> {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        self.totals.record(step);
-        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { return };
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+        self.totals.record(event);
+        let ReplyEvent { choice, kind } = event;
         match kind {
             EventKind::Text { text, tokens } => {
                 self.write_openings(out);
@@ -157,20 +156,18 @@ mod tests {
     use crate::http::openai::chat_choices::ChatChoices;
     use crate::http::openai::text_choices::{TextChoices, TextForm};
 
-    fn text(choice: u32, text: &str) -> RequestStep {
-        RequestStep::Event(EventKind::Text { text: text.into(), tokens: vec![] }.of(choice))
+    fn text(choice: u32, text: &str) -> ReplyEvent {
+        EventKind::Text { text: text.into(), tokens: vec![] }.of(choice)
     }
 
-    fn finished(choice: u32) -> RequestStep {
+    fn finished(choice: u32) -> ReplyEvent {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
-        RequestStep::Event(
-            EventKind::Finished { reason: FinishReason::Stop, stop: None, n_completion: 3, n_reasoning: 0, timings }
-                .of(choice),
-        )
+        EventKind::Finished { reason: FinishReason::Stop, stop: None, n_completion: 3, n_reasoning: 0, timings }
+            .of(choice)
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.
-    fn check(n: u32, include_usage: bool, steps: &[RequestStep], expected: &str) {
+    fn check(n: u32, include_usage: bool, events: &[ReplyEvent], expected: &str) {
         let head = ReplyHead {
             id: "chatcmpl-1".into(),
             object: ReplyHead::CHUNK,
@@ -181,7 +178,7 @@ mod tests {
         let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage, is_streamed: true };
         let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false, has_functions: false });
         let mut stream = BytesMut::new();
-        steps.iter().for_each(|step| writer.write(&mut stream, step));
+        events.iter().for_each(|event| writer.write(&mut stream, event));
         writer.finish(&mut stream);
         let stream = String::from_utf8(stream.into()).unwrap();
         let events: Vec<String> = stream.split_terminator("\n\n").map(summary).collect();
@@ -212,8 +209,8 @@ mod tests {
     #[test]
     fn roles_come_first_by_index_then_text_then_ends() {
         let accepted =
-            || RequestStep::Accepted { choice: 0, n_prompt: 5, route: "direct".into(), sampling: Default::default() };
-        let started = |choice| RequestStep::Event(EventKind::Started { n_cached: 1 }.of(choice));
+            || EventKind::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() }.of(0);
+        let started = |choice| EventKind::Started { n_cached: 1 }.of(choice);
         check(
             1,
             false,
@@ -239,9 +236,9 @@ mod tests {
                 shape,
                 TextChoices::new(2, 1, TextForm { top_logprobs: None, echoes, prompt_logprobs: None }),
             );
-            let steps = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
+            let events = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
             let mut stream = BytesMut::new();
-            steps.iter().for_each(|step| writer.write(&mut stream, step));
+            events.iter().for_each(|event| writer.write(&mut stream, event));
             let stream = String::from_utf8(stream.into()).unwrap();
             let chunks = stream.split_terminator("\n\n").map(|event| {
                 let choice = serde_json::from_str::<Value>(&event["data: ".len()..]).unwrap()["choices"][0].clone();

@@ -11,25 +11,25 @@ use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::http::route_header::insert_route;
 use crate::reply_event::{EventKind, ReplyEvent};
+use crate::request::generate::EventStream;
 
 /// The space for a reply at first: a short one.
 const BODY_BYTES: usize = 1 << 10;
 
 /// Collects a whole reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
-    mut steps: RequestSteps,
+    mut steps: EventStream,
     shape: ReplyShape,
     mut shapes: C,
 ) -> Result<Response, RequestError> {
     let mut choices: Vec<C::Whole> = (0..shape.n_choices).map(|index| shapes.unfinished(index)).collect();
     let mut totals = ReplyTotals::new(shape.choices_per_prompt);
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        totals.record(&step);
-        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { continue };
+    while let Some(event) = steps.next().await {
+        let event = event?;
+        totals.record(&event);
+        let ReplyEvent { choice, kind } = event;
         match kind {
             EventKind::Text { text, tokens } => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);

@@ -20,12 +20,13 @@ use crate::http::body::JsonBody;
 use crate::http::collected::collected;
 use crate::http::openapi::Operation;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, keeping, steps};
+use crate::http::request_steps::{DrainDeadline, keeping, steps};
 use crate::http::route_header::insert_route;
 use crate::http::skipped_tools::SkippedTools;
 use crate::http::{HttpFailure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
+use crate::request::generate::EventStream;
 
 pub(super) fn operation() -> Operation {
     Operation::new("Continue a conversation")
@@ -70,21 +71,15 @@ pub async fn create(
 }
 
 /// Collects a whole reply. Dropping the future cancels the request.
-async fn whole(mut steps: RequestSteps, mut head: ResponseHead) -> Result<Response, RequestError> {
+async fn whole(mut steps: EventStream, mut head: ResponseHead) -> Result<Response, RequestError> {
     let mut output = head.no_output();
     let mut totals = ReplyTotals::new(1);
     let mut end = FinishReason::Stop;
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        totals.record(&step);
-        let event = match step {
-            RequestStep::Accepted { sampling, .. } => {
-                head.echo.samples_with(&sampling);
-                continue;
-            }
-            RequestStep::Event(event) => event,
-        };
+    while let Some(event) = steps.next().await {
+        let event = event?;
+        totals.record(&event);
         match event.kind {
+            EventKind::Accepted { sampling, .. } => head.echo.samples_with(&sampling),
             EventKind::Text { text, tokens } => output.text(&text, &logprobs(&tokens)),
             EventKind::Reasoning { text } => output.reasoning(&text),
             EventKind::ToolCall { call } => output.call(&call),

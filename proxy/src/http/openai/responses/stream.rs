@@ -9,9 +9,8 @@ use super::parts::{logprobs, now, usage};
 use crate::http::HttpFailure;
 use crate::http::event_stream::write_comment;
 use crate::http::reply_totals::ReplyTotals;
-use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::reply_event::EventKind;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.
 pub(super) struct ResponseWriter {
@@ -42,13 +41,12 @@ impl ResponseWriter {
 impl StreamWriter for ResponseWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, out: &mut BytesMut, step: &RequestStep) {
-        self.totals.record(step);
-        if let RequestStep::Accepted { sampling, .. } = step {
+    fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
+        self.totals.record(event);
+        if let EventKind::Accepted { sampling, .. } = &event.kind {
             self.events.samples_with(sampling);
         }
         self.create(out);
-        let RequestStep::Event(event) = step else { return };
         match &event.kind {
             EventKind::Text { text, tokens } => self.events.text(out, text, &logprobs(tokens)),
             EventKind::Reasoning { text } => self.events.reasoning(out, text),
