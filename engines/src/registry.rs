@@ -20,7 +20,8 @@ use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 pub const THREADS_VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// Which engine runs a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// llama.cpp, for GGUF models.
@@ -45,12 +46,7 @@ impl EngineKind {
 
     /// The engine's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
-        match self {
-            EngineKind::Llama => "llama",
-            EngineKind::Candle => "candle",
-            EngineKind::Mlx => "mlx",
-            EngineKind::Sim => "sim",
-        }
+        self.into()
     }
 
     /// The description in an option's help.

@@ -154,7 +154,8 @@ pub enum RequestError {
 }
 
 /// The unit of a rate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RateUnit {
     Requests,
     /// Tokens of prompts and replies.
@@ -171,10 +172,7 @@ impl RateUnit {
 
     /// The word for messages and headers.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RateUnit::Requests => "requests",
-            RateUnit::Tokens => "tokens",
-        }
+        self.into()
     }
 }
 
@@ -284,7 +282,8 @@ impl RequestError {
 }
 
 /// The kind of a [`RequestError`], for metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RequestErrorKind {
     /// No engine serves a model of this name.
     ModelNotFound,
@@ -318,21 +317,6 @@ pub enum RequestErrorKind {
 impl RequestErrorKind {
     /// The word for metrics, logs and traces.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RequestErrorKind::ModelNotFound => "model_not_found",
-            RequestErrorKind::InvalidRequest => "invalid_request",
-            RequestErrorKind::ModelNotAllowed => "model_not_allowed",
-            RequestErrorKind::RateLimited => "rate_limited",
-            RequestErrorKind::TooManyAtOnce => "too_many_at_once",
-            RequestErrorKind::ContextOverflow => "context_overflow",
-            RequestErrorKind::Overloaded => "overloaded",
-            RequestErrorKind::Unavailable => "unavailable",
-            RequestErrorKind::QueueFull => "queue_full",
-            RequestErrorKind::Unsupported => "unsupported",
-            RequestErrorKind::Unauthorized => "unauthorized",
-            RequestErrorKind::EngineLost => "engine_lost",
-            RequestErrorKind::Poison => "poison",
-            RequestErrorKind::Internal => "internal",
-        }
+        self.into()
     }
 }

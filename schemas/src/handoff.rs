@@ -94,7 +94,10 @@ pub struct LinkMeasurement {
 }
 
 /// Why a pull ended before all of the prompt's KV had arrived. The decode node computed the rest itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffFailure {
     /// No connection, or it broke before the first record.
@@ -146,21 +149,7 @@ impl HandoffFailure {
 
     /// The word in metrics and reports.
     pub fn as_str(self) -> &'static str {
-        match self {
-            HandoffFailure::PrefillDown => "prefill_down",
-            HandoffFailure::PrefillBusy => "prefill_busy",
-            HandoffFailure::PrefillStalled => "prefill_stalled",
-            HandoffFailure::PrefillLate => "prefill_late",
-            HandoffFailure::GaveWay => "gave_way",
-            HandoffFailure::PrefillLost => "prefill_lost",
-            HandoffFailure::PrefillRefused => "prefill_refused",
-            HandoffFailure::FrameRejected => "frame_rejected",
-            HandoffFailure::NotFinite => "not_finite",
-            HandoffFailure::FingerprintMismatch => "fingerprint_mismatch",
-            HandoffFailure::CanaryFailed => "canary_failed",
-            HandoffFailure::ImportFailed => "import_failed",
-            HandoffFailure::AddressRefused => "address_refused",
-        }
+        self.into()
     }
 }
 

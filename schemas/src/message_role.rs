@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// The role of a message's author. Dialects refuse other roles, so chat templates see only these four words.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum MessageRole {
     /// The application: instructions for the whole conversation.
@@ -24,23 +25,12 @@ impl MessageRole {
 
     /// The word for the role in JSON and in chat templates.
     pub fn as_str(self) -> &'static str {
-        match self {
-            MessageRole::System => "system",
-            MessageRole::User => "user",
-            MessageRole::Assistant => "assistant",
-            MessageRole::Tool => "tool",
-        }
+        self.into()
     }
 
     /// Returns the role that a word names, if it names one.
     pub fn of(word: &str) -> Option<MessageRole> {
         MessageRole::ALL.into_iter().find(|role| role.as_str() == word)
-    }
-}
-
-impl From<MessageRole> for &'static str {
-    fn from(role: MessageRole) -> &'static str {
-        role.as_str()
     }
 }
 

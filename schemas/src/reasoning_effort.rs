@@ -7,7 +7,8 @@ use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
 
 /// How hard a model is asked to think, for templates that have such a variable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ReasoningEffort {
     None,
     Minimal,
@@ -30,15 +31,7 @@ impl ReasoningEffort {
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            ReasoningEffort::None => "none",
-            ReasoningEffort::Minimal => "minimal",
-            ReasoningEffort::Low => "low",
-            ReasoningEffort::Medium => "medium",
-            ReasoningEffort::High => "high",
-            ReasoningEffort::Xhigh => "xhigh",
-            ReasoningEffort::Max => "max",
-        }
+        self.into()
     }
 
     /// Reads a word of a dialect that has only `efforts`.

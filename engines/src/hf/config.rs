@@ -28,7 +28,8 @@ const MAX_VOCAB: u64 = 1 << 20;
 pub(super) type Metadata = BTreeMap<String, Value>;
 
 /// The families whose KV is known to be handed over to and from GGUF files of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Family {
     Llama,
     Qwen2,
@@ -50,12 +51,7 @@ impl Family {
 
     /// The GGUF file's `general.architecture`.
     fn as_str(self) -> &'static str {
-        match self {
-            Family::Llama => "llama",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-            Family::Gemma3 => "gemma3",
-        }
+        self.into()
     }
 
     /// The order of K's elements in GGUF files.

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// A type of the KV cache's values; those that llama-server has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum CacheType {
     F32,
@@ -40,17 +41,7 @@ impl CacheType {
 
     /// The type's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
-        match self {
-            CacheType::F32 => "f32",
-            CacheType::F16 => "f16",
-            CacheType::Bf16 => "bf16",
-            CacheType::Q8_0 => "q8_0",
-            CacheType::Q5_1 => "q5_1",
-            CacheType::Q5_0 => "q5_0",
-            CacheType::Q4_1 => "q4_1",
-            CacheType::Q4_0 => "q4_0",
-            CacheType::Iq4Nl => "iq4_nl",
-        }
+        self.into()
     }
 
     /// ggml's number of the type.

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// llama-server's values. The engine has no choice: `off` is refused with [`FlashAttention::WHY_NOT_OFF`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum FlashAttention {
     On,
@@ -22,10 +23,6 @@ impl FlashAttention {
 
     /// The value's word in options and configuration files.
     pub fn as_str(self) -> &'static str {
-        match self {
-            FlashAttention::On => "on",
-            FlashAttention::Auto => "auto",
-            FlashAttention::Off => "off",
-        }
+        self.into()
     }
 }

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// How RoPE's frequencies are scaled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum RopeScaling {
     None,
@@ -17,11 +18,7 @@ impl RopeScaling {
 
     /// The method's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RopeScaling::None => "none",
-            RopeScaling::Linear => "linear",
-            RopeScaling::Yarn => "yarn",
-        }
+        self.into()
     }
 }
 

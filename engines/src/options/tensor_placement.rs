@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// How a model is split among GPUs. llama.cpp's experimental `tensor` is not one of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum SplitMode {
     /// One GPU has the whole model.
@@ -20,11 +21,7 @@ impl SplitMode {
 
     /// The mode's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
-        match self {
-            SplitMode::None => "none",
-            SplitMode::Layer => "layer",
-            SplitMode::Row => "row",
-        }
+        self.into()
     }
 }
 

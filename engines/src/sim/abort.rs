@@ -15,7 +15,8 @@ pub struct SimAbort {
 }
 
 /// Some work of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum SimWork {
     /// Rendering and tokenizing.
     Tokenize,
@@ -34,12 +35,7 @@ impl SimWork {
     const ALL: [SimWork; 4] = [SimWork::Tokenize, SimWork::Prefill, SimWork::Decode, SimWork::Embed];
 
     fn as_str(self) -> &'static str {
-        match self {
-            SimWork::Tokenize => "tokenize",
-            SimWork::Prefill => "prefill",
-            SimWork::Decode => "decode",
-            SimWork::Embed => "embed",
-        }
+        self.into()
     }
 }
 

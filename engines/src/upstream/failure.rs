@@ -76,7 +76,8 @@ impl UpstreamError {
 }
 
 /// What went wrong at an upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum UpstreamFailure {
     /// No connection could be made, or it broke before the reply began.
     Unreachable,
@@ -103,18 +104,7 @@ pub enum UpstreamFailure {
 impl UpstreamFailure {
     /// The word for metrics and logs.
     pub fn as_str(self) -> &'static str {
-        match self {
-            UpstreamFailure::Unreachable => "unreachable",
-            UpstreamFailure::TimedOut => "timed_out",
-            UpstreamFailure::CutShort => "cut_short",
-            UpstreamFailure::Interrupted => "interrupted",
-            UpstreamFailure::Malformed => "malformed",
-            UpstreamFailure::Redirected => "redirected",
-            UpstreamFailure::Unauthorized => "unauthorized",
-            UpstreamFailure::ModelMissing => "model_missing",
-            UpstreamFailure::ServerError => "server_error",
-            UpstreamFailure::GatewayError => "gateway_error",
-        }
+        self.into()
     }
 
     /// Returns true if the connection broke. The upstream may have closed an idle connection just then, so one retry on

@@ -1,12 +1,14 @@
 //! The kinds of upstreams and their names. Which file speaks to which kind is known in [`registry`](super::registry).
 
 /// The server that an upstream runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum UpstreamKind {
     /// Ollama, by its own API.
     Ollama,
     /// Any server that speaks OpenAI's dialect.
     OpenAi,
+    #[strum(serialize = "llama-server")]
     LlamaServer,
     Vllm,
 }
@@ -17,12 +19,7 @@ impl UpstreamKind {
 
     /// The kind's name in configurations, reports and error messages.
     pub fn as_str(self) -> &'static str {
-        match self {
-            UpstreamKind::Ollama => "ollama",
-            UpstreamKind::OpenAi => "openai",
-            UpstreamKind::LlamaServer => "llama-server",
-            UpstreamKind::Vllm => "vllm",
-        }
+        self.into()
     }
 
     pub fn parse(name: &str) -> Option<UpstreamKind> {

@@ -6,29 +6,28 @@ use std::fmt;
 use baton_schemas::handoff::HandoffFailure;
 
 /// How a node failed a request or a handoff. Breakers count these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FailureReason {
     /// The decode node was lost while it generated, or before it accepted the request.
     DecodeLost,
     /// The engine answered with an internal error.
     EngineFailed,
     /// The KV did not come, or only a part of it.
+    #[strum(transparent)]
     Handoff(HandoffFailure),
 }
 
 impl FailureReason {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            FailureReason::DecodeLost => "decode_lost",
-            FailureReason::EngineFailed => "engine_failed",
-            FailureReason::Handoff(failure) => failure.as_str(),
-        }
+        self.into()
     }
 }
 
 /// Why a node, or a pair of nodes, cannot serve a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum BarReason {
     /// Its model is not in memory.
     Unloaded,
@@ -57,6 +56,7 @@ pub enum BarReason {
     /// Prefill node and decode node are the same: its KV is there already.
     SameNode,
     /// Its breaker is open after such a failure, or the failure is certain in advance.
+    #[strum(transparent)]
     Failure(FailureReason),
 }
 
@@ -70,22 +70,7 @@ impl BarReason {
 
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            BarReason::Unloaded => "unloaded",
-            BarReason::Starting => "starting",
-            BarReason::Draining => "draining",
-            BarReason::Down => "down",
-            BarReason::Suspect => "suspect",
-            BarReason::WrongRole => "wrong_role",
-            BarReason::OtherModel => "other_model",
-            BarReason::Images => "images",
-            BarReason::NoProjector => "no_projector",
-            BarReason::ContextTooSmall => "context_too_small",
-            BarReason::JustFailed => "just_failed",
-            BarReason::KvNotDivisible => "kv_not_divisible",
-            BarReason::SameNode => "same_node",
-            BarReason::Failure(reason) => reason.as_str(),
-        }
+        self.into()
     }
 }
 
@@ -95,7 +80,8 @@ impl From<FailureReason> for BarReason {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RouteKind {
     /// One node computes the prompt and generates.
     Direct,
@@ -108,16 +94,13 @@ pub enum RouteKind {
 impl RouteKind {
     /// The word for metrics, logs, headers and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RouteKind::Direct => "direct",
-            RouteKind::Handoff => "handoff",
-            RouteKind::Upstream => "upstream",
-        }
+        self.into()
     }
 }
 
 /// Why a route was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RouteReason {
     /// A handoff is predicted to complete earlier than direct generation.
     Faster,
@@ -134,6 +117,7 @@ pub enum RouteReason {
     /// The decode node already has the whole prompt in its cache, so that a planned handoff was dropped.
     Cached,
     /// A handoff is barred for this reason.
+    #[strum(transparent)]
     Barred(BarReason),
     /// An upstream serves the request, because no engine could take it.
     NoEngine,
@@ -148,20 +132,7 @@ pub enum RouteReason {
 impl RouteReason {
     /// The word for metrics, logs, headers and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RouteReason::Faster => "faster",
-            RouteReason::NotWorthIt => "not_worth_it",
-            RouteReason::OnlyRoute => "only_route",
-            RouteReason::RatesUnknown => "rates_unknown",
-            RouteReason::LeastTime => "least_time",
-            RouteReason::Policy => "policy",
-            RouteReason::Cached => "cached",
-            RouteReason::Barred(reason) => reason.as_str(),
-            RouteReason::NoEngine => "no_engine",
-            RouteReason::OnlyUpstream => "only_upstream",
-            RouteReason::LeastRunning => "least_running",
-            RouteReason::NextUpstream => "next_upstream",
-        }
+        self.into()
     }
 }
 

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_RECORDS: usize = 64;
 
 /// How a request that had a route ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "Outcome")]
 pub enum RequestOutcome {
@@ -29,12 +30,7 @@ pub enum RequestOutcome {
 impl RequestOutcome {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            RequestOutcome::Done => "done",
-            RequestOutcome::Cancelled => "cancelled",
-            RequestOutcome::Failed => "failed",
-            RequestOutcome::Refused => "refused",
-        }
+        self.into()
     }
 }
 

@@ -9,7 +9,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Whether something that announces itself as a node is used. In the order in which one of several addresses decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum FoundState {
     /// It has proven the cluster key, and gets requests for its model.
@@ -42,20 +56,7 @@ pub enum FoundState {
 impl FoundState {
     /// The word in tables.
     pub fn as_str(self) -> &'static str {
-        match self {
-            FoundState::Used => "used",
-            FoundState::Configured => "configured",
-            FoundState::Proven => "proven",
-            FoundState::OtherModel => "other_model",
-            FoundState::OtherKey => "other_key",
-            FoundState::Elsewhere => "elsewhere",
-            FoundState::Certificate => "certificate",
-            FoundState::PlainHttp => "plain_http",
-            FoundState::NotANode => "not_a_node",
-            FoundState::Unreachable => "unreachable",
-            FoundState::NoKey => "no_key",
-            FoundState::Asking => "asking",
-        }
+        self.into()
     }
 
     /// The same in a sentence for people.

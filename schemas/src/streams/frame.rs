@@ -8,7 +8,8 @@ use super::error::StreamFrameError;
 pub const HEAD_BYTES: usize = 12;
 
 /// The kind of a frame. Numbers are never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum FrameKind {
     /// An endpoint starts a stream.
@@ -58,19 +59,7 @@ impl FrameKind {
 
     /// The word in errors.
     pub fn as_str(self) -> &'static str {
-        match self {
-            FrameKind::Start => "start",
-            FrameKind::Body => "body",
-            FrameKind::Credit => "credit",
-            FrameKind::Cancel => "cancel",
-            FrameKind::Step => "step",
-            FrameKind::Accepted => "accepted",
-            FrameKind::Event => "event",
-            FrameKind::Vector => "vector",
-            FrameKind::Error => "error",
-            FrameKind::End => "end",
-            FrameKind::Alive => "alive",
-        }
+        self.into()
     }
 
     /// Returns true for frames that belong to the connection and not to one stream.

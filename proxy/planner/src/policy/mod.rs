@@ -14,7 +14,8 @@ use super::snapshot::Snapshot;
 use crate::reason::{BarReason, RouteKind, RouteReason};
 
 /// The names of the policies.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum PolicyName {
     /// The route that is predicted to complete first.
     #[default]
@@ -41,13 +42,7 @@ impl PolicyName {
 
     /// The word in configurations, headers and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            PolicyName::Fastest => "fastest",
-            PolicyName::AlwaysHandoff => "always_handoff",
-            PolicyName::Direct => "direct",
-            PolicyName::RoundRobin => "round_robin",
-            PolicyName::LeastLoaded => "least_loaded",
-        }
+        self.into()
     }
 
     /// Parses the word of a configuration or a header; `None` if there is no such policy.

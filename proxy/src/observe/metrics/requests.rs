@@ -146,7 +146,8 @@ pub struct AdmissionWait {
 }
 
 /// How a request's wait to be admitted ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum AdmissionOutcome {
     Admitted,
     /// It was refused, for its own fault or for lack of room.
@@ -158,11 +159,7 @@ pub enum AdmissionOutcome {
 impl AdmissionOutcome {
     /// The word for metrics.
     pub fn as_str(self) -> &'static str {
-        match self {
-            AdmissionOutcome::Admitted => "admitted",
-            AdmissionOutcome::Refused => "refused",
-            AdmissionOutcome::Cancelled => "cancelled",
-        }
+        self.into()
     }
 }
 

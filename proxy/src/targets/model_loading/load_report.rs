@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The loading state of a model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum LoadState {
     /// It is not in memory.
@@ -26,18 +27,13 @@ pub enum LoadState {
 impl LoadState {
     /// The word for tables and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            LoadState::Unloaded => "unloaded",
-            LoadState::Loading => "loading",
-            LoadState::Loaded => "loaded",
-            LoadState::Unloading => "unloading",
-            LoadState::Failed => "failed",
-        }
+        self.into()
     }
 }
 
 /// Why a model was unloaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum UnloadReason {
     /// No request used it for its keep-alive time.
     Idle,
@@ -54,13 +50,7 @@ pub enum UnloadReason {
 impl UnloadReason {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            UnloadReason::Idle => "idle",
-            UnloadReason::Asked => "asked",
-            UnloadReason::Memory => "memory",
-            UnloadReason::Failed => "failed",
-            UnloadReason::Removed => "removed",
-        }
+        self.into()
     }
 }
 

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use super::breaker::{Breaker, BreakerView};
 
 /// A task of a node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Generates.
@@ -25,10 +26,7 @@ pub enum Task {
 impl Task {
     /// The word for metrics, headers and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Task::Decode => "decode",
-            Task::Prefill => "prefill",
-        }
+        self.into()
     }
 }
 

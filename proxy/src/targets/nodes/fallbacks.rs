@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use baton_schemas::handoff::HandoffFailure;
 
 /// The reason why a request on nodes departed from its plan. Its client notices only the delay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FallbackReason {
     /// The decode node's queue was full: another node is asked.
     DecodeBusy,
@@ -30,25 +31,14 @@ pub enum FallbackReason {
     /// No engine took the request: an upstream is asked.
     Upstream,
     /// A handoff failed: the decode node computed the rest of the prompt itself.
+    #[strum(transparent)]
     Handoff(HandoffFailure),
 }
 
 impl FallbackReason {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            FallbackReason::DecodeBusy => "decode_busy",
-            FallbackReason::DecodeUnavailable => "decode_unavailable",
-            FallbackReason::DecodeLost => "decode_lost",
-            FallbackReason::EngineFailed => "engine_failed",
-            FallbackReason::Poison => "poison",
-            FallbackReason::FirstTokenLate => "first_token_late",
-            FallbackReason::NextTokenLate => "next_token_late",
-            FallbackReason::Hedged => "hedged",
-            FallbackReason::HedgeWon => "hedge_won",
-            FallbackReason::Upstream => "upstream",
-            FallbackReason::Handoff(failure) => failure.as_str(),
-        }
+        self.into()
     }
 }
 

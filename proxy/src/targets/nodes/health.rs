@@ -13,7 +13,8 @@ use tokio::sync::watch;
 use super::node_state::{NodeEvent, NodeState, StateMachine};
 
 /// The reason for a node's state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum StateReason {
     /// It has not answered or failed yet.
     New,
@@ -32,6 +33,7 @@ pub enum StateReason {
     /// It answers.
     Answers,
     /// It reports that it is stopping.
+    #[strum(serialize = "told_to_stop")]
     Stopping,
     /// Its load stream has ended after it was stopping.
     Stopped,
@@ -52,6 +54,7 @@ pub enum StateReason {
     /// It and this endpoint speak no common version of the stream protocol.
     VersionMismatch,
     /// Its breaker opened.
+    #[strum(transparent)]
     Failure(FailureReason),
     /// Its breakers have closed.
     BreakerClosed,
@@ -60,28 +63,7 @@ pub enum StateReason {
 impl StateReason {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            StateReason::New => "new",
-            StateReason::Starts => "starts",
-            StateReason::Loading => "loading",
-            StateReason::Ended => "ended",
-            StateReason::StartFailed => "start_failed",
-            StateReason::Unloads => "unloads",
-            StateReason::Unloaded => "unloaded",
-            StateReason::Answers => "answers",
-            StateReason::Stopping => "told_to_stop",
-            StateReason::Stopped => "stopped",
-            StateReason::Restarted => "restarted",
-            StateReason::StreamEnded => "stream_ended",
-            StateReason::StreamLost => "stream_lost",
-            StateReason::Silent => "silent",
-            StateReason::Unreachable => "unreachable",
-            StateReason::Unauthorized => "unauthorized",
-            StateReason::NoNode => "no_node",
-            StateReason::VersionMismatch => "version_mismatch",
-            StateReason::Failure(reason) => reason.as_str(),
-            StateReason::BreakerClosed => "breaker_closed",
-        }
+        self.into()
     }
 }
 

@@ -16,7 +16,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The state of a node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 // The name in /openapi.json, where `NodeState` is the report of a node.
 #[schemars(rename = "Life")]
 #[serde(rename_all = "snake_case")]
@@ -49,14 +63,7 @@ impl NodeState {
 
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            NodeState::Unloaded => "unloaded",
-            NodeState::Starting => "starting",
-            NodeState::Ready => "ready",
-            NodeState::Draining => "draining",
-            NodeState::Suspect => "suspect",
-            NodeState::Down => "down",
-        }
+        self.into()
     }
 }
 
