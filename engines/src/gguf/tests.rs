@@ -8,8 +8,6 @@ use tempfile::NamedTempFile;
 use super::*;
 use crate::options::{CacheType, CacheTypes};
 
-mod split;
-
 /// Writes a GGUF file without any checks, so that it can write invalid ones.
 #[derive(Clone, Default)]
 struct Draft {

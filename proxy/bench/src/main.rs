@@ -44,7 +44,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// Measures Baton: its engine, KV handoffs, the planner, or running servers side by side.
 #[derive(Parser)]
 #[command(name = "baton-bench", version, about, propagate_version = true, arg_required_else_help = true)]
-struct Cli {
+struct CommandLine {
     #[command(subcommand)]
     what: What,
 }
@@ -79,7 +79,7 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    let Cli { what } = Cli::parse();
+    let CommandLine { what } = CommandLine::parse();
     start_log();
     match start(what) {
         Ok(()) => ExitCode::SUCCESS,

@@ -48,7 +48,7 @@ impl From<MemoryFull> for RequestError {
 
 /// What requests hold of a memory now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryUse {
+pub struct MemoryInUse {
     /// Bytes that requests hold.
     pub held: usize,
     /// The most bytes that they may hold.
@@ -77,10 +77,10 @@ impl RequestMemory {
     }
 
     /// Returns what requests hold now.
-    pub fn in_use(&self) -> MemoryUse {
+    pub fn in_use(&self) -> MemoryInUse {
         let left = self.ordinary.load(Ordering::Relaxed) + self.large.load(Ordering::Relaxed);
         let n_refused = self.n_refused.load(Ordering::Relaxed);
-        MemoryUse { held: self.limit.saturating_sub(left), limit: self.limit, n_refused }
+        MemoryInUse { held: self.limit.saturating_sub(left), limit: self.limit, n_refused }
     }
 
     /// The bytes left of the part for large charges.

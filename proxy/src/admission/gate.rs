@@ -10,18 +10,18 @@ use crate::account::Account;
 
 /// The queue, and the requests that generate nothing.
 pub(super) struct Gate {
-    pub(super) queue: Mutex<AdmissionQueue<Grant>>,
+    pub(super) queue: Mutex<AdmissionQueue<GivenPlace>>,
     pub(super) brief: Arc<Semaphore>,
 }
 
 impl Gate {
     /// Reads the queue.
-    pub(super) fn read<T>(&self, read: impl FnOnce(&AdmissionQueue<Grant>) -> T) -> T {
+    pub(super) fn read<T>(&self, read: impl FnOnce(&AdmissionQueue<GivenPlace>) -> T) -> T {
         read(&self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Changes the queue, gives all free places to those who are next, and tells them.
-    pub(super) fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut AdmissionQueue<Grant>) -> T) -> T {
+    pub(super) fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut AdmissionQueue<GivenPlace>) -> T) -> T {
         let (outcome, answers) = {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let outcome = change(&mut queue);
@@ -30,7 +30,7 @@ impl Gate {
         };
         // Without the lock: the place of a sequence that is gone comes back here, which takes the lock again.
         for WantAnswer { to, outcome } in answers {
-            let _ = to.send(outcome.map(|place| Grant { gate: Arc::clone(self), place }));
+            let _ = to.send(outcome.map(|place| GivenPlace { gate: Arc::clone(self), place }));
         }
         outcome
     }
@@ -44,18 +44,18 @@ impl std::fmt::Debug for Gate {
 
 /// A taken place. Dropping it gives it to whoever is next.
 #[derive(Debug)]
-pub(super) struct Grant {
+pub(super) struct GivenPlace {
     gate: Arc<Gate>,
     pub(super) place: PlaceOf,
 }
 
-impl Grant {
+impl GivenPlace {
     pub(super) fn move_to(&mut self, target: &Arc<TargetPlaces>) {
         self.gate.change(|queue| queue.move_place(&mut self.place, target));
     }
 }
 
-impl Drop for Grant {
+impl Drop for GivenPlace {
     fn drop(&mut self) {
         self.gate.change(|queue| queue.return_place(&self.place));
     }
@@ -76,10 +76,10 @@ impl EnteredRequest {
     }
 
     /// A sequence of it wants a place at one of these targets.
-    pub(super) fn want(&self, targets: &[Arc<TargetPlaces>]) -> Want<'_> {
+    pub(super) fn want(&self, targets: &[Arc<TargetPlaces>]) -> OpenWant<'_> {
         let (answer, turn) = oneshot::channel();
         let number = self.gate.change(|queue| queue.want(&self.account, self.ticket, targets.to_vec(), answer));
-        Want { request: self, number, turn }
+        OpenWant { request: self, number, turn }
     }
 }
 
@@ -90,13 +90,13 @@ impl Drop for EnteredRequest {
 }
 
 /// A sequence that wants a place. Dropping it leaves the queue.
-pub(super) struct Want<'a> {
+pub(super) struct OpenWant<'a> {
     request: &'a EnteredRequest,
     number: u64,
-    pub(super) turn: oneshot::Receiver<Result<Grant, Refusal>>,
+    pub(super) turn: oneshot::Receiver<Result<GivenPlace, Refusal>>,
 }
 
-impl Drop for Want<'_> {
+impl Drop for OpenWant<'_> {
     fn drop(&mut self) {
         let EnteredRequest { gate, account, ticket } = self.request;
         // The first request of a lane may have a lower limit than those behind it, if its key's limits have changed.

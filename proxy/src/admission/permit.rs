@@ -7,7 +7,7 @@ use std::time::Duration;
 use baton_engines::no_sleep::StayAwake;
 use tokio::time::timeout;
 
-use super::gate::{EnteredRequest, Grant};
+use super::gate::{EnteredRequest, GivenPlace};
 use super::target_places::TargetPlaces;
 use crate::error::RequestError;
 
@@ -88,7 +88,7 @@ async fn wait<T>(max_wait: Duration, answer: &mut tokio::sync::oneshot::Receiver
 #[derive(Debug)]
 pub struct Place {
     // Dropped before the request.
-    grant: Grant,
+    grant: GivenPlace,
     _request: Arc<EnteredRequest>,
 }
 

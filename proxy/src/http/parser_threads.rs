@@ -55,10 +55,12 @@ impl ParserThreads {
     /// Waits for a thread that parses a body of `n_bytes`. Bodies do not wait for those of a larger kind. Errors: none was
     /// free in time.
     pub(super) async fn thread(&self, n_bytes: usize, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
-        let threads = match n_bytes {
-            ..=SMALL_BODY => &self.small,
-            ..=ORDINARY_BODY => &self.ordinary,
-            _ => &self.large,
+        let threads = if n_bytes <= SMALL_BODY {
+            &self.small
+        } else if n_bytes <= ORDINARY_BODY {
+            &self.ordinary
+        } else {
+            &self.large
         };
         let permit = timeout_at(deadline, Arc::clone(threads).acquire_owned()).await;
         permit.ok().and_then(Result::ok).ok_or_else(busy)

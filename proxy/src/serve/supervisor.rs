@@ -147,7 +147,7 @@ pub(super) fn supervise(
     let stop = CancellationToken::new();
     let tracker = TaskTracker::new();
     let pid = Arc::new(AtomicU32::new(0));
-    let keeper = Keeper {
+    let keeper = KeptEngine {
         command,
         engine: Arc::clone(&engine),
         health: Arc::clone(&health),
@@ -167,7 +167,7 @@ pub(super) fn supervise(
     Ok((Supervised { engine, health, pid, stop, tracker }, first_rx))
 }
 
-struct Keeper {
+struct KeptEngine {
     command: ChildCommand,
     engine: Arc<RemoteEngine>,
     health: Arc<Health>,
@@ -181,7 +181,7 @@ struct Keeper {
     has_workers: bool,
 }
 
-impl Keeper {
+impl KeptEngine {
     async fn run(mut self, first: oneshot::Sender<FirstStartResult>, stop: CancellationToken) {
         let mut first = Some(first);
         let mut wanted = self.wanted.clone();

@@ -24,10 +24,7 @@ pub struct NodeProcess {
 
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
-    pub async fn start(
-        key: &str,
-        args: impl IntoIterator<Item = OsString>,
-    ) -> Result<NodeProcess, CommandFailure> {
+    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, CommandFailure> {
         NodeProcess::start_at("127.0.0.1:0", key, args).await
     }
 
@@ -59,11 +56,7 @@ impl NodeProcess {
 
 /// The command of a node that ends with this process. It has no key for handoffs, like the child of an endpoint without
 /// prefill nodes.
-pub fn command(
-    listen: OsString,
-    key: &str,
-    args: impl IntoIterator<Item = OsString>,
-) -> std::io::Result<ChildCommand> {
+pub fn command(listen: OsString, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<ChildCommand> {
     let command = ChildCommand::new("the node's process", program()?).args(["node", "--child", "--listen"]);
     Ok(command.args([listen]).args(args).envs([(KEY_VARIABLE, key)]))
 }

@@ -43,7 +43,7 @@ fn parsed<T>(parsed: Result<T, InvalidRequest>) -> Option<T> {
 fn is_bounded(request: &GenerateRequest) -> bool {
     let n_bytes = request.constraint.as_ref().map_or(0, |constraint| constraint.memory_bytes());
     assert!(n_bytes <= MAX_RULE_BYTES, "a rule of {n_bytes} bytes");
-    for tool in &request.tools.tools {
+    for tool in request.tools.tools.iter() {
         let n_bytes = tool.memory_bytes();
         assert!(n_bytes <= MAX_TOOL_BYTES, "a tool of {n_bytes} bytes");
     }

@@ -19,7 +19,7 @@ use baton_tryout::stats::{median, percentile};
 use clap::{Args, ValueEnum};
 
 use self::node::BenchNode;
-use self::report::{EngineFigures, EngineMemory, EngineRow, Latency};
+use self::report::{EngineFigures, EngineMemory, EngineRow, StepLatency};
 use super::report::{ChartFolder, Destination, ReportFiles};
 use super::timeline::Timeline;
 
@@ -168,7 +168,7 @@ impl EngineBench {
         }
         let idle = if n_idle > 0 { format!(", {n_idle} idle tokens cached") } else { String::new() };
         let row = EngineRow::new(format!("decode, {n} streams{idle}")).compared(&plain, &engine);
-        Ok(EngineRow { ttft_ms: Some(Latency::of(&ttfts)), itl_ms: Some(Latency::of(&gaps)), ..row })
+        Ok(EngineRow { ttft_ms: Some(StepLatency::of(&ttfts)), itl_ms: Some(StepLatency::of(&gaps)), ..row })
     }
 
     /// Memory of a node that has filled much of its cache, and the buffer sizes that llama.cpp reports.
@@ -221,8 +221,8 @@ impl EngineBench {
             ttfts.push(joined.ttft() * 1e3);
         }
         Ok(EngineRow {
-            itl_ms: Some(Latency { max: Some(median(&worst)), ..Latency::of(&gaps) }),
-            ttft_ms: Some(Latency { p50: median(&ttfts), p99: None, max: None }),
+            itl_ms: Some(StepLatency { max: Some(median(&worst)), ..StepLatency::of(&gaps) }),
+            ttft_ms: Some(StepLatency { p50: median(&ttfts), p99: None, max: None }),
             ..EngineRow::new(format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"))
         })
     }

@@ -19,9 +19,9 @@ pub(super) struct EngineRow {
     #[serde(flatten)]
     pub(super) rates: Option<Compared>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ttft_ms: Option<Latency>,
+    pub(super) ttft_ms: Option<StepLatency>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) itl_ms: Option<Latency>,
+    pub(super) itl_ms: Option<StepLatency>,
 }
 
 /// Rates of the plain loop and of the engine: medians of the rounds, and of the ratios of pairs.
@@ -35,7 +35,7 @@ pub(super) struct Compared {
 
 /// Milliseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Latency {
+pub(super) struct StepLatency {
     pub(super) p50: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) p99: Option<f64>,
@@ -68,9 +68,9 @@ impl EngineRow {
     }
 }
 
-impl Latency {
-    pub(super) fn of(ms: &[f64]) -> Latency {
-        Latency { p50: percentile(ms, 50.0), p99: Some(percentile(ms, 99.0)), max: None }
+impl StepLatency {
+    pub(super) fn of(ms: &[f64]) -> StepLatency {
+        StepLatency { p50: percentile(ms, 50.0), p99: Some(percentile(ms, 99.0)), max: None }
     }
 }
 
@@ -96,7 +96,7 @@ impl EngineRow {
     fn cells(&self) -> Vec<String> {
         let rates = self.rates.as_ref();
         let [ttft, itl] = [self.ttft_ms, self.itl_ms];
-        let (p50, p99) = (|of: Option<Latency>| of.map(|of| of.p50), |of: Option<Latency>| of?.p99);
+        let (p50, p99) = (|of: Option<StepLatency>| of.map(|of| of.p50), |of: Option<StepLatency>| of?.p99);
         vec![
             self.what.clone(),
             cell(rates.map(|rates| rates.plain)),
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_load_has_its_rates_or_its_latencies() {
         let prefill = EngineRow::new("prefill".into()).compared(&[100.0, 200.0, 300.0], &[110.0, 180.0, 300.0]);
-        let gaps = Latency { max: Some(9.0), ..Latency::of(&[1.0, 2.0, 3.0]) };
+        let gaps = StepLatency { max: Some(9.0), ..StepLatency::of(&[1.0, 2.0, 3.0]) };
         let joining = EngineRow { itl_ms: Some(gaps), ..EngineRow::new("joining".into()) };
         let memory =
             EngineMemory { model_mib: 1.0, kv_mib: 2.0, compute_mib: 3.0, resident_mib: None, beyond_mib: None };

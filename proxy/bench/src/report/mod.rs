@@ -17,13 +17,13 @@ pub(crate) use self::table::{Row, dash};
 pub(crate) struct Report {
     /// The heading of this run in a page, such as the machine.
     title: String,
-    parts: Vec<Part>,
+    parts: Vec<ReportPart>,
     charts: Vec<Chart>,
     failure: Option<String>,
 }
 
 #[derive(Debug)]
-enum Part {
+enum ReportPart {
     Text(String),
     /// For who sits at this terminal, and for no page: it may name paths.
     Local(String),
@@ -49,21 +49,21 @@ impl Report {
 
     /// Adds a paragraph.
     pub(crate) fn text(&mut self, text: impl Into<String>) {
-        self.parts.push(Part::Text(text.into()));
+        self.parts.push(ReportPart::Text(text.into()));
     }
 
     /// Adds a paragraph for who sits at this terminal, unless it is empty. It may name paths: no page gets it.
     pub(crate) fn local(&mut self, text: impl Into<String>) {
         let text = text.into();
         if !text.is_empty() {
-            self.parts.push(Part::Local(text));
+            self.parts.push(ReportPart::Local(text));
         }
     }
 
     /// Adds a table.
     pub(crate) fn table(&mut self, head: &[impl ToString], rows: impl IntoIterator<Item = Row>) {
         let head = head.iter().map(ToString::to_string).collect();
-        self.parts.push(Part::Table { head, rows: rows.into_iter().collect() });
+        self.parts.push(ReportPart::Table { head, rows: rows.into_iter().collect() });
     }
 
     /// Adds a drawing, whose file is `NAME.svg`.
@@ -86,19 +86,19 @@ impl Report {
 
     /// For a terminal.
     pub(crate) fn to_text(&self) -> String {
-        let part = |part: &Part| match part {
-            Part::Text(text) | Part::Local(text) => format!("{}\n", text.trim_end()),
-            Part::Table { head, rows } => table::aligned(head, rows),
+        let part = |part: &ReportPart| match part {
+            ReportPart::Text(text) | ReportPart::Local(text) => format!("{}\n", text.trim_end()),
+            ReportPart::Table { head, rows } => table::aligned(head, rows),
         };
         self.parts.iter().map(part).collect::<Vec<_>>().join("\n")
     }
 
     /// For a page.
     pub(crate) fn to_markdown(&self) -> String {
-        let part = |part: &Part| match part {
-            Part::Text(text) => Some(format!("{}\n", text.trim_end())),
-            Part::Local(_) => None,
-            Part::Table { head, rows } => Some(table::markdown(head, rows)),
+        let part = |part: &ReportPart| match part {
+            ReportPart::Text(text) => Some(format!("{}\n", text.trim_end())),
+            ReportPart::Local(_) => None,
+            ReportPart::Table { head, rows } => Some(table::markdown(head, rows)),
         };
         self.parts.iter().filter_map(part).collect::<Vec<_>>().join("\n")
     }

@@ -10,7 +10,7 @@ use baton_schemas::EngineError;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
-use super::node_state::{NodeEvent, NodeState, StateMachine};
+use super::node_state::{NodeObservation, NodeState, StateMachine};
 
 /// The reason for a node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -200,7 +200,7 @@ impl Health {
 
     /// It has answered with its description.
     pub fn note_answer(&self, info: Arc<NodeInfo>) {
-        self.apply(NodeEvent::Answered, &StateChange::new(StateReason::Answers, "it answers"), |status| {
+        self.apply(NodeObservation::Answered, &StateChange::new(StateReason::Answers, "it answers"), |status| {
             let is_new = status.info.as_ref().is_none_or(|known| **known != *info);
             if is_new {
                 status.info = Some(info);
@@ -213,26 +213,28 @@ impl Health {
     pub fn note_alive(&self) {
         // Most signs of life change nothing, so this check saves work. `apply` decides by the state at that moment.
         if self.status.borrow().is_silent() {
-            self.apply(NodeEvent::Alive, &StateChange::new(StateReason::Answers, "it answers"), |_| false);
+            self.apply(NodeObservation::Alive, &StateChange::new(StateReason::Answers, "it answers"), |_| false);
         }
     }
 
     /// Its process is starting, or its model is loading.
     pub fn note_loading(&self, reason: StateReason) {
-        self.apply(NodeEvent::Loading, &StateChange::new(reason, "the model is loading"), |_| false);
+        self.apply(NodeObservation::Loading, &StateChange::new(reason, "the model is loading"), |_| false);
     }
 
     /// Its model is no longer wanted, and its process is ending.
     pub fn note_unloading(&self) {
-        self.apply(NodeEvent::Loading, &StateChange::new(StateReason::Unloads, "the model is being unloaded"), |_| {
-            false
-        });
+        self.apply(
+            NodeObservation::Loading,
+            &StateChange::new(StateReason::Unloads, "the model is being unloaded"),
+            |_| false,
+        );
     }
 
     /// Its model is no longer wanted, and its process has ended.
     pub fn note_unloaded(&self) {
         self.apply(
-            NodeEvent::Unloaded,
+            NodeObservation::Unloaded,
             &StateChange::new(StateReason::Unloaded, "the model is not loaded"),
             |status| {
                 status.retry_in = Duration::ZERO;
@@ -243,17 +245,19 @@ impl Health {
 
     /// It reports that it is stopping.
     pub fn note_draining(&self) {
-        self.apply(NodeEvent::Draining, &StateChange::new(StateReason::Stopping, "the node is stopping"), |_| false);
+        self.apply(NodeObservation::Draining, &StateChange::new(StateReason::Stopping, "the node is stopping"), |_| {
+            false
+        });
     }
 
     /// Its load stream has ended, or it did not report its load.
     pub fn note_silence(&self, why: &StateChange) {
-        self.apply(NodeEvent::FellSilent, why, |_| false);
+        self.apply(NodeObservation::FellSilent, why, |_| false);
     }
 
     /// It did not answer a probe. It is asked again after `retry_in`.
     pub fn note_missed_answer(&self, why: &StateChange, retry_in: Duration) {
-        self.apply(NodeEvent::MissedAnswer, why, |status| {
+        self.apply(NodeObservation::MissedAnswer, why, |status| {
             status.retry_in = retry_in;
             false
         });
@@ -261,7 +265,7 @@ impl Health {
 
     /// It cannot be used before `retry_in`.
     pub fn note_failure(&self, why: &StateChange, retry_in: Duration) {
-        self.apply(NodeEvent::Failed, why, |status| {
+        self.apply(NodeObservation::Failed, why, |status| {
             let is_new = status.retry_in != retry_in;
             status.retry_in = retry_in;
             is_new
@@ -273,12 +277,14 @@ impl Health {
         let words = reason.as_str();
         let cause = format!("requests to it failed ({words})");
         let why = StateChange { cause, ..StateChange::new(StateReason::Failure(reason), words) };
-        self.apply(NodeEvent::BreakerOpened, &why, |_| false);
+        self.apply(NodeObservation::BreakerOpened, &why, |_| false);
     }
 
     /// All its breakers are closed.
     pub fn note_breaker_closed(&self) {
-        self.apply(NodeEvent::BreakerClosed, &StateChange::new(StateReason::BreakerClosed, "it answers"), |_| false);
+        self.apply(NodeObservation::BreakerClosed, &StateChange::new(StateReason::BreakerClosed, "it answers"), |_| {
+            false
+        });
     }
 
     /// The health now.
@@ -327,13 +333,13 @@ impl Health {
     }
 
     /// Applies an event. `note` updates the rest of the status, and returns true if subscribers must see that.
-    fn apply(&self, event: NodeEvent, why: &StateChange, note: impl FnOnce(&mut HealthStatus) -> bool) {
+    fn apply(&self, event: NodeObservation, why: &StateChange, note: impl FnOnce(&mut HealthStatus) -> bool) {
         let mut transition = None;
         self.status.send_if_modified(|status| {
             let is_new = note(status);
             let from = status.state();
             let was_silent = status.is_silent();
-            let is_silence = matches!(event, NodeEvent::MissedAnswer | NodeEvent::FellSilent);
+            let is_silence = matches!(event, NodeObservation::MissedAnswer | NodeObservation::FellSilent);
             if !(self.is_supervised && was_silent && is_silence) {
                 status.machine = status.machine.after(event);
             }

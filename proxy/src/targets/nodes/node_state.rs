@@ -69,7 +69,7 @@ impl NodeState {
 
 /// An observation of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NodeEvent {
+pub(super) enum NodeObservation {
     /// Its process is starting, or its model is loading.
     Loading,
     /// Its process has ended because its model is not wanted.
@@ -131,23 +131,25 @@ impl StateMachine {
 
     /// The machine after an event.
     #[must_use]
-    pub(super) fn after(self, event: NodeEvent) -> StateMachine {
+    pub(super) fn after(self, event: NodeObservation) -> StateMachine {
         let reach = match (self.reach, event) {
-            (_, NodeEvent::Loading) => Reachability::Starting,
-            (_, NodeEvent::Unloaded) => Reachability::Unloaded,
-            (_, NodeEvent::Answered) | (Reachability::Silent, NodeEvent::Alive) => Reachability::Answering,
+            (_, NodeObservation::Loading) => Reachability::Starting,
+            (_, NodeObservation::Unloaded) => Reachability::Unloaded,
+            (_, NodeObservation::Answered) | (Reachability::Silent, NodeObservation::Alive) => Reachability::Answering,
             // Late events of a process that has ended change nothing.
             (Reachability::Unloaded, _) => Reachability::Unloaded,
-            (_, NodeEvent::Draining) => Reachability::Stopping,
-            (_, NodeEvent::Failed) => Reachability::Gone,
-            (Reachability::Answering, NodeEvent::MissedAnswer | NodeEvent::FellSilent) => Reachability::Silent,
-            (Reachability::Starting, NodeEvent::FellSilent) => Reachability::Starting,
-            (_, NodeEvent::MissedAnswer | NodeEvent::FellSilent) => Reachability::Gone,
-            (reach, NodeEvent::Alive | NodeEvent::BreakerOpened | NodeEvent::BreakerClosed) => reach,
+            (_, NodeObservation::Draining) => Reachability::Stopping,
+            (_, NodeObservation::Failed) => Reachability::Gone,
+            (Reachability::Answering, NodeObservation::MissedAnswer | NodeObservation::FellSilent) => {
+                Reachability::Silent
+            }
+            (Reachability::Starting, NodeObservation::FellSilent) => Reachability::Starting,
+            (_, NodeObservation::MissedAnswer | NodeObservation::FellSilent) => Reachability::Gone,
+            (reach, NodeObservation::Alive | NodeObservation::BreakerOpened | NodeObservation::BreakerClosed) => reach,
         };
         let breaker_is_open = match event {
-            NodeEvent::BreakerOpened => true,
-            NodeEvent::BreakerClosed => false,
+            NodeObservation::BreakerOpened => true,
+            NodeObservation::BreakerClosed => false,
             _ => self.breaker_is_open,
         };
         StateMachine { reach, breaker_is_open }
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     /// The states that follow from `from` by each event, in the order of [`ALL_EVENTS`].
-    fn check(path: &[NodeEvent], from: NodeState, expected: [NodeState; 9]) {
+    fn check(path: &[NodeObservation], from: NodeState, expected: [NodeState; 9]) {
         let machine = path.iter().fold(StateMachine::default(), |machine, event| machine.after(*event));
         assert_eq!(machine.state(), from, "{path:?}");
         for (event, expected) in ALL_EVENTS.into_iter().zip(expected) {
@@ -167,21 +169,21 @@ mod tests {
         }
     }
 
-    const ALL_EVENTS: [NodeEvent; 9] = [
-        NodeEvent::Unloaded,
-        NodeEvent::Loading,
-        NodeEvent::Answered,
-        NodeEvent::Draining,
-        NodeEvent::MissedAnswer,
-        NodeEvent::FellSilent,
-        NodeEvent::Failed,
-        NodeEvent::BreakerOpened,
-        NodeEvent::BreakerClosed,
+    const ALL_EVENTS: [NodeObservation; 9] = [
+        NodeObservation::Unloaded,
+        NodeObservation::Loading,
+        NodeObservation::Answered,
+        NodeObservation::Draining,
+        NodeObservation::MissedAnswer,
+        NodeObservation::FellSilent,
+        NodeObservation::Failed,
+        NodeObservation::BreakerOpened,
+        NodeObservation::BreakerClosed,
     ];
 
     #[test]
     fn every_state_and_everything_that_can_be_learned_in_it() {
-        use NodeEvent::{
+        use NodeObservation::{
             Answered, BreakerOpened, Draining as Drained, Failed, Loading, MissedAnswer, Unloaded as EventUnloaded,
         };
         use NodeState::{Down, Draining, Ready, Starting, Suspect, Unloaded};
@@ -229,8 +231,8 @@ mod tests {
 
     #[test]
     fn a_sign_of_life_changes_only_a_silent_node() {
-        use NodeEvent::{Alive, Answered, Draining, Failed, Loading, MissedAnswer, Unloaded};
-        let alive = |path: &[NodeEvent]| {
+        use NodeObservation::{Alive, Answered, Draining, Failed, Loading, MissedAnswer, Unloaded};
+        let alive = |path: &[NodeObservation]| {
             let machine = path.iter().fold(StateMachine::default(), |machine, event| machine.after(*event));
             (machine.state(), machine.after(Alive).state())
         };

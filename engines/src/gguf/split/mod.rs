@@ -19,6 +19,9 @@ use crate::model_files::ModelFile;
 /// The most parts that are read. The largest known models have about a hundred.
 const MAX_PARTS: u64 = 4_096;
 
+#[cfg(test)]
+mod tests;
+
 /// Why files are not the parts of one model. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum PartsError {
