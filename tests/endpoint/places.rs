@@ -170,7 +170,8 @@ async fn priorities_hold_where_requests_wait_for_an_upstream() {
     }
     let asked: Vec<_> = (1..26).map(|i| mock.asked(i).body["max_tokens"].clone()).collect();
     assert_eq!(asked, [vec![json!(9)], vec![json!(1); 24]].concat());
-    assert_eq!(mock.log.most_running.load(Ordering::SeqCst), 1);
+    // One, and the first until the mock notices that its client has gone.
+    assert!(mock.log.most_running.load(Ordering::SeqCst) <= 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

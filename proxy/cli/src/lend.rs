@@ -32,6 +32,6 @@ pub(super) fn run(args: &LendArgs) -> Result<(), CommandFailure> {
     if !args.describe {
         lend::run(&lent);
     }
-    let devices = serde_json::to_string(&lend::describe(&lent)?)?;
+    let devices = serde_json::to_string(&lend::describe(&lent))?;
     Ok(terminal::print_line(devices)?)
 }

@@ -2,14 +2,17 @@
 
 use baton_engines::workers::child::{self, Lent};
 use baton_process::parent;
-use baton_proxy::serve::CommandFailure;
+use baton_proxy::log_queue;
 use baton_schemas::node::ChildEvent;
 use baton_schemas::worker::LentDevice;
 use rustix::process::Signal;
 
-/// What would be lent. The parent is told why there is nothing.
-pub fn describe(lent: &Lent) -> Result<Vec<LentDevice>, CommandFailure> {
-    Ok(child::describe(lent).inspect_err(tell_parent)?)
+/// What would be lent. If there is nothing, the parent is told why and prints it, and this process ends.
+pub fn describe(lent: &Lent) -> Vec<LentDevice> {
+    child::describe(lent).unwrap_or_else(|error| {
+        tell_parent(&error);
+        log_queue::exit(1)
+    })
 }
 
 /// Lends until the process ends.

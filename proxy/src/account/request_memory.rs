@@ -66,14 +66,14 @@ impl RequestMemory {
     }
 
     /// The memory of an endpoint: for 5,000 bodies of 100 KB, or 500 agents whose tools and histories become 1 MiB, and for
-    /// three bodies of the largest size.
+    /// two bodies of the largest size.
     pub(crate) fn of_endpoint() -> Arc<RequestMemory> {
-        RequestMemory::new(512 << 20, 96 << 20)
+        RequestMemory::new(512 << 20, 64 << 20)
     }
 
     /// The share of one key: it leaves room for others.
     pub(crate) fn of_key() -> Arc<RequestMemory> {
-        RequestMemory::new(384 << 20, 72 << 20)
+        RequestMemory::new(384 << 20, 48 << 20)
     }
 
     /// Returns what requests hold now.
@@ -280,15 +280,15 @@ mod tests {
     fn large_bodies_leave_room_for_ordinary_ones_and_these_for_small_ones() {
         let endpoint = RequestMemory::of_endpoint();
         let mut large: Vec<_> = (0..8).map(|_| charge(&endpoint, None)).collect();
-        assert_eq!(large.iter_mut().filter_map(|body| body.grow_to(32 * MIB).ok()).count(), 3);
+        assert_eq!(large.iter_mut().filter_map(|body| body.grow_to(32 * MIB).ok()).count(), 2);
         let mut ordinary: Vec<_> = (0..600).map(|_| charge(&endpoint, None)).collect();
         let n_fit = ordinary.iter_mut().filter_map(|body| body.grow_to(MIB).ok()).count();
-        assert_eq!(n_fit, 512 - 32 - 3);
+        assert_eq!(n_fit, 512 - 32 - 2);
         let mut small = charge(&endpoint, None);
         small.grow_to(SMALL_BODY).unwrap();
         assert_eq!(small.grow_to(SMALL_BODY + 1), Err(MemoryFull));
         drop((large, ordinary, small));
-        assert_eq!(left(&endpoint), (512 * MIB, 96 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB));
     }
 
     #[test]
@@ -296,16 +296,16 @@ mod tests {
         let endpoint = RequestMemory::of_endpoint();
         let [greedy, other] = [RequestMemory::of_key(), RequestMemory::of_key()];
         let mut stalled: Vec<_> = (0..4).map(|_| charge(&endpoint, Some(&greedy))).collect();
-        assert_eq!(stalled.iter_mut().filter_map(|body| body.grow_to(32 * MIB).ok()).count(), 2);
+        assert_eq!(stalled.iter_mut().filter_map(|body| body.grow_to(32 * MIB).ok()).count(), 1);
         charge(&endpoint, Some(&other)).grow_to(32 * MIB).unwrap();
         let mut small: Vec<_> = (0..10_000).map(|_| charge(&endpoint, Some(&greedy))).collect();
         assert!(small.iter_mut().any(|body| body.grow_to(SMALL_BODY).is_err()));
         charge(&endpoint, Some(&other)).grow_to(32 * MIB).unwrap();
         drop((stalled, small));
         for memory in [&greedy, &other] {
-            assert_eq!(left(memory), (384 * MIB, 72 * MIB));
+            assert_eq!(left(memory), (384 * MIB, 48 * MIB));
         }
-        assert_eq!(left(&endpoint), (512 * MIB, 96 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB));
     }
 
     #[test]
@@ -323,16 +323,16 @@ mod tests {
         let mut body = charge(&endpoint, None);
         body.grow_to(2 * MIB).unwrap();
         body.shrink_to(MIB + 1);
-        assert_eq!(left(&endpoint), (511 * MIB, 96 * MIB - 1));
+        assert_eq!(left(&endpoint), (511 * MIB, 64 * MIB - 1));
         let hold = RequestHold::default();
         hold.keep(body, Duration::ZERO);
         let (mut first, second) = (hold.part(), hold.part());
         first.shrink_to(10);
-        assert_eq!(left(&endpoint), (511 * MIB, 96 * MIB - 1), "the second prompt waits with its text");
+        assert_eq!(left(&endpoint), (511 * MIB, 64 * MIB - 1), "the second prompt waits with its text");
         drop(second);
-        assert_eq!(left(&endpoint), (512 * MIB - 10, 96 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB - 10, 64 * MIB));
         drop(first);
-        assert_eq!(left(&endpoint), (512 * MIB, 96 * MIB), "although the caller has a clone of the hold");
+        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB), "although the caller has a clone of the hold");
         drop(hold);
     }
 }
