@@ -1,7 +1,7 @@
 //! Models of machines and links that run Llama-3.1-8B in FP16, from published figures.
 //!
 //! Prefill rates are those published for this model. A decode step reads all weights and the sequence's KV once, so its
-//! rate is usable bandwidth ÷ bytes read; [`USABLE`] is the only free constant. The bandwidth of the DGX Spark was
+//! rate is usable bandwidth ÷ bytes read; `USABLE` is the only free constant. The bandwidth of the DGX Spark was
 //! measured; for Apple's machines only the nominal one is known.
 
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::file::{Gguf, Value};
 
-/// The paths of the parts that [`write`] writes.
+/// The paths of the parts that [`write()`] writes.
 pub fn paths(folder: &Path, stem: &str, n_parts: usize) -> Vec<PathBuf> {
     (1..=n_parts).map(|number| folder.join(format!("{stem}-{number:05}-of-{n_parts:05}.gguf"))).collect()
 }

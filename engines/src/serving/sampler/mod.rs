@@ -23,7 +23,7 @@ use toktrie::SimpleVob;
 
 use self::chain::Candidates;
 pub(crate) use self::logprobs::{logprobs, rank};
-#[cfg(feature = "llama")]
+#[cfg(all(feature = "llama", any(test, feature = "measure")))]
 pub(crate) use self::peak::argmax;
 use self::peak::first_largest;
 pub(crate) use self::peak::{Peak, peak};
