@@ -41,6 +41,9 @@ use crate::embed;
 use crate::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::handoff::{self, KvPuller};
 
+/// Texts of up to so many tokens are tokenized, even if they do not fit the context.
+const MAX_LISTED: u32 = 1 << 20;
+
 /// Speeds and sizes of a simulated machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimConfig {
@@ -141,11 +144,12 @@ impl SimEngine {
         self.state.speed.store(factor.to_bits(), Ordering::Relaxed);
     }
 
-    /// Refuses texts that cannot fit the context before their tokens are listed, as other engines do. Each byte is a token.
+    /// Refuses long texts that cannot fit the context before their tokens are listed, as other engines do. Each byte is a
+    /// token.
     fn check_length(&self, n_bytes: usize) -> Result<(), EngineError> {
         let n_ctx = self.state.config.n_ctx;
         match u32::try_from(n_bytes) {
-            Ok(n_prompt) if n_prompt <= n_ctx + 1 => Ok(()),
+            Ok(n_prompt) if n_prompt <= n_ctx.max(MAX_LISTED) => Ok(()),
             n_prompt => Err(EngineError::ContextOverflow { n_prompt: n_prompt.unwrap_or(u32::MAX), n_ctx }),
         }
     }
