@@ -68,7 +68,7 @@ impl RequestMemory {
     /// The memory of an endpoint: for 5,000 bodies of 100 KB, or 500 agents whose tools and histories become 1 MiB, and for
     /// two bodies of the largest size.
     pub(crate) fn of_endpoint() -> Arc<RequestMemory> {
-        RequestMemory::new(512 << 20, 64 << 20)
+        RequestMemory::new(512 << 20, 80 << 20)
     }
 
     /// The share of one key: it leaves room for others.
@@ -288,7 +288,7 @@ mod tests {
         small.grow_to(SMALL_BODY).unwrap();
         assert_eq!(small.grow_to(SMALL_BODY + 1), Err(MemoryFull));
         drop((large, ordinary, small));
-        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB, 80 * MIB));
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
         for memory in [&greedy, &other] {
             assert_eq!(left(memory), (384 * MIB, 48 * MIB));
         }
-        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB, 80 * MIB));
     }
 
     #[test]
@@ -323,16 +323,16 @@ mod tests {
         let mut body = charge(&endpoint, None);
         body.grow_to(2 * MIB).unwrap();
         body.shrink_to(MIB + 1);
-        assert_eq!(left(&endpoint), (511 * MIB, 64 * MIB - 1));
+        assert_eq!(left(&endpoint), (511 * MIB, 80 * MIB - 1));
         let hold = RequestHold::default();
         hold.keep(body, Duration::ZERO);
         let (mut first, second) = (hold.part(), hold.part());
         first.shrink_to(10);
-        assert_eq!(left(&endpoint), (511 * MIB, 64 * MIB - 1), "the second prompt waits with its text");
+        assert_eq!(left(&endpoint), (511 * MIB, 80 * MIB - 1), "the second prompt waits with its text");
         drop(second);
-        assert_eq!(left(&endpoint), (512 * MIB - 10, 64 * MIB));
+        assert_eq!(left(&endpoint), (512 * MIB - 10, 80 * MIB));
         drop(first);
-        assert_eq!(left(&endpoint), (512 * MIB, 64 * MIB), "although the caller has a clone of the hold");
+        assert_eq!(left(&endpoint), (512 * MIB, 80 * MIB), "although the caller has a clone of the hold");
         drop(hold);
     }
 }
