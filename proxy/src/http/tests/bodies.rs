@@ -133,6 +133,8 @@ async fn a_reply_without_end_that_is_collected_is_503_before_it_fills_the_memory
         assert_eq!(reply.status, 503, "{path}: {}", reply.text);
     }
     assert_eq!(memory.in_use().n_refused, 3);
+    // The backend keeps what it was asked, and with it each request's hold.
+    server.fake.requests.lock().unwrap().clear();
     eventually("the memory to be given back", async || memory.in_use().held == 0).await;
 }
 
