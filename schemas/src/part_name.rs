@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A part's name, taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartName<'n> {
-    /// What all parts' names begin with; with folders, if the name has some.
+    /// The common beginning of all parts' names, with folders if the name has some.
     pub stem: &'n str,
     /// The first part is 1.
     pub number: u32,

@@ -1,4 +1,4 @@
-//! What small bodies grow into: however a client writes its requests, they take bounded memory and lose no other request.
+//! However a client writes its requests, they take bounded memory and lose no other request.
 
 use std::time::{Duration, Instant};
 

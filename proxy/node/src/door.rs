@@ -33,7 +33,7 @@ pub(crate) struct Door {
     pub(crate) machine: Option<String>,
 }
 
-/// What stands behind a node's door, and serves.
+/// The service behind a node's door.
 pub(crate) struct Behind {
     pub(crate) server: JoinHandle<std::io::Result<()>>,
     pub(crate) serves: Serves,

@@ -27,7 +27,7 @@ pub struct ReadyNode {
     pub serves: Serves,
 }
 
-/// What a node has.
+/// The engine or the devices of a node.
 #[derive(Debug)]
 pub enum Serves {
     /// An engine; `None`: it does not describe itself.

@@ -1,4 +1,4 @@
-//! What is asked of a node, and the mistakes in it.
+//! The options of a node, and the mistakes in them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// What is asked of a node.
+/// The options of a node.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
     pub way: WayToRun,

@@ -19,7 +19,7 @@ pub(super) struct AdmissionQueue<G> {
     /// Places that are taken, of all targets.
     n_places: usize,
     next_number: u64,
-    /// What is to be told once the lock is free.
+    /// Answers to send once the lock is free.
     answers: Vec<WantAnswer<G>>,
 }
 
@@ -308,7 +308,7 @@ impl<G> AdmissionQueue<G> {
         }
     }
 
-    /// What is to be told, without the lock.
+    /// Takes the answers to send. Send them without the lock.
     pub(super) fn take_answers(&mut self) -> Vec<WantAnswer<G>> {
         std::mem::take(&mut self.answers)
     }

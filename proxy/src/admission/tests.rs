@@ -308,7 +308,7 @@ async fn a_request_with_many_choices_leaves_places_to_others_and_uses_them_while
     sequences.pop();
     let last = last.now_or_never().unwrap().unwrap();
     assert!(later.iter_mut().all(|wait| wait.now_or_never().is_none()));
-    // What becomes free while nobody waits goes to the next choices.
+    // A place that becomes free while nobody waits goes to the next choice.
     drop((other, last));
     let next: Vec<_> = later.iter_mut().filter_map(|wait| wait.now_or_never()).collect();
     assert_eq!((next.len(), door.counts()), (2, (1, 4, 0)));

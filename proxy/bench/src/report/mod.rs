@@ -12,7 +12,7 @@ pub(crate) use self::line_chart::{ChartLine, LineChart};
 pub(crate) use self::table::one_decimal;
 pub(crate) use self::table::{Row, dash};
 
-/// What a run has found, in the order in which it is read.
+/// The results of a run, in reading order.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     /// The heading of this run in a page, such as the machine.
