@@ -3,10 +3,17 @@ import { readFile } from 'node:fs/promises';
 import { expect, test } from '@playwright/test';
 import { BARS, LIFE, OUTCOME, REASONS } from '../../proxy/page/src/words.ts';
 
-/** The words of an enum: those that its `as_str` gives. */
+/**
+ * The words of an enum: those that its `as_str` gives; without a written one, its variants in snake case. A transparent variant
+ * has another enum's words.
+ */
 async function words(path, name) {
   const source = await readFile(new URL(`../../${path}`, import.meta.url), 'utf8');
-  const all = [...source.matchAll(new RegExp(`${name}::\\w+ => "(\\w+)"`, 'g'))].map((match) => match[1]);
+  const written = [...source.matchAll(new RegExp(`${name}::\\w+ => "(\\w+)"`, 'g'))].map((match) => match[1]);
+  const variants = source.match(new RegExp(`pub enum ${name} \\{\\n(.*?)\\n\\}`, 's'))?.[1] ?? '';
+  const own = variants.replace(/#\[strum\(transparent\)\]\n\s*\w+\(\w+\),/g, '');
+  const derived = [...own.matchAll(/^ {4}([A-Z]\w*),$/gm)].map((match) => match[1].replace(/\B[A-Z]/g, '_$&').toLowerCase());
+  const all = written.length ? written : derived;
   expect(all.length, `${name} in ${path}`).toBeGreaterThan(0);
   return all;
 }
