@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures Baton in front of an upstream beside nginx, vllm-router and sglang-router in one run, and Baton in front of its
-# own simulated engine; prints the table of docs/benchmarks.md. Linux, at least two cores: the servers are pinned to one,
+# own simulated engine; prints the table of docs/results/endpoint.md. Linux, at least two cores: the servers are pinned to one,
 # the client and the mock upstreams to another.
 #
 #   BATONS   the binaries to measure, NAME=PATH … (default: baton=target/dist/baton)

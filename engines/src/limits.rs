@@ -25,7 +25,7 @@ pub const LAYERS: RangeInclusive<u32> = 0..=512;
 /// Tokens of one physical compute batch: llama.cpp's own default.
 pub const DEFAULT_UBATCH: u32 = 512;
 
-/// The same with workers: smaller batches keep more of a pipeline busy (docs/benchmarks.md).
+/// The same with workers: smaller batches keep more of a pipeline busy (docs/results/engines.md).
 pub const WORKERS_UBATCH: u32 = 256;
 
 /// The same if a worker computes on its processor, which with one thread is as fast with so few.

@@ -80,7 +80,7 @@ mod beside_llama {
     use crate::beside_llama::{MAX_KL, corpus, divergence, llama, prose, puller, reply, scores, tokens};
 
     /// The mean KL that GPUs' kernels for quantized weights explain: they round activations to 8 bits. llama.cpp's own differ as
-    /// much between CUDA and processors (docs/backends.md).
+    /// much between CUDA and processors (docs/results/backends.md).
     const MAX_GPU_KL: f64 = 2e-2;
 
     /// One prompt, with 40 tokens of text after it.
