@@ -1,8 +1,8 @@
 //! Baton's data and bytes: what the other crates exchange.
 //!
 //! Nothing here runs anything: no tokio, no I/O, no model code. Read in this order: a dialect parses a client's JSON
-//! into one [`generate::GenerateRequest`]; the proxy turns that into [`sequence::SequenceRequest`]s for an engine; the
-//! engine answers with [`sequence::SequenceEvent`]s; [`node`] is the protocol that carries both between processes.
+//! into one [`generate::GenerateRequest`]. The proxy turns that into [`sequence::SequenceRequest`]s for an engine, which
+//! answers with [`sequence::SequenceEvent`]s. [`node`] is the protocol that carries both between processes.
 //!
 //! ```
 //! use baton_schemas::openai::ChatRequest;

@@ -1,6 +1,6 @@
 //! The KV of one slot: for each layer K and V of consecutive positions, `[n_kv_heads][capacity][head_size]` in f32.
 //!
-//! Every value is rounded to f16 when it is written, because KV is handed over in f16: so a sequence continues identically
+//! Every value is rounded to f16 when it is written, because KV is handed over in f16. So a sequence continues identically
 //! whether its KV was computed here or came back from another node.
 
 use std::ops::Range;

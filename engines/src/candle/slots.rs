@@ -69,7 +69,7 @@ impl CandleSlots {
         Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// Writes K or V at `positions`. Errors: `rows` are not of so many positions.
+    /// Writes K or V at `positions`. Errors: `rows` has the wrong number of positions.
     fn write(&self, slot: usize, of: LayerTensor, positions: Range<usize>, rows: &[u8]) -> Result<()> {
         let shape = &self.model.shape;
         let n_positions = positions.len();

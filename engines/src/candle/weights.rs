@@ -45,8 +45,8 @@ impl Linear {
     }
 }
 
-/// Types whose products with many rows candle 0.11 computes on a processor faster than those in f32: it has kernels for
-/// tiles of them, and for the others only products of one row with another.
+/// Types whose products with many rows candle 0.11 computes on a processor faster than those in f32. It has kernels for
+/// tiles of them; for the others it has only products of one row with another.
 const TILED: [GgmlDType; 2] = [GgmlDType::Q4K, GgmlDType::Q6K];
 
 /// Rows from which on it is faster to widen a matrix of another type and to multiply in f32.
@@ -153,8 +153,8 @@ impl<'g> Weights<'g> {
     }
 }
 
-/// The memory that weights take beyond the file's size, bytes: matrices of 16 bits are widened to 32, the matrix of the
-/// logits is a second copy of the embeddings where the file has one for both, and tensors may overlap in the file.
+/// The memory that weights take beyond the file's size, bytes. Matrices of 16 bits are widened to 32. If the file has one
+/// matrix for embeddings and logits, the latter is a copy. Tensors may overlap in the file.
 pub(super) fn bytes_beyond_file(gguf: &Gguf) -> u64 {
     let (f32, f16, bf16) = (0, 1, 30);
     let of = |tensor: &TensorInfo| {

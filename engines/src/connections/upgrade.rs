@@ -2,7 +2,7 @@
 //!
 //! Each request of HTTP/1.1 that asks for an upgrade carries an offer. A handler accepts it with the work that uses the
 //! connection from then on. The offer takes the work to the connection's task, because axum's handlers return nothing
-//! but a reply, and work in a task of its own would outlive the connection's place, deadlines and orderly stop.
+//! but a reply. In a task of its own, the work would outlive the connection's place, deadlines and orderly stop.
 
 use axum::body::Body;
 use futures::FutureExt;

@@ -322,7 +322,7 @@ impl Gguf {
     }
 
     /// Hash of the tokens, in the order of their numbers, and of their types: equal for two files whose token ids mean the
-    /// same. How text becomes tokens and messages become text does not count: it is often corrected in one quantization of a
+    /// same. How text becomes tokens and messages become text does not count. It is often corrected in one quantization of a
     /// model but not in another, and a folder of the same model ([`crate::hf`]) says it in other words.
     pub fn vocabulary_hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();

@@ -16,7 +16,7 @@ use super::{Gguf, Value};
 pub(crate) struct Window {
     /// The positions that they attend to, the current one included.
     pub(crate) n_positions: usize,
-    /// Of so many layers in a row, the last one attends to all positions.
+    /// Every `period`-th layer attends to all positions.
     pub(crate) period: usize,
 }
 

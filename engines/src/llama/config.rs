@@ -47,7 +47,7 @@ pub struct LlamaConfig {
     pub lora: Option<LoraFile>,
     /// How the model is split among GPUs; by default by layers.
     pub split_mode: Option<SplitMode>,
-    /// Tensors that stay with the processor.
+    /// Tensors that stay on the CPU.
     pub cpu_tensors: CpuTensors,
     /// Prompt tokens in a step while streams are running; by default as many as the measured rate allows in 100 ms.
     pub prefill_budget: Option<u32>,

@@ -1,4 +1,4 @@
-//! The patterns of the tensors that stay with the processor, as llama.cpp takes them.
+//! The patterns of the tensors that stay on the CPU, as llama.cpp takes them.
 
 use std::ffi::CString;
 

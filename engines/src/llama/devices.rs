@@ -52,8 +52,8 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
     Ok(std::iter::once(processor).chain(gpus).collect())
 }
 
-/// Errors: the program was built for a GPU, and computing a model with these options would be left to the processor because
-/// no GPU is found. llama.cpp would do so silently, tens of times slower.
+/// Errors: the program was built for a GPU, and with these options the CPU would compute the model because no GPU is found.
+/// llama.cpp would do so silently, tens of times slower.
 pub(super) fn check(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<(), LoadError> {
     let is_left_to_processor = || Ok::<_, LoadError>(name.is_none() && gpus(None, n_gpu_layers)?.is_empty());
     let kinds = gpu_backends();

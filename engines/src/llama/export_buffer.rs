@@ -2,7 +2,7 @@
 //!
 //! A GPU copies to pinned memory by itself, as fast as its bus allows. To other memory its driver copies by way of pinned
 //! memory of its own, piece by piece. A chunk stays in its buffer until it is sent, so that hashing, encoding and sending it
-//! overlap with computing the next one; only the copy itself holds up the context.
+//! overlap with computing the next one. Only the copy itself holds up the context.
 
 use super::state::{PinnedMemory, StateBuffer};
 

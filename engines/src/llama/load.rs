@@ -58,7 +58,7 @@ pub(crate) fn model(config: &LlamaConfig, gguf: &Gguf, placed: &Placed) -> Resul
 /// Sequences in addition to the slots': KV is imported and exported through a scratch sequence ([`super::transfer`]).
 ///
 /// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
-/// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss), which an import needs while its slot's older cells are still in
+/// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss). An import needs them while its slot's older cells are still in
 /// use.
 pub(crate) const SCRATCH_SEQUENCES: u32 = 1;
 

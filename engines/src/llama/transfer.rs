@@ -118,7 +118,7 @@ impl KvTransfer {
     /// Adds a blob's positions to a slot that holds `n_present` positions, which the blob must continue.
     ///
     /// A chunk may lack windowed rows that no position after the last chunk attends to. If that leaves a gap, the
-    /// slot's windowed rows before the gap are dropped: llama.cpp, and callers that ask it for a slot's first position,
+    /// slot's windowed rows before the gap are dropped. llama.cpp, and callers that ask it for a slot's first position,
     /// assume that there are no gaps.
     pub fn import(
         &self,

@@ -1,4 +1,4 @@
-//! Where a model's tensors lie: which of them stay with the processor, and how the others are split among GPUs.
+//! Where a model's tensors lie: which of them stay on the CPU, and how the others are split among GPUs.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -25,7 +25,7 @@ impl SplitMode {
     }
 }
 
-/// Tensors that stay with the processor, whatever `--gpu-layers` says.
+/// Tensors that stay on the CPU, whatever `--gpu-layers` says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuTensors {
     /// The experts of all layers.

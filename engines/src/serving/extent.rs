@@ -1,5 +1,5 @@
-//! Which positions of a slot's KV are there, for engines that keep KV themselves: every position in the layers that attend
-//! to all, and in those with a sliding window every position from some on.
+//! The positions of a slot's KV that are there, for engines that keep KV themselves. Layers that attend to all positions
+//! have every one; layers with a sliding window have every position from some on.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! How a query and a document are joined for a reranker, as in llama-server: in the form that the model's file has for it, or
-//! as two texts between the tokens that the vocabulary adds.
+//! Joins a query and a document for a reranker, as llama-server does. The model's file has a form for it, or they are
+//! two texts between the tokens that the vocabulary adds.
 
 use std::sync::Arc;
 

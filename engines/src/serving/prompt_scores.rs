@@ -1,7 +1,7 @@
 //! The log-probabilities of a prompt's tokens, from the logits of its prefill.
 //!
 //! A position's logits predict the token after it, so the first token has none. Only the most likely tokens of each
-//! position are kept, and the prompt is computed in small steps: neither logits nor results of a whole prompt are ever in
+//! position are kept, and the prompt is computed in small steps. So logits and results of a whole prompt are never in
 //! memory at once. The prefix cache holds no logits, so a sequence with scores starts without it.
 
 use std::collections::VecDeque;

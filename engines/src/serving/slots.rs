@@ -51,8 +51,8 @@ pub(crate) enum Assignment {
 pub(crate) struct SlotMemory<'a> {
     /// Maps a slot and the length of a cached prefix to the usable length.
     pub(crate) usable: &'a dyn Fn(usize, usize) -> usize,
-    /// Returns true if a slot's KV is coming, can then be shared up to this many tokens, and comes sooner than the new
-    /// sequence could compute it from this many cached tokens on.
+    /// Returns true if a slot's KV is coming and can then be shared up to this many tokens. It must come sooner than the
+    /// new sequence could compute it from this many cached tokens on.
     pub(crate) is_worth_waiting: &'a dyn Fn(usize, usize, usize) -> bool,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
         None => Assignment::Take { slot: oldest_idle.0, n_keep: 0 },
         Some((source, n_keep)) if slots[source].busy => Assignment::Fork { slot: oldest_idle.0, source, n_keep },
         // If an idle slot shares only its beginning, it keeps its own conversation and the new sequence takes another
-        // slot. But if it holds the whole prompt, the request is a repetition and takes this slot: llama.cpp's rounding
+        // slot. But if it holds the whole prompt, the request is a repetition and takes this slot. llama.cpp's rounding
         // depends on a sequence's cells, and the same seed should give the same text.
         Some((source, n_keep))
             if source != oldest_idle.0

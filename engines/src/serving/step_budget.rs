@@ -1,7 +1,7 @@
 //! Chooses how many prompt tokens one step computes.
 //!
 //! A step is one `llama_decode`, and every running stream waits for it. So while streams are running, a step's prefill
-//! is limited by time, through the rate measured in such steps; a fixed batch takes 10 ms on one machine and 8 s on
+//! is limited by time, through the rate measured in such steps. A fixed batch takes 10 ms on one machine and 8 s on
 //! another. Without streams a step has a fixed size: the batches, and with them llama.cpp's rounding, then depend on
 //! the prompt alone and not on the machine's speed.
 

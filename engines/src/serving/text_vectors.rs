@@ -38,7 +38,7 @@ pub(crate) struct TextVectors<M> {
     n_done: usize,
 }
 
-/// The facts about a model's vectors. A file that names no pooling holds a model that was not trained for embeddings; its
+/// The facts about a model's vectors. A file that names no pooling holds a model that was not trained for embeddings. Its
 /// vector is the state of the last token, the only one that attends to the whole text.
 pub(crate) fn facts(gguf: &Gguf, n_embd: usize, n_ctx: u32) -> EmbeddingFacts {
     // llama.cpp's numbers.

@@ -1,7 +1,7 @@
 //! Refuses templates that would overflow the stack of minijinja's compiler.
 //!
-//! minijinja limits the nesting of brackets and blocks, but a chain such as `1 + 1 + 1 …` or of `elif` nests one level for
-//! each of its parts, and compiles and drops them by recursion. A template of 24 KB overflowed a stack of 2 MiB, which
+//! minijinja limits the nesting of brackets and blocks. But a chain such as `1 + 1 + 1 …` or of `elif` nests one level for
+//! each of its parts, and minijinja compiles and drops them by recursion. A template of 24 KB overflowed a stack of 2 MiB, which
 //! aborts the process. So the parts are counted before minijinja compiles the source. Its own tokenizer finds them: any
 //! other could be deceived about where a tag, a string or a raw text ends.
 

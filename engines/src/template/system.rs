@@ -154,8 +154,8 @@ fn without_first_system(mut messages: Vec<Message>) -> Vec<Message> {
     messages
 }
 
-/// Makes each system message after the first message text of a user message: of the one before it, else of the one after
-/// it, because many templates require that roles alternate, else a message of its own.
+/// Moves each system message after the first into a user message, because many templates require that roles alternate. It
+/// joins the one before it, else the one after it, else it is a message of its own.
 fn later_as_user(messages: &[Message]) -> Vec<Message> {
     let mut placed: Vec<Message> = Vec::with_capacity(messages.len());
     // The last placed message holds only system text.

@@ -34,7 +34,7 @@ pub(crate) use self::table::{TokenFacts, Vocabulary};
 #[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) use self::tokenizer::FileTokenizer;
 
-/// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them, and then reads
+/// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them. Then it reads
 /// their spellings in any text as these tokens (`llama-vocab.cpp`, "hack for gpt-oss").
 pub(crate) const SHOWN_CONTROL: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 

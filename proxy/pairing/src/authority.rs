@@ -1,6 +1,6 @@
 //! The cluster's certificate authority: its key stays on the first machine, and all machines pin its certificate.
 //!
-//! Every machine's certificate is for one name, [`NODE_NAME`], and never for an address: a client checks that the cluster's
+//! Every machine's certificate is for one name, [`NODE_NAME`], and never for an address. A client checks that the cluster's
 //! authority has issued the certificate for that name, whatever address it has called. So addresses may change. The
 //! certificates do not expire: leaving a cluster means a new cluster.
 

@@ -1,8 +1,8 @@
 //! The exchange that turns the code into keys of one run: SPAKE2, then proofs by both sides, then sealed messages.
 //!
-//! Roles, the protocol's version, the room, both machines' names and both SPAKE2 messages are in the transcript, so that a
-//! message of another run, another role or another version fits nowhere. The joiner proves first: the first machine's proof
-//! is the only thing that tells a guesser whether a code is right, and it is sent only to those who know it. Pure: no I/O.
+//! Roles, the protocol's version, the room, both machines' names and both SPAKE2 messages are in the transcript. So a
+//! message of another run, another role or another version fits nowhere. The joiner proves first: only the first machine's
+//! proof tells a guesser whether a code is right, and it is sent only to those who know the code. Pure: no I/O.
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use spake2::{Ed25519Group, Identity, Password, Spake2};

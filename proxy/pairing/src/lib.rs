@@ -2,7 +2,7 @@
 //! and types on the others. `baton pair` uses it; `docs/security.md` explains it.
 //!
 //! The first machine shows a code ([`PairingSession`]), each other one [`join`]s. Both run SPAKE2 with the code
-//! (`exchange.rs`), so that a man in the middle learns nothing and can try one code with each run; `attempts.rs` counts
+//! (`exchange.rs`), so that a man in the middle learns nothing and can try one code with each run. `attempts.rs` counts
 //! these runs before they are computed. Each machine makes its own TLS key, and the first machine's certificate
 //! [`authority`] signs it. All pin that authority, so every machine trusts every other, at any address.
 //! [`ClusterFolder`] stores what a machine has.

@@ -1,8 +1,8 @@
 //! Measured rates of nodes and of transfers between them.
 //!
 //! Every figure is an exponentially weighted mean of measurements; nothing is configured. A prefill rate depends on the
-//! prompt's length, and a decode rate on the number of streams in a step, so both are curves with a mean for each power
-//! of two.
+//! prompt's length, a decode rate on the number of streams in a step. So both are curves with a mean for each power of
+//! two.
 
 use baton_schemas::handoff::HandoffReport;
 
@@ -102,8 +102,8 @@ pub struct TransferRates {
 }
 
 impl TransferRates {
-    /// Learns from a handoff: the link's rate if the link was clearly slower than the prefill, the tail if the prefill
-    /// was clearly slower than the link, and neither in between.
+    /// Learns from a handoff. If the link was clearly slower than the prefill, it learns the link's rate; if the prefill was
+    /// clearly slower than the link, it learns the tail; in between, neither.
     pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
         let n_bytes = handoff.n_bytes as f64;
         let n_tokens = f64::from(handoff.n_tokens.max(1));

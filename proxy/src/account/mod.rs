@@ -112,7 +112,7 @@ impl Account {
         self.take_requests(1)
     }
 
-    /// Charges `n` requests that come as one. One unit of the rate is enough to begin; the others may be a debt, so that a
+    /// Charges `n` requests that come as one. One unit of the rate is enough to begin; the others may be a debt. So a
     /// request with more choices than the rate has units is served, and its key waits afterwards. Tokens are charged after
     /// they are counted, so a reply may overdraw the token rate, too.
     ///

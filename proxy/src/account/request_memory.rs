@@ -1,10 +1,10 @@
 //! The memory that requests hold, all of it in one account with a limit for the process and one for each key.
 //!
-//! Charged are a body's bytes while they arrive and are decompressed; then what they became: texts, images, values, schemas,
-//! grammars, until no part of the request needs them; and a reply that is collected before it is sent. Not charged are
-//! tokens and KV, which places bound.
+//! Charged are a body's bytes while they arrive and are decompressed. Then what they became is charged (texts, images,
+//! values, schemas, grammars), until no part of the request needs them, and a reply that is collected before it is sent.
+//! Not charged are tokens and KV, which places bound.
 //!
-//! Memory has two parts. The first MiB of each charge comes from one, the rest of large ones from the other, so that
+//! Memory has two parts. The first MiB of each charge comes from one, the rest of large ones from the other. So
 //! requests of an ordinary size have room however many large ones there are. Nothing waits for memory: a request that holds
 //! some while it waits for more would keep others waiting.
 

@@ -332,8 +332,8 @@ impl<G> AdmissionQueue<G> {
         Some(Next { key: key.clone(), ticket, number, target: Arc::clone(target) })
     }
 
-    /// Returns true if a place of this target can be taken. Where the number of all places is limited, a target gets
-    /// another one only while more are free than there are targets without one, so that no target has all of them.
+    /// Returns true if a place of this target can be taken. If the number of all places is limited, a target gets another
+    /// one only while more are free than there are targets without one. So no target has all of them.
     fn is_free(&self, target: &TargetPlaces) -> bool {
         if target.is_full() {
             return false;

@@ -1,7 +1,7 @@
 //! Reads request bodies: bounded in size, time and memory, decompressed, and treated as JSON for every `Content-Type`.
 //!
 //! Bare `curl -d` sends `application/x-www-form-urlencoded`, so the type is ignored. The dialect parses the bytes, on
-//! threads of their own and a few bodies at a time, because a body may grow to a hundred times its size and take up to a
+//! threads of their own and a few bodies at a time: a body may grow to a hundred times its size and take up to a
 //! second. Only tiny bodies are parsed where they arrive. What a body becomes is charged to its key while it is held.
 //! Every error here uses the JSON envelope, because clients print its message.
 

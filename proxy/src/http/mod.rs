@@ -4,7 +4,7 @@
 //! behind [`HttpBackend`]. Nothing here knows engines, queues or planned routes, and only a dialect knows its JSON.
 //!
 //! Each dialect is a folder: `mod.rs` has its routes, `stream.rs` and `whole.rs` write a reply, `failure.rs` writes errors
-//! where they differ from OpenAI's, and each further file is named after its route. A new dialect also touches this file
+//! where they differ from OpenAI's. Each further file is named after its route. A new dialect also touches this file
 //! (its routes) and `dialect.rs` (its paths and the envelope of its errors).
 
 pub mod access;

@@ -128,8 +128,8 @@ impl Endpoint {
         Ok(Endpoint { service, shutdown, on_hangup, addresses, servers, nodes, first_start, own_engine, needs_key })
     }
 
-    /// Handles SIGTERM, Ctrl-C and, if no file is reloaded on it, SIGHUP: the first begins the drain, after `report` was given the number of running requests;
-    /// the second ends their streams, and the third the process.
+    /// Handles SIGTERM, Ctrl-C and, if no file is reloaded on it, SIGHUP. The first calls `report` with the number of running
+    /// requests and begins the drain, the second ends their streams, and the third the process.
     pub fn drain_on_signal(&self, report: impl FnOnce(usize) + Send + 'static) {
         let service = Arc::clone(&self.service);
         signals::drain_on_signal(self.shutdown.clone(), self.on_hangup, move || report(service.admission.n_admitted()));

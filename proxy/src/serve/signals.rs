@@ -61,8 +61,8 @@ pub async fn end_process_meanwhile<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// Ignores SIGTERM, Ctrl-C and SIGHUP. For a child process, which ends when its standard input closes: its parent drains first,
-/// and a signal to the whole process group must not end the engine of running streams.
+/// Ignores SIGTERM, Ctrl-C and SIGHUP. For a child process, which ends when its standard input closes: its parent drains first.
+/// A signal to the whole process group must not end the engine of running streams.
 pub fn ignore() {
     let Some(mut signals) = Signals::listen(OnHangup::Stops) else { return };
     tokio::spawn(async move {

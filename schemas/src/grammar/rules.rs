@@ -10,7 +10,7 @@ use crate::constraint::Rule;
 /// Returns the rule of a grammar in Lark's notation or in GBNF.
 ///
 /// A grammar whose rules do not refer to themselves becomes one regular expression. In any other grammar the rules that
-/// do not lead back to themselves become regular expressions, which the engine reads as far as they go: of two texts that
+/// do not lead back to themselves become regular expressions. The engine reads these as far as they go: of two texts that
 /// begin alike, the longer one is meant.
 pub(crate) fn rule_of(source: &str, budget: &mut WriteBudget) -> Result<Rule, GrammarError> {
     let grammar = if gbnf::is_gbnf(source) { gbnf::read(source)? } else { lark::read(source)? };

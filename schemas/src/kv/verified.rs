@@ -11,8 +11,8 @@ use super::layout::KvLayout;
 use super::placement::Places;
 
 /// A frame that passed every check. Only a [`HandoffReader`](super::reader::HandoffReader) creates one, so its users
-/// need not check it again: the MAC is right, it continues the frames before it, it belongs to the reader's own tokens,
-/// its rows are exactly the layout's, and every value is finite.
+/// need not check it again. The MAC is right, it continues the frames before it, and it belongs to the reader's own
+/// tokens. Its rows are exactly the layout's, and every value is finite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifiedKv {
     layout: Arc<KvLayout>,

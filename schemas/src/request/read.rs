@@ -6,7 +6,7 @@
 //!
 //! The memory of what is built is bounded: see [`room`](super::room).
 //!
-//! Duplicate keys are refused, even in skipped values: if a gateway in front of this server used the first `model` and
+//! Duplicate keys are refused, even in skipped values. If a gateway in front of this server used the first `model` and
 //! this server the last, a client could bypass the gateway's check. serde_json limits the depth to 128.
 
 use std::collections::HashSet;

@@ -1,6 +1,6 @@
 //! Calls the worker, a Python process that computes the model with mlx-lm (`worker.py`).
 //!
-//! A worker that ends, breaks the protocol, or gives no sign of life while it should compute is *lost*: it is killed, and
+//! A worker that ends, breaks the protocol, or gives no sign of life while it should compute is *lost*. It is killed, and
 //! the next call starts another one, without KV. If none can load the model any more, this process
 //! ends. [`Worker::n_lost`] tells that apart from a call that the model refused.
 

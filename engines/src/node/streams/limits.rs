@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Streams of a node, without those of loads. An engine's queue is shorter.
 pub(super) const MAX_STREAMS: usize = 4_096;
 
-/// Bytes of bodies that came in pieces and are not parsed yet: as many as one connection may send at once, if each is as
+/// Bytes of bodies that came in pieces and are not parsed yet. One connection may send as many at once, if each is as
 /// long as a client's request may be.
 pub(super) const MAX_BODIES_BYTES: usize = 512 << 20;
 

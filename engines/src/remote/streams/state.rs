@@ -27,15 +27,15 @@ const MANY_STREAMS: u32 = u32::MAX - (1 << 20);
 pub(super) enum NodeFault {
     #[error("{0}")]
     Frame(#[from] StreamFrameError),
-    #[error("a frame of a stream that was never started")]
+    #[error("it sent a frame of a stream that was never started")]
     UnknownStream,
-    #[error("a frame of a stream that it has not accepted")]
+    #[error("it sent a frame of a stream before it accepted the stream")]
     NotAccepted,
-    #[error("a stream that it has accepted twice")]
+    #[error("it accepted one stream twice")]
     AcceptedTwice,
-    #[error("more of a stream than there is credit for")]
+    #[error("it sent more of a stream than it has credit for")]
     NoCredit,
-    #[error("a frame that does not belong to the stream's work")]
+    #[error("it sent a frame that does not belong to the stream's work")]
     OtherWork,
 }
 

@@ -116,7 +116,7 @@ async fn a_node_that_breaks_the_protocol_loses_its_connection_with_the_cause() {
         .await;
     is_fault("never started", |frames| frames.token(2, &token(1)).unwrap()).await;
     is_fault("never started", |frames| frames.accepted(9)).await;
-    is_fault("accepted twice", |frames| frames.accepted(1)).await;
+    is_fault("accepted one stream twice", |frames| frames.accepted(1)).await;
     is_fault("credit", |frames| (0..=CREDIT).for_each(|_| frames.token(1, &token(1)).unwrap())).await;
     is_fault("work", |frames| frames.vector(1, &[1.0]).unwrap()).await;
     is_fault("cut off", |frames| {

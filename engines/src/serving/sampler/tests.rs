@@ -1,5 +1,5 @@
 //! The sampler, compared with llama.cpp's samplers over the whole vocabulary. llama.cpp leaves equal logits in an order that
-//! depends on its C++ library; here they come in the order of their tokens. So the tests compare places in the order.
+//! depends on its C++ library. Here they come in the order of their tokens. So the tests compare places in the order.
 
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::LlamaToken;

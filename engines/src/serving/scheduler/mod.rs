@@ -1,8 +1,8 @@
 //! The loop that owns a model's context: continuous batching over slots.
 //!
 //! One OS thread runs [`Scheduler::run`]; all others send it [`Job`](super::jobs::Job)s. Each turn takes in new jobs,
-//! drops those whose reader has left, gives free slots to waiting sequences, and makes one step: a batch with one token
-//! of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
+//! drops those whose reader has left, gives free slots to waiting sequences, and makes one step. A step is a batch with
+//! one token of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
 //! last, which is decoded, so that a prompt continues identically whether it was cached, handed over or computed here.
 
 mod drawing;
@@ -260,8 +260,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence
     }
 
-    /// Returns true if a slot's sequence can be part of the next step: it runs, its reader keeps up, and it does not
-    /// wait for another node or for an image.
+    /// Returns true if a slot's sequence can be part of the next step. It must run, its reader must keep up, and it must
+    /// not wait for another node or for an image.
     fn can_step(&self, slot: usize) -> bool {
         !self.awaits_image(slot)
             && self.running[slot].as_ref().is_some_and(|s| {
@@ -289,8 +289,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
         let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
-        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node, so that a prompt's KV
-        // is identical to the bit, wherever each part of it was computed.
+        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. So a prompt's KV is
+        // identical to the bit, wherever each part of it was computed.
         let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
         if exports || imports { self.limits.budget.taper(n_left, n_prompts) } else { n_left }
     }

@@ -11,8 +11,8 @@ use super::super::vectors::Vectors;
 use super::{BatchPart, NAN_WAIT, Scheduler};
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
-    /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence, which
-    /// goes back to the head of the queue and is recomputed later. Returns false if a sequence was preempted.
+    /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence. That
+    /// one goes back to the head of the queue and is recomputed later. Returns false if a sequence was preempted.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
         self.evict_idle(n) || !self.preempt_youngest()
     }

@@ -126,13 +126,13 @@ pub struct EngineArgs {
     /// 3,1
     #[arg(long, value_name = "SHARES")]
     pub tensor_split: Option<String>,
-    /// Keep the experts of all layers with the processor
+    /// Keep the experts of all layers on the CPU
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub cpu_moe: Option<bool>,
-    /// Keep the experts of the first N layers with the processor
+    /// Keep the experts of the first N layers on the CPU
     #[arg(long, value_name = "N", value_parser = whole_number)]
     pub n_cpu_moe: Option<u32>,
-    /// Keep the tensors with the processor whose names a regular expression finds; CPU is the only buffer type
+    /// Keep tensors on the CPU whose names match a regular expression; CPU is the only buffer type
     #[arg(long, value_name = "PATTERN=CPU", value_delimiter = ',')]
     pub override_tensor: Option<Vec<String>>,
     /// Flash attention, which is always on: on or auto
@@ -268,7 +268,7 @@ impl EngineArgs {
         wrong.map(|message| ("override_tensor", message)).into_iter().chain(self.worker_problem())
     }
 
-    /// Tensors that stay with the processor. Overrides in a wrong form are among [`EngineArgs::problems`].
+    /// Tensors that stay on the CPU. Overrides in a wrong form are among [`EngineArgs::problems`].
     fn cpu_tensors(&self) -> CpuTensors {
         let overrides = self.override_tensor.iter().flatten();
         CpuTensors {

@@ -1,4 +1,4 @@
-//! The defence against DNS rebinding (CVE-2024-28224): a page whose name is made to resolve to 127.0.0.1 reaches a
+//! The defence against DNS rebinding (CVE-2024-28224). A page whose name is made to resolve to 127.0.0.1 reaches a
 //! loopback listener, but its browser still sends the page's own name in `Host`. A listener that other machines can
 //! reach accepts any name, but only one per request (RFC 9112, section 3.2).
 

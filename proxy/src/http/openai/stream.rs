@@ -1,4 +1,4 @@
-//! Writes request steps as chunk events, in the order that clients rely on: first the opening of every choice, by index
+//! Writes request steps as chunk events, in the order that clients rely on. First comes the opening of every choice, by index
 //! (an SDK helper indexes its list by it), then text, one end per choice, the usage if requested, `[DONE]`.
 
 use std::slice;

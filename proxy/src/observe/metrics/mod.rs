@@ -4,7 +4,7 @@
 //! states (slots, queues, breakers, rates) come from the [`snapshot`](crate::observe::snapshot) at each scrape. Names are
 //! those of the field: `time_to_first_token_seconds`, `inter_token_latency_seconds`, `e2e_request_latency_seconds`.
 //!
-//! Labels come only from the configuration and from words of this program, so clients cannot add any: a model that is not
+//! Labels come only from the configuration and from words of this program, so clients cannot add any. A model that is not
 //! served is `unknown`, a path that is not a route is `other`.
 
 pub mod requests;

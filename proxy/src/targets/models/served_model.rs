@@ -168,14 +168,14 @@ impl ServedModel {
         self.name.get().into_iter().chain(&self.aliases)
     }
 
-    /// Returns true if a name is one of its names. A model whose name is unknown matches any name, so that the client gets
-    /// an error that asks for a retry, and not the error that there is no such model.
+    /// Returns true if a name is one of its names. A model whose name is unknown matches any name: the client then gets an
+    /// error that asks for a retry, and not the error that there is no such model.
     pub(super) fn has_name(&self, name: &str) -> bool {
         self.name.get().is_none() || self.names().any(|known| model_name::are_same(known, name))
     }
 
     /// The model's identity: that of the first deciding node that is up. The order of the list counts, and not the order of
-    /// the answers; a node that has not answered yet delays the decision until it counts as down after 2 s. Without a
+    /// the answers. A node that has not answered yet delays the decision until it counts as down after 2 s. Without a
     /// configured name, that node also names the model.
     pub fn identity(&self) -> Option<&ModelIdentity> {
         if let Some(known) = self.identity.get() {

@@ -1,6 +1,6 @@
 //! Follows a node's load through its load stream, or by polling if there is none.
 //!
-//! A stream reports a change within a tenth of a second, repeats the load twice a second, and ends with its node, so it is
+//! A stream reports a change within a tenth of a second, repeats the load twice a second, and ends with its node. So it is
 //! also the first sign of a lost node. The node's supervisor or watcher then checks the node. If a stream never reports
 //! a load (the node refuses it: there are too many), the node is polled instead, and a stream is tried again later.
 

@@ -229,8 +229,8 @@ impl Transfer {
         self.server.failed(failure, self.asked);
     }
 
-    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them: those that
-    /// came by transfer and those of its own cache, which vLLM does not tell apart. `n_estimated`: the prompt's tokens.
+    /// The reply is complete. `n_cached`: the prompt's tokens that the upstream did not compute, if it reports them. They came
+    /// by transfer or from its own cache, which vLLM does not tell apart. `n_estimated`: the prompt's tokens.
     pub(super) fn ended(&self, n_cached: Option<u32>, n_estimated: u32) -> EventKind {
         let n_transferred = self.n_tokens.min(most_tokens(n_estimated)).min(n_cached.unwrap_or(u32::MAX));
         self.server.add(PrefillTotals { n_transferred: n_transferred.into(), ..PrefillTotals::default() });

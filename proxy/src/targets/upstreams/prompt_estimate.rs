@@ -30,8 +30,8 @@ const MESSAGE_BYTES: usize = 16;
 /// Bytes of an average token in most tokenizers.
 pub(super) const BYTES_PER_TOKEN: usize = 4;
 
-/// The most tokens that an upstream may report for a prompt of so many estimated tokens: about two for each byte, and some
-/// for what its template or its operator adds. A wrong count would use up a key's rate.
+/// The most tokens that an upstream may report for a prompt of `n_estimated` tokens: about two for each byte, and some for
+/// what its template or its operator adds. A wrong count would use up a key's rate.
 pub(super) fn most_tokens(n_estimated: u32) -> u32 {
     n_estimated.saturating_mul(8).saturating_add(16 << 10)
 }

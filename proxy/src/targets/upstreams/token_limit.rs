@@ -1,8 +1,8 @@
 //! Limits new tokens to what the model's context has left after the prompt.
 //!
 //! vLLM refuses a request for more, and a pair of servers does so only after the first one has computed the prompt. vLLM
-//! lists the size of the context, so a request that may well not fit is counted before anything is computed, and any other
-//! one when vLLM has refused it. Engines of Baton's own end such a reply at the end of the context, too.
+//! lists the size of the context, so a request that may well not fit is counted before anything is computed. Any other one
+//! is counted when vLLM has refused it. Engines of Baton's own end such a reply at the end of the context, too.
 
 use std::time::Duration;
 

@@ -124,8 +124,8 @@ impl Codec {
     }
 
     /// Returns typical figures. Rates are those of one core of a server processor, measured with
-    /// `baton-bench handoff --only codecs` under `taskset -c 0`; those of `kvq` and `kvq_fast` are of four
-    /// cores, since with less they would never be tried on fast links on which they pay.
+    /// `baton-bench handoff --only codecs` under `taskset -c 0`. Those of `kvq` and `kvq_fast` are of four
+    /// cores: with less they would never be tried on fast links on which they pay.
     pub fn typical_effect(self) -> CodecEffect {
         match self {
             Codec::None => CodecEffect { encode_bps: 1.8e9, ratio: 1.0 },

@@ -339,8 +339,8 @@ async fn predictions_are_learned_from_what_happens() {
     assert!(expected < 100.0, "replies of 12 tokens were seen, not of {expected}");
 }
 
-/// A model on a node that is late by so long and on one that is late by `other`, with the rates of both known, and how
-/// many streams run on the first.
+/// A model on a node that is late by `by` and on one that is late by `other`, with the rates of both known. Also the
+/// number of streams on the first.
 async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
     let n_running = Arc::new(AtomicU32::new(0));
     let first = Late { sim: sim(), by, from_the_start: false, n_running: Arc::clone(&n_running) };
