@@ -29,7 +29,7 @@ pub(super) enum NodeFault {
     Frame(#[from] StreamFrameError),
     #[error("it sent a frame of a stream that was never started")]
     UnknownStream,
-    #[error("it sent a frame of a stream before it accepted the stream")]
+    #[error("it sent a frame of a stream that it has not accepted")]
     NotAccepted,
     #[error("it accepted one stream twice")]
     AcceptedTwice,
