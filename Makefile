@@ -85,14 +85,14 @@ test-long: build ## What `make test` leaves out: random cases, schemathesis, mlx
 	@scripts/setup.sh test
 	LONG_PAGE=CONTRIBUTING.md scripts/run-long.sh
 
-chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
+chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/results/reliability.md
 	target/release/baton pull smollm2
-	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
+	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/results/reliability.md \
 		cargo test $(PROFILE) --locked --test stress chaos:: -- --nocapture
 
-soak: build ## Mixed clients and faults for SOAK_MINUTES (30); writes the figures into docs/reliability.md
+soak: build ## Mixed clients and faults for SOAK_MINUTES (30); writes the figures into docs/results/reliability.md
 	target/release/baton pull smollm2
-	SOAK_MINUTES=$${SOAK_MINUTES:-30} SOAK_PAGE=docs/reliability.md \
+	SOAK_MINUTES=$${SOAK_MINUTES:-30} SOAK_PAGE=docs/results/reliability.md \
 		cargo test $(PROFILE) --locked --test stress soak:: -- --nocapture
 
 fuzz: setup ## Fuzz every parser for FUZZ_SECONDS (600) in total; docs/fuzzing.md

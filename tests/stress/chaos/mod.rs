@@ -2,7 +2,7 @@
 //! reply is lost or changed, nothing hangs, and nothing is left behind.
 //!
 //! `make test` runs a few requests; `make chaos` sets `CHAOS_REQUESTS` and `CHAOS_PAGE`, which makes many more and writes
-//! their figures to docs/reliability.md. `CHAOS_SEED` repeats a run.
+//! their figures to docs/results/reliability.md. `CHAOS_SEED` repeats a run.
 
 pub(crate) mod clients;
 pub(crate) mod cluster;

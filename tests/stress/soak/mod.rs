@@ -1,7 +1,7 @@
 //! Half an hour of everything at once: clients of all dialects whose replies are compared, clients that misbehave, faults of
 //! nodes and links, and reloads. Every reply is right, nothing hangs, and neither memory nor open files grow.
 //!
-//! `make soak` sets `SOAK_MINUTES` and `SOAK_PAGE`, and writes the figures to docs/reliability.md. Without them the test
+//! `make soak` sets `SOAK_MINUTES` and `SOAK_PAGE`, and writes the figures to docs/results/reliability.md. Without them the test
 //! takes seconds, only so that it keeps working. The parts are those of `chaos`.
 
 mod mixed;
