@@ -139,7 +139,7 @@ llama: bench-program-dist ## Measure Baton's engine beside llama-server, which i
 	@scripts/setup.sh test
 	scripts/bench-llama-server.sh
 
-plan: bench-program ## Run the planner on simulated machines; the figures of docs/planning.md
+plan: bench-program ## Run the planner on simulated machines; the figures of docs/results/planning.md
 	target/release/baton-bench plan $(ARGS)
 
 fmt: ## Format the code

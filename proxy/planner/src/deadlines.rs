@@ -27,7 +27,7 @@ impl Default for Deadlines {
         Deadlines {
             // Longer than delays by another program on the machine, a cold file cache or a burst of requests.
             floor: Duration::from_secs(10),
-            // Predictions are within 10 % after eight requests (docs/planning.md), and within a factor of 2.5 before.
+            // Predictions are within 10 % after eight requests (docs/results/planning.md), and within a factor of 2.5 before.
             factor: 4.0,
             // The default timeout of the OpenAI SDK.
             max: Duration::from_secs(600),
