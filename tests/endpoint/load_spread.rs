@@ -1,4 +1,4 @@
-//! Two machines that prefill and two that decode, under load, with one model and with two: every machine works, prompts
+//! Two machines that prefill and two that decode, under load, with one model and with two. Every machine works, prompts
 //! are computed while replies are generated, and neither model waits for the other's.
 
 use std::collections::BTreeMap;

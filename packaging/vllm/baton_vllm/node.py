@@ -31,7 +31,7 @@ HEALTH_SECONDS = 1
 MAX_MISSES = 3
 # Rows that are there leave in frames of this size, so that the reader imports one while the next is on its way.
 FRAME_BYTES = 6 << 20
-# If a layer takes longer, a frame begins only when all its layers are there: in a frame there is no sign of life, and the reader
+# If a layer takes longer, a frame begins only when all its layers are there. In a frame there is no sign of life, and the reader
 # gives up after 5 s of silence.
 SLOW_LAYER_SECONDS = 1.0
 # The longest wait for a layer within a frame, below those 5 s.

@@ -1,7 +1,7 @@
 //! `baton-bench mock`: a server that speaks enough of OpenAI's API to measure what stands in front of it.
 //!
-//! It must cost far less than that, so it reads only what it needs of a request and writes prepared bytes: each token of a
-//! stream in a write of its own. It is for loopback; it checks no key.
+//! It must cost far less than that, so it reads only what it needs of a request and writes prepared bytes. Each token of a
+//! stream is a write of its own. It is for loopback; it checks no key.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, Write as _};

@@ -16,8 +16,8 @@ impl FakePython {
     pub(super) fn running(script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("python3");
-        // Written by another process: a test that forks while this one has the file open for writing would inherit it,
-        // and the system starts no program that anybody can write to ("text file busy").
+        // Written by another process. A test that forks while this one has the file open for writing would inherit it,
+        // and the system starts no program that is open for writing ("text file busy").
         let write = r#"printf '#!/bin/sh\n' > "$0" && cat >> "$0" && chmod 755 "$0""#;
         let mut child = Command::new("sh").args(["-c", write]).arg(&path).stdin(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();

@@ -1,7 +1,7 @@
 //! Files of the cache that this machine makes itself, such as models with made-up weights.
 //!
-//! The same promises as for a pulled file: it gets its name only when it is complete, two processes do not make it at once,
-//! and what does not fit on the disk is refused before the first byte.
+//! The promises are those of a pulled file. It gets its name only when it is complete, and two processes do not make it at
+//! once. What does not fit on the disk is refused before the first byte.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

@@ -46,8 +46,8 @@ fn program(name: &str, build: &str) -> PathBuf {
 pub const CLUSTER_KEY: &str = "the tests' cluster key";
 
 /// The largest margin, in nats, between two tokens that rounding may exchange. Rounding of a 4-bit model moves a token's
-/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much); this is several times
-/// that, and a wrong cache moves it by whole nats.
+/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much). This is several times
+/// that; a wrong cache moves it by whole nats.
 pub const MAX_MARGIN: f32 = 0.6;
 
 /// By how much rounding moves a log-probability at most, in nats.

@@ -1,4 +1,4 @@
-//! Under load, nodes are killed, frozen and restarted, and links become slow, break and corrupt bytes, at random times: no
+//! Under load, nodes are killed, frozen and restarted, and links become slow, break and corrupt bytes, at random times. No
 //! reply is lost or changed, nothing hangs, and nothing is left behind.
 //!
 //! `make test` runs a few requests; `make chaos` sets `CHAOS_REQUESTS` and `CHAOS_PAGE`, which makes many more and writes

@@ -130,7 +130,7 @@ class Worker:
 
         made = self.model.make_cache() if hasattr(self.model, "make_cache") else [KVCache() for _ in self.model.layers]
         # mlx-lm keeps only the last positions of a layer with a window. A handoff and a prefix that is used again need others,
-        # too: so these layers keep all of them, and the mask that the model asks for hides those outside of the window.
+        # too. So these layers keep all of them, and the mask that the model asks for hides those outside of the window.
         windows = {KVCache: lambda cache: None, RotatingKVCache: lambda cache: cache.max_size}
         other = {type(cache).__name__ for cache in made if type(cache) not in windows}
         if other:

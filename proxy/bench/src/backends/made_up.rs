@@ -1,5 +1,5 @@
 //! Files of models with made-up weights, in the shapes of large ones. What such a model says is noise, but it costs what the
-//! real one costs, and whatever must hold for any weights, such as equal KV, can be tried on it.
+//! real one costs. Promises for all weights, such as equal KV, can be tried on it.
 //!
 //! Names of keys and tensors are those of llama.cpp's `src/llama-arch.cpp` and `src/models/*.cpp`.
 

@@ -1,4 +1,4 @@
-//! Facts from far back. A mean divergence hides whether a model still finds what a long prompt says once, so it is asked: three
+//! Facts from far back. A mean divergence hides whether a model still finds what a long prompt says once. So it is asked: three
 //! facts a prompt, near its start, its middle and its end, in prose and in code.
 
 use baton_engines::llama::reference::Reference;

@@ -1,8 +1,8 @@
 //! Measures how much of the transfer overlaps with the prefill, by prompt length, codec and link, and the cost of sending
 //! everything after the prefill.
 //!
-//! A link is a network of a given rate, or relative to the prefill: the plain KV of a prompt takes 60 % of the prefill's time, like 10 GbE
-//! between a DGX Spark and an M3 Ultra, or twice the prefill's time.
+//! A link is a network of a given rate, or relative to the prefill. The plain KV of a prompt then takes 60 % of the prefill's
+//! time, like 10 GbE between a DGX Spark and an M3 Ultra, or twice the prefill's time.
 
 use std::time::{Duration, Instant};
 
@@ -80,8 +80,8 @@ pub(super) struct OverlapRow {
     pub(super) unhidden_share: f64,
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
-    /// The time of a whole pull over the same link if the prefill node has cached the prompt, that is, the time after the
-    /// prefill if nothing were sent during it. Measured on the loopback and the faster relative link.
+    /// The time of a whole pull over the same link if the prefill node has cached the prompt. It is the time after the prefill
+    /// if nothing were sent during it. Measured on the loopback and the faster relative link.
     pub(super) after_ms: Option<f64>,
 }
 

@@ -1,5 +1,5 @@
-//! Measures the speed of moving computed KV from one cache into another, compared with a plain copy of as many bytes
-//! through the same kind of socket, and the speed of each stage on one core.
+//! Measures the speed of moving computed KV from one cache into another, and of each stage on one core. A plain copy of as
+//! many bytes through the same kind of socket is measured beside it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

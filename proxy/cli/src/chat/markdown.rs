@@ -1,8 +1,8 @@
 //! Shows Markdown with a terminal's styles while it arrives.
 //!
 //! A parser of whole documents would have to paint over what is already on the screen. This one goes through the text once
-//! and holds back only what it cannot place yet: the first characters of a line, and a run of `*`, `_` or backticks until
-//! the character after it. It knows what models write: headings, lists, quotes, rules, code blocks, emphasis, and code in a
+//! and holds back only what it cannot place yet. That is the first characters of a line, and a run of `*`, `_` or backticks
+//! until the character after it. It knows what models write: headings, lists, quotes, rules, code blocks, emphasis, and code in a
 //! line. Everything else stays as it is. Emphasis ends with its line, so a mistake never spreads.
 //!
 //! No crate does this (November 2026). termimad and pulldown-cmark parse whole texts: an open `**` is two asterisks to them

@@ -166,7 +166,7 @@ fn ln_ratio(predicted_ms: f64, actual_ms: f64) -> Option<f64> {
     (predicted_ms > 0.0 && actual_ms > 0.0).then(|| ratio.ln())
 }
 
-/// The expected tokens of a reply of at most `max_tokens`, from earlier replies under a similar limit: clients that want a
+/// The expected tokens of a reply of at most `max_tokens`, from earlier replies under a similar limit. Clients that want a
 /// label and clients that want an essay set different limits.
 pub fn expected_output(seen: &Curve, max_tokens: Option<u32>) -> f64 {
     let limit = limit(max_tokens);

@@ -1,8 +1,8 @@
 //! Models that reply with a script, for tests of what happens to replies of a certain form.
 //!
 //! The last token of the prompt chooses the reply: each [`Reply`] names the token after which it is given. A chat template
-//! is a part of the file, so it can end the prompt of each turn with another control token, and the model then plays all
-//! turns of an agent. After a prompt without a reply, the model ends the text at once.
+//! is a part of the file, so it can end the prompt of each turn with another control token. The model then plays all turns
+//! of an agent. After a prompt without a reply, the model ends the text at once.
 //!
 //! The weights make the most probable token certain, so the reply is the script at any temperature. Grammars apply as with
 //! every model: where one forbids the scripted token, the script is lost.

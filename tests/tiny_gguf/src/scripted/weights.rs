@@ -1,5 +1,5 @@
-//! The weights of a scripted model: one layer, whose attention copies the code of the last token that stands in one place
-//! only (the anchor) to where the output weights can read it.
+//! The weights of a scripted model: one layer. Its attention copies the code of the anchor, the last token that stands in
+//! one place only, to where the output weights can read it.
 //!
 //! Values of a token's row, and after attention:
 //!
