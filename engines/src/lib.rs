@@ -1,10 +1,10 @@
 //! Engines, which run models, and the ways to reach them.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust; `mlx` runs folders of
-//! safetensors with mlx-lm. [`sim`] simulates a model at configured speeds. [`remote`] is the client of an engine in
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust, `mlx` runs folders of
+//! safetensors with mlx-lm, [`sim`] simulates a model at configured speeds, [`remote`] is the client of an engine in
 //! another process, which [`node`] serves over the node protocol. [`connections`] bounds what peers may do with a server's connections, also for the endpoint.
-//! [`handoff`] pulls a prompt's KV from another node. [`transport`] decides which nodes are trusted and what may be
-//! sent unencrypted. [`mdns`] announces services on the local network and browses them; [`proof`] shows which of
+//! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
+//! sent unencrypted; [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of
 //! them have the cluster key. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is
 //! not an engine but a client of servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
 //!
@@ -60,5 +60,5 @@ pub mod workers;
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 
 /// A log filter in the syntax of `RUST_LOG` that keeps llama.cpp quiet: it logs about a hundred lines for each model it
-/// loads, some of its progress as warnings. Its errors reach the log as Baton's.
+/// loads, some of its progress as warnings, and its errors reach the log as Baton's.
 pub const QUIET_LLAMA: &str = "llama-cpp-2=error,llama_cpp_2=error";

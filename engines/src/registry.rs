@@ -132,7 +132,7 @@ pub struct EngineOptions {
     pub lora: Option<LoraFile>,
     /// How the model is split among GPUs.
     pub split_mode: Option<SplitMode>,
-    /// Tensors that stay on the CPU.
+    /// Tensors that stay with the processor.
     pub cpu_tensors: CpuTensors,
     /// Prompt tokens in a step while streams are running.
     pub prefill_budget: Option<u32>,

@@ -2,8 +2,8 @@
 //! dialect.
 //!
 //! An upstream gets the parsed request, messages and tools included, and answers with pieces of text, reasoning and
-//! calls. A request that it cannot serve is refused before anything is sent. Nothing is dropped silently: a field is
-//! sent if the upstream takes it, left out if it stands at its default, and an error otherwise.
+//! calls. A request that it cannot serve is refused before anything is sent, and nothing is dropped in silence: a field
+//! is sent if the upstream takes it, left out if it stands at its default, and an error otherwise.
 //!
 //! This is one attempt at one server. The proxy decides which server is asked, how often, and what its failures mean
 //! for the next request. Redirects are not followed; every wait has a deadline, every line and reply a limit.

@@ -1,7 +1,7 @@
 //! Announced nodes and the results of their key proofs. Pure: the caller browses, asks and tells the time.
 //!
 //! Each address of each announced instance is asked for a proof of the cluster key (see `baton_engines::proof`), and again
-//! every 2 s. This notices nodes that die, come back, or get another address. Strangers are asked less and less often.
+//! every 2 s: this notices nodes that die, come back, or get another address. Strangers are asked less and less often.
 //! Nodes prove each other's addresses again before they send the key: `engines/src/handoff/sources.rs` says why.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,8 @@ pub(super) const MAX_INSTANCES: usize = 64;
 /// The most addresses of one node that other machines are told.
 const MAX_ADDRESSES: usize = 16;
 
-/// The most addresses that are asked in one round, and the most among them that were never asked: each of these needs a
-/// client of its own. A flood of announcements must not cost much.
+/// The most addresses that are asked in one round; and those among them that were never asked, each of which needs a
+/// client of its own: a flood of announcements must not cost much.
 const MAX_ASKED: usize = 32;
 const MAX_NEW: usize = 4;
 
