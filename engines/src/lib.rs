@@ -1,16 +1,11 @@
-//! Engines, which run models, and the ways to reach them.
+//! Engines: what runs models.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, `candle` in Rust, `mlx` runs folders of
-//! safetensors with mlx-lm, [`sim`] simulates a model at configured speeds, [`remote`] is the client of an engine in
-//! another process, which [`node`] serves over the node protocol. [`connections`] bounds what peers may do with a server's connections, also for the endpoint.
-//! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
-//! sent unencrypted; [`mdns`] announces services on the local network and browses them, and [`proof`] shows which of
-//! them have the cluster key. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is
-//! not an engine but a client of servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
+//! [`registry`] starts an engine from its options. llama.cpp, candle and mlx-lm are a loaded model and its KV each;
+//! [`sim`] simulates a model at configured speeds. All pass one contract suite (`engines/tests/engines/contract`).
 //!
 //! ```
-//! use baton_engines::Engine;
 //! use baton_engines::sim::{SimConfig, SimEngine};
+//! use baton_link::Engine;
 //!
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! let engine = SimEngine::new(SimConfig { n_slots: 2, ..SimConfig::default() });
@@ -18,46 +13,37 @@
 //! assert_eq!(info.n_slots, 2);
 //! # });
 //! ```
+//!
+//! Rooms in reading order; all but the first two are left out of a build without models:
+//!
+//! | room | what it has |
+//! |---|---|
+//! | [`registry`] | all engines, and the one place that starts one |
+//! | [`sim`] | the deterministic engine, and links of configured speed |
+//! | `serving` | for every engine that computes: the scheduler, slots, sampling, constraints, prompts |
+//! | `llama`, `candle`, `mlx` | a loaded model: with llama.cpp, in Rust alone, with mlx-lm in Python |
+//! | `workers` | machines that lend their devices to a node that runs llama.cpp |
+//! | [`embed`] | order and checks of vectors |
+//! | `codec_profile` | a file beside a model, by which its KV is encoded |
+//!
+//! Of Baton it uses `baton-link` (the [`Engine`](baton_link::Engine) trait, handoffs), `baton-model`, `baton-process`
+//! and `baton-schemas`. No other crate may use llama.cpp or candle.
 
-pub mod awake;
 #[cfg(feature = "candle")]
 pub mod candle;
 #[cfg(feature = "models")]
 pub mod codec_profile;
-pub mod connections;
 pub mod embed;
-pub mod engine;
-pub mod gguf;
-pub mod handoff;
-pub mod hf;
-pub mod limits;
-pub mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
-mod long_json;
-pub mod mdns;
 #[cfg(feature = "mlx")]
 pub mod mlx;
-pub mod model_files;
-pub mod no_sleep;
-pub mod node;
-pub mod options;
-pub mod proof;
 pub mod registry;
-pub mod remote;
 #[cfg(feature = "models")]
 pub mod serving;
 pub mod sim;
-pub mod template;
-pub mod trace;
-pub mod transport;
-pub mod upstream;
-#[cfg(feature = "models")]
-mod vocabulary;
 #[cfg(feature = "llama")]
 pub mod workers;
-
-pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 
 /// A log filter in the syntax of `RUST_LOG` that keeps llama.cpp quiet: it logs about a hundred lines for each model it
 /// loads, some of its progress as warnings, and its errors reach the log as Baton's.

@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use baton_link::engine::Engine;
+use baton_link::handoff::KvPuller;
+use baton_model::gguf::{Gguf, GgufError};
+use baton_model::hf::{self, FolderError, ModelFolder};
+use baton_model::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::engine::Engine;
-use crate::gguf::{Gguf, GgufError};
-use crate::handoff::KvPuller;
-use crate::hf::{self, FolderError, ModelFolder};
-use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 use crate::sim::{PacedPuller, SimAbort, SimConfig, SimEngine, SimMachine};
 
 /// Where candle reads the number of its threads, once.
@@ -267,7 +267,8 @@ fn sim(options: EngineOptions) -> SimConfig {
 
 #[cfg(feature = "llama")]
 async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
-    use crate::limits::{PROCESSORS_UBATCH, WORKERS_UBATCH};
+    use baton_model::limits::{PROCESSORS_UBATCH, WORKERS_UBATCH};
+
     use crate::llama::{LlamaConfig, LlamaEngine};
     let defaults = LlamaConfig::new(options.model.ok_or(EngineStartError::NoModel)?);
     let config = LlamaConfig {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use baton_engines::upstream::UpstreamFailure;
 use baton_schemas::EngineError;
 use baton_schemas::counted::counted;
+use baton_upstream::UpstreamFailure;
 
 /// The reason why a request is refused or fails.
 #[derive(Debug, Clone, thiserror::Error)]

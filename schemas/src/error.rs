@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::counted::counted;
-use crate::streams::VersionMismatch;
+use crate::stream_versions::VersionMismatch;
 
 /// A failure of an engine, or of the connection to it.
 ///

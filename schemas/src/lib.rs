@@ -42,6 +42,7 @@ mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
 mod shared;
+pub mod stream_versions;
 pub mod streams;
 pub mod thinking;
 mod token;

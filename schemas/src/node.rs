@@ -33,7 +33,7 @@ use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout};
 use crate::sequence::Token;
-use crate::streams::StreamVersions;
+use crate::stream_versions::StreamVersions;
 use crate::worker::WorkerShare;
 
 /// The path prefix of this version of the protocol.
@@ -125,7 +125,7 @@ pub struct NodeDescription {
     pub streams: StreamVersions,
 }
 
-/// A node's proof that it has the cluster key, and which end of the connection it is. See `engines/src/proof/`.
+/// A node's proof that it has the cluster key, and which end of the connection it is. See `engines/link/src/proof/`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyProof {
     /// The node's message of SPAKE2, hexadecimal.

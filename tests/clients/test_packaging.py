@@ -27,7 +27,7 @@ def test_launchd_reads_the_plist():
     ("unit", "source"),
     [
         ("baton.service", "proxy/src/serve/endpoint.rs"),
-        ("baton-node.service", "engines/src/node/server.rs"),
+        ("baton-node.service", "engines/link/src/node/server.rs"),
     ],
 )
 def test_systemd_waits_for_longer_than_streams_are_let_finish(unit, source):

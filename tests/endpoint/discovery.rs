@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use baton_engines::mdns::{self, Announcement, ServiceType};
+use baton_link::mdns::{self, Announcement, ServiceType};
 use harness::lab::{Lab, Membership, OWNER, ip, with_namespaces, within};
 use harness::{BATON, CLUSTER_KEY, Capability, Process};
 use rustix::process::Signal;

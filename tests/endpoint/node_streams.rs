@@ -3,10 +3,10 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use baton_engines::node::{ClusterKey, Listener, router_speaking};
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::node::{ClusterKey, Listener, router_speaking};
 use baton_schemas::node::Role;
-use baton_schemas::streams::StreamVersions;
+use baton_schemas::stream_versions::StreamVersions;
 use futures::future::join_all;
 use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, SseReply, chat, eventually_async, free_address};
 use rustix::process::Signal;

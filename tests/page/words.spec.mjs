@@ -32,7 +32,7 @@ test('every word of a state, an outcome, a bar and a reason has a sentence', asy
     words('proxy/src/targets/nodes/fallbacks.rs', 'FallbackReason'),
   ]);
   // A prefill server of an upstream has failures of its own; the page shows this one's word.
-  const upstream = (await words('engines/src/upstream/failure.rs', 'PrefillFailure')).filter((word) => word in BARS);
+  const upstream = (await words('engines/upstream/src/failure.rs', 'PrefillFailure')).filter((word) => word in BARS);
   expect(upstream).toContain('prefill_failed');
   expect(sorted(Object.keys(BARS))).toEqual(sorted([...bars.flat(), ...upstream]));
 });

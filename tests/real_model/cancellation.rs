@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use baton_engines::Engine;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_link::Engine;
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::SequenceRequest;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::{KEY_VARIABLE, TokenizeRequest};

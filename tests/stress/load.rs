@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engines::node::{ClusterKey, Listener, router};
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::node::{ClusterKey, Listener, router};
 use baton_schemas::node::Role;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::{GgufError, SizeError};
-use crate::vocabulary::VocabularyError;
+use baton_model::gguf::{GgufError, SizeError};
+use baton_model::vocabulary::VocabularyError;
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -17,6 +17,10 @@ mod weights;
 
 use std::sync::{Arc, mpsc as std_mpsc};
 
+use baton_link::handoff::KvPuller;
+use baton_model::gguf::{Gguf, ModelSizes, SizeError, SizeOptions};
+use baton_model::options::{CacheTypes, RopeOptions};
+use baton_model::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 use baton_schemas::node::{KvIdentity, Memory, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
 
@@ -30,9 +34,6 @@ use self::slots::CandleSlots;
 use self::vectors::CandleTexts;
 use self::weights::Weights;
 use crate::codec_profile;
-use crate::gguf::{Gguf, ModelSizes, SizeError, SizeOptions};
-use crate::handoff::KvPuller;
-use crate::options::{CacheTypes, RopeOptions};
 use crate::serving::described::Described;
 use crate::serving::memory::available_memory;
 use crate::serving::scheduler::SchedulerLimits;
@@ -40,7 +41,6 @@ use crate::serving::start::{CANARY, EngineThread, LoadedModel, canary_tokens, en
 use crate::serving::step_budget::PrefillBudget;
 use crate::serving::text_vectors::{self, TextVectors};
 use crate::serving::{EngineName, EngineParts, ModelEngine};
-use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 
 /// A model that candle computes.
 pub type CandleEngine = ModelEngine<Candle>;

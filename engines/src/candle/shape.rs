@@ -1,10 +1,10 @@
 //! The architecture of a model, from its file's header.
 
+use baton_model::gguf::window::{self, Window};
+use baton_model::gguf::{Gguf, Value};
 use baton_schemas::kv::{KvLayout, RopePairing};
 
 use super::load_error::Refusal;
-use crate::gguf::window::{self, Window};
-use crate::gguf::{Gguf, Value};
 
 /// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

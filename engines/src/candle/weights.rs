@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use baton_model::files::FilesReader;
+use baton_model::gguf::{Gguf, TensorInfo};
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
 
 use super::load_error::Refusal;
 use super::shape::{MAX_SIZE, ROPE_FACTORS};
-use crate::gguf::{Gguf, TensorInfo};
-use crate::model_files::FilesReader;
 
 /// The name of the matrix of embeddings.
 const EMBEDDING: &str = "token_embd.weight";

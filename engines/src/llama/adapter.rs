@@ -2,13 +2,13 @@
 
 use std::sync::Mutex;
 
+use baton_model::gguf::Gguf;
+use baton_model::options::LoraFile;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
 
 use super::config::LlamaConfig;
 use super::load_error::LoadError;
-use crate::gguf::Gguf;
-use crate::options::LoraFile;
 
 /// A loaded adapter. The model owns its memory, and frees it.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The KV of a fixed text, by which two engines are compared. See [`crate::handoff::canary`].
+//! The KV of a fixed text, by which two engines are compared. See [`baton_link::handoff::canary`].
 
 use baton_schemas::Token;
 use baton_schemas::kv::Chunk;

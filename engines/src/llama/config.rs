@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
+use baton_model::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::devices;
 use super::load_error::LoadError;
 use super::placed::Placed;
-use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
-use crate::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, SplitMode, WorkerEndpoint};
 
 /// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct LlamaConfig {
     /// Sequences decoded together.
     pub n_slots: u32,
     /// Tokens one sequence may hold. By default the context that the model was trained for, as far as the memory allows;
-    /// see [`ModelSizes::choose`](crate::gguf::ModelSizes::choose).
+    /// see [`ModelSizes::choose`](baton_model::gguf::ModelSizes::choose).
     pub n_ctx: Option<u32>,
     /// Tokens the KV cache holds for all slots together.
     pub n_cells: Option<u32>,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use baton_link::handoff::PlaceRows;
 use baton_schemas::kv::{Chunk, Contiguous, Placement, VerifiedKv};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -12,7 +13,6 @@ use super::placement::{BlobPlacement, ImportBlob};
 use super::projector::{ImagePreparation, Projector};
 use super::transfer::KvTransfer;
 use super::vocabulary::token;
-use crate::handoff::PlaceRows;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
 use crate::serving::images::{ImageFailure, ImageRun};
 

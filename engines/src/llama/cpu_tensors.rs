@@ -2,11 +2,11 @@
 
 use std::ffi::CString;
 
+use baton_model::gguf::Gguf;
+use baton_model::options::CpuTensors;
 use regex::RegexBuilder;
 
 use super::load_error::LoadError;
-use crate::gguf::Gguf;
-use crate::options::CpuTensors;
 
 /// llama-server's pattern for the tensors of experts.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";

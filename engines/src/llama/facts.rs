@@ -1,12 +1,12 @@
 //! Facts about the model, for clients that request its description.
 
+use baton_model::gguf::Gguf;
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::node::{InfillTokens, ModelFacts};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 
 use super::{LlamaConfig, id};
-use crate::gguf::Gguf;
-use crate::vocabulary::Vocabulary;
 
 /// Gathers the facts from the file and from llama.cpp.
 pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, vocabulary: &Vocabulary) -> ModelFacts {

@@ -4,6 +4,8 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Mutex;
 
+use baton_model::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
+use baton_model::options::{CacheType, RopeOptions, RopeScaling};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType, RopeScalingType};
@@ -16,8 +18,6 @@ use super::cpu_tensors;
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
 use super::load_error::LoadError;
 use super::placed::Placed;
-use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
-use crate::options::{CacheType, RopeOptions, RopeScaling};
 use crate::serving::memory::available_memory;
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not

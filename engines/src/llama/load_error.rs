@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::GgufError;
+use baton_model::gguf::GgufError;
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]

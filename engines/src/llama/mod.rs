@@ -31,6 +31,7 @@ mod queries;
 #[cfg(feature = "measure")]
 pub mod reference;
 pub(crate) mod rpc;
+pub mod shares;
 mod start;
 mod state;
 mod tokenizer;
@@ -41,6 +42,10 @@ pub(crate) mod vocabulary;
 
 use std::sync::{Arc, mpsc as std_mpsc};
 
+use baton_link::handoff::KvPuller;
+use baton_model::gguf::Gguf;
+use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
+use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::Token;
 use baton_schemas::node::{Memory, NodeInfo, Role};
 use llama_cpp_2::model::LlamaModel;
@@ -54,16 +59,12 @@ use self::projector::Projector;
 use self::start::Start;
 pub use self::state::StateError;
 use self::tokenizer::Tokenizer;
-use crate::gguf::Gguf;
-use crate::handoff::KvPuller;
 use crate::serving::images::ImageEncoder;
 use crate::serving::pair::{Joints, PairForm};
 use crate::serving::scheduler::SchedulerLimits;
 use crate::serving::start::{engine_load, file_stem, wake};
 use crate::serving::step_budget::PrefillBudget;
 use crate::serving::{EngineName, EngineParts, ModelEngine};
-use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
-use crate::vocabulary::{Tokenize, Vocabulary};
 
 /// A model that llama.cpp runs.
 pub type LlamaEngine = ModelEngine<Llama>;

@@ -1,14 +1,14 @@
 //! The devices that a model is placed on: those of workers, and this machine's.
 
+use baton_model::gguf::COMPUTE_RESERVE;
+use baton_model::options::WorkerEndpoint;
 use baton_schemas::worker::WorkerShare;
 
 use super::devices;
 use super::load_error::LoadError;
 use super::rpc;
-use crate::gguf::COMPUTE_RESERVE;
-use crate::options::WorkerEndpoint;
+use super::shares::layers_of;
 use crate::serving::memory::available_memory;
-use crate::workers::shares::layers_of;
 
 /// Where a model is computed. Without workers, llama.cpp chooses by the options.
 pub(crate) struct Placed {

@@ -4,6 +4,7 @@
 //! attention and value types. So one position is computed and its state is parsed. Models whose state is not one row
 //! for each position are served without handoffs, and the reason is logged.
 
+use baton_model::gguf::Gguf;
 use baton_schemas::kv::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
 use bytes::Bytes;
 use llama_cpp_2::context::LlamaContext;
@@ -15,7 +16,6 @@ use super::blob::{self, BlobError, ParsedBlob, ParsedTensor};
 use super::export_buffer::ExportBuffer;
 use super::state::{self, StateError};
 use super::transfer::{self, KvTransfer};
-use crate::gguf::Gguf;
 
 /// Why a model's KV cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 
+use baton_model::gguf::Gguf;
 use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::FutureExt;
@@ -30,7 +31,6 @@ use super::config::LlamaConfig;
 use super::devices;
 use super::load_error::LoadError;
 use super::pixels::Pixels;
-use crate::gguf::Gguf;
 use crate::serving::images::{ImageEncoder, ImageFailure, ImageRun, Preparation};
 
 /// llama.cpp's code for no free cells. It also stands for a failure of the projector.

@@ -6,6 +6,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
+use baton_model::gguf::Gguf;
 use baton_schemas::Token;
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
@@ -17,7 +18,6 @@ use super::backend::backend;
 use super::placed::Placed;
 use super::vocabulary::{token, tokenize};
 use super::{LlamaConfig, LoadError, load};
-use crate::gguf::Gguf;
 use crate::serving::sampler::argmax;
 
 /// A loaded model for plain loops.

@@ -4,6 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
 
+use baton_link::handoff::{KvPuller, LocalKv};
+use baton_model::gguf::Gguf;
+use baton_model::options::CacheTypes;
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::KvIdentity;
 use llama_cpp_2::context::LlamaContext;
@@ -21,14 +25,10 @@ use super::probe::{self, NoHandoff};
 use super::projector::Projector;
 use super::transfer::KvTransfer;
 use crate::codec_profile;
-use crate::gguf::Gguf;
-use crate::handoff::{KvPuller, LocalKv};
-use crate::options::CacheTypes;
 use crate::serving::jobs::{EngineLoad, SchedulerMessage};
 use crate::serving::memory::available_memory;
 use crate::serving::scheduler::{Handoffs, Parking, Scheduler, SchedulerLimits};
 use crate::serving::start::{AbortOnPanic, Wake};
-use crate::vocabulary::Vocabulary;
 
 /// Reports the outcome of the start: the KV's identity, if it can be handed over.
 type Outcome = std_mpsc::SyncSender<Result<Option<KvIdentity>, LoadError>>;

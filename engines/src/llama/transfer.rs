@@ -11,6 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use baton_link::handoff::{BufferPool, ChunkBuffers};
 use baton_schemas::kv::{Chunk, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 
@@ -18,7 +19,6 @@ use super::blob::{self, BlobError};
 use super::export_buffer::ExportBuffer;
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
-use crate::handoff::{BufferPool, ChunkBuffers};
 
 /// Why a chunk was not exported or imported. The slot is unchanged, unless the import of its window failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

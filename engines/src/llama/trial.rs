@@ -3,6 +3,7 @@
 //!
 //! `baton-bench codec` compares codecs with it.
 
+use baton_model::gguf::Gguf;
 use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, KeyRotation, KvLayout};
 use llama_cpp_2::context::LlamaContext;
@@ -14,7 +15,6 @@ use super::probe::{self, NoHandoff};
 use super::reference::Reference;
 use super::transfer::{self, KvTransfer, TransferError};
 use super::vocabulary::token;
-use crate::gguf::Gguf;
 
 /// The slot of all prompts, one at a time.
 const SLOT: u32 = 0;

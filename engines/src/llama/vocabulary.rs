@@ -1,11 +1,10 @@
 //! Reads a model's vocabulary from llama.cpp, and tokenizes Baton's own short texts with it.
 
+use baton_model::vocabulary::{SHOWN_CONTROL, TokenFacts, Vocabulary};
 use baton_schemas::Token;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
-
-use crate::vocabulary::{SHOWN_CONTROL, TokenFacts, Vocabulary};
 
 /// The facts about every token of a model.
 pub(crate) fn vocabulary(model: &LlamaModel) -> Vocabulary {

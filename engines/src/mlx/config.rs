@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
+
 use super::LoadError;
-use crate::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 
 /// How mlx-lm runs a model.
 #[derive(Debug, Clone)]
@@ -18,7 +19,7 @@ pub struct MlxConfig {
     /// Sequences decoded together.
     pub n_slots: u32,
     /// Tokens one sequence may hold. By default the context that the model was trained for, as far as the memory allows;
-    /// see [`ModelSizes::choose`](crate::gguf::ModelSizes::choose).
+    /// see [`ModelSizes::choose`](baton_model::gguf::ModelSizes::choose).
     pub n_ctx: Option<u32>,
     /// Tokens the KV caches hold for all slots together.
     pub n_cells: Option<u32>,

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::SizeError;
-use crate::hf::FolderError;
+use baton_model::gguf::SizeError;
+use baton_model::hf::FolderError;
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Runs models as mlx-lm has them: folders of safetensors, in bf16, f16, f32 or quantized. For Macs, whose GPUs MLX uses.
 //!
 //! mlx-lm computes, in a Python process that this engine starts and supervises (`worker`). Everything else is Rust: the
-//! tokenizer and the template from the model's folder ([`crate::hf`]), and the scheduler with its sampling, constraints and
+//! tokenizer and the template from the model's folder ([`baton_model::hf`]), and the scheduler with its sampling, constraints and
 //! handoffs ([`crate::serving`]). KV has llama.cpp's layout, so that it is handed over to and from the other engines.
 
 mod config;
@@ -14,6 +14,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc as std_mpsc};
 
+use baton_link::handoff::KvPuller;
+use baton_model::gguf::window::{self, Window};
+use baton_model::gguf::{ModelSizes, SizeError, SizeOptions};
+use baton_model::hf::{self, ModelFolder};
+use baton_model::options::RopeOptions;
+use baton_model::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 use baton_schemas::kv::{KvLayout, RopePairing};
 use baton_schemas::node::{KvIdentity, Memory, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
@@ -24,11 +30,6 @@ use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
 use self::worker::{Device, LayersOfSection, MAX_CACHE_BYTES, Worker, WorkerConfig};
 use crate::codec_profile;
-use crate::gguf::window::{self, Window};
-use crate::gguf::{ModelSizes, SizeError, SizeOptions};
-use crate::handoff::KvPuller;
-use crate::hf::{self, ModelFolder};
-use crate::options::RopeOptions;
 use crate::serving::described::Described;
 use crate::serving::memory::available_memory;
 use crate::serving::scheduler::SchedulerLimits;
@@ -36,7 +37,6 @@ use crate::serving::start::{CANARY, EngineThread, LoadedModel, canary_tokens, en
 use crate::serving::step_budget::PrefillBudget;
 use crate::serving::text_vectors::{self, TextVectors};
 use crate::serving::{EngineName, EngineParts, ModelEngine};
-use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
 
 /// What the worker needs: a list for pip, with exact versions.
 pub const REQUIREMENTS: &str = include_str!("requirements.txt");

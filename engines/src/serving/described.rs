@@ -1,10 +1,9 @@
 //! What engines share that read a model's description themselves: its template, and facts for clients.
 
+use baton_model::gguf::Gguf;
+use baton_model::template::{ChatTemplate, SpecialTokens};
+use baton_model::vocabulary::{FileVocabulary, Vocabulary};
 use baton_schemas::node::{InfillTokens, ModelFacts};
-
-use crate::gguf::Gguf;
-use crate::template::{ChatTemplate, SpecialTokens};
-use crate::vocabulary::{FileVocabulary, Vocabulary};
 
 /// A model's header and vocabulary.
 #[derive(Clone, Copy)]

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use baton_link::engine::KvEvent;
+use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, VerifiedKv};
 use tokio::sync::mpsc;
-
-use crate::engine::KvEvent;
-use crate::handoff::{PullEnd, PullEvent};
 
 /// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed.
 pub(crate) struct Export {

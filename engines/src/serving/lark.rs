@@ -5,11 +5,10 @@
 
 use std::fmt::Write;
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use baton_schemas::constraint::Rule;
 use serde_json::{Value, json};
-
-use crate::vocabulary::Vocabulary;
 
 /// The grammar of a rule.
 pub(crate) fn write(rule: &Rule, vocabulary: &Vocabulary) -> String {

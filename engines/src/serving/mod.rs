@@ -47,6 +47,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use baton_link::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
+use baton_link::handoff::{self, KvPuller};
+use baton_model::template::ChatTemplate;
+use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
@@ -69,10 +73,6 @@ use self::pair::PairForm;
 use self::scheduler::EVENT_WINDOW;
 use self::start::{Wake, wake};
 use self::text_work::TextWork;
-use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
-use crate::handoff::{self, KvPuller};
-use crate::template::ChatTemplate;
-use crate::vocabulary::{Tokenize, Vocabulary};
 
 /// Names the engine that runs a model.
 pub trait EngineName: Send + Sync + 'static {

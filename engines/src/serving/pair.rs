@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
+use baton_model::gguf::Gguf;
+use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
 use baton_schemas::Token;
-
-use crate::gguf::Gguf;
-use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
 
 /// The key of the form in a model's file, with llama.cpp's names of the two places.
 const FORM: &str = "tokenizer.chat_template.rerank";

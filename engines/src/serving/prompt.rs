@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use baton_model::template::{ChatTemplate, TemplateError, TemplatePiece};
+use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::{PairRequest, TokenizeRequest};
@@ -13,8 +15,6 @@ use tokio_util::sync::CancellationToken;
 use super::images::{ImageEncoder, no_projector};
 use super::pair::{Joints, PairForm};
 use super::{EngineName, ModelEngine};
-use crate::template::{ChatTemplate, TemplateError, TemplatePiece};
-use crate::vocabulary::{Tokenize, Vocabulary};
 
 impl<N: EngineName> ModelEngine<N> {
     /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one

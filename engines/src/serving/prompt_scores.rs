@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 
 use super::sampler::{logprobs, peak, rank};
-use crate::vocabulary::Vocabulary;
 
 /// The most tokens of a step: their results fit a reader's channel, and the logits of a vocabulary of 256k tokens take
 /// 32 MiB.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::image::is_placeholder;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -13,7 +14,6 @@ use super::jobs::Job;
 use super::kv_flow::{Export, Import};
 use super::prompt_scores::PromptScores;
 use super::sampler::Sampler;
-use crate::vocabulary::Vocabulary;
 
 /// A sequence and its progress. When it is preempted, it goes back to the queue with its tokens.
 pub(crate) struct Sequence {

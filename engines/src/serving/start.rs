@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 
+use baton_link::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, Contiguous, Placement};
 use baton_schemas::node::{KvIdentity, NodeLoad};
@@ -14,8 +16,6 @@ use super::context::{BatchToken, ExportTo, ModelContext};
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::scheduler::{Handoffs, Scheduler, SchedulerLimits};
 use super::vectors::Vectors;
-use crate::handoff::{ChunkBuffers, KvPuller, LocalKv};
-use crate::vocabulary::Vocabulary;
 
 /// Wakes the scheduler.
 pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -59,7 +59,7 @@ pub(crate) fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-/// The text of the canary, by whose KV two engines are compared ([`crate::handoff::canary`]): prose with numbers and
+/// The text of the canary, by whose KV two engines are compared ([`baton_link::handoff::canary`]): prose with numbers and
 /// punctuation, for tokens of many kinds.
 pub(crate) const CANARY: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, \
     3,000 km long, joined Ireland to Newfoundland. \"What hath been done,\" a clerk wrote, \"cannot be undone: two cities, one \

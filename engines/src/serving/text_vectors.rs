@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use baton_model::gguf::Gguf;
 use baton_schemas::embed::{EmbedEvent, EmbeddingFacts, Pooling};
 use baton_schemas::{EngineError, Token};
 
 use super::jobs::{EmbedJob, EngineLoad};
 use super::vectors::Vectors;
 use crate::embed::normalised;
-use crate::gguf::Gguf;
 
 /// The most tokens of a text: the limit of OpenAI's models.
 const MAX_TEXT: u32 = 8_192;

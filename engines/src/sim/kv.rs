@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use baton_link::engine::KvEvent;
+use baton_link::handoff::{ChunkBuffers, LocalKv, PullEnd, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{
     Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, Placement, RopePairing, Rows, Section,
@@ -14,8 +16,6 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{SimConfig, SimState, millis};
-use crate::engine::KvEvent;
-use crate::handoff::{ChunkBuffers, LocalKv, PullEnd, PullOrder};
 
 /// One layer of K and V, half of a token's bytes each.
 fn layout(bytes_per_token: u32) -> KvLayout {

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use baton_link::engine::{CHUNK_WINDOW, Engine, KvEvent, KvStream};
+use baton_link::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
 use futures::StreamExt;
@@ -17,8 +19,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::loopback::Loopback;
 use super::{SimEngine, millis, seconds};
-use crate::engine::{CHUNK_WINDOW, Engine, KvEvent, KvStream};
-use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 
 /// Bytes of a measurement.
 const PROBE_BYTES: u32 = 8 << 20;

@@ -1,11 +1,10 @@
 //! Passes chunks through the wire format within one process, because an engine accepts only verified KV.
 
+use baton_link::handoff::{LocalKv, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{
     Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, VerifiedKv,
 };
-
-use crate::handoff::{LocalKv, PullOrder};
 
 /// The cluster key of both ends.
 const KEY: &[u8] = b"simulated";

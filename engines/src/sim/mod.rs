@@ -13,13 +13,14 @@ mod machine;
 mod paced;
 mod text;
 mod vectors;
-mod wrapper;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
+use baton_link::handoff::{self, KvPuller};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
@@ -36,10 +37,7 @@ use self::cache::PrefixCache;
 pub use self::machine::SimMachine;
 pub use self::paced::PacedPuller;
 use self::text::{N_VOCAB, SimReply};
-pub use self::wrapper::{EngineWrapper, UnusedEngine};
 use crate::embed;
-use crate::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
-use crate::handoff::{self, KvPuller};
 
 /// Texts of up to so many tokens are tokenized, even if they do not fit the context.
 const MAX_LISTED: u32 = 1 << 20;

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use baton_link::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -14,7 +15,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::link::{SimWire, Transmission};
 use super::{SimMachine, millis};
-use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 
 /// A puller whose pulls share a simulated link, chunk by chunk.
 pub struct PacedPuller {
@@ -110,6 +110,7 @@ impl Pace {
 mod tests {
     use std::time::Duration;
 
+    use baton_link::engine::Engine;
     use baton_schemas::SequenceRequest;
     use baton_schemas::sequence::SequenceEvent;
     use futures::StreamExt;
@@ -117,7 +118,6 @@ mod tests {
     use super::super::link::{LinkEnd, LinkSpeed, SimLink};
     use super::super::{SimConfig, SimEngine};
     use super::*;
-    use crate::engine::Engine;
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_takes_the_time_of_the_whole_kv_and_reports_it() {

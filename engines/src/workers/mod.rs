@@ -19,7 +19,6 @@ mod rpc_commands;
 mod rpc_exchange;
 pub mod server;
 pub mod session;
-pub mod shares;
 pub mod tunnel;
 
 #[cfg(test)]

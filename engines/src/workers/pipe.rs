@@ -3,11 +3,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_link::awake;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::rpc_commands::ProtocolFault;
 use super::rpc_exchange::{ANSWER_DEADLINE, Forward, Overdue, REQUEST_DEADLINE, RpcExchange};
-use crate::awake;
 
 /// Bytes that are read at once. A graph has some hundred kilobytes, the state of a prompt megabytes.
 const PIECE_BYTES: usize = 256 << 10;

@@ -8,14 +8,14 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use baton_link::connections::UpgradeOffer;
+use baton_link::node::{ClusterKey, authenticate, refusal};
 use baton_schemas::EngineError;
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::worker::{SESSION_UPGRADE, VERSION_HEADER, WORKER_VERSION, WorkerDescription};
 
 use super::rpc_exchange::{ReportedMemory, RpcExchange};
 use super::session::{LendError, Lender};
-use crate::connections::UpgradeOffer;
-use crate::node::{ClusterKey, authenticate, refusal};
 
 /// When a refused node should ask again, seconds. A session lasts as long as its engine.
 const RETRY_AFTER: &str = "10";

@@ -194,7 +194,7 @@ impl Session {
 async fn until_lost(child: &mut ChildProcess) -> String {
     loop {
         // Time in which this process is stopped does not count.
-        match crate::awake::timeout(SILENCE_DEADLINE, child.sign_of_life()).await {
+        match baton_link::awake::timeout(SILENCE_DEADLINE, child.sign_of_life()).await {
             Ok(Ok(())) => {}
             Ok(Err(ended)) => return ended,
             Err(_) => return "the process that lends the devices is frozen".to_owned(),

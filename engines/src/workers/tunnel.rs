@@ -8,6 +8,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_link::awake;
+use baton_link::remote::call_failure::describe;
+use baton_link::transport::{AddressError, Transport};
+use baton_model::options::WorkerEndpoint;
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::worker::{
     LOCAL_WORKER, LentDevice, MAX_WORKERS, SESSION_UPGRADE, VERSION_HEADER, WORKER_VERSION, WorkerDescription,
@@ -21,11 +25,7 @@ use super::pipe::{SessionEnd, carry};
 pub use super::rpc_exchange::Refusals;
 use super::rpc_exchange::{ReportedMemory, RpcExchange};
 use super::session::{LendError, Lender};
-use crate::awake;
 use crate::llama::rpc::OwnSockets;
-use crate::options::WorkerEndpoint;
-use crate::remote::call_failure::describe;
-use crate::transport::{AddressError, Transport};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::KvPuller;
-#[cfg(feature = "candle")]
-use baton_engines::handoff::PullPolicy;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
+use baton_link::handoff::KvPuller;
+#[cfg(feature = "candle")]
+use baton_link::handoff::PullPolicy;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{SequenceRequest, Token};
@@ -111,7 +111,7 @@ pub(crate) fn prose() -> String {
 /// Texts of many scripts, and this repository's own.
 pub(crate) fn corpus() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let files = ["README.md", "LICENSE", "engines/src/gguf/header.rs", "docs/kv-frames.md", "Makefile"];
+    let files = ["README.md", "LICENSE", "engines/model/src/gguf/header.rs", "docs/kv-frames.md", "Makefile"];
     let mut texts: Vec<String> = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(folder.join(file)).unwrap();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engines::Engine;
-use baton_engines::handoff::{KvPuller, PullPolicy};
-use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::handoff::{KvPuller, PullPolicy};
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::CacheScope;
 use baton_schemas::node::Role;
 use baton_schemas::sequence::{FinishReason, SequenceEvent};

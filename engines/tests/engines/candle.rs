@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use baton_engines::Engine;
 use baton_engines::candle::{CandleConfig, CandleEngine};
-use baton_engines::handoff::KvPuller;
+use baton_link::Engine;
+use baton_link::handoff::KvPuller;
 #[cfg(feature = "llama")]
 use baton_schemas::node::Role;
 use baton_schemas::{EngineError, SequenceRequest, Token};

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_engines::Engine;
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, Pooling};
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::{PairRequest, TokenizeRequest};

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::Engine;
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Alternative;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};

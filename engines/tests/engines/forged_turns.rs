@@ -1,8 +1,8 @@
 //! With a real tokenizer: text in a message that spells a control token stays text, and all other tokens equal
 //! llama.cpp's.
 
-use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;

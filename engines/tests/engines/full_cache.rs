@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{SequenceEvent, SequenceRequest};

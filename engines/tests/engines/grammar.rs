@@ -1,7 +1,7 @@
 //! With a real vocabulary: text satisfies its grammar, from the point where the grammar constrains it.
 
-use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::node::TokenizeRequest;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::{HttpPuller, PullPolicy};
 use baton_engines::llama::LlamaConfig;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::handoff::{HttpPuller, PullPolicy};
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::Role;
 use baton_schemas::{SequenceRequest, Token};
@@ -116,8 +116,8 @@ async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_repor
 
 #[cfg(feature = "llama")]
 mod llama {
-    use baton_engines::handoff::KvPuller;
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    use baton_link::handoff::KvPuller;
     use baton_schemas::kv::Codec;
     use tiny_gguf::Architecture;
 

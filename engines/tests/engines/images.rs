@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::limits::DEFAULT_SLOTS;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
-use baton_engines::{Engine, SequenceStream};
+use baton_link::{Engine, SequenceStream};
+use baton_model::limits::DEFAULT_SLOTS;
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
 use baton_schemas::{EngineError, MessageRole, SequenceEvent, SequenceRequest, Token};

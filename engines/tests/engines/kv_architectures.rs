@@ -1,9 +1,9 @@
 //! Exports and imports for architectures whose real models are too large for a test, on tiny models with random
 //! weights.
 
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::probe::NoHandoff;
 use baton_engines::llama::transfer::TransferError;
+use baton_model::gguf::Gguf;
 use baton_schemas::kv::RopePairing;
 use tiny_gguf::{Architecture, WINDOW};
 

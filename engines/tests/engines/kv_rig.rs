@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::placement::ImportBlob;
 use baton_engines::llama::probe::{NoHandoff, probe};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::transfer::KvTransfer;
+use baton_model::gguf::Gguf;
 use baton_schemas::kv::{Chunk, LayerRows, SectionRows};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_engines::Engine;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::LlamaEngine;
-use baton_engines::options::{CacheType, CacheTypes, CpuTensors, LoraFile, RopeOptions, RopeScaling, SplitMode};
+use baton_link::Engine;
+use baton_model::options::{CacheType, CacheTypes, CpuTensors, LoraFile, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::node::{ClusterKey, LateEngine, Listener, stoppable_router};
-use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::{Engine, LoadStream};
+use baton_link::node::{ClusterKey, LateEngine, Listener, stoppable_router};
+use baton_link::remote::{NodeAddress, RemoteEngine};
+use baton_link::{Engine, LoadStream};
 use baton_schemas::node::{NodeLoad, Phase, Role};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 #[cfg(feature = "llama")]
-use baton_engines::handoff::KvPuller;
-#[cfg(feature = "llama")]
 use baton_engines::llama::{LlamaConfig, LlamaEngine, devices};
+#[cfg(feature = "llama")]
+use baton_link::handoff::KvPuller;
 
 /// SmolLM2 135M.
 pub(crate) fn smollm2() -> Option<PathBuf> {

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::node::ServerTls;
-use baton_engines::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::transport::{AddressError, Transport};
+use baton_link::Engine;
+use baton_link::node::ServerTls;
+use baton_link::remote::{ClientError, NodeAddress, RemoteEngine};
+use baton_link::transport::{AddressError, Transport};
 use baton_schemas::EngineError;
 use baton_schemas::node::Role;
 use rcgen::CertificateParams;

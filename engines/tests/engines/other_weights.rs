@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::{KvPuller, PullPolicy, canary};
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
+use baton_link::handoff::{KvPuller, PullPolicy, canary};
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::{Role, TokenizeRequest};
 use baton_schemas::{SequenceRequest, Token};
@@ -113,7 +113,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
             };
             let mut events = engine.prefill(request).await.unwrap();
             match events.next().await.unwrap().unwrap() {
-                baton_engines::KvEvent::Chunk(chunk) => chunk,
+                baton_link::KvEvent::Chunk(chunk) => chunk,
                 other => panic!("{other:?}"),
             }
         };

@@ -1,9 +1,9 @@
 //! Log-probabilities of a prompt's tokens equal those of the plain llama.cpp loop that gets the prompt one token at a time, within
 //! the rounding of another batch.
 
-use baton_engines::Engine;
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;

@@ -1,7 +1,7 @@
 //! A greedy sequence that another engine resumes continues identically to the bit, wherever it was interrupted.
 
-use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::SequenceEvent;

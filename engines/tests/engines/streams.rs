@@ -10,15 +10,16 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::map_request;
-use baton_engines::node::{ClusterKey, Listener, router_speaking};
-use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-use baton_engines::{Engine, SequenceStream};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::node::{ClusterKey, Listener, router_speaking};
+use baton_link::remote::{NodeAddress, RemoteEngine};
+use baton_link::wrapper::EngineWrapper;
+use baton_link::{Engine, SequenceStream};
 use baton_schemas::node::{BASE_PATH, NodeErrorReply, Role};
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::stream_versions::{StreamVersions, VersionMismatch};
 use baton_schemas::streams::{
-    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamVersions, StreamWork, VersionMismatch,
-    put_body, put_credit, put_start,
+    FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamWork, put_body, put_credit, put_start,
 };
 use baton_schemas::{EngineError, SequenceRequest};
 use bytes::BytesMut;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use baton_engines::template::{ChatTemplate, SpecialTokens, TemplateError};
+use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
 use baton_schemas::generate::Conversation;
 use serde_json::{Value, json};
 

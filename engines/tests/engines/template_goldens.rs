@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use baton_engines::template::{ChatTemplate, SpecialTokens, TemplateError};
+use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
 
 /// Noon in London on 21 November 2024, as in `expected.py`.
 const NOW: Duration = Duration::from_secs(1_732_190_400);

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_engines::Engine;
-use baton_engines::handoff::{KvPuller, LocalKv, PullEvent, PullOrder};
 use baton_engines::llama::LlamaConfig;
+use baton_link::Engine;
+use baton_link::handoff::{KvPuller, LocalKv, PullEvent, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;

@@ -16,7 +16,7 @@ CLOSE_SECONDS = 2
 # How long a connection may wait for its next request.
 IDLE_SECONDS = 60
 BODY_SECONDS = 30
-# The longest that a peer may take nothing of what it is sent, as in engines/src/handoff/read_ahead.rs.
+# The longest that a peer may take nothing of what it is sent, as in engines/link/src/handoff/read_ahead.rs.
 READ_SECONDS = 7
 # What a peer must take within that time.
 SEND_BYTES = 256 << 10

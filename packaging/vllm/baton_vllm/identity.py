@@ -1,4 +1,4 @@
-"""What a model is, as Baton's other nodes name it: the hashes and the layout that engines/src/hf/ makes of the same folder.
+"""What a model is, as Baton's other nodes name it: the hashes and the layout that engines/model/src/hf/ makes of the same folder.
 
 A GGUF file of the model has the same vocabulary and layout and another hash of the weights: the decode node then compares the
 KV of a fixed text (docs/handoff.md).

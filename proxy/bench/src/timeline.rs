@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use baton_engines::Engine;
-use baton_engines::remote::RemoteEngine;
+use baton_link::Engine;
+use baton_link::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffReport;

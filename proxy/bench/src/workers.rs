@@ -6,9 +6,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use baton_engines::Engine;
-use baton_engines::gguf::Gguf;
 use baton_fetch as models;
+use baton_link::Engine;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use baton_tryout::node_process::NodeProcess;

@@ -6,7 +6,7 @@ use std::panic::{self, PanicHookInfo};
 use std::thread;
 
 use baton_engines::QUIET_LLAMA;
-use baton_engines::trace::TARGET;
+use baton_link::trace::TARGET;
 use baton_proxy::log_queue::{DropNotice, LOG};
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::Traces;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_engines::node::ListenAddress;
+use baton_link::node::ListenAddress;
 use baton_node::{CertificateFiles, NodeEvent, NodeOptions, NodeTask, ReadyNode, Serves, WayToRun};
 use baton_pairing::PairingCode;
 use baton_proxy::config::engine_args::EngineArgs;

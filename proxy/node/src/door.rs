@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use baton_engines::mdns::{self, Announced, Announcement, ServiceType};
-use baton_engines::node::{ClusterKey, ListenAddress, Listener, ServerTls};
-use baton_engines::transport::{TlsError, Transport};
+use baton_link::mdns::{self, Announced, Announcement, ServiceType};
+use baton_link::node::{ClusterKey, ListenAddress, Listener, ServerTls};
+use baton_link::transport::{TlsError, Transport};
 use baton_proxy::log_target::NOTICE;
 use baton_schemas::node::{KEY_VARIABLE, TLS_PROPERTY};
 use tokio::task::JoinHandle;

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
-use baton_engines::node::{LateEngine, stoppable_router};
 use baton_engines::registry::{self, EngineKind, EngineOptions};
+use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
+use baton_link::node::{LateEngine, stoppable_router};
 use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::serve::model_names::ModelNames;

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use baton_engines::node::ListenAddress;
+use baton_link::node::ListenAddress;
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_proxy::serve::signals::{OnHangup, Signals};
 use baton_proxy::serve::{CommandFailure, service_manager};

@@ -1,8 +1,8 @@
 //! The workers of a build without llama.cpp: none.
 
-use baton_engines::options::WorkerEndpoint;
 use baton_engines::registry::EngineStartError;
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
+use baton_model::options::WorkerEndpoint;
 use baton_proxy::config::engine_args::EngineArgs;
 use baton_proxy::config::transport_args::TransportArgs;
 

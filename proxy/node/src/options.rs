@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_engines::node::ListenAddress;
+use baton_link::node::ListenAddress;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_schemas::node::Role;

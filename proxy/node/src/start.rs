@@ -1,6 +1,6 @@
 //! A running node: how it starts, hears signals, and ends.
 
-use baton_engines::node::{ListenAddress, Listener, ServerTls};
+use baton_link::node::{ListenAddress, Listener, ServerTls};
 use baton_process::parent;
 use baton_proxy::http::open_files;
 use baton_proxy::serve::signals::{self, OnHangup};

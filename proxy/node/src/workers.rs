@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::llama::devices::{self, CPU};
-use baton_engines::options::WorkerEndpoint;
+use baton_engines::llama::shares::told_memory;
 use baton_engines::registry::EngineStartError;
-use baton_engines::transport::Transport;
 use baton_engines::workers::session::{Lender, LenderOptions};
-use baton_engines::workers::shares::told_memory;
 use baton_engines::workers::tunnel::{Refusals, TunnelSetup, WorkerFailure, WorkerSource};
+use baton_link::transport::Transport;
+use baton_model::options::WorkerEndpoint;
 use baton_process::parent;
 use baton_proxy::config::engine_args::EngineArgs;
 use baton_proxy::config::transport_args::TransportArgs;

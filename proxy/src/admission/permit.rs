@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use baton_engines::no_sleep::StayAwake;
+use baton_link::no_sleep::StayAwake;
 use tokio::time::timeout;
 
 use super::gate::{EnteredRequest, GivenPlace};

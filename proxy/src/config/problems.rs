@@ -1,6 +1,6 @@
 //! Checks that no type or range can express: forms of addresses, duplicate names, keys that exclude each other.
 
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
 use baton_planner::policy::PolicyName;
 
 use super::defaults::{DEFAULT_LISTEN, OLLAMA_LISTEN};

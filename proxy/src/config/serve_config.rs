@@ -1,9 +1,9 @@
 //! The checked configuration of `baton serve`, in parts by what a reload does with them.
 
-use baton_engines::upstream::UpstreamSettings;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
+use baton_upstream::UpstreamSettings;
 
 use super::engine_args::EngineArgs;
 use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};

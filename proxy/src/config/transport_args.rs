@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use baton_engines::transport::{TlsError, Transport};
+use baton_link::transport::{TlsError, Transport};
 use baton_pairing::{ClusterFolder, PairingError, authority};
 use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_engines::transport::Transport;
-use baton_engines::upstream::{ModelAlias, UpstreamDeadlines, UpstreamField, UpstreamKind, UpstreamSettings};
+use baton_link::transport::Transport;
+use baton_upstream::{ModelAlias, UpstreamDeadlines, UpstreamField, UpstreamKind, UpstreamSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
-use baton_engines::awake;
+use baton_link::awake;
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
 use baton_schemas::request::measured;
 use bytes::Bytes;

@@ -276,7 +276,7 @@ impl HttpFailure {
 
 #[cfg(test)]
 mod tests {
-    use baton_engines::upstream::UpstreamFailure;
+    use baton_upstream::UpstreamFailure;
 
     use super::*;
     use crate::error::RateUnit;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use baton_engines::connections::{ConnectionDeadlines, Connections, tune};
+use baton_link::connections::{ConnectionDeadlines, Connections, tune};
 use http::{Request, Response};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

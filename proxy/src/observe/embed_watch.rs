@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engines::trace::{self, TARGET};
+use baton_link::trace::{self, TARGET};
 use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;

@@ -143,8 +143,8 @@ mod tests {
     use std::sync::OnceLock;
     use std::time::Duration;
 
-    use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::Engine;
     use baton_schemas::keep_alive::KeepAlive;
     use baton_schemas::node::NodeInfo;
     use tokio::sync::watch;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_engines::trace::TARGET;
+use baton_link::trace::TARGET;
 use bytes::Bytes;
 use opentelemetry::global;
 use opentelemetry::trace::TracerProvider;

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
 use baton_schemas::CacheScope;
 use baton_schemas::GenerateRequest;
 use baton_schemas::constraint::Constraint;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use baton_engines::trace::{self, TARGET};
+use baton_link::trace::{self, TARGET};
 use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use baton_engines::upstream::{TokenAnswer, TokenQuestion};
 use baton_schemas::Token;
 use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
+use baton_upstream::{TokenAnswer, TokenQuestion};
 
 use super::caller::Caller;
 use super::{failover, prompt};

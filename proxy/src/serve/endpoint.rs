@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
 use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;

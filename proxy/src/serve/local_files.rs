@@ -4,10 +4,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use baton_engines::gguf::Gguf;
 use baton_engines::registry::EngineKind;
-use baton_engines::template::{ChatTemplate, SpecialTokens};
 use baton_fetch::{self as models, Located, cache};
+use baton_model::gguf::Gguf;
+use baton_model::template::{ChatTemplate, SpecialTokens};
 
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;

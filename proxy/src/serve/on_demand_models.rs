@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use baton_engines::Engine;
-use baton_engines::gguf::{Gguf, ModelSizes, SizeOptions};
-use baton_engines::limits::DEFAULT_SLOTS;
 use baton_engines::registry::EngineKind;
+use baton_link::Engine;
+use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::limits::DEFAULT_SLOTS;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 

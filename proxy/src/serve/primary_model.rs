@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use baton_engines::Engine;
 use baton_fetch::{self as models, Located, cache};
+use baton_link::Engine;
 use futures::FutureExt;
 
 use super::failure::CommandFailure;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_link::Engine;
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
 use futures::FutureExt;
 use futures::future::BoxFuture;

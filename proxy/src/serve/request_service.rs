@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use baton_engines::upstream::{TokenAnswer, TokenQuestion};
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
+use baton_upstream::{TokenAnswer, TokenQuestion};
 use tokio::time::MissedTickBehavior;
 
 use crate::account::request_memory::RequestMemory;

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_engines::Engine;
-use baton_engines::remote::{ClientError, NodeAddress, RemoteEngine};
+use baton_link::Engine;
+use baton_link::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_schemas::EngineError;
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use baton_engines::proof::NotProven;
-use baton_engines::remote::ProofFailure;
+use baton_link::proof::NotProven;
+use baton_link::remote::ProofFailure;
 use baton_schemas::node::Role;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use baton_engines::Engine;
-use baton_engines::remote::RemoteEngine;
-use baton_engines::transport::Transport;
+use baton_link::Engine;
+use baton_link::remote::RemoteEngine;
+use baton_link::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::CacheScope;
 use baton_schemas::Token;

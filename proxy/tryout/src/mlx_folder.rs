@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_engines::gguf::Gguf;
-use baton_engines::hf::ModelFolder;
 use baton_engines::mlx::{CONVERTER, REQUIREMENTS};
 use baton_fetch::cache;
+use baton_model::gguf::Gguf;
+use baton_model::hf::ModelFolder;
 use baton_proxy::serve::{CommandFailure, mlx_environment};
 
 /// Dequantizing some gigabytes.

@@ -1,7 +1,7 @@
 //! Prompts of real text.
 
-use baton_engines::Engine;
-use baton_engines::remote::RemoteEngine;
+use baton_link::Engine;
+use baton_link::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::node::TokenizeRequest;

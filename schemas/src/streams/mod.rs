@@ -14,18 +14,16 @@ mod node;
 #[cfg(test)]
 mod tests;
 mod token;
-mod version;
 
 pub use self::client::{ClientFrame, NewStream, StartFrame, StreamWork, put_body, put_cancel, put_credit, put_start};
 pub use self::error::{StreamFrameError, UnwritableFrame};
 pub use self::frame::{FrameBuffer, FrameKind, HEAD_BYTES, RawFrame};
 pub use self::node::{NodeFrame, NodeFrameWriter, StepTokens, StreamToken, Vector};
-pub use self::version::{StreamVersions, VersionMismatch};
 
 /// The protocol that the upgrade requests, in the header `upgrade`.
 pub const STREAMS_UPGRADE: &str = "baton-streams";
 
-/// The header with the versions that the endpoint speaks, as [`StreamVersions`] writes them: `1-2`.
+/// The header with the versions that the endpoint speaks, as [`StreamVersions`](crate::stream_versions::StreamVersions) writes them: `1-2`.
 pub const VERSIONS_HEADER: &str = "baton-streams-versions";
 
 /// The header of the answer with the version that the node has chosen: `2`.

@@ -258,25 +258,3 @@ fn hostile_bytes_are_refused_by_name() {
     let ranked = [&[1, 0, 0, 0, 1, 0, 0, 0, 6, 0, 0, 0][..], &(-1f32).to_le_bytes(), &[0, 0, 0, 0], &[1, 0]].concat();
     is_malformed(node_error(&with(16, 0, &ranked)));
 }
-
-#[test]
-fn the_highest_common_version_is_chosen_or_both_are_named() {
-    let versions = |text: &str| text.parse::<StreamVersions>().unwrap();
-    for (node, endpoint, chosen) in [("1-1", "1-1", 1), ("1-2", "2-3", 2), ("2-3", "1-2", 2), ("1-4", "2-3", 3)] {
-        assert_eq!(VersionMismatch::check(versions(node), versions(endpoint)), Ok(chosen));
-        assert_eq!(versions(node).to_string(), node);
-    }
-    let said = |node, endpoint| VersionMismatch::check(versions(node), versions(endpoint)).unwrap_err().to_string();
-    assert_eq!(
-        said("0-0", "1-2"),
-        "the node speaks version 0 of the stream protocol and the endpoint versions 1 to 2: update the node"
-    );
-    assert_eq!(
-        said("2-3", "1-1"),
-        "the node speaks versions 2 to 3 of the stream protocol and the endpoint version 1: update the endpoint"
-    );
-    for text in ["", "1", "2-1", "-", "1-70000", "a-b", "1-2-3"] {
-        assert!(text.parse::<StreamVersions>().is_err(), "{text}");
-    }
-    assert_eq!(StreamVersions::OURS.common(StreamVersions::BEFORE), None);
-}

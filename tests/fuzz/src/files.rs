@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use baton_engines::gguf::{Gguf, ModelSizes, SizeOptions};
-use baton_engines::options::{CacheType, CacheTypes};
-use baton_engines::template::{ChatTemplate, SpecialTokens};
+use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::options::{CacheType, CacheTypes};
+use baton_model::template::{ChatTemplate, SpecialTokens};
 use baton_proxy::config::{ConfigError, ConfigFile};
 use baton_schemas::generate::Conversation;
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
-use baton_engines::proof::{self, ConnectionEnd, Proven, Question};
+use baton_link::proof::{self, ConnectionEnd, Proven, Question};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use baton_engines::upstream::{TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{EngineError, FinishReason};
+use baton_upstream::{TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use tokio::runtime::{Builder, Runtime};

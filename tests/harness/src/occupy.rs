@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use baton_engines::Engine;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_link::Engine;
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::CacheScope;
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::PrefillRequest;

@@ -8,8 +8,8 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// A value of the metadata.
-pub use baton_engines::gguf::writer::WrittenValue as Value;
-use baton_engines::gguf::writer::{GgufPlan, PlannedTensor, WrittenType};
+pub use baton_model::gguf::writer::WrittenValue as Value;
+use baton_model::gguf::writer::{GgufPlan, PlannedTensor, WrittenType};
 use half::f16;
 
 const MAGIC: &[u8; 4] = b"GGUF";

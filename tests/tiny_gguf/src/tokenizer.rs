@@ -1,6 +1,6 @@
 //! A byte-pair tokenizer with a token for each byte and hardly anything else.
 
-use baton_engines::gguf::byte_level::spelled;
+use baton_model::gguf::byte_level::spelled;
 
 use super::Draft;
 use crate::file::Value;

@@ -1,12 +1,12 @@
 //! Chooses a model's pooling and the batches in which its vectors, or its scores, are computed.
 
+use baton_model::gguf::Gguf;
 use baton_schemas::EngineError;
 use baton_schemas::embed::{EmbeddingFacts, Pooling, RerankFacts};
 use llama_cpp_2::model::LlamaModel;
 
 use super::super::config::LlamaConfig;
 use crate::embed::{normalised, score};
-use crate::gguf::Gguf;
 
 /// The most texts in a step. More would only make the attention mask sparser.
 pub(crate) const MAX_SEQUENCES: u32 = 16;

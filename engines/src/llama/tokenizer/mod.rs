@@ -12,6 +12,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aho_corasick::AhoCorasick;
+use baton_model::gguf::Gguf;
+use baton_model::vocabulary::byte_pairs::BytePairs;
+use baton_model::vocabulary::pre::{PreTokenizer, Stages};
+use baton_model::vocabulary::special::{Fragment, SpecialSpelling, SpecialSpellings};
+use baton_model::vocabulary::{SHOWN_CONTROL, Tokenize, caller_has_gone, cut_spellings};
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token_type::LlamaTokenAttr;
@@ -19,12 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::load_error::LoadError;
 use super::vocabulary::{self, token};
-use crate::gguf::Gguf;
 use crate::serving::on_deep_stack;
-use crate::vocabulary::byte_pairs::BytePairs;
-use crate::vocabulary::pre::{PreTokenizer, Stages};
-use crate::vocabulary::special::{Fragment, SpecialSpelling, SpecialSpellings};
-use crate::vocabulary::{SHOWN_CONTROL, Tokenize, caller_has_gone, cut_spellings};
 
 /// The longest text, and the longest word, that llama.cpp gets on an ordinary thread, bytes. It needs up to 1 KiB of
 /// stack for each character, and threads have 2 MiB.

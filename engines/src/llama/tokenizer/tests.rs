@@ -5,6 +5,7 @@ use std::ffi::c_char;
 use std::path::PathBuf;
 use std::pin::pin;
 
+use baton_link::engine::Engine;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;
 use llama_cpp_2::model::params::LlamaModelParams;
@@ -15,7 +16,6 @@ use rand::{RngExt, SeedableRng};
 use super::super::backend::backend;
 use super::super::{LlamaConfig, LlamaEngine};
 use super::*;
-use crate::engine::Engine;
 
 #[path = "../../../tests/engines/own_process.rs"]
 mod own_process;

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use baton_model::gguf::window::Window;
+use baton_model::hf::Rope;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use self::frame::Deadline;
 use self::process::Process;
-use crate::gguf::window::Window;
-use crate::hf::Rope;
 use crate::serving::start::abort;
 
 /// Importing Python's packages and reading some hundred gigabytes of weights.

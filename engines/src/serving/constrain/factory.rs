@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use llguidance::ParserFactory;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-
-use crate::vocabulary::Vocabulary;
 
 /// toktrie's prefix for tokens that are not text.
 const SPECIAL_MARK: u8 = 0xFF;

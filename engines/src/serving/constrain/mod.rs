@@ -10,6 +10,7 @@ mod factory;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
 use llguidance::api::{StopReason, TopLevelGrammar};
@@ -29,7 +30,6 @@ use super::expansion;
 use super::lane::Lane;
 use super::lark::{self, with_settings};
 use super::matcher_cache::MatcherCache;
-use crate::vocabulary::Vocabulary;
 
 /// Constraints that are compiled at the same time.
 const MAX_COMPILING: u32 = 4;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_link::engine::KvEvent;
+use baton_link::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, KvLayout, VerifiedKv, all_finite, max_frame_positions};
@@ -12,8 +14,6 @@ use super::super::context::{ExportTo, ModelContext};
 use super::super::kv_flow::{Exported, Import};
 use super::super::vectors::Vectors;
 use super::Scheduler;
-use crate::engine::KvEvent;
-use crate::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 
 /// The time for imports between two steps while others stream. A chunk that was begun within it is finished.
 const IMPORT_SHARE: Duration = Duration::from_millis(2);

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::sequence::{FinishReason, Group, SequenceEvent};
@@ -35,7 +36,6 @@ use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{PrefillBudget, share};
 use super::vectors::Vectors;
-use crate::vocabulary::Vocabulary;
 
 /// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
 pub(crate) const EVENT_WINDOW: usize = 64;

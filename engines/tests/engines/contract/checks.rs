@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engines::Engine;
+use baton_link::Engine;
 use baton_schemas::CacheScope;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};

@@ -5,10 +5,10 @@ mod checks;
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::node::{ClusterKey, Listener, router};
-use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::node::{ClusterKey, Listener, router};
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::EngineError;
 use baton_schemas::node::Role;
 use tokio_util::sync::CancellationToken;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
+use baton_link::handoff::PullPolicy;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::node::Role;
 

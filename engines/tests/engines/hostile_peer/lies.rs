@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use baton_engines::handoff::PullPolicy;
-use baton_engines::node::ServerTls;
 use baton_engines::sim::SimEngine;
-use baton_engines::transport::Transport;
+use baton_link::handoff::PullPolicy;
+use baton_link::node::ServerTls;
+use baton_link::transport::Transport;
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, LayerRows, LayerShape, Section, SectionRows};
 use baton_schemas::node::{NodeDescription, Role};
-use baton_schemas::streams::StreamVersions;
+use baton_schemas::stream_versions::StreamVersions;
 use bytes::Bytes;
 
 use super::{AttackedNode, OK, begin, small_info};

@@ -9,9 +9,9 @@ mod stalls;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_engines::Engine;
-use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
+use baton_link::Engine;
+use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::PullPolicy;
 use baton_engines::llama::LlamaConfig;
+use baton_link::Engine;
+use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::{Role, TokenizeRequest};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engines::handoff::{PullPolicy, PullTimeouts};
 use baton_engines::sim::SimEngine;
+use baton_link::handoff::{PullPolicy, PullTimeouts};
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::{HandoffFailure, KvSource};
 use baton_schemas::kv::Wait;

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::Engine;
 use baton_engines::mlx::{MlxConfig, MlxEngine};
+use baton_link::Engine;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::KvPuller;
 use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
+use baton_link::Engine;
+use baton_link::handoff::KvPuller;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{SequenceRequest, Token};
 use tempfile::TempDir;
@@ -135,7 +135,7 @@ async fn a_python_without_mlx_lm_is_named_in_words() {
 mod beside_llama {
     use std::time::Duration;
 
-    use baton_engines::handoff::PullPolicy;
+    use baton_link::handoff::PullPolicy;
     use baton_schemas::node::{NodeInfo, Role};
 
     use super::*;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use baton_engines::node::ServerTls;
-use baton_engines::transport::Transport;
+use baton_link::node::ServerTls;
+use baton_link::transport::Transport;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 /// A certificate and its private key, as PEM files.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use baton_engines::Engine;
-use baton_engines::engine::{KvEvent, KvStream};
-use baton_engines::sim::EngineWrapper;
+use baton_link::Engine;
+use baton_link::engine::{KvEvent, KvStream};
+use baton_link::wrapper::EngineWrapper;
 use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
 use futures::StreamExt;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::node::{ClusterKey, ListenAddress, Listener, router};
-use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_engines::transport::Transport;
+use baton_link::Engine;
+use baton_link::node::{ClusterKey, ListenAddress, Listener, router};
+use baton_link::remote::{NodeAddress, RemoteEngine};
+use baton_link::transport::Transport;
 use baton_schemas::node::Role;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

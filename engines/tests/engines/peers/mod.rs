@@ -8,10 +8,10 @@ pub(crate) mod recording;
 
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::{HttpPuller, PullPolicy};
-use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
 use baton_engines::sim::SimConfig;
+use baton_link::Engine;
+use baton_link::handoff::{HttpPuller, PullPolicy};
+use baton_link::node::{ClusterKey, Listener, ServerTls, router};
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::{HandoffReport, KvSource};
 use baton_schemas::node::Role;

@@ -7,10 +7,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use baton_engines::gguf::byte_level::spelled;
-use baton_engines::gguf::writer::{GgufPlan, PlannedTensor, WrittenType, WrittenValue};
 use baton_fetch::made::MadeFile;
 use baton_fetch::progress::DownloadProgress;
+use baton_model::gguf::byte_level::spelled;
+use baton_model::gguf::writer::{GgufPlan, PlannedTensor, WrittenType, WrittenValue};
 use baton_proxy::serve::CommandFailure;
 
 use super::shapes::{Family, Shape};
@@ -227,8 +227,8 @@ impl Draft {
 mod tests {
     use std::collections::BTreeSet;
 
-    use baton_engines::gguf::Gguf;
     use baton_fetch::progress::Silent;
+    use baton_model::gguf::Gguf;
 
     use super::super::shapes::{self, SHAPES};
     use super::*;

@@ -14,10 +14,10 @@ mod weights;
 
 use std::ffi::OsString;
 
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::devices::{self, Device};
-use baton_engines::transport::Transport;
 use baton_fetch::PullOptions;
+use baton_link::transport::Transport;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::kv::Codec;

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use baton_engines::gguf::writer::WrittenType;
+use baton_model::gguf::writer::WrittenType;
 use half::f16;
 
 /// Values in a block of every quantized type here.

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::codec_profile;
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::key_energy::{self, NoEnergy};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
 use baton_fetch as models;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;

@@ -13,11 +13,11 @@ mod subject;
 mod tried;
 
 use baton_engines::codec_profile;
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
 use baton_fetch as models;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::Args;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_process::ChildProcess;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::{SequenceRequest, Token};

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffReport, KvSource};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_engines::sim::link::{LinkEnd, LinkSpeed, SimLink};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::{Engine, SequenceStream};
+use baton_link::{Engine, SequenceStream};
 use baton_planner::cost::{Prediction, Route};
 use baton_planner::policy::Policy;
 use baton_proxy::request::failover::{PoisonMark, Resilient};

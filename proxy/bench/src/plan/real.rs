@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use baton_engines::Engine;
+use baton_link::Engine;
 use baton_planner::reason::RouteKind;
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::models::{self, ServedModel};

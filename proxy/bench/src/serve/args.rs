@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
 use baton_proxy::config::API_KEY_VARIABLE;
 use baton_proxy::serve::{CommandFailure, endpoint_url};
 use clap::Args;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::transport::{ALPN_HTTP1, explain_tls};
+use baton_link::transport::{ALPN_HTTP1, explain_tls};
 use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -200,7 +200,7 @@ pub(super) async fn whole(mut body: Incoming, most: usize) -> Result<Bytes, Requ
 
 #[cfg(test)]
 mod tests {
-    use baton_engines::transport::Transport;
+    use baton_link::transport::Transport;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
     use tokio_rustls::TlsAcceptor;

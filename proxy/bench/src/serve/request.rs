@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_engines::lines::LineBuffer;
+use baton_link::lines::LineBuffer;
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::Incoming;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_engines::transport::Transport;
+use baton_link::transport::Transport;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value};

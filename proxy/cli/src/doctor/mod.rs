@@ -5,9 +5,9 @@
 mod args;
 mod report;
 
-use baton_engines::gguf::Gguf;
 use baton_engines::llama::devices;
 use baton_fetch as models;
+use baton_model::gguf::Gguf;
 use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};

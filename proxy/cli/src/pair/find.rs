@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use baton_engines::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
+use baton_link::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
 use baton_pairing::{About, Joiner, MAX_FAILED_ATTEMPTS, PairingError, PairingSession, join};
 use baton_proxy::serve::CommandFailure;
 use tokio::net::TcpStream;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use baton_engines::mdns::Announced;
+use baton_link::mdns::Announced;
 use baton_pairing::{
     About, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner, MAX_FAILED_ATTEMPTS, MachineName,
     PairingCode, PairingError, PairingEvent, PairingSession, join,

@@ -6,13 +6,13 @@ use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use baton_engines::limits;
-use baton_engines::options::{
+use baton_engines::registry::{EngineKind, EngineOptions};
+use baton_engines::sim::{ABORT_VARIABLE, SimAbort, SimMachine};
+use baton_model::limits;
+use baton_model::options::{
     CacheType, CacheTypes, CpuTensors, FlashAttention, LoraFile, MAX_PATTERNS, RopeOptions, RopeScaling, SplitMode,
     parse_override,
 };
-use baton_engines::registry::{EngineKind, EngineOptions};
-use baton_engines::sim::{ABORT_VARIABLE, SimAbort, SimMachine};
 use baton_schemas::kv::Codec;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};

@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use baton_engines::options::SplitMode;
 use baton_engines::registry::EngineKind;
+use baton_model::options::SplitMode;
 use baton_schemas::worker::{LOCAL_WORKER, MAX_WORKERS};
 
 use super::super::node_address::{is_node_address, node_url};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::Request;
-use baton_engines::trace;
+use baton_link::trace;
 use baton_planner::policy::{Policy, PolicyName};
 use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};

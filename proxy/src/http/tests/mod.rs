@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use baton_engines::connections::ConnectionDeadlines;
+use baton_link::connections::ConnectionDeadlines;
 use baton_reply::TokenLogprobs;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::{ChatPrompt, Input, Sampling};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use baton_engines::upstream::{PrefillFailure, UpstreamFailure};
+use baton_upstream::{PrefillFailure, UpstreamFailure};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

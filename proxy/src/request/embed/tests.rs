@@ -5,8 +5,9 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-use baton_engines::{EmbedStream, Engine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::wrapper::EngineWrapper;
+use baton_link::{EmbedStream, Engine};
 use baton_schemas::embed::RerankFacts;
 
 use super::*;

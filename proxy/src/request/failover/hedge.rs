@@ -3,7 +3,7 @@
 //! Off by default. A sequence is a function of its prompt, its sampling and its seed, so both routes give the same
 //! tokens. The route that gives the first token continues; the other one is dropped.
 
-use baton_engines::trace::TARGET;
+use baton_link::trace::TARGET;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};

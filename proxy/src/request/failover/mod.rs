@@ -23,7 +23,7 @@ mod take_up;
 mod token_deadline;
 mod well_formed;
 
-use baton_engines::SequenceStream;
+use baton_link::SequenceStream;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_engines::awake;
+use baton_link::awake;
 use baton_schemas::EngineError;
 use futures::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;

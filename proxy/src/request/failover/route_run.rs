@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_engines::SequenceStream;
+use baton_link::SequenceStream;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};

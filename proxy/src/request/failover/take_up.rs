@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::awake;
+use baton_link::awake;
 use baton_planner::reason::FailureReason;
 use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use baton_engines::awake;
+use baton_link::awake;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::request::plan::Plan;

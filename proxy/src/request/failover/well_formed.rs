@@ -1,6 +1,6 @@
 //! Checks the events that an engine sends for a sequence: each comes in its order, and no more tokens than were requested.
 
-use baton_engines::SequenceStream;
+use baton_link::SequenceStream;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;

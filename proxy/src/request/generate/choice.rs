@@ -1,6 +1,6 @@
 //! Turns one choice from an engine into events: tokens become text, up to a stop string or the end of the sequence.
 
-use baton_engines::SequenceStream;
+use baton_link::SequenceStream;
 use baton_reply::ChoiceReply;
 use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason};

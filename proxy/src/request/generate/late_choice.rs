@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::SequenceStream;
-use baton_engines::trace::TARGET;
+use baton_link::SequenceStream;
+use baton_link::trace::TARGET;
 use baton_planner::policy::Policy;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};

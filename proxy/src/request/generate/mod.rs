@@ -12,7 +12,7 @@ mod upstream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engines::trace::TARGET;
+use baton_link::trace::TARGET;
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::Sampling;
 use tracing::Instrument;

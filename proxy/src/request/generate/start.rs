@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use baton_engines::SequenceStream;
-use baton_engines::trace::TARGET;
+use baton_link::SequenceStream;
+use baton_link::trace::TARGET;
 use baton_reply::tools::ReplyForm;
 use baton_schemas::image::PromptImages;
 use baton_schemas::sequence::Group;

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use async_trait::async_trait;
-use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-use baton_engines::{Engine, SequenceStream};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::wrapper::EngineWrapper;
+use baton_link::{Engine, SequenceStream};
 use baton_schemas::FinishReason;
 use baton_schemas::SequenceRequest;
 use baton_schemas::generate::{Conversation, Input, Message};

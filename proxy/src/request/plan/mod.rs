@@ -9,7 +9,7 @@ pub mod route_words;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::trace;
+use baton_link::trace;
 use baton_planner::cost::{Candidate, Prediction, Route, candidates};
 use baton_planner::policy::{Policy, PolicyName};
 use baton_planner::reason::{BarReason, RouteReason};

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 

@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::mdns::{self, Browser, ServiceType, Sighting};
-use baton_engines::proof::Proven;
-use baton_engines::remote::ProofFailure;
-use baton_engines::transport::Transport;
+use baton_link::mdns::{self, Browser, ServiceType, Sighting};
+use baton_link::proof::Proven;
+use baton_link::remote::ProofFailure;
+use baton_link::transport::Transport;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 

@@ -1,18 +1,18 @@
 //! Announced nodes and the results of their key proofs. Pure: the caller browses, asks and tells the time.
 //!
-//! Each address of each announced instance is asked for a proof of the cluster key (see `baton_engines::proof`), and again
+//! Each address of each announced instance is asked for a proof of the cluster key (see `baton_link::proof`), and again
 //! every 2 s: this notices nodes that die, come back, or get another address. Strangers are asked less and less often.
-//! Nodes prove each other's addresses again before they send the key: `engines/src/handoff/sources.rs` says why.
+//! Nodes prove each other's addresses again before they send the key: `engines/link/src/handoff/sources.rs` says why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::mdns::Instance;
-use baton_engines::proof::{NotProven, Proven};
-use baton_engines::remote::{ProofFailure, Prover};
-use baton_engines::transport::Transport;
+use baton_link::mdns::Instance;
+use baton_link::proof::{NotProven, Proven};
+use baton_link::remote::{ProofFailure, Prover};
+use baton_link::transport::Transport;
 use baton_schemas::node::{Role, TLS_PROPERTY};
 use tokio::time::Instant;
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::remote::{ClientError, NodeAddress, NodePaths, RemoteEngine};
-use baton_engines::transport::Transport;
+use baton_link::Engine;
+use baton_link::remote::{ClientError, NodeAddress, NodePaths, RemoteEngine};
+use baton_link::transport::Transport;
 
 use super::super::cluster_nodes::{ClusterNodes, NodeLists};
 use super::sighted::ProvenNode;

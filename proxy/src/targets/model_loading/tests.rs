@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicU32;
 
-use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
 use futures::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -197,8 +197,9 @@ mod tests {
     use std::sync::{Mutex, OnceLock};
 
     use async_trait::async_trait;
-    use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-    use baton_engines::{Engine, SequenceStream};
+    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::wrapper::EngineWrapper;
+    use baton_link::{Engine, SequenceStream};
     use baton_schemas::handoff::{HandoffReport, KvSource, LinkMeasurement};
     use baton_schemas::sequence::Timings;
 

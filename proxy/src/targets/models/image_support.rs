@@ -47,8 +47,8 @@ mod tests {
     use std::sync::{Arc, OnceLock};
     use std::time::Duration;
 
-    use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::Engine;
     use tokio::time::Instant;
 
     use super::*;

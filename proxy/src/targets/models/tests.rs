@@ -4,8 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_engines::Engine;
-use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine, UnusedEngine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::wrapper::{EngineWrapper, UnusedEngine};
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 

@@ -399,8 +399,8 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::Engine;
     use baton_schemas::handoff::HandoffFailure;
 
     use super::*;

@@ -73,8 +73,8 @@ impl WeightsDescription {
 
 #[cfg(test)]
 mod tests {
-    use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::Engine;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use baton_engines::Engine;
+use baton_link::Engine;
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, Phase};
 use tokio::sync::oneshot;

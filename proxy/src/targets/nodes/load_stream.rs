@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use baton_engines::{Engine, awake};
+use baton_link::{Engine, awake};
 use baton_schemas::node::NodeLoad;
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -129,8 +129,9 @@ mod tests {
     use std::sync::Mutex;
 
     use async_trait::async_trait;
-    use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine, UnusedEngine};
-    use baton_engines::{Engine, LoadStream};
+    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::wrapper::{EngineWrapper, UnusedEngine};
+    use baton_link::{Engine, LoadStream};
     use baton_schemas::EngineError;
     use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use baton_engines::registry::EngineKind;
-use baton_engines::remote::NodePaths;
-use baton_engines::{Engine, awake};
+use baton_link::remote::NodePaths;
+use baton_link::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;

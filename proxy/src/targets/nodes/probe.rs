@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use baton_engines::{Engine, awake};
+use baton_link::{Engine, awake};
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
@@ -76,7 +76,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use async_trait::async_trait;
-    use baton_engines::sim::{EngineWrapper, UnusedEngine};
+    use baton_link::wrapper::{EngineWrapper, UnusedEngine};
 
     use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use baton_engines::upstream::{UpstreamError, UpstreamFailure};
 use baton_schemas::EngineError;
+use baton_upstream::{UpstreamError, UpstreamFailure};
 
 use crate::error::RequestError;
 

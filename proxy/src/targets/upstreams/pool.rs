@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use baton_engines::transport::Transport;
-use baton_engines::upstream::{Upstream, UpstreamSettings};
+use baton_link::transport::Transport;
+use baton_upstream::{Upstream, UpstreamSettings};
 
 use super::{UpstreamHealth, UpstreamServer};
 use crate::admission::TargetPlaces;

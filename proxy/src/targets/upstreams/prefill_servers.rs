@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use baton_engines::upstream::{PrefillFailure, PrefilledPrompt, PreparedChoice, Upstream};
+use baton_upstream::{PrefillFailure, PrefilledPrompt, PreparedChoice, Upstream};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

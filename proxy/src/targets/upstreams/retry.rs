@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::trace::TARGET;
-use baton_engines::upstream::{UpstreamError, UpstreamFailure};
+use baton_link::trace::TARGET;
 use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
+use baton_upstream::{UpstreamError, UpstreamFailure};
 use tokio::time::Instant;
 use tracing::Instrument;
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use baton_engines::upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
+use baton_upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engines::trace::TARGET;
-use baton_engines::upstream::{
-    ChoiceRequest, PrefillFailure, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure,
-};
+use baton_link::trace::TARGET;
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
+use baton_upstream::{
+    ChoiceRequest, PrefillFailure, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure,
+};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use tokio::time;

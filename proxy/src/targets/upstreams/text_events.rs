@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use baton_engines::upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
+use baton_upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt};
 use tracing::Span;

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use baton_engines::upstream::{PreparedChoice, PromptCount, UpstreamError};
 use baton_schemas::generate::Input;
 use baton_schemas::{EngineError, GenerateRequest};
+use baton_upstream::{PreparedChoice, PromptCount, UpstreamError};
 use tokio::time::{Instant, timeout_at};
 
 use super::prompt_estimate::estimated_tokens;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings};
 use baton_schemas::keep_alive::KeepAlive;
+use baton_upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 
 use super::client_error::client_error;
 use super::image_support::refuse_images;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use baton_engines::Engine;
-use baton_engines::remote::RemoteEngine;
+use baton_link::Engine;
+use baton_link::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::CacheScope;
 use baton_schemas::generate::Sampling;

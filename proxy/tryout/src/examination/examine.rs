@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use baton_engines::Engine;
-use baton_engines::handoff::canary;
 use baton_engines::llama::devices::Device;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_engines::transport::Transport;
+use baton_link::Engine;
+use baton_link::handoff::canary;
+use baton_link::remote::{NodeAddress, RemoteEngine};
+use baton_link::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::kv::{CodecLoss, KvLayout};

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use baton_engines::gguf::byte_level::spelled;
+use baton_model::gguf::byte_level::spelled;
 
 use super::{Script, Tokenizer};
 use crate::tokenizer::{TokenType, byte_pair_tokens};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
+use baton_model::gguf::Gguf;
 use baton_schemas::image::{Image, PromptImages};
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -17,7 +18,6 @@ use super::super::images::ImageEncoder;
 use super::super::jobs::{EngineLoad, Job, SchedulerMessage};
 use super::super::step_budget::PrefillBudget;
 use super::{NAN_WAIT, SchedulerLimits};
-use crate::gguf::Gguf;
 use crate::llama::context::LlamaSlots;
 use crate::llama::embed::Embedder;
 use crate::llama::placed::Placed;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_model::gguf::Gguf;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
@@ -9,7 +10,6 @@ use llama_cpp_2::model::LlamaModel;
 use super::super::super::slots;
 use super::super::Parking;
 use super::{Events, N_CELLS, Scheduler, loaded, real_model, received, request, scheduler, scheduler_of, submit, turn};
-use crate::gguf::Gguf;
 use crate::llama::context::seq_id;
 use crate::llama::{LlamaConfig, probe};
 

@@ -9,8 +9,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_engines::Engine;
-use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::wrapper::EngineWrapper;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_planner::rates::Curve;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use baton_engines::LoadStream;
+use baton_link::LoadStream;
 use baton_schemas::generate::Input;
 use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::{GenerateRequest, Token};

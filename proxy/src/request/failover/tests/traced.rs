@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use baton_engines::trace::TARGET;
+use baton_link::trace::TARGET;
 use tracing::Subscriber;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};

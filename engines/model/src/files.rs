@@ -1,0 +1,100 @@
+//! The files that hold a model's weights: one, the parts of a split model, or those of a folder.
+//!
+//! [`Gguf`](crate::gguf::Gguf) and [`ModelFolder`](crate::hf::ModelFolder) collect them from the path that the operator
+//! names, and refuse files that do not belong together. So whoever asks for a model's size, or reads a tensor, asks for
+//! all of them.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// One of a model's files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFile {
+    /// As the operator gave it, or beside that.
+    pub path: PathBuf,
+    pub n_bytes: u64,
+}
+
+/// A model's files, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFiles(Vec<ModelFile>);
+
+impl ModelFiles {
+    pub fn push(&mut self, file: ModelFile) {
+        self.0.push(file);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[ModelFile] {
+        &self.0
+    }
+
+    /// The size of all files together, bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, file| sum.saturating_add(file.n_bytes))
+    }
+
+    /// The path of the file with this index; the index comes from the tensors of the same model.
+    pub fn path(&self, file_idx: usize) -> &Path {
+        &self.0[file_idx].path
+    }
+
+    pub fn reader(&self) -> FilesReader<'_> {
+        FilesReader { files: self, open: None }
+    }
+}
+
+/// A file that cannot be read any more.
+#[derive(Debug)]
+pub struct UnreadableFile {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+/// Bytes that are read at each end of a tensor to identify it.
+const SAMPLE_BYTES: u64 = 4096;
+
+/// Reads parts of a model's files. Keeps one file open: neighbouring tensors are mostly in the same one, and some models
+/// have hundreds of files.
+pub struct FilesReader<'f> {
+    files: &'f ModelFiles,
+    open: Option<(usize, File)>,
+}
+
+impl FilesReader<'_> {
+    /// Fills `bytes` from the byte `start` on of a file. Blocking.
+    pub fn read(&mut self, file_idx: usize, start: u64, bytes: &mut [u8]) -> Result<(), UnreadableFile> {
+        let read = self.try_read(file_idx, start, bytes);
+        read.map_err(|source| UnreadableFile { path: self.files.path(file_idx).to_owned(), source })
+    }
+
+    fn try_read(&mut self, file_idx: usize, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let file = match self.open.take_if(|(open_idx, _)| *open_idx == file_idx) {
+            Some((_, file)) => file,
+            None => File::open(self.files.path(file_idx))?,
+        };
+        let (_, file) = self.open.insert((file_idx, file));
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(bytes)
+    }
+
+    /// Hashes the first and the last 4 KiB of a tensor of `n_bytes` bytes that begins at `start`. Blocking.
+    pub fn hash_samples(
+        &mut self,
+        file_idx: usize,
+        start: u64,
+        n_bytes: u64,
+        hasher: &mut blake3::Hasher,
+    ) -> Result<(), UnreadableFile> {
+        let n_first = n_bytes.min(SAMPLE_BYTES);
+        let n_last = (n_bytes - n_first).min(SAMPLE_BYTES);
+        for (start, n) in [(start, n_first), (start + n_bytes - n_last, n_last)] {
+            let mut sample = [0; SAMPLE_BYTES as usize];
+            let sample = &mut sample[..n as usize];
+            self.read(file_idx, start, sample)?;
+            hasher.update(sample);
+        }
+        Ok(())
+    }
+}
