@@ -27,7 +27,7 @@
 //! | [`mdns`], [`proof`] | machines in the network, and their proof of the cluster key |
 //! | [`trace`] | the trace that a call belongs to |
 //! | [`awake`], [`no_sleep`] | deadlines on a machine that was suspended; keeping it from being suspended |
-//! | [`lines`] and long JSON | bodies in lines, and bodies that take long to parse |
+//! | [`lines`], [`long_json`] | bodies in lines, and bodies that take long to parse |
 //!
 //! It runs no model and reads no model's file, so it uses none of `baton-model`, `baton-upstream`, `baton-engines`:
 //! of Baton only `baton-schemas`.

@@ -3,7 +3,7 @@
 //! The patterns are those of `llm_tokenizer_bpe` in llama.cpp's `llama-vocab.cpp`, of the version that Cargo.toml pins.
 //! Most run on a copy of the text with a byte for each character: ASCII as it is, other characters by their category.
 //! This crate's engine for them is an automaton without look-ahead. So `((?=[\p{L}])[^a-z])` is written `[\p{Lu}]`, and
-//! `\s+(?!\S)|\s+` is written `\s+` and [`Spaces::LeaveOne`].
+//! `\s+(?!\S)|\s+` is written `\s+` and `Spaces::LeaveOne`.
 
 use std::sync::LazyLock;
 
