@@ -3,7 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON_TEST_MODEL BATON_TEST_SWA_MODEL
-BATON_TEST_MODEL=$(target/release/baton pull smollm2)
+# The default model, in a type that llama.cpp computes in half the time.
+BATON_TEST_MODEL=$PWD/target/smollm2.q8_0.gguf
+cargo build --quiet --release --locked --workspace --bin q8-gguf
+[ -e "$BATON_TEST_MODEL" ] || target/release/q8-gguf "$(target/release/baton pull smollm2)" "$BATON_TEST_MODEL"
 # A model with a sliding window. Its licence allows tests and no more.
 BATON_TEST_SWA_MODEL=$(target/release/baton pull gemma3-270m)
 # Random cases of each property; `make test-long` tries more.
@@ -17,23 +20,28 @@ status=0
 run() { # NAME THREADS WHICH_TESTS...
   local name=$1 threads=$2
   shift 2
-  scripts/timed.sh "$name" ${limit[@]+"${limit[@]}"} cargo test --release --locked --workspace --no-fail-fast "$@" -- --test-threads="$threads" || status=1
+  scripts/timed.sh "$name" ${limit[@]+"${limit[@]}"} cargo test --release --locked --workspace --no-fail-fast "$@" -- --test-threads="$threads"
 }
 # Every other test binary of the workspace, new ones included.
 others=$(cargo metadata --no-deps --locked --format-version 1 | python3 -c '
 import json, sys
 targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
-for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint"}):
+for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint", "stress"}):
     print("--test", name)')
-# Simulated engines wait most of the time, so many of these tests run at once, and the clients are compiled meanwhile, with
-# a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
+# Simulated engines wait most of the time, so many of these tests run at once, beside those that compute; and the clients are
+# compiled meanwhile, with a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
 nice -n 19 scripts/run-clients.sh build > target/clients-build.log 2>&1 &
 clients=$!
-run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint
+run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint > target/endpoint-tests.log 2>&1 &
+endpoint=$!
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
-run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others
-run "documentation tests" "${TEST_THREADS:-2}" --doc
+run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others || status=1
+wait "$endpoint" || status=1
+cat target/endpoint-tests.log
+# Alone, because it needs the machine to itself.
+run "stress tests" "${TEST_THREADS:-2}" --test stress || status=1
+run "documentation tests" "${TEST_THREADS:-2}" --doc || status=1
 wait "$clients" || true
 scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
 exit $status

@@ -59,7 +59,7 @@ async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle(
     assert!(server.children().is_empty());
     assert_eq!(server.get("/health").await["status"], "ok");
     let listed = server.get("/api/tags").await;
-    assert_eq!(listed["models"][0]["details"]["quantization_level"], "Q4_1", "{listed}");
+    assert_eq!(listed["models"][0]["details"]["quantization_level"], "Q8_0", "{listed}");
     assert_eq!(listed["models"][0]["details"]["parameter_size"], "134.52M", "{listed}");
     assert_eq!(server.get("/api/ps").await["models"], json!([]));
     assert_eq!(server.get("/v1/models").await["data"][0]["status"]["value"], "unloaded");

@@ -1,5 +1,5 @@
-//! GGUF files, as far as the tests' models need them: read in F32, F16, Q4_1 and Q8_0; written in F32 and F16, by Baton's
-//! own writer.
+//! GGUF files, as far as the tests' models need them: read in F32, F16, Q4_1 and Q8_0; written in F32, F16 and
+//! Q8_0, by Baton's own writer.
 //!
 //! The format is that of llama.cpp's `docs/gguf.md` and `ggml-common.h`. Malformed files panic.
 
@@ -23,6 +23,8 @@ const BLOCK: usize = 32;
 pub enum Precision {
     F32,
     F16,
+    /// Rows are multiples of 32 values.
+    Q8_0,
 }
 
 impl Precision {
@@ -30,6 +32,7 @@ impl Precision {
         match self {
             Precision::F32 => WrittenType::F32,
             Precision::F16 => WrittenType::F16,
+            Precision::Q8_0 => WrittenType::Q8_0,
         }
     }
 }
@@ -63,11 +66,14 @@ impl Gguf {
         let plan = GgufPlan { metadata: self.metadata.clone(), tensors: self.tensors.iter().map(planned).collect() };
         let mut out = BufWriter::new(File::create(path).unwrap());
         let written = plan.write(&mut out, |i, data| {
-            let (_, tensor) = &self.tensors[i];
-            tensor.values.iter().try_for_each(|&value| match tensor.precision {
-                Precision::F32 => data.write_all(&value.to_le_bytes()),
-                Precision::F16 => data.write_all(&f16::from_f32(value).to_le_bytes()),
-            })
+            let Tensor { values, precision, .. } = &self.tensors[i].1;
+            match precision {
+                Precision::F32 => values.iter().try_for_each(|value| data.write_all(&value.to_le_bytes())),
+                Precision::F16 => {
+                    values.iter().try_for_each(|&value| data.write_all(&f16::from_f32(value).to_le_bytes()))
+                }
+                Precision::Q8_0 => values.chunks(BLOCK).try_for_each(|block| data.write_all(&q8_0(block))),
+            }
         });
         written.and_then(|()| out.flush()).unwrap();
     }
@@ -102,6 +108,15 @@ impl Gguf {
         });
         Gguf { metadata, tensors: tensors.collect() }
     }
+}
+
+/// A block of Q8_0: a scale, by which the largest value becomes 127, and 32 signed bytes.
+fn q8_0(block: &[f32]) -> Vec<u8> {
+    let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / 127.0;
+    let inverse = if scale > 0.0 { scale.recip() } else { 0.0 };
+    let quants = block.iter().map(|value| (value * inverse).round() as i8 as u8);
+    f16::from_f32(scale).to_le_bytes().into_iter().chain(quants).collect()
 }
 
 fn dequantize(bytes: &[u8], ggml_type: u32, n: usize) -> Vec<f32> {
