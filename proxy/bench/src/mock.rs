@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use baton_proxy::http::open_files;
+use baton_proxy::http::edge::open_files;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, signals};
 use clap::Args;

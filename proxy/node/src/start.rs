@@ -2,7 +2,7 @@
 
 use baton_link::node::{ListenAddress, Listener, ServerTls};
 use baton_process::parent;
-use baton_proxy::http::open_files;
+use baton_proxy::http::edge::open_files;
 use baton_proxy::serve::signals::{self, OnHangup};
 use baton_proxy::serve::{CommandFailure, model_files, service_manager};
 use baton_schemas::node::ChildEvent;

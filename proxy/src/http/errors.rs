@@ -12,8 +12,8 @@ use baton_schemas::{EngineError, ErrorCode};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
-use super::nearest_route::nearest_route;
-use super::request_steps::panic_message;
+use super::edge::nearest_route::nearest_route;
+use super::reply::request_steps::panic_message;
 use crate::error::RequestError;
 
 /// The message of failures whose cause is for the log only.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::access::SharedAccess;
+use super::body::parser_threads::ParserThreads;
 use super::config::HttpConfig;
 use super::http_backend::HttpBackend;
-use super::parser_threads::ParserThreads;
 use crate::request::caller::Caller;
 use crate::request::models::ListedModel;
 

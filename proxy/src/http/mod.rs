@@ -1,6 +1,6 @@
 //! The public HTTP surface: sockets, limits and access on one side, dialects on the other.
 //!
-//! [`server::serve`] owns the sockets, and [`router`] everything between a request's head and its reply. Generation is
+//! [`edge::server::serve`] owns the sockets, and [`router`] everything between a request's head and its reply. Generation is
 //! behind [`HttpBackend`]. Nothing here knows engines, queues or planned routes, and only a dialect knows its JSON.
 //!
 //! Each dialect is a folder: `mod.rs` has its routes, `stream.rs` and `whole.rs` write a reply, `failure.rs` writes errors
@@ -13,31 +13,15 @@ pub mod baton;
 pub mod body;
 pub mod config;
 pub mod dialect;
+pub mod edge;
 pub mod errors;
-mod event_stream;
 pub mod http_backend;
 mod http_state;
 pub mod llama_server;
 pub mod ollama;
-pub mod open_files;
 pub mod openai;
 mod openapi;
-pub mod request_id;
-pub mod request_steps;
-pub mod route_header;
-pub mod server;
-
-mod collected;
-mod draining;
-mod nearest_route;
-mod parse_errors;
-mod parser_threads;
-mod passage;
-mod reply_totals;
-mod skipped_tools;
-mod streamed;
-mod unread_body;
-mod when_woken;
+pub mod reply;
 
 use std::sync::Arc;
 
@@ -51,15 +35,15 @@ use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
+use body::parser_threads::ParserThreads;
 pub use config::HttpConfig;
 use dialect::Dialect;
+use edge::passage::{Checks, Passage};
+pub use edge::server::serve;
 pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
 use openapi::{DocumentText, Routes};
-use parser_threads::ParserThreads;
-use passage::{Checks, Passage};
-pub use server::serve;
 
 /// Builds all routes with all layers.
 pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
@@ -110,7 +94,7 @@ fn routes() -> Routes {
 
 /// The routes behind the checks of one listener.
 pub fn listener(api: &Api, host: HostCheck) -> Router {
-    api.router.clone().layer(from_fn_with_state(Passage { host, checks: Arc::clone(&api.checks) }, passage::pass))
+    api.router.clone().layer(from_fn_with_state(Passage { host, checks: Arc::clone(&api.checks) }, edge::passage::pass))
 }
 
 async fn unknown_route(State(state): State<HttpState>, method: Method, uri: Uri) -> Response {

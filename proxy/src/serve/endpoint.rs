@@ -32,7 +32,7 @@ use crate::admission::Admission;
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
 use crate::http::access::host_check::HostCheck;
-use crate::http::server::Shutdown;
+use crate::http::edge::server::Shutdown;
 use crate::http::{HttpBackend, SharedAccess};
 use crate::observe::Observer;
 use crate::targets::Targets;
@@ -76,7 +76,7 @@ pub struct ReadyEndpoint {
 impl Endpoint {
     /// Binds, starts the engines' processes and serves. Models that are missing here are fetched first.
     pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, CommandFailure> {
-        http::open_files::raise_limit();
+        http::edge::open_files::raise_limit();
         // Ports come first, because a port in use is the commonest mistake, and loading a model takes long.
         let listeners = bind_all(&config.startup).await?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
@@ -287,7 +287,7 @@ fn serve_all(
         // A listener that other machines can reach answers under any host name.
         let host = HostCheck { access: access.clone(), checks_names: address.ip().is_loopback() };
         let router = http::listener(api, host);
-        tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
+        tokio::spawn(http::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
     };
     listeners.into_iter().zip(addresses).map(serve).collect()
 }

@@ -7,7 +7,7 @@ use sd_notify::NotifyState;
 
 use super::request_service::RequestService;
 use crate::http::HttpBackend;
-use crate::http::server::Shutdown;
+use crate::http::edge::server::Shutdown;
 use crate::observe::readiness::Readiness;
 
 /// How often the endpoint's health is checked until it is good.

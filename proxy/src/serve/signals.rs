@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::http::server::Shutdown;
+use crate::http::edge::server::Shutdown;
 use crate::log_queue;
 
 /// The effect of SIGHUP, which a terminal sends, too, when it is closed.

@@ -24,7 +24,7 @@ mod word_prompts;
 
 use std::rc::Rc;
 
-use baton_proxy::http::open_files;
+use baton_proxy::http::edge::open_files;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, signals};
 use tokio_util::sync::CancellationToken;

@@ -8,8 +8,8 @@ use http::{HeaderName, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::SharedAccess;
-use crate::http::request_id::X_REQUEST_ID;
-use crate::http::route_header::X_BATON_ROUTE;
+use crate::http::edge::request_id::X_REQUEST_ID;
+use crate::http::reply::route_header::X_BATON_ROUTE;
 
 /// Browsers cap this at 2 h. Each cached preflight saves a round trip.
 const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);

@@ -14,8 +14,8 @@ use super::keys::KeyIdentity;
 use crate::account::Account;
 use crate::account::request_memory::RequestHold;
 use crate::admission::RequestAdmission;
+use crate::http::edge::request_id::RequestId;
 use crate::http::errors::HttpFailure;
-use crate::http::request_id::RequestId;
 use crate::request::caller::Caller;
 use crate::request::poison_case::PoisonCase;
 

@@ -2,7 +2,7 @@
 
 use baton_schemas::anthropic::reply::{MessageReply, MessageUsage};
 
-use crate::http::reply_totals::ReplyTotals;
+use crate::http::reply::reply_totals::ReplyTotals;
 
 /// The fields of a message that are known before its first token.
 #[derive(Debug, Clone)]

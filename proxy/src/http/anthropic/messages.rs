@@ -13,11 +13,12 @@ use super::head::MessageHead;
 use super::stream::MessageWriter;
 use super::whole;
 use crate::http::body::JsonBody;
-use crate::http::collected::collected;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{DrainDeadline, steps};
-use crate::http::skipped_tools::SkippedTools;
-use crate::http::{HttpFailure, HttpState, streamed};
+use crate::http::reply::collected::collected;
+use crate::http::reply::request_steps::{DrainDeadline, steps};
+use crate::http::reply::skipped_tools::SkippedTools;
+use crate::http::reply::streamed;
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
 type Body = Result<JsonBody, HttpFailure>;

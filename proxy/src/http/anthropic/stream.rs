@@ -6,9 +6,9 @@ use bytes::BytesMut;
 
 use super::head::{MessageHead, usage};
 use crate::http::HttpFailure;
-use crate::http::event_stream::write_comment;
-use crate::http::reply_totals::ReplyTotals;
-use crate::http::streamed::StreamWriter;
+use crate::http::reply::event_stream::write_comment;
+use crate::http::reply::reply_totals::ReplyTotals;
+use crate::http::reply::streamed::StreamWriter;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.

@@ -8,8 +8,8 @@ use futures::StreamExt;
 
 use super::head::{MessageHead, usage};
 use crate::error::RequestError;
-use crate::http::reply_totals::ReplyTotals;
-use crate::http::route_header::insert_route;
+use crate::http::reply::reply_totals::ReplyTotals;
+use crate::http::reply::route_header::insert_route;
 use crate::reply_event::EventKind;
 use crate::request::generate::EventStream;
 

@@ -22,10 +22,10 @@ use serde::Serialize;
 
 use super::state_changes::StateChanges;
 use crate::http::errors::{HttpFailure, Retry};
-use crate::http::event_stream::sse_headers;
 use crate::http::http_state::MAX_WATCHERS;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::Stopping;
+use crate::http::reply::event_stream::sse_headers;
+use crate::http::reply::request_steps::Stopping;
 use crate::http::{HttpBackend, HttpState};
 use crate::observe::snapshot::EndpointState;
 use crate::request::caller::{Caller, CallerRole};

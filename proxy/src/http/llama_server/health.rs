@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::http::HttpState;
 use crate::http::errors::{HttpFailure, Retry};
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{STOPPING, Stopping};
+use crate::http::reply::request_steps::{STOPPING, Stopping};
 use crate::observe::readiness::Readiness;
 use crate::targets::nodes::NodeState;
 

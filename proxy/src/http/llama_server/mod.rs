@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use super::HttpState;
 use super::openapi::{Operation, Routes};
-use super::request_steps::DrainDeadline;
+use super::reply::request_steps::DrainDeadline;
 use crate::request::caller::Caller;
 
 type Drain = Option<Extension<DrainDeadline>>;

@@ -7,7 +7,7 @@ use baton_schemas::llama_server::rerank::{Rerank, RerankReply};
 
 use super::{Drain, model_or_first};
 use crate::http::body::JsonBody;
-use crate::http::request_steps::or_drained;
+use crate::http::reply::request_steps::or_drained;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

@@ -10,9 +10,10 @@ use super::line::{LineContent, LineShape};
 use super::stream::LineWriter;
 use super::whole;
 use crate::error::RequestError;
-use crate::http::collected::collected;
-use crate::http::request_steps::{DrainDeadline, or_drained, steps};
-use crate::http::{HttpState, streamed};
+use crate::http::HttpState;
+use crate::http::reply::collected::collected;
+use crate::http::reply::request_steps::{DrainDeadline, or_drained, steps};
+use crate::http::reply::streamed;
 use crate::request::caller::Caller;
 
 /// A request of either route.

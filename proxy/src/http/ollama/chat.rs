@@ -11,7 +11,7 @@ use super::answer::{OllamaJob, answer};
 use super::failure::OllamaFailure;
 use super::line::{LineShape, OllamaRoute};
 use crate::http::body::JsonBody;
-use crate::http::request_steps::DrainDeadline;
+use crate::http::reply::request_steps::DrainDeadline;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

@@ -10,7 +10,7 @@ use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply, parse, parse_old
 use super::failure::OllamaFailure;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
-use crate::http::request_steps::{DrainDeadline, or_drained};
+use crate::http::reply::request_steps::{DrainDeadline, or_drained};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::targets::Embedded;

@@ -12,7 +12,7 @@ use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, Ollam
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
 
-use crate::http::reply_totals::ReplyTotals;
+use crate::http::reply::reply_totals::ReplyTotals;
 
 /// The route whose format a reply uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

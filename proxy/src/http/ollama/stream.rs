@@ -12,8 +12,8 @@ use bytes::BytesMut;
 use super::failure;
 use super::line::{LineContent, LineShape, now};
 use crate::http::HttpFailure;
-use crate::http::reply_totals::ReplyTotals;
-use crate::http::streamed::StreamWriter;
+use crate::http::reply::reply_totals::ReplyTotals;
+use crate::http::reply::streamed::StreamWriter;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.

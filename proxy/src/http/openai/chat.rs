@@ -10,7 +10,7 @@ use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{DrainDeadline, steps};
+use crate::http::reply::request_steps::{DrainDeadline, steps};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

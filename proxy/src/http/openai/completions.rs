@@ -17,7 +17,7 @@ use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{DrainDeadline, keeping, side_by_side, steps};
+use crate::http::reply::request_steps::{DrainDeadline, keeping, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

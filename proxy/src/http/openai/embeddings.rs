@@ -7,7 +7,7 @@ use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::request_steps::{DrainDeadline, or_drained};
+use crate::http::reply::request_steps::{DrainDeadline, or_drained};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

@@ -21,11 +21,11 @@ use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
-use super::collected::collected;
+use super::edge::request_id::random_id;
 use super::openapi::Routes;
-use super::reply_totals::ReplyTotals;
-use super::request_id::random_id;
-use super::streamed;
+use super::reply::collected::collected;
+use super::reply::reply_totals::ReplyTotals;
+use super::reply::streamed;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 use crate::request::generate::EventStream;

@@ -10,8 +10,8 @@ use http::{HeaderValue, header};
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
-use crate::http::reply_totals::ReplyTotals;
-use crate::http::route_header::insert_route;
+use crate::http::reply::reply_totals::ReplyTotals;
+use crate::http::reply::route_header::insert_route;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::generate::EventStream;
 

@@ -46,7 +46,7 @@ use self::test_server::{
     Limits, TestServer, chat_body, chat_bytes, closed_config, eventually, impatient, start, start_limited, start_with,
     until,
 };
-use super::server::{DEADLINES, Shutdown, serve_with};
+use super::edge::server::{DEADLINES, Shutdown, serve_with};
 use super::{AccessConfig, HostCheck, HttpBackend, HttpConfig, SharedAccess, api};
 use crate::error::RequestError;
 use crate::observe::history::HistorySample;

@@ -6,7 +6,7 @@ use baton_reply::TokenLogprobs;
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::openai::responses::response::ResponseUsage;
 
-use crate::http::reply_totals::ReplyTotals;
+use crate::http::reply::reply_totals::ReplyTotals;
 
 /// The current time in seconds since the Unix epoch.
 pub(super) fn now() -> u64 {

@@ -7,9 +7,9 @@ use bytes::BytesMut;
 
 use super::parts::{logprobs, now, usage};
 use crate::http::HttpFailure;
-use crate::http::event_stream::write_comment;
-use crate::http::reply_totals::ReplyTotals;
-use crate::http::streamed::StreamWriter;
+use crate::http::reply::event_stream::write_comment;
+use crate::http::reply::reply_totals::ReplyTotals;
+use crate::http::reply::streamed::StreamWriter;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes the stream of one reply.

@@ -14,7 +14,7 @@ use futures::StreamExt;
 use futures::stream::{FuturesUnordered, SelectAll};
 use tokio_util::sync::CancellationToken;
 
-use super::HttpBackend;
+use super::super::HttpBackend;
 use crate::account::request_memory::HeldPart;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -67,7 +67,7 @@ pub fn steps(
 }
 
 /// Keeps the memory of a part of the request until the steps are dropped: what the reply repeats of it.
-pub(super) fn keeping(part: HeldPart, steps: EventStream) -> EventStream {
+pub(in crate::http) fn keeping(part: HeldPart, steps: EventStream) -> EventStream {
     Box::pin(steps.inspect(move |_| _ = &part))
 }
 
@@ -97,21 +97,24 @@ fn panicked(panic: &(dyn Any + Send)) -> RequestError {
 }
 
 /// Returns the message of a panic, for the log.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+pub(in crate::http) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let formatted = panic.downcast_ref::<String>().map(String::as_str);
     formatted.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }
 
 /// Runs a stage of a request until the drain deadline at most. Then the stage is dropped, which cancels it.
-pub(super) async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
+pub(in crate::http) async fn or_drained<T>(
+    drain: &DrainDeadline,
+    stage: impl Future<Output = T>,
+) -> Result<T, RequestError> {
     drain.0.run_until_cancelled(stage).await.ok_or_else(is_stopping)
 }
 
 /// The error text while the server is stopping.
-pub(super) const STOPPING: &str = "the server is stopping";
+pub(in crate::http) const STOPPING: &str = "the server is stopping";
 
 /// The error of requests that arrive while the server stops.
-pub(super) fn is_stopping() -> RequestError {
+pub(in crate::http) fn is_stopping() -> RequestError {
     RequestError::Unavailable { reason: STOPPING.to_owned(), retry_after: Duration::from_secs(1) }
 }
 

@@ -8,33 +8,33 @@ use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Counts and times over all choices of a reply.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ReplyTotals {
+pub(in crate::http) struct ReplyTotals {
     /// Tokens in the prompts.
-    pub(super) n_prompt: u32,
+    pub(in crate::http) n_prompt: u32,
     /// Prompt tokens that were cached.
-    pub(super) n_cached: u32,
+    pub(in crate::http) n_cached: u32,
     /// Tokens generated.
-    pub(super) n_completion: u32,
+    pub(in crate::http) n_completion: u32,
     /// Generated tokens that were reasoning.
-    pub(super) n_reasoning: u32,
+    pub(in crate::http) n_reasoning: u32,
     /// The times of prefill and decode.
-    pub(super) timings: Timings,
+    pub(in crate::http) timings: Timings,
     /// The route, for `x-baton-route`.
-    pub(super) route: String,
+    pub(in crate::http) route: String,
     /// The handoff's report, if another node computed the prompt.
-    pub(super) handoff: Option<HandoffReport>,
+    pub(in crate::http) handoff: Option<HandoffReport>,
     /// The tokens of prompt and reply, if the client requested them.
-    pub(super) context: Vec<Token>,
+    pub(in crate::http) context: Vec<Token>,
     choices_per_prompt: u32,
 }
 
 impl ReplyTotals {
     /// Creates the totals of a reply. Each of its prompts has `choices_per_prompt` choices.
-    pub(super) fn new(choices_per_prompt: u32) -> Self {
+    pub(in crate::http) fn new(choices_per_prompt: u32) -> Self {
         ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
     }
 
-    pub(super) fn record(&mut self, event: &ReplyEvent) {
+    pub(in crate::http) fn record(&mut self, event: &ReplyEvent) {
         if let Some(route) = event.route() {
             route.clone_into(&mut self.route);
         }

@@ -14,13 +14,13 @@ use bytes::Bytes;
 use http::{HeaderValue, Version, header};
 use hyper::body::{Frame, SizeHint};
 
-use super::dialect::Dialect;
-use super::errors::HttpFailure;
-use super::request_steps::{Stopping, is_stopping};
+use super::super::dialect::Dialect;
+use super::super::errors::HttpFailure;
+use super::super::reply::request_steps::{Stopping, is_stopping};
 
 /// Refuses requests that arrive after the shutdown began, except those for the paths in `answered`. From then on every
 /// reply closes its connection.
-pub(super) async fn refuse(answered: &[&'static str], request: Request, next: Next) -> Response {
+pub(in crate::http) async fn refuse(answered: &[&'static str], request: Request, next: Next) -> Response {
     if !request.extensions().get::<Stopping>().is_some_and(|stopping| stopping.0.is_cancelled()) {
         return next.run(request).await;
     }
@@ -39,13 +39,13 @@ pub(super) async fn refuse(answered: &[&'static str], request: Request, next: Ne
 
 /// The body of a reply. It keeps a value until the body is sent or dropped, such as the token that counts the request as
 /// running.
-pub(super) struct Awaited<T> {
+pub(in crate::http) struct Awaited<T> {
     body: Body,
     _kept: T,
 }
 
 impl<T> Awaited<T> {
-    pub(super) fn new(body: Body, kept: T) -> Self {
+    pub(in crate::http) fn new(body: Body, kept: T) -> Self {
         Awaited { body, _kept: kept }
     }
 }

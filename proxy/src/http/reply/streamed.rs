@@ -16,8 +16,8 @@ use http::{HeaderName, HeaderValue, header};
 use hyper::body::Frame;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::HttpConfig;
-use super::errors::HttpFailure;
+use super::super::HttpConfig;
+use super::super::errors::HttpFailure;
 use super::route_header::insert_route;
 use super::when_woken::WhenWoken;
 use crate::error::RequestError;
@@ -29,7 +29,7 @@ use crate::request::generate::EventStream;
 const MAX_CHUNK_BYTES: usize = 16 << 10;
 
 /// Writes a dialect's stream, at the end of a buffer.
-pub(super) trait StreamWriter: Send + Unpin + 'static {
+pub(in crate::http) trait StreamWriter: Send + Unpin + 'static {
     /// The reply's `Content-Type`.
     const CONTENT_TYPE: &'static str;
 
@@ -48,7 +48,7 @@ pub(super) trait StreamWriter: Send + Unpin + 'static {
 }
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
-pub(super) async fn respond<W: StreamWriter>(
+pub(in crate::http) async fn respond<W: StreamWriter>(
     mut steps: EventStream,
     writer: W,
     config: &HttpConfig,

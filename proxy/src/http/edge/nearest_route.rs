@@ -13,7 +13,7 @@ const MAX_LIKENESS_OF_END: f64 = 0.9;
 ///
 /// Most wrong paths come from a wrong base URL, which repeats or omits the beginning of a path. So two paths are also alike
 /// if one ends with the other.
-pub(super) fn nearest_route<'a>(method: &Method, path: &str, routes: &'a [String]) -> Option<&'a str> {
+pub(in crate::http) fn nearest_route<'a>(method: &Method, path: &str, routes: &'a [String]) -> Option<&'a str> {
     let wanted = path.trim_matches('/').to_ascii_lowercase();
     let score = |route: &str| {
         let (of_route, path) = route.split_once(' ')?;

@@ -18,7 +18,7 @@ use super::request_id::{X_REQUEST_ID, drawn};
 const MAX_BARE_BYTES: usize = 256;
 
 /// A connection that replaces bare answers. It expects each head in a single write.
-pub(super) struct Enveloped<S> {
+pub(in crate::http) struct Enveloped<S> {
     stream: S,
     /// The rest of a replacement that is being written.
     answer: Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) struct Enveloped<S> {
 }
 
 impl<S> Enveloped<S> {
-    pub(super) fn new(stream: S) -> Self {
+    pub(in crate::http) fn new(stream: S) -> Self {
         Enveloped { stream, answer: Vec::new(), n_written: 0 }
     }
 }

@@ -6,7 +6,7 @@ pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
 
 /// Adds the route of a request to the headers. A route that is not a valid header value is left out: the reply matters
 /// more.
-pub(super) fn insert_route(headers: &mut HeaderMap, route: &str) {
+pub(in crate::http) fn insert_route(headers: &mut HeaderMap, route: &str) {
     if let Ok(value) = HeaderValue::from_str(route) {
         headers.insert(X_BATON_ROUTE, value);
     }

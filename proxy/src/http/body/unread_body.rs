@@ -25,7 +25,7 @@ const DISCARD_BYTES: u64 = 1 << 20;
 const DISCARD_FOR: Duration = Duration::from_secs(1);
 
 /// A body that a handler may read, and what to do with the rest.
-pub(super) struct UnreadBody {
+pub(in crate::http) struct UnreadBody {
     unread: oneshot::Receiver<Body>,
     /// HTTP/2 closes the stream, not its connection.
     closes: bool,
@@ -35,7 +35,7 @@ pub(super) struct UnreadBody {
 
 impl UnreadBody {
     /// Lends the request's body to its handler. `None` if it has no body.
-    pub(super) fn lend(request: &mut Request) -> Option<UnreadBody> {
+    pub(in crate::http) fn lend(request: &mut Request) -> Option<UnreadBody> {
         if request.body().is_end_stream() {
             return None;
         }
@@ -47,7 +47,7 @@ impl UnreadBody {
     }
 
     /// Reads what the handler left of the body, or announces that the connection closes.
-    pub(super) async fn settle(mut self, response: &mut Response) {
+    pub(in crate::http) async fn settle(mut self, response: &mut Response) {
         let is_read = match self.unread.try_recv() {
             Ok(mut body) => !self.waits && discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await,
             // The body was read to its end, or a handler still reads it.
@@ -60,7 +60,7 @@ impl UnreadBody {
 }
 
 /// Reads to the end. Returns false if the body is longer than `max_bytes` or takes longer than `max_time`.
-pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration) -> bool {
+pub(in crate::http) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration) -> bool {
     let mut n_left = max_bytes;
     let rest = async {
         while let Some(frame) = body.frame().await {

@@ -12,7 +12,7 @@ use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
 
 /// Answers polls between two wakes with [`Poll::Pending`].
-pub(super) struct WhenWoken<S> {
+pub(in crate::http) struct WhenWoken<S> {
     stream: S,
     wakes: Arc<Wakes>,
     /// Wakes `wakes`.
@@ -26,7 +26,7 @@ struct Wakes {
 }
 
 impl<S> WhenWoken<S> {
-    pub(super) fn new(stream: S) -> Self {
+    pub(in crate::http) fn new(stream: S) -> Self {
         let wakes = Arc::new(Wakes { is_woken: AtomicBool::new(true), task: AtomicWaker::new() });
         WhenWoken { stream, waker: Arc::clone(&wakes).into(), wakes }
     }

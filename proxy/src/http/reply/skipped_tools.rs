@@ -9,11 +9,11 @@ use http::{HeaderName, HeaderValue};
 const X_BATON_WARNING: HeaderName = HeaderName::from_static("x-baton-warning");
 
 /// The tools that a request leaves out.
-pub(super) struct SkippedTools(Option<String>);
+pub(in crate::http) struct SkippedTools(Option<String>);
 
 impl SkippedTools {
     /// Finds and logs them.
-    pub(super) fn of(request: &GenerateRequest) -> SkippedTools {
+    pub(in crate::http) fn of(request: &GenerateRequest) -> SkippedTools {
         let tools: Vec<&str> = request.tools.skipped.iter().map(|tool| HostedTool::as_str(*tool)).collect();
         if tools.is_empty() {
             return SkippedTools(None);
@@ -24,7 +24,7 @@ impl SkippedTools {
     }
 
     /// Adds the header.
-    pub(super) fn noted_in(self, mut response: Response) -> Response {
+    pub(in crate::http) fn noted_in(self, mut response: Response) -> Response {
         if let Some(value) = self.0.and_then(|warning| HeaderValue::try_from(warning).ok()) {
             response.headers_mut().insert(X_BATON_WARNING, value);
         }

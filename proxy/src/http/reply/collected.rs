@@ -16,7 +16,7 @@ const STEP: usize = 64 << 10;
 const COPIES: usize = 2;
 
 /// Passes the steps on, and charges what they bring. Ends with an error if there is no memory for it.
-pub(super) fn collected(steps: EventStream, memory: &RequestHold) -> EventStream {
+pub(in crate::http) fn collected(steps: EventStream, memory: &RequestHold) -> EventStream {
     let memory = memory.clone();
     let mut n_uncharged = 0;
     let charged = steps.map(move |event| {

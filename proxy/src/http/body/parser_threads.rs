@@ -10,7 +10,7 @@ use http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::errors::{HttpFailure, Retry};
+use super::super::errors::{HttpFailure, Retry};
 use crate::account::request_memory::{FULL, MemoryFull, ORDINARY_BODY, SMALL_BODY};
 
 /// Small bodies that are parsed at once. Most take less than a millisecond; a grammar takes some.
@@ -49,13 +49,17 @@ impl Default for ParserThreads {
 
 impl ParserThreads {
     /// Returns the time until which a body that arrived now waits for threads.
-    pub(super) fn deadline() -> Instant {
+    pub(in crate::http) fn deadline() -> Instant {
         Instant::now() + MAX_WAIT
     }
 
     /// Waits for a thread that parses a body of `n_bytes`. Bodies do not wait for those of a larger kind. Errors: none was
     /// free in time.
-    pub(super) async fn thread(&self, n_bytes: usize, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
+    pub(in crate::http) async fn thread(
+        &self,
+        n_bytes: usize,
+        deadline: Instant,
+    ) -> Result<OwnedSemaphorePermit, HttpFailure> {
         let threads = if n_bytes <= SMALL_BODY {
             &self.small
         } else if n_bytes <= ORDINARY_BODY {
@@ -68,7 +72,7 @@ impl ParserThreads {
     }
 
     /// Waits for a thread that decompresses a body. Errors: as of [`thread`](Self::thread).
-    pub(super) async fn decoder(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
+    pub(in crate::http) async fn decoder(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, HttpFailure> {
         self.thread(ORDINARY_BODY, deadline).await
     }
 }

@@ -14,34 +14,35 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_http::cors::CorsLayer;
 use tracing::Instrument;
 
-use super::access::host_check::{self, HostCheck};
-use super::access::key_check::{self, KeyCheck};
-use super::access::{SharedAccess, origin_check, rate_headers};
-use super::dialect::Dialect;
+use super::super::access::host_check::{self, HostCheck};
+use super::super::access::key_check::{self, KeyCheck};
+use super::super::access::{SharedAccess, origin_check, rate_headers};
+use super::super::body::unread_body::UnreadBody;
+use super::super::dialect::Dialect;
+use super::super::{HttpBackend, errors};
+use super::draining;
 use super::request_id::RequestId;
-use super::unread_body::UnreadBody;
-use super::{HttpBackend, draining, errors};
 
 /// The checks that all listeners share.
-pub(super) struct Checks {
-    pub(super) backend: Arc<dyn HttpBackend>,
-    pub(super) access: SharedAccess,
-    pub(super) keys: KeyCheck,
-    pub(super) cors: CorsLayer,
+pub(in crate::http) struct Checks {
+    pub(in crate::http) backend: Arc<dyn HttpBackend>,
+    pub(in crate::http) access: SharedAccess,
+    pub(in crate::http) keys: KeyCheck,
+    pub(in crate::http) cors: CorsLayer,
     /// The paths that are answered during the shutdown, too.
-    pub(super) while_stopping: Arc<[&'static str]>,
+    pub(in crate::http) while_stopping: Arc<[&'static str]>,
 }
 
 /// The checks of one listener.
 #[derive(Clone)]
-pub(super) struct Passage {
-    pub(super) host: HostCheck,
-    pub(super) checks: Arc<Checks>,
+pub(in crate::http) struct Passage {
+    pub(in crate::http) host: HostCheck,
+    pub(in crate::http) checks: Arc<Checks>,
 }
 
 /// Lets a request pass. Every reply gets the request's id, a panic becomes a reply, and a body that nothing read does not
 /// break its connection.
-pub(super) async fn pass(State(passage): State<Passage>, mut request: Request, next: Next) -> Response {
+pub(in crate::http) async fn pass(State(passage): State<Passage>, mut request: Request, next: Next) -> Response {
     let dialect = Dialect::of(request.uri().path());
     let id = RequestId::attach(&mut request);
     let span =

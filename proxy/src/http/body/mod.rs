@@ -5,6 +5,9 @@
 //! second. Only tiny bodies are parsed where they arrive. What a body becomes is charged to its key while it is held.
 //! Every error here uses the JSON envelope, because clients print its message.
 
+pub(super) mod parser_threads;
+pub(super) mod unread_body;
+
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +22,11 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
+use parser_threads::ParserThreads;
 use tokio::time::{Instant, timeout_at};
 
-use super::parser_threads::ParserThreads;
-use super::request_steps::is_stopping;
-use super::{HttpFailure, HttpState, unread_body};
+use super::reply::request_steps::is_stopping;
+use super::{HttpFailure, HttpState};
 use crate::account::Account;
 use crate::account::request_memory::{MemoryCharge, MemoryFull, ORDINARY_BODY, RequestHold};
 use crate::request::caller::Caller;

@@ -14,13 +14,13 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tower::ServiceExt;
 
+use super::super::reply::request_steps::{DrainDeadline, Stopping};
 use super::draining::Awaited;
 use super::open_files::max_connections;
 use super::parse_errors::Enveloped;
-use super::request_steps::{DrainDeadline, Stopping};
 
 /// The deadlines of a connection.
-pub(super) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
+pub(in crate::http) const DEADLINES: ConnectionDeadlines = ConnectionDeadlines {
     first_head: HEAD_DEADLINE,
     head: HEAD_DEADLINE,
     // Its request keeps a slot until then. Slow clients are unaffected as long as they read.
@@ -89,7 +89,7 @@ pub async fn serve(
 }
 
 /// [`serve`] with deadlines that a test can wait for.
-pub(super) async fn serve_with(
+pub(in crate::http) async fn serve_with(
     deadlines: ConnectionDeadlines,
     listener: TcpListener,
     router: Router,

@@ -4,7 +4,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 
-use super::dialect::Dialect;
+use super::super::dialect::Dialect;
 
 /// The header that clients and proxies read.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,7 +28,7 @@ impl RequestId {
 
 impl RequestId {
     /// Uses the client's id if it is valid, else creates one, and adds it to the request.
-    pub(super) fn attach(request: &mut Request) -> RequestId {
+    pub(in crate::http) fn attach(request: &mut Request) -> RequestId {
         let sent = request.headers().get(&X_REQUEST_ID).filter(|id| is_sane(id));
         let id = RequestId(sent.cloned().unwrap_or_else(drawn));
         request.extensions_mut().insert(id.clone());
@@ -36,7 +36,7 @@ impl RequestId {
     }
 
     /// Adds the id to a reply.
-    pub(super) fn insert(self, response: &mut Response, dialect: Dialect) {
+    pub(in crate::http) fn insert(self, response: &mut Response, dialect: Dialect) {
         if dialect == Dialect::Anthropic {
             response.headers_mut().insert(REQUEST_ID, self.0.clone());
         }
@@ -49,12 +49,12 @@ fn is_sane(id: &HeaderValue) -> bool {
     !id.is_empty() && id.len() <= MAX_LEN && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-pub(super) fn drawn() -> HeaderValue {
+pub(in crate::http) fn drawn() -> HeaderValue {
     HeaderValue::try_from(format!("req_{}", random_id())).expect("hexadecimal digits are a header value")
 }
 
 /// A random id, unique in practice. From the thread's generator: the system's takes a call for each id.
-pub(super) fn random_id() -> uuid::fmt::Simple {
+pub(in crate::http) fn random_id() -> uuid::fmt::Simple {
     uuid::Builder::from_random_bytes(rand::random()).into_uuid().simple()
 }
 
