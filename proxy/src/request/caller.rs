@@ -23,7 +23,7 @@ pub struct Caller {
     pub account: Arc<Account>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
     pub admission: RequestAdmission,
-    /// The suspicion that the request ends its engines' processes. Its prompts share it.
+    /// What its prompts share in quarantine.
     pub poison: PoisonCase,
     /// The memory that the request holds, and how long its body waited for the parser. Its prompts share it.
     pub memory: RequestHold,

@@ -306,10 +306,10 @@ async fn fill(attempt: &mut Attempt, node: &Node, inputs: &[Vec<Token>], sizes: 
     Err(EngineError::lost("the stream of vectors ended early"))
 }
 
-/// Returns the least busy node that has not failed this request; if all have failed, any ready node. A suspect gets a node
-/// without other suspects.
+/// Returns the least busy node that has not failed this request; if all have failed, any ready node. A request that
+/// needs quarantine gets a node where it is alone.
 async fn choose<'m>(model: &'m ServedModel, retry: &mut StartRetry) -> Result<&'m Arc<Node>, RequestError> {
-    if retry.mark().is_suspect() {
+    if retry.mark().is_quarantined() {
         return Ok(retry.next_node(model, None).await?.0);
     }
     let failed = retry.failed();

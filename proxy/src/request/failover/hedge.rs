@@ -42,9 +42,8 @@ impl Race {
     }
 
     /// Cancels the first route. The second route then gives all its events from the start.
-    pub(super) fn into_second(mut self) -> Box<RouteRun> {
+    pub(super) fn into_second(self) -> Box<RouteRun> {
         let mut run = self.second;
-        run.visit.keep_turn(self.first.visit.take_turn());
         run.events = futures::stream::iter(self.held_back).map(Ok).chain(run.events).boxed();
         run
     }
@@ -54,7 +53,7 @@ impl Race {
 pub(super) fn start(
     late: &Plan,
     request: &SequenceRequest,
-    mark: &PoisonMark,
+    mark: &mut PoisonMark,
     span: &Span,
 ) -> Result<RouteRun, RequestError> {
     let mut request = request.clone();

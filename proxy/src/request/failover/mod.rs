@@ -34,7 +34,7 @@ use tracing::Span;
 
 use self::hedge::{Race, RaceEvent};
 use self::losses::{LossKind, Losses};
-pub use self::poison::{PoisonMark, Turn, Visit};
+pub use self::poison::{PoisonMark, Visit};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
 use self::route_run::{RouteRun, RunEvent, accept, projector_of};
@@ -96,12 +96,12 @@ impl Resilient {
     pub async fn begin(
         plan: Plan,
         mut request: SequenceRequest,
-        mark: PoisonMark,
+        mut mark: PoisonMark,
         span: Span,
     ) -> Result<Resilient, EngineError> {
         request.kv_source = plan.kv_source(&span);
         let followers = watch::Sender::new(plan.clone());
-        let mut run = RouteRun::claim(plan, &mark);
+        let mut run = RouteRun::claim(plan, &mut mark);
         // The wait for the first token begins here.
         let due = run.deadline.due();
         let mut acceptance = accept(&run.plan, request.clone(), &span);
@@ -123,13 +123,6 @@ impl Resilient {
             followers,
             span,
         })
-    }
-
-    /// It is the turn of this sequence, if it is a suspect, until it is cleared.
-    pub fn keep_turn(&mut self, turn: Option<Turn>) {
-        if let SequenceState::Streaming(run) = &mut self.state {
-            run.visit.keep_turn(turn);
-        }
     }
 
     /// Keeps the sequence's place until its stream is dropped.
@@ -199,7 +192,7 @@ impl Resilient {
                 if error.is_lost_engine() || is_engine_failure(&error) {
                     self.count_loss(&race.first, LossKind::of(&error), &error);
                 }
-                race.second.visit.note_suspect(&self.mark);
+                self.mark.stay_at(&race.second.visit);
                 Ok(self.switch_to(race.into_second()).into())
             }
             RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
@@ -218,7 +211,7 @@ impl Resilient {
                 if error.is_lost_engine() {
                     race.second.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
                     self.mark.lost(&race.second.visit);
-                    race.first.visit.note_suspect(&self.mark);
+                    self.mark.stay_at(&race.first.visit);
                 }
                 Ok(SequenceState::Streaming(race.first).into())
             }
@@ -261,13 +254,13 @@ impl Resilient {
                 }
                 self.progress.token();
                 self.losses.n_in_a_row = 0;
-                run.visit.token(&mut self.mark);
+                self.mark.token(&mut run.visit);
                 self.request.generated.push(token.id);
                 run.deadline.expect_next_token(&run.plan);
                 Some(SequenceEvent::Token(token))
             }
             SequenceEvent::Finished { reason, timings } => {
-                run.visit.clear(&mut self.mark);
+                self.mark.clear();
                 run.learn_finished(&timings, &self.request);
                 Some(SequenceEvent::Finished { reason, timings: self.progress.timings(timings, &self.request) })
             }
@@ -280,17 +273,18 @@ impl Resilient {
         let may_have_ended = matches!(report.failure, Some(HandoffFailure::PrefillLost | HandoffFailure::PrefillDown));
         if let Some(visit) = visit.filter(|_| may_have_ended) {
             self.mark.lost(&visit);
-            run.visit.note_suspect(&self.mark);
+            self.mark.stay_at(&run.visit);
         }
     }
 
     /// The first token is late: `Streaming` → `Hedging`, if that is configured and another node is ready.
     fn hedge(&mut self, mut run: Box<RouteRun>) -> SequenceState {
         run.count_late();
-        if !run.plan.model.deadlines.hedge || self.was_hedged || !self.request.generated.is_empty() {
+        let is_first_try = self.request.generated.is_empty() && !self.mark.is_quarantined();
+        if !run.plan.model.deadlines.hedge || self.was_hedged || !is_first_try {
             return SequenceState::Streaming(run);
         }
-        match hedge::start(&run.plan, &self.request, &self.mark, &self.span) {
+        match hedge::start(&run.plan, &self.request, &mut self.mark, &self.span) {
             Ok(second) => {
                 tracing::info!(route = %second.plan, "a late request was started a second time; the first token decides");
                 run.plan.model.fallbacks.count(FallbackReason::Hedged);
@@ -320,7 +314,7 @@ impl Resilient {
 
     /// The engine stopped: → `TakingUp`, or `Done` if nothing is left to generate. Dropping the run cancels the sequence
     /// on its node. Errors: too many engines were lost in a row.
-    fn lose(&mut self, mut run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
+    fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
@@ -333,7 +327,7 @@ impl Resilient {
         if self.losses.n_in_a_row >= MAX_LOSSES {
             return Err(error);
         }
-        Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error, turn: run.visit.take_turn() })).into())
+        Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error })).into())
     }
 
     /// Counts the stop of the decode node, in its breaker and in the fallbacks.

@@ -1,21 +1,16 @@
-//! The poison mark: the engine processes that ended under a request, which decide if another engine gets it.
+//! The poison mark: the engine processes that ended under a request, and its quarantine.
 //!
 //! A request that crashes its engine would crash the next one, too, and failover would carry it through the cluster. So a
-//! choice that has lost an engine is a suspect until another engine has given it [`CLEARING_TOKENS`] tokens. It is a weak
-//! suspect if the lost engine had given it as many. The rules:
+//! choice that has lost an engine goes on in the [`Quarantine`](crate::targets::nodes::Quarantine) of a node until the node
+//! has given it [`CLEARING_TOKENS`] tokens. The rules:
 //!
-//! 1. A suspect goes to a node without another suspect, and waits for one unless it is a weak suspect. If the lost engine
-//!    gave no token, the prompt is not handed over, so that only one process works on it.
-//! 2. The suspected choices of a request, of all its prompts, are tried one after another ([`Turn`]).
-//! 3. A prompt is the cause if two processes have ended under its suspected choices, and no other request's suspect was in
-//!    the last of them; if three have ended, whoever was there; or if four have ended in the prompt's life. The whole
-//!    request ends with [`EngineError::Poison`]. The prompts of one request run on several nodes at once, so processes are
-//!    counted for each of them: nodes that end together under many prompts would else be blamed on the request.
-//!
-//! Innocent requests become suspects together with the cause. They are cleared one after another by their next tokens.
+//! 1. It waits until it is alone there, and its prompt is not handed over. If the lost engine had given it as many tokens,
+//!    it is only watched: it goes on at once.
+//! 2. The choices of a request, of all its prompts, are in quarantine one after another.
+//! 3. If a process ends under a choice that is alone in quarantine, its request is the cause. So is one that has lost
+//!    [`MAX_IN_LIFE`] processes. It ends with [`EngineError::Poison`]. Processes are counted for each prompt: the prompts
+//!    of a request run on several nodes at once, and nodes that end together would else be blamed on the request.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,85 +19,82 @@ use baton_schemas::EngineError;
 use futures::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::request::poison_case::{CaseState, PoisonCase};
+use crate::request::poison_case::PoisonCase;
 use crate::targets::models::{ImageNeed, ServedModel};
-use crate::targets::nodes::{Node, SuspectStay, Suspicion, Task, probe};
+use crate::targets::nodes::{Node, QuarantineLevel, QuarantineStay, Task, probe};
 
-/// The tokens from one engine that clear a suspect.
+/// The tokens from one engine that end a quarantine.
 const CLEARING_TOKENS: u32 = 16;
 
-/// The processes that may end under a request's suspects if the last of them ends under one that is alone there.
+/// The processes that may end under a prompt if one of them ends while its choice is alone in quarantine.
 const MAX_ALONE: usize = 2;
 
-/// The same if other suspects were always there.
-const MAX_SUSPECTED: usize = 3;
-
-/// The processes that may end under a request in its life.
+/// The processes that may end under a prompt in its life.
 const MAX_IN_LIFE: usize = 4;
 
-/// How long a suspect without any token from its lost engine waits for a node without other suspects. Most crashes happen
-/// in the prompt, so such a suspect is the likely cause.
-const PROMPT_PATIENCE: Duration = Duration::from_secs(8);
+/// How long an isolated choice waits for a node where it is alone.
+const ALONE_PATIENCE: Duration = Duration::from_secs(8);
 
-/// The same for a suspect that had begun to generate. Its reader waits for the next token. Also how long a weak suspect
-/// waits for its turn.
-const STREAM_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long another suspect waits for its turn: as long as a stream looks for an engine.
+/// How long it waits for its turn: as long as a stream looks for an engine.
 const TURN_PATIENCE: Duration = Duration::from_secs(30);
 
+/// The same for a watched choice, whose reader waits for the next token.
+const WATCHED_TURN_PATIENCE: Duration = Duration::from_secs(3);
+
 /// The poison mark of one choice of a prompt. It travels with the choice from engine to engine. A clone is the mark of
-/// another choice of the same prompt.
-pub struct PoisonMark {
-    choice: u64,
-    history: Arc<LossHistory>,
-}
-
-/// The processes that a prompt has lost. Its choices share it.
-struct LossHistory {
-    case: PoisonCase,
-    n_choices: AtomicU64,
-    lost: Mutex<Vec<LostProcess>>,
-}
-
-/// The turn of a suspected choice. Until all clones are dropped, the other suspected choices of the request wait.
+/// another choice of the same prompt, in the same quarantine.
 #[derive(Clone)]
-pub struct Turn {
-    /// `None` for a choice that has waited in vain.
-    _permit: Option<Arc<OwnedSemaphorePermit>>,
+pub struct PoisonMark {
+    case: PoisonCase,
+    /// The processes that the prompt has lost. Its choices share them.
+    lost: Arc<Mutex<Vec<LostProcess>>>,
+    level: QuarantineLevel,
+    /// A process was lost in quarantine while the choice was alone there.
+    was_alone: bool,
+    turn: Option<Turn>,
+    stay: Option<Arc<Stay>>,
 }
 
-/// A process on which a prompt was lost.
+/// The turn of a choice in quarantine. Until all clones are dropped, the other choices of the request wait for their turn. `None` after a wait in vain.
+type Turn = Option<Arc<OwnedSemaphorePermit>>;
+
+/// The stay in the quarantine of this process's node.
+struct Stay {
+    quarantine: QuarantineStay,
+    process: u64,
+}
+
+/// A process on which a prompt was lost. It may still run: the link may have failed, or the machine may be cut off.
+#[derive(Clone)]
 struct LostProcess {
     node: Arc<Node>,
     process: u64,
-    /// False for a process that may still run (the link may have failed, or the machine may be cut off), or that was told
-    /// to stop.
-    has_crashed: bool,
-    /// No other request's suspect was there.
-    was_alone: bool,
-    /// The choices that were lost here and have not been cleared.
-    suspects: BTreeMap<u64, LossPhase>,
-}
-
-/// The state of a choice when its engine was lost. The most suspect one comes last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum LossPhase {
-    /// It had received [`CLEARING_TOKENS`] from the engine.
-    Stream,
-    /// It had received fewer tokens.
-    FirstTokens,
-    /// It had received none.
-    Prompt,
 }
 
 /// The time that a choice spends on a node.
+#[derive(Clone)]
 pub struct Visit {
     node: Arc<Node>,
     process: u64,
     n_tokens: u32,
-    stay: Option<SuspectStay>,
-    turn: Option<Turn>,
+}
+
+impl LostProcess {
+    fn is_of(&self, node: &Arc<Node>, process: u64) -> bool {
+        Arc::ptr_eq(&self.node, node) && self.process == process
+    }
+}
+
+impl Visit {
+    /// A visit that begins, for a prompt only or for a choice.
+    pub fn of_prompt(node: &Arc<Node>) -> Visit {
+        Visit { node: Arc::clone(node), process: node.process(), n_tokens: 0 }
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
 }
 
 impl Default for PoisonMark {
@@ -112,120 +104,56 @@ impl Default for PoisonMark {
     }
 }
 
-impl Clone for PoisonMark {
-    /// If this choice is a suspect, the other one is.
-    fn clone(&self) -> PoisonMark {
-        let choice = self.history.n_choices.fetch_add(1, Ordering::Relaxed);
-        for lost in self.history.lost().iter_mut() {
-            if let Some(phase) = lost.suspects.get(&self.choice).copied() {
-                lost.suspects.insert(choice, phase);
-            }
-        }
-        PoisonMark { choice, history: Arc::clone(&self.history) }
-    }
-}
-
-impl Drop for PoisonMark {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
-impl LossHistory {
-    fn lost(&self) -> MutexGuard<'_, Vec<LostProcess>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Returns true if a request is the cause of the ends of these processes, provided that they have ended.
-fn is_cause(lost: &[LostProcess]) -> bool {
-    let suspected = || lost.iter().filter(|lost| !lost.suspects.is_empty());
-    let was_alone = suspected().next_back().is_some_and(|last| last.was_alone);
-    let max_suspected = if was_alone { MAX_ALONE } else { MAX_SUSPECTED };
-    suspected().count() >= max_suspected || lost.len() >= MAX_IN_LIFE
-}
-
 impl PoisonMark {
     /// The mark of another prompt of the request.
     pub fn of_prompt(case: &PoisonCase) -> PoisonMark {
-        let history = LossHistory { case: case.clone(), n_choices: AtomicU64::new(1), lost: Mutex::default() };
-        PoisonMark { choice: 0, history: Arc::new(history) }
+        let lost = Arc::default();
+        PoisonMark { case: case.clone(), lost, level: QuarantineLevel::Free, was_alone: false, turn: None, stay: None }
     }
 
-    fn case(&self) -> &CaseState {
-        &self.history.case.0
+    /// The mark of a choice that starts later, in a quarantine of its own.
+    pub fn of_late_choice(&self) -> PoisonMark {
+        PoisonMark { turn: None, stay: None, ..self.clone() }
     }
 
-    /// Returns true if the choice has lost an engine and has not been cleared.
-    pub fn is_suspect(&self) -> bool {
-        self.phase().is_some()
+    fn lost_processes(&self) -> MutexGuard<'_, Vec<LostProcess>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if an engine was lost before it gave a token.
-    pub fn is_of_prompt(&self) -> bool {
-        self.phase() == Some(LossPhase::Prompt)
+    /// Returns true if the choice has lost an engine since its last [`CLEARING_TOKENS`] tokens.
+    pub fn is_quarantined(&self) -> bool {
+        self.level > QuarantineLevel::Free
     }
 
-    /// The most suspect of the choice's losses.
-    fn phase(&self) -> Option<LossPhase> {
-        self.history.lost().iter().filter_map(|lost| lost.suspects.get(&self.choice).copied()).max()
-    }
-
-    fn suspicion(&self) -> Suspicion {
-        match self.phase() {
-            None => Suspicion::Unsuspected,
-            Some(LossPhase::Stream) => Suspicion::Weak,
-            Some(LossPhase::FirstTokens | LossPhase::Prompt) => Suspicion::Strong,
+    /// Waits until no other choice of the request is in quarantine, but not for ever. Returns true if the choice had to get
+    /// its turn.
+    pub async fn take_turn(&mut self) -> bool {
+        let longest = match self.level {
+            QuarantineLevel::Free => return false,
+            QuarantineLevel::Watched => WATCHED_TURN_PATIENCE,
+            QuarantineLevel::Isolated => TURN_PATIENCE,
+        };
+        if self.turn.is_some() {
+            return false;
         }
+        let permit = awake::timeout(longest, Arc::clone(&self.case.turns).acquire_owned()).await;
+        self.turn = Some(permit.ok().and_then(Result::ok).map(Arc::new));
+        true
     }
 
-    /// How long the choice waits for a node without other suspects. Streams that lost one engine at the same moment lose
-    /// their patience at different times.
+    /// How long the choice waits to be alone. Streams that lost one engine at the same moment lose their patience at
+    /// different times.
     pub fn patience(&self) -> Duration {
-        let patience = match self.phase() {
-            None | Some(LossPhase::Stream) => Duration::ZERO,
-            Some(LossPhase::FirstTokens) => STREAM_PATIENCE,
-            Some(LossPhase::Prompt) => PROMPT_PATIENCE,
-        };
-        patience.mul_f64(rand::random_range(0.75..1.25))
-    }
-
-    /// Waits until no other suspected choice of the request is being tried, but not for ever. Returns `None` at once if
-    /// the choice is no suspect.
-    pub async fn turn(&self) -> Option<Turn> {
-        let longest = match self.phase()? {
-            LossPhase::Stream => STREAM_PATIENCE,
-            LossPhase::FirstTokens | LossPhase::Prompt => TURN_PATIENCE,
-        };
-        let permit = awake::timeout(longest, Arc::clone(&self.case().turns).acquire_owned()).await;
-        Some(Turn { _permit: permit.ok().and_then(Result::ok).map(Arc::new) })
-    }
-
-    /// The choice goes to this node.
-    pub fn visit(&self, node: &Arc<Node>) -> Visit {
-        let mut visit = Visit::begin(node, None);
-        visit.note_suspect(self);
-        visit
-    }
-
-    /// The same on a node that the request has visited before, with the same process.
-    pub fn visit_again(&self, visit: &Visit) -> Visit {
-        Visit { process: visit.process, ..self.visit(&visit.node) }
-    }
-
-    /// The choice goes to this node, unless it would have to wait because another suspect is there.
-    pub fn visit_alone(&self, node: &Arc<Node>) -> Option<Visit> {
-        match self.suspicion() {
-            Suspicion::Unsuspected | Suspicion::Weak => Some(self.visit(node)),
-            Suspicion::Strong => Some(Visit::begin(node, Some(node.suspects.enter_alone(self.case().request)?))),
+        match self.level {
+            QuarantineLevel::Free | QuarantineLevel::Watched => Duration::ZERO,
+            QuarantineLevel::Isolated => ALONE_PATIENCE.mul_f64(rand::random_range(0.75..1.25)),
         }
     }
 
-    /// The decode nodes that a suspect avoids, because other suspects are there.
+    /// The decode nodes that the choice keeps away from.
     pub fn avoided(&self, model: &ServedModel) -> Vec<usize> {
-        let suspicion = self.suspicion();
-        let is_avoided = |node: &Arc<Node>| !node.suspects.is_free_for(self.case().request, suspicion);
-        (0..model.decode.len()).filter(|i| is_avoided(&model.decode[*i])).collect()
+        let is_avoided = |i: &usize| !model.decode[*i].quarantine.is_open_for(self.level);
+        (0..model.decode.len()).filter(is_avoided).collect()
     }
 
     /// Returns true if a ready and trusted decode node is not in `avoided`.
@@ -234,9 +162,48 @@ impl PoisonMark {
         model.decode.iter().enumerate().any(|(i, node)| !avoided.contains(&i) && is_open(node))
     }
 
-    /// The prefill nodes that the request may not use.
+    /// The prefill nodes that the choice may not use: only one process works on an isolated one.
     pub fn avoided_prefill(&self, model: &ServedModel) -> Vec<usize> {
-        if self.is_of_prompt() { (0..model.prefill.len()).collect() } else { Vec::new() }
+        if self.level == QuarantineLevel::Isolated { (0..model.prefill.len()).collect() } else { Vec::new() }
+    }
+
+    /// Enters the quarantine of this node, if the choice needs one. Returns false if it is patient and others are there.
+    /// Errors: the node does not answer.
+    pub async fn enter(&mut self, node: &Arc<Node>, is_patient: bool) -> Result<bool, EngineError> {
+        if !self.is_quarantined() {
+            return Ok(true);
+        }
+        let quarantine = match is_patient {
+            true => node.quarantine.enter(self.level),
+            false => Some(node.quarantine.enter_anyway(self.level)),
+        };
+        let Some(quarantine) = quarantine else { return Ok(false) };
+        // A process that ended before it got the request is no evidence.
+        let process = probe::info(&*node.engine).await?.process;
+        self.stay = Some(Arc::new(Stay { quarantine, process }));
+        Ok(true)
+    }
+
+    /// Leaves the quarantine of a node that did not get the choice.
+    pub fn leave(&mut self) {
+        self.stay = None;
+    }
+
+    /// The choice goes to this node, and into its quarantine if it needs one or another node computes its prompt.
+    pub fn visit(&mut self, node: &Arc<Node>, is_handed_over: bool) -> Visit {
+        let mut visit = Visit::of_prompt(node);
+        match self.stay.as_ref().filter(|stay| stay.quarantine.is_in(&node.quarantine)) {
+            Some(stay) => visit.process = stay.process,
+            None if self.is_quarantined() || is_handed_over => self.stay_at(&visit),
+            None => {}
+        }
+        visit
+    }
+
+    /// Enters the quarantine of the node where the choice is.
+    pub fn stay_at(&mut self, visit: &Visit) {
+        let quarantine = visit.node.quarantine.enter_anyway(self.level);
+        self.stay = Some(Arc::new(Stay { quarantine, process: visit.process }));
     }
 
     /// The choice's engine was lost during this visit.
@@ -244,122 +211,51 @@ impl PoisonMark {
         if visit.node.was_stopping(visit.process) {
             return;
         }
-        let was_alone = visit.stay.as_ref().is_some_and(SuspectStay::was_alone);
-        let is_same = |lost: &&mut LostProcess| Arc::ptr_eq(&lost.node, &visit.node) && lost.process == visit.process;
-        let mut list = self.history.lost();
-        match list.iter_mut().find(is_same) {
-            Some(known) => {
-                known.was_alone |= was_alone;
-                known.suspects.insert(self.choice, visit.phase());
-            }
-            None => list.push(LostProcess {
-                node: Arc::clone(&visit.node),
-                process: visit.process,
-                has_crashed: false,
-                was_alone,
-                suspects: BTreeMap::from([(self.choice, visit.phase())]),
-            }),
+        let level = if visit.n_tokens < CLEARING_TOKENS { QuarantineLevel::Isolated } else { QuarantineLevel::Watched };
+        self.level = self.level.max(level);
+        let stay = self.stay.take_if(|stay| stay.quarantine.is_in(&visit.node.quarantine));
+        self.was_alone |= stay.is_some_and(|stay| stay.quarantine.lose());
+        let mut list = self.lost_processes();
+        if !list.iter().any(|lost| lost.is_of(&visit.node, visit.process)) {
+            list.push(LostProcess { node: Arc::clone(&visit.node), process: visit.process });
         }
     }
 
-    /// The choice is no suspect any more. The processes stay in the request's history.
-    pub fn clear(&mut self) {
-        for lost in self.history.lost().iter_mut() {
-            lost.suspects.remove(&self.choice);
+    /// The choice received a token during this visit.
+    pub fn token(&mut self, visit: &mut Visit) {
+        visit.n_tokens = visit.n_tokens.saturating_add(1);
+        if visit.n_tokens == CLEARING_TOKENS || !self.is_quarantined() && self.stay.is_some() {
+            self.clear();
         }
+    }
+
+    /// The quarantine ends. The processes stay in the prompt's history.
+    pub fn clear(&mut self) {
+        self.level = QuarantineLevel::Free;
+        (self.was_alone, self.turn, self.stay) = (false, None, None);
     }
 
     /// Returns the error of a request that is the cause of the ends of its engines. Asks the nodes of the lost processes if
     /// they have crashed, and forgets those that have not.
     pub async fn verdict(&mut self) -> Option<EngineError> {
-        if let Some(&n_processes) = self.case().verdict.get() {
+        if let Some(&n_processes) = self.case.verdict.get() {
             return Some(EngineError::Poison { n_processes });
         }
-        if !is_cause(&self.history.lost()) {
+        let is_cause = |n_lost| n_lost >= if self.was_alone { MAX_ALONE } else { MAX_IN_LIFE };
+        let asked = self.lost_processes().clone();
+        if !is_cause(asked.len()) {
             return None;
         }
-        let is_unsure = |lost: &&LostProcess| !lost.has_crashed;
-        let unsure: Vec<(Arc<Node>, u64)> =
-            self.history.lost().iter().filter(is_unsure).map(|lost| (Arc::clone(&lost.node), lost.process)).collect();
-        let crashed = join_all(unsure.iter().map(|(node, process)| node.has_crashed(*process))).await;
-        let mut list = self.history.lost();
-        for ((node, process), has_crashed) in unsure.iter().zip(crashed) {
-            let is_same = |lost: &LostProcess| Arc::ptr_eq(&lost.node, node) && lost.process == *process;
-            list.iter_mut().filter(|lost| is_same(lost)).for_each(|lost| lost.has_crashed = has_crashed);
-            list.retain(|lost| has_crashed || !is_same(lost));
+        let crashed = join_all(asked.iter().map(|lost| lost.node.has_crashed(lost.process))).await;
+        let mut list = self.lost_processes();
+        for (asked, _) in asked.iter().zip(crashed).filter(|(_, has_crashed)| !has_crashed) {
+            list.retain(|lost| !lost.is_of(&asked.node, asked.process));
         }
-        is_cause(&list).then(|| {
+        is_cause(list.len()).then(|| {
             let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();
             tracing::error!(?nodes, "these nodes' processes ended under one request; no other engine gets the request");
-            let n_processes = *self.case().verdict.get_or_init(|| list.len() as u32);
+            let n_processes = *self.case.verdict.get_or_init(|| list.len() as u32);
             EngineError::Poison { n_processes }
         })
-    }
-}
-
-impl Visit {
-    fn begin(node: &Arc<Node>, stay: Option<SuspectStay>) -> Visit {
-        Visit { node: Arc::clone(node), process: node.process(), n_tokens: 0, stay, turn: None }
-    }
-
-    /// The node.
-    pub fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
-
-    fn phase(&self) -> LossPhase {
-        match self.n_tokens {
-            0 => LossPhase::Prompt,
-            1..CLEARING_TOKENS => LossPhase::FirstTokens,
-            _ => LossPhase::Stream,
-        }
-    }
-
-    /// If the choice has become a suspect on another node meanwhile, it is one here, too.
-    pub fn note_suspect(&mut self, mark: &PoisonMark) {
-        let suspicion = mark.suspicion();
-        if suspicion > Suspicion::Unsuspected {
-            let request = mark.case().request;
-            self.stay.get_or_insert_with(|| self.node.suspects.enter(request, suspicion)).suspect(suspicion);
-        }
-    }
-
-    /// Another node computes the prompt. If both nodes are lost together, this shows who else was here.
-    pub fn note_handoff(&mut self, mark: &PoisonMark) {
-        let request = mark.case().request;
-        self.stay.get_or_insert_with(|| self.node.suspects.enter(request, Suspicion::Unsuspected));
-    }
-
-    /// It is the turn of this choice until it is cleared. If it is lost here, it takes its turn along.
-    pub fn keep_turn(&mut self, turn: Option<Turn>) {
-        self.turn = turn;
-    }
-
-    /// The choice leaves the node. It keeps its turn until the verdict, so that no other choice is tried before.
-    pub fn take_turn(&mut self) -> Option<Turn> {
-        self.turn.take()
-    }
-
-    /// Asks the node of a suspect if it still runs. A process that ended before it got the request is no evidence. Errors:
-    /// the node does not answer.
-    pub async fn check(&mut self) -> Result<(), EngineError> {
-        self.process = probe::info(&*self.node.engine).await?.process;
-        Ok(())
-    }
-
-    /// The choice received a token from this node.
-    pub fn token(&mut self, mark: &mut PoisonMark) {
-        self.n_tokens = self.n_tokens.saturating_add(1);
-        let is_few = self.n_tokens < CLEARING_TOKENS;
-        if self.n_tokens == CLEARING_TOKENS || is_few && !mark.is_suspect() {
-            self.clear(mark);
-        }
-    }
-
-    /// The choice is no suspect any more. If the process ends later, it does not excuse the others.
-    pub fn clear(&mut self, mark: &mut PoisonMark) {
-        mark.clear();
-        self.stay.take().into_iter().for_each(SuspectStay::clear);
-        self.turn = None;
     }
 }

@@ -55,19 +55,10 @@ pub(super) enum RunEvent {
 
 impl RouteRun {
     /// Claims the plan's nodes. Asks no engine: `events` is empty until the caller sets it.
-    pub(super) fn claim(plan: Plan, mark: &PoisonMark) -> RouteRun {
-        let visit = mark.visit(plan.decode());
-        RouteRun::during(visit, plan, mark)
-    }
-
-    /// The same for a visit to the decode node that has begun.
-    pub(super) fn during(mut visit: Visit, plan: Plan, mark: &PoisonMark) -> RouteRun {
-        if plan.prefill().is_some() {
-            visit.note_handoff(mark);
-        }
+    pub(super) fn claim(plan: Plan, mark: &mut PoisonMark) -> RouteRun {
         RouteRun {
-            visit,
-            prefill_visit: plan.prefill().map(|node| mark.visit(node)),
+            visit: mark.visit(plan.decode(), plan.prefill().is_some()),
+            prefill_visit: plan.prefill().map(Visit::of_prompt),
             events: futures::stream::empty().boxed(),
             claims: plan.claim(),
             began: Instant::now(),

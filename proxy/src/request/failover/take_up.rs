@@ -9,7 +9,7 @@ use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::poison::{PoisonMark, Turn};
+use super::poison::PoisonMark;
 use super::retryable::{is_engine_failure, is_transient};
 use super::route_run::{RouteRun, accept, projector_of};
 use crate::error::RequestError;
@@ -33,7 +33,6 @@ const LONG_REPLAY: usize = 8 << 10;
 pub(super) struct LostRoute {
     pub(super) plan: Plan,
     pub(super) error: EngineError,
-    pub(super) turn: Option<Turn>,
 }
 
 /// The search for an engine that continues a sequence.
@@ -44,9 +43,7 @@ struct EngineSearch<'a> {
     /// Decode nodes that were lost, or refused to continue.
     failed: Vec<usize>,
     mark: &'a mut PoisonMark,
-    /// No other suspected choice of the request is tried meanwhile.
-    turn: Option<Turn>,
-    /// Until then a suspect waits for a node without other suspects. Set when a node is ready.
+    /// Until then the choice waits for a node where it is alone in quarantine. Set when a node is ready.
     alone_until: Option<Instant>,
     span: &'a Span,
 }
@@ -54,7 +51,7 @@ struct EngineSearch<'a> {
 /// Starts the rest of a sequence on an engine that accepts it. Errors: the sequence's own error, or the first loss if no
 /// engine accepts within [`TAKE_UP_DEADLINE`].
 pub(super) async fn take_up(
-    mut lost: LostRoute,
+    lost: LostRoute,
     request: &mut SequenceRequest,
     mark: &mut PoisonMark,
     span: &Span,
@@ -63,17 +60,13 @@ pub(super) async fn take_up(
     request.group = None;
     tokio::time::sleep(head_start(request.prompt.len() + request.generated.len())).await;
     let longest = lost.plan.model.deadlines.max;
-    let turn = lost.turn.take();
     let mut began = Instant::now();
     let mut deadline = began + TAKE_UP_DEADLINE;
     let decode = lost.plan.route.decode;
     let barred = is_engine_failure(&lost.error).then_some(decode);
-    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, turn, alone_until: None, span };
+    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], mark, alone_until: None, span };
     loop {
-        if search.turn.is_none()
-            && let Some(turn) = search.mark.turn().await
-        {
-            search.turn = Some(turn);
+        if search.mark.take_turn().await {
             // The wait for the turn is no part of the search.
             began = Instant::now();
             deadline = began + TAKE_UP_DEADLINE;
@@ -119,6 +112,7 @@ impl EngineSearch<'_> {
     /// Starts the rest of the sequence on the best node that has not failed yet. Errors: why there is none; a node that
     /// refuses counts as failed.
     async fn start_rest(&mut self, request: &mut SequenceRequest) -> Result<RouteRun, RequestError> {
+        self.mark.leave();
         let model = &self.lost.plan.model;
         let need = ImageNeed::of_prompt(projector_of(request));
         model.ready_node(None, &[], need).await?;
@@ -133,19 +127,12 @@ impl EngineSearch<'_> {
             exclude.clone_from(&self.failed);
         }
         let plan = self.plan(request, &exclude)?;
-        let mut visit = match self.mark.visit_alone(plan.decode()) {
-            Some(visit) => visit,
-            None if is_patient => return Err(others_first()),
-            None => self.mark.visit(plan.decode()),
-        };
-        if self.mark.is_suspect()
-            && let Err(error) = visit.check().await
-        {
-            self.failed.push(plan.route.decode);
-            return Err(error.into());
+        let entered = self.mark.enter(plan.decode(), is_patient).await;
+        if !entered.inspect_err(|_| self.failed.push(plan.route.decode))? {
+            return Err(others_first());
         }
         request.kv_source = plan.kv_source(self.span);
-        let mut run = RouteRun { is_first_route: false, ..RouteRun::during(visit, plan, self.mark) };
+        let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan, self.mark) };
         run.events = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
             self.failed.push(run.plan.route.decode);
             if error.is_lost_engine() {
@@ -153,7 +140,6 @@ impl EngineSearch<'_> {
                 self.mark.lost(&run.visit);
             }
         })?;
-        run.visit.keep_turn(self.turn.take());
         run.began = Instant::now();
         tracing::info!(route = %run.plan, n_generated = request.generated.len(), "another engine continues the stream");
         Ok(run)
@@ -181,7 +167,7 @@ impl EngineSearch<'_> {
     }
 }
 
-/// Each node is trying another suspect.
+/// Each node has another choice in its quarantine.
 fn others_first() -> RequestError {
     EngineError::Unavailable { reason: "other streams that lost their engine are continued first".into() }.into()
 }

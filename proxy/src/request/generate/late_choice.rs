@@ -29,7 +29,7 @@ pub(super) struct LateChoice {
     /// The request, without the choice's own seed. The late choices of a request share it.
     pub(super) sequence: Arc<SequenceRequest>,
     pub(super) policy: Option<&'static dyn Policy>,
-    /// A clone of the mark of the first choices.
+    /// Made from the mark of the first choices.
     pub(super) mark: PoisonMark,
     pub(super) request_span: Span,
 }
@@ -53,8 +53,8 @@ impl LateChoice {
         let mut retry = StartRetry::about(images, self.mark.clone());
         seats.move_to(model, self.plan.decode(), DEFAULT_MAX_WAIT).await.map_err(unavailable)?;
         let give_up_at = Instant::now() + DEFAULT_MAX_WAIT;
-        // A suspect does not follow the others.
-        let mut plan = (!retry.mark().is_suspect()).then(|| self.plan.for_choice(self.choice));
+        // A choice in quarantine does not follow the others.
+        let mut plan = (!retry.mark().is_quarantined()).then(|| self.plan.for_choice(self.choice));
         loop {
             let error = match self.try_start(plan.take(), seats, &mut retry).await {
                 Ok(accepted) => return Ok(accepted),
@@ -98,9 +98,7 @@ impl LateChoice {
         let sequence = of_choice(&self.sequence, self.choice);
         let accepted = Resilient::begin(plan, sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        let mut accepted = accepted?;
-        accepted.keep_turn(retry.turn());
-        Ok(accepted)
+        Ok(accepted?)
     }
 
     fn plan_request(&self) -> PlanRequest<'_> {

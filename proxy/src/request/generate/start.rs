@@ -165,8 +165,7 @@ async fn try_start(
         let visit = retry.visit(node);
         let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
-        let mut accepted = accepted.map_err(|error| refused(error, n_first))?;
-        accepted.keep_turn(retry.turn());
+        let accepted = accepted.map_err(|error| refused(error, n_first))?;
         followed.get_or_insert_with(|| accepted.follow());
         choices.push(accepted);
     }
@@ -181,7 +180,7 @@ async fn try_start(
             sequence: Arc::clone(&sequence),
             choice,
             policy: caller.policy,
-            mark: retry.mark().clone(),
+            mark: retry.mark().of_late_choice(),
             request_span: watch.span().clone(),
         };
         choices.push(late.events(places.clone()));

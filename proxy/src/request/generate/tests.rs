@@ -306,7 +306,7 @@ impl EngineWrapper for LosesLate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspected_choices_that_start_late_run_one_after_another() {
+async fn choices_in_quarantine_that_start_late_run_one_after_another() {
     let sim = SimEngine::new(SimConfig { n_slots: 2, decode_tps: 10.0, ..SimConfig::default() });
     let most = Arc::new(AtomicU32::new(0));
     let engine =

@@ -12,7 +12,7 @@ mod node;
 mod node_state;
 mod prefixes;
 pub mod probe;
-mod suspects;
+mod quarantine;
 mod workers;
 
 pub use self::breaker::{Breaker, BreakerView};
@@ -22,5 +22,5 @@ pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTran
 pub use self::identity::ModelIdentity;
 pub use self::node::{FoundPaths, Node, NodeClaim, READY_WAIT};
 pub use self::node_state::NodeState;
-pub use self::suspects::{SuspectStay, Suspects, Suspicion};
+pub use self::quarantine::{Quarantine, QuarantineLevel, QuarantineStay};
 pub use self::workers::WorkerReport;

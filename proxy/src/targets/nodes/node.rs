@@ -23,7 +23,7 @@ use super::load_stream::{Followed, LOAD_INTERVAL, follow};
 use super::node_state::NodeState;
 use super::prefixes::Prefixes;
 use super::probe;
-use super::suspects::Suspects;
+use super::quarantine::Quarantine;
 use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 
@@ -51,8 +51,8 @@ pub struct Node {
     pub places: Arc<TargetPlaces>,
     /// Its breakers. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
     pub breakers: Breakers,
-    /// The suspects on it; see [`PoisonMark`](crate::request::failover::PoisonMark).
-    pub suspects: Arc<Suspects>,
+    /// Its quarantine; see [`PoisonMark`](crate::request::failover::PoisonMark).
+    pub quarantine: Arc<Quarantine>,
     /// The latest process that reported that it stops; 0 if none has.
     stopping: AtomicU64,
     load: Mutex<NodeLoad>,
@@ -117,7 +117,7 @@ impl Node {
             health,
             places: TargetPlaces::new(0),
             breakers: Breakers::default(),
-            suspects: Arc::default(),
+            quarantine: Arc::default(),
             stopping: AtomicU64::new(0),
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),

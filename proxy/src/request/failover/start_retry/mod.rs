@@ -12,7 +12,7 @@ use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
-use super::poison::{PoisonMark, Turn, Visit};
+use super::poison::{PoisonMark, Visit};
 use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
 use crate::request::poison_case::PoisonCase;
@@ -40,10 +40,8 @@ pub struct StartRetry {
     has_upstream: bool,
     image_need: ImageNeed<'static>,
     mark: PoisonMark,
-    /// No other suspected choice of the request is tried meanwhile.
-    turn: Option<Turn>,
-    /// The node that a suspect has for itself, as an index of the model's list.
-    reserved: Option<(usize, Visit)>,
+    /// The node in whose quarantine the request is, as an index of the model's list.
+    quarantined: Option<usize>,
 }
 
 impl StartRetry {
@@ -68,70 +66,57 @@ impl StartRetry {
         &self.mark
     }
 
-    /// The turn that the request has as a suspect, which goes with its sequences.
-    pub fn turn(&self) -> Option<Turn> {
-        self.turn.clone()
-    }
-
     /// The request goes to this node. [`StartRetry::note`] takes the visit with its outcome.
-    pub fn visit(&self, node: &Arc<Node>) -> Visit {
-        match &self.reserved {
-            Some((_, visit)) if Arc::ptr_eq(visit.node(), node) => self.mark.visit_again(visit),
-            _ => self.mark.visit(node),
-        }
+    pub fn visit(&mut self, node: &Arc<Node>) -> Visit {
+        self.mark.visit(node, false)
     }
 
-    /// The decode nodes that a plan should leave out. A suspect stays on the node that it has for itself.
+    /// The decode nodes that a plan should leave out. A request in quarantine stays there.
     pub fn exclude(&self, model: &ServedModel) -> Vec<usize> {
         let n_ctx = |i: usize| model.decode[i].info().map_or(0, |info| info.n_ctx);
         let all = 0..model.decode.len();
-        match &self.reserved {
+        match self.quarantined {
             // On a node with a shorter context the reply might be cut.
-            Some((own, _)) if all.clone().all(|i| n_ctx(i) <= n_ctx(*own)) => all.filter(|i| i != own).collect(),
+            Some(own) if all.clone().all(|i| n_ctx(i) <= n_ctx(own)) => all.filter(|i| *i != own).collect(),
             _ => self.failed.clone(),
         }
     }
 
-    /// A ready node for the next attempt. A suspect waits for its turn, and then for a node without other suspects.
+    /// A ready node for the next attempt. A request that needs quarantine waits for its turn, and then to be alone there.
     pub async fn next_node<'m>(
         &mut self,
         model: &'m ServedModel,
         name: Option<&str>,
     ) -> Result<(&'m Arc<Node>, Arc<NodeInfo>), RequestError> {
-        self.reserved = None;
+        self.leave_node();
         self.await_turn(model).await?;
         let mut alone_until = None;
         loop {
             let avoided = [&self.failed[..], &self.mark.avoided(model)].concat();
             let (node, info) = model.ready_node(name, &avoided, self.image_need).await?;
-            if !self.mark.is_suspect() {
+            if !self.mark.is_quarantined() {
                 return Ok((node, info));
             }
             let alone_until = *alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
-            let mut visit = match self.mark.visit_alone(node) {
-                None if Instant::now() < alone_until => {
-                    tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
-                    continue;
-                }
-                visit => visit.unwrap_or_else(|| self.mark.visit(node)),
-            };
-            let checked = visit.check().await;
-            if checked.is_err() {
-                self.note_failed(model, node);
+            let entered = self.mark.enter(node, Instant::now() < alone_until).await;
+            if entered.inspect_err(|_| self.note_failed(model, node))? {
+                self.quarantined = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
+                return Ok((node, info));
             }
-            checked?;
-            let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
-            self.reserved = idx.map(|idx| (idx, visit));
-            return Ok((node, info));
+            tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
         }
     }
 
-    /// A suspect waits for its turn. Errors: other choices have shown meanwhile that the request is the cause.
+    /// The next attempt chooses its node anew.
+    fn leave_node(&mut self) {
+        self.quarantined = None;
+        self.mark.leave();
+    }
+
+    /// Waits for the turn of a request that needs quarantine. Errors: other choices have shown meanwhile that the request is
+    /// the cause.
     async fn await_turn(&mut self, model: &ServedModel) -> Result<(), RequestError> {
-        if self.turn.is_none()
-            && let Some(turn) = self.mark.turn().await
-        {
-            self.turn = Some(turn);
+        if self.mark.take_turn().await {
             self.deadline = self.deadline.map(|_| Instant::now() + START_DEADLINE);
             self.judge(model).await?;
         }
@@ -145,14 +130,11 @@ impl StartRetry {
         Err(poison.into())
     }
 
-    /// A node gave a part of the result: the deadline starts again with the next loss, and the request is no suspect.
+    /// A node gave a part of the result: the deadline starts again with the next loss, and the quarantine ends.
     pub fn progressed(&mut self) {
         self.deadline = None;
-        self.turn = None;
+        self.quarantined = None;
         self.mark.clear();
-        if let Some((_, mut visit)) = self.reserved.take() {
-            visit.clear(&mut self.mark);
-        }
     }
 
     /// Every queue was full a while ago: each node is asked again. What is known of lost and failed engines stays.
@@ -242,8 +224,7 @@ impl StartRetry {
     /// Decides about a retry after this failure. Returns, after a pause if that helps, if the request should be retried.
     /// Errors: there is no further attempt, and the client gets this error.
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
-        // The next attempt chooses its node anew.
-        self.reserved = None;
+        self.leave_node();
         if let RequestError::Engine(EngineError::Lost { .. }) = &error {
             self.judge(model).await?;
         }

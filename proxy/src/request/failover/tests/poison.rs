@@ -212,7 +212,7 @@ async fn both_routes_of_a_hedged_poison_request_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_poison_request_with_four_choices_ends_after_two_processes() {
-    // At once, and after longer than a suspect's patience.
+    // At once, and after longer than a choice waits to be alone.
     for (ends_in, works_for) in
         [(EndsIn::Prompt, 0), (EndsIn::Reply, 0), (EndsIn::EachProcess(20), 0), (EndsIn::Prompt, 12)]
     {
@@ -221,8 +221,8 @@ async fn a_poison_request_with_four_choices_ends_after_two_processes() {
         let n_ended = cluster.n_ended();
         let n_processes = u32::try_from(n_ended).unwrap();
         assert_eq!(replies, vec![Err(EngineError::Poison { n_processes }); 4], "{ends_in:?} {works_for}");
-        // Choices that have tokens are weak suspects and wait for a random time, so that two of them may meet on a third node.
-        let most = if matches!(ends_in, EndsIn::EachProcess(_)) { 3 } else { 2 };
+        // 20 tokens end a quarantine.
+        let most = if matches!(ends_in, EndsIn::EachProcess(_)) { 4 } else { 2 };
         assert!((2..=most).contains(&n_ended), "{ends_in:?} {works_for}: {n_ended}");
     }
 }
@@ -263,26 +263,26 @@ async fn four_innocent_choices_go_on_one_after_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_suspects_wait_for_their_turn_and_not_for_ever() {
+async fn only_choices_in_quarantine_wait_for_their_turn_and_not_for_ever() {
     let pair = model(vec![node("fails", failing(3, 1, "it")).await, node("spare", sim()).await]);
     let visited = &pair.decode[0];
-    let unsuspected = PoisonMark::default();
-    let [mut first, mut strong, mut weak] = [(); 3].map(|()| unsuspected.clone());
-    for (mark, n_tokens) in [(&mut first, 0), (&mut strong, 0), (&mut weak, 16)] {
-        let mut visit = mark.visit(visited);
-        (0..n_tokens).for_each(|_| visit.token(mark));
+    let free = PoisonMark::default();
+    let [mut first, mut isolated, mut watched] = [(); 3].map(|()| free.clone());
+    for (mark, n_tokens) in [(&mut first, 0), (&mut isolated, 0), (&mut watched, 16)] {
+        let mut visit = mark.visit(visited, false);
+        (0..n_tokens).for_each(|_| mark.token(&mut visit));
         mark.lost(&visit);
     }
-    let _turn = first.turn().await.unwrap();
-    for (mark, longest_s) in [(&weak, 3), (&strong, TAKE_UP_DEADLINE.as_secs())] {
+    assert!(first.take_turn().await && !first.take_turn().await);
+    for (mark, longest_s) in [(&mut watched, 3), (&mut isolated, TAKE_UP_DEADLINE.as_secs())] {
         let began = Instant::now();
-        assert!(mark.turn().await.is_some());
+        assert!(mark.take_turn().await);
         assert_eq!(began.elapsed().as_secs(), longest_s);
     }
-    // The engine of this choice fails, which is no reason to suspect it.
+    // The engine of this choice fails, which needs no quarantine.
     let began = Instant::now();
     let cluster = FragileCluster { model: pair, n_ends: Vec::new() };
-    assert_eq!(tokens(cluster.begin(request(), unsuspected).await.unwrap()).await.map(|tokens| tokens.len()), Ok(12));
+    assert_eq!(tokens(cluster.begin(request(), free).await.unwrap()).await.map(|tokens| tokens.len()), Ok(12));
     assert_eq!(count(&cluster.model, FallbackReason::EngineFailed), 1);
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
@@ -491,11 +491,11 @@ impl EngineWrapper for Stops {
 async fn the_end_of_a_process_that_was_told_to_stop_shows_nothing() {
     let node = node("stops", Stops(sim())).await;
     let mut mark = PoisonMark::default();
-    let visit = mark.visit(&node);
+    let visit = mark.visit(&node, false);
     while node.health.state() != NodeState::Draining {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     mark.lost(&visit);
-    assert!(!mark.is_suspect());
+    assert!(!mark.is_quarantined());
     assert!(node.has_crashed(8).await && !node.has_crashed(7).await, "process 7 answers");
 }
