@@ -62,15 +62,62 @@ async fn a_dry_run_predicts_what_the_request_does() {
     let again = plan(&server, "fastest", 1_500).await;
     assert!(again["routes"][0]["cached_on_decode"].as_u64().unwrap() > 7_000, "{again}");
     assert_eq!(again["reason"], "not_worth_it");
-    assert_eq!(plan(&server, "always_handoff", 1_500).await["reason"], "policy");
+    assert_eq!(plan(&server, "always_handoff", 1_500).await["reason"], "cached");
 
-    // The same as a table.
-    let input = request(1_500).to_string();
+    // The same as a table, for a longer prompt.
+    let input = request(2_500).to_string();
     let table = cli(&server, &["--policy", "always_handoff"], &input);
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains("* prefill-1 → local") && table.contains("  local"), "{table}");
     let json = cli(&server, &["--json"], &input);
     assert_eq!(serde_json::from_slice::<Value>(&json.stdout).unwrap()["policy"], "fastest");
+}
+
+/// A part of `x-baton-route`.
+fn part<'a>(route: &'a str, name: &str) -> Option<&'a str> {
+    route.split("; ").find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_then_happens_with_every_policy_and_cache() {
+    let node = |role, tps| BatonNode::with(&["--engine", "sim", "--role", role, "--sim-prefill-tps", tps]);
+    let [prefill, first, second] = [node("prefill", "20000"), node("decode", "1000"), node("decode", "1000")];
+    let nodes = ["--prefill", &prefill.url, "--decode", &first.url, "--decode", &second.url, "--api-key", "k"];
+    let server = BatonServer::with(&nodes);
+    let is_known = async || {
+        let plan = plan(&server, "fastest", 1_500).await;
+        plan["routes"].as_array().is_some_and(|routes| routes.iter().all(|route| route["prediction"].is_object()))
+    };
+    eventually_async("calibration", is_known).await;
+    for policy in ["fastest", "always_handoff", "direct", "round_robin", "least_loaded"] {
+        let beginning = vec![policy; 200].join(" ");
+        // Nothing is cached, the whole prompt, its beginning, a longer prompt; and short ones.
+        for (content, n_times) in
+            [(beginning.clone(), 3), (format!("{beginning} {}", "and more ".repeat(60)), 3), (format!("{policy}?"), 2)]
+        {
+            for time in 0..n_times {
+                let is_idle = async || {
+                    let state = reqwest::Client::new().get(format!("{}/baton/state", server.base)).bearer_auth("k");
+                    let state: Value = state.send().await.unwrap().json().await.unwrap();
+                    let nodes = state["models"][0]["nodes"].as_array().unwrap();
+                    nodes.iter().all(|node| node["active_slots"] == 0)
+                };
+                eventually_async("idle nodes", is_idle).await;
+                let body = json!({
+                    "model": "sim", "messages": [{ "role": "user", "content": content }], "max_tokens": 8
+                });
+                let plan: Value = post(&server, "/baton/plan", policy, &body).await.json().await.unwrap();
+                let routes = plan["routes"].as_array().unwrap();
+                let chosen = routes.iter().find(|route| route["chosen"] == true).unwrap();
+                let planned = (chosen["decode"].as_str(), chosen["prefill"].as_str(), plan["reason"].as_str());
+                let reply = post(&server, "/v1/chat/completions", policy, &body).await;
+                let route = reply.headers()["x-baton-route"].to_str().unwrap().to_owned();
+                reply.text().await.unwrap();
+                let happened = (part(&route, "decode"), part(&route, "prefill"), part(&route, "reason"));
+                assert_eq!(happened, planned, "{policy}, {} bytes, time {time}: {plan}", content.len());
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

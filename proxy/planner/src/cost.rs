@@ -87,7 +87,10 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
         return Candidate { route, prediction: None, barred };
     }
     let prediction = match (prefill, route.prefill) {
-        (Some(node), Some(p)) => handoff(&snapshot.request, node, decode, &snapshot.links[p][route.decode]),
+        // A decode node that holds the whole prompt pulls nothing.
+        (Some(node), Some(p)) if missing(&snapshot.request, decode) > 0.0 => {
+            handoff(&snapshot.request, node, decode, &snapshot.links[p][route.decode])
+        }
         _ => direct(&snapshot.request, decode),
     };
     let row = route.prefill.map_or(0, |p| 1 + p);
@@ -95,9 +98,11 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     Candidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
 }
 
-/// Multiplies the route's own part of the time to the first token by `correction`.
+/// Multiplies the route's own part of the time to the first token by `correction`. What computes or crosses the wire at a
+/// measured rate takes its time all the same: other requests may have taught a correction that does not fit this one.
 fn corrected(prediction: Prediction, correction: f64) -> Prediction {
-    let ttft_ms = prediction.queue_ms + prediction.own_ms() * correction;
+    let longest_part = prediction.prefill_ms.max(prediction.wire_ms);
+    let ttft_ms = prediction.queue_ms + (prediction.own_ms() * correction).max(longest_part);
     Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
 }
 
@@ -272,6 +277,9 @@ pub(super) mod tests {
         snapshot.decode[0].n_cached = 8_160;
         let (direct, handoff) = predictions(&snapshot);
         assert!(direct.ttft_ms < 60.0 && handoff.ttft_ms > 1_000.0, "{direct:?} {handoff:?}");
+        snapshot.decode[0].n_cached = 8_191;
+        let (direct, handoff) = predictions(&snapshot);
+        assert_eq!(direct, handoff, "nothing is left to hand over");
         // Cached on the prefill node: it only has to be sent.
         snapshot.decode[0].n_cached = 0;
         snapshot.prefill[0].n_cached = 8_160;
@@ -323,6 +331,18 @@ pub(super) mod tests {
         let (_, after) = predictions(&snapshot);
         assert!((after.own_ms() / before.own_ms() - 3.0).abs() < 1e-9);
         assert!(after.queue_ms == before.queue_ms && after.queue_ms > 0.0);
+    }
+
+    #[test]
+    fn a_first_token_is_never_predicted_before_its_prompt_is_computed_and_sent() {
+        let mut snapshot = spark_and_mac(8_192, 100.0);
+        snapshot.corrections = vec![vec![0.2], vec![0.2]];
+        for bytes_per_second in [1.25e9, 0.125e9] {
+            snapshot.links[0][0].bytes_per_second = bytes_per_second;
+            let (direct, handoff) = predictions(&snapshot);
+            assert!(direct.ttft_ms >= direct.prefill_ms, "{direct:?}");
+            assert!(handoff.ttft_ms >= handoff.prefill_ms.max(handoff.wire_ms), "{handoff:?}");
+        }
     }
 
     #[test]

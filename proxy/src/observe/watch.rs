@@ -194,11 +194,11 @@ impl RequestWatch {
         self.publish();
     }
 
-    /// The first choice is on another route than planned. The prediction was for the planned one, so it is dropped.
+    /// The first choice is on another route than planned, whose prediction is dropped unless only the handoff is not needed.
     pub fn rerouted(&mut self, now: PlannedRoute) {
         if let Some(TakenRoute { route, .. }) = &mut self.taken {
-            let PlannedRoute { n_prompt, direct_ttft_ms, .. } = *route;
-            *route = PlannedRoute { n_prompt, direct_ttft_ms, prediction: None, ..now };
+            let prediction = now.prediction.filter(|_| now.reason == RouteReason::Cached);
+            *route = PlannedRoute { n_prompt: route.n_prompt, direct_ttft_ms: route.direct_ttft_ms, prediction, ..now };
         }
         self.publish();
     }

@@ -9,7 +9,7 @@ use super::caller::Caller;
 use super::failover::ask;
 use super::plan::explanation::{Explanation, NodeWorkers};
 use super::plan::{self, PlanRequest};
-use super::prompt::{self, PreparedPrompt};
+use super::prompt;
 use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::targets::models::ServedModel;
@@ -37,8 +37,6 @@ pub async fn explain(
     };
     let prompt = ask(model, Some(&request.model), request.images(), &caller.poison, prepare).await?;
     caller.account.charge_tokens(prompt.tokens.len() as u64);
-    // Use the client's own limit, before it is cut to the context.
-    let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
     let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained, workers(model)))
 }

@@ -14,7 +14,7 @@ use tracing::{Instrument, Span};
 use super::poison::{PoisonMark, Visit};
 use super::token_deadline::{Overdue, TokenDeadline};
 use super::well_formed::AllowedEvents;
-use crate::request::plan::Plan;
+use crate::request::plan::{Plan, is_whole};
 use crate::targets::nodes::NodeClaim;
 
 /// A sequence on one route. Dropping it cancels the sequence there and returns its claims.
@@ -85,7 +85,7 @@ impl RouteRun {
     pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
         self.deadline.restart();
         self.times.slot_ms = self.elapsed_ms();
-        let needs_no_prefill = self.plan.prefill().is_some() && n_cached as usize >= request.n_prefill();
+        let needs_no_prefill = self.plan.prefill().is_some() && is_whole(n_cached, request.n_prefill());
         if needs_no_prefill {
             self.plan = self.plan.cached();
             self.claims = self.plan.claim();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use baton_link::trace;
 use baton_planner::cost::{Candidate, Prediction, Route, candidates};
-use baton_planner::policy::{Policy, PolicyName};
+use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::CacheScope;
@@ -25,6 +25,9 @@ use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
 use crate::targets::nodes::{Node, NodeClaim, Task};
+
+/// The difference between planned and computed tokens of a short prompt that is no other work. The last token is decoded.
+const UNPLANNED_TOKENS: u32 = 16;
 
 /// The chosen route of a request, with its reason.
 #[derive(Clone)]
@@ -94,12 +97,33 @@ pub struct Explained {
     pub candidates: Vec<Candidate>,
     pub policy: PolicyName,
     /// The policy's choice: the index of the candidate, and the reason.
-    pub choice: Option<baton_planner::policy::RouteChoice>,
+    pub choice: Option<RouteChoice>,
 }
 
-/// Shows what [`plan`] would do now, without reserving anything.
+/// Shows what would become of a request now, without reserving anything.
 pub fn explain(model: &ServedModel, request: &PlanRequest<'_>) -> Explained {
-    choose(model, request, model.routes.turn())
+    choose(model, request, model.routes.turn()).carried_out()
+}
+
+/// Returns true if nothing of a prompt is left to hand over: the decode node holds all tokens that are prefilled.
+pub fn is_whole(n_cached: u32, n_prefill: usize) -> bool {
+    n_cached as usize >= n_prefill
+}
+
+impl Explained {
+    /// The choice as the nodes carry it out: a decode node that holds the whole prompt pulls nothing (see
+    /// [`Plan::cached`]).
+    fn carried_out(mut self) -> Explained {
+        let Explained { snapshot, candidates, choice, .. } = &self;
+        let cached = choice.and_then(|choice| {
+            let Route { decode, prefill } = candidates[choice.candidate].route;
+            prefill.filter(|_| is_whole(snapshot.decode[decode].n_cached, snapshot.request.n_prefill() as usize))?;
+            let direct = candidates.iter().position(|c| c.route == Route { decode, prefill: None })?;
+            Some(RouteChoice { candidate: direct, reason: RouteReason::Cached })
+        });
+        self.choice = cached.or(self.choice);
+        self
+    }
 }
 
 fn choose(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Explained {
@@ -257,6 +281,12 @@ impl Plan {
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
+    }
+
+    /// Returns true if about as many prompt tokens were computed as planned. If not, a cache was not known or is gone, and the
+    /// prediction was about other work.
+    pub fn computes(&self, n_computed: u32) -> bool {
+        n_computed.abs_diff(self.n_missing) <= UNPLANNED_TOKENS.max(self.n_missing / 8)
     }
 
     /// The plan of one of several choices that share a prompt. Only the first choice computes the prompt and is used

@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
 
-/// Tokens of a block. Short, because the tokens after the last whole block count as not cached; on a slow machine each
-/// costs milliseconds, which can change a short request's route. A block costs one hash.
+/// Tokens of a block. Short, because only the end of a remembered sequence is known to the token; on a slow machine each
+/// token costs milliseconds, which can change a short request's route. A block costs one hash.
 const BLOCK: usize = 8;
 
 /// The number of remembered blocks of a node: half a million tokens.
@@ -18,7 +18,7 @@ const MAX_BLOCKS: usize = 65_536;
 /// Prefixes that a node probably holds.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// Hashes of prefixes whose length is a multiple of the block, with the time of their last use.
+    /// Hashes of remembered sequences, and of their prefixes of whole blocks, with the time of their last use.
     seen: HashMap<u64, u64>,
     order: VecDeque<(u64, u64)>,
     clock: u64,
@@ -43,7 +43,8 @@ impl Prefixes {
 
     /// Tokens at the front of a prompt that the node probably holds.
     pub(super) fn cached(&self, scope: CacheScope, tokens: &[Token]) -> usize {
-        prefix_hashes(scope, tokens).take_while(|hash| self.seen.contains_key(hash)).count() * BLOCK
+        let n_blocks = prefix_hashes(scope, tokens).take_while(|hash| self.seen.contains_key(hash)).count();
+        (n_blocks * BLOCK).min(tokens.len())
     }
 
     /// Forgets everything: the node's process has ended.
@@ -53,11 +54,11 @@ impl Prefixes {
     }
 }
 
-/// Hashes of the prefixes of 1, 2, 3, … blocks.
+/// Hashes of the prefixes of 1, 2, 3, … blocks, and of all tokens.
 fn prefix_hashes(scope: CacheScope, tokens: &[Token]) -> impl Iterator<Item = u64> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&scope.0.to_le_bytes());
-    tokens.chunks_exact(BLOCK).map(move |block| {
+    tokens.chunks(BLOCK).map(move |block| {
         for token in block {
             hasher.update(&token.to_le_bytes());
         }
@@ -78,6 +79,11 @@ mod tests {
         prefixes.remember(CacheScope::SHARED, &tokens[..100]);
         assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 96);
         assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens[..70]), 64);
+        assert_eq!(
+            prefixes.cached(CacheScope::SHARED, &tokens[..100]),
+            100,
+            "the sequence itself is known to the token"
+        );
         assert_eq!(prefixes.cached(CacheScope(1), &tokens), 0, "prefixes are not shared between callers");
         let mut other = tokens.clone();
         other[40] = 999;

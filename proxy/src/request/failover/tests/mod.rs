@@ -340,6 +340,20 @@ async fn predictions_are_learned_from_what_happens() {
     assert!(expected < 100.0, "replies of 12 tokens were seen, not of {expected}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_was_not_known_teaches_no_correction() {
+    let model = model(vec![node("a", sim()).await]);
+    let prompt: Vec<Token> = (0..8_000).map(|t| t % 250).collect();
+    for _ in 0..24 {
+        run_of(SequenceRequest { prompt: prompt.clone(), ..request() }, Span::none(), &model).await.unwrap();
+        // The endpoint is started again, and the node keeps its cache.
+        model.decode[0].forget();
+    }
+    let view = model.routes.view();
+    assert!(view.error > 1.0, "the predictions were wrong: {}", view.error);
+    assert!((0.9..1.1).contains(&view.corrections[0][0]), "{:?}", view.corrections);
+}
+
 /// A model on a node that is late by `by` and on one that is late by `other`, with the rates of both known. Also the
 /// number of streams on the first.
 async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
