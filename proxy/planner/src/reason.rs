@@ -41,7 +41,7 @@ pub enum BarReason {
     Suspect,
     /// It runs with a role that excludes this task.
     WrongRole,
-    /// It runs other weights than the model.
+    /// It runs another model, or for generating other weights of it.
     OtherModel,
     /// A prompt with images is not handed over.
     Images,
@@ -63,10 +63,6 @@ pub enum BarReason {
 impl BarReason {
     /// The prefill node cannot be reached. Has the same word as a handoff that fails for this reason.
     pub const PREFILL_DOWN: BarReason = BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillDown));
-
-    /// The two nodes do not run the same model. Has the same word as a handoff that fails for this reason.
-    pub const FINGERPRINT_MISMATCH: BarReason =
-        BarReason::Failure(FailureReason::Handoff(HandoffFailure::FingerprintMismatch));
 
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {

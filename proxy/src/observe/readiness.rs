@@ -44,7 +44,6 @@ pub fn readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> Readiness {
 /// Differences from the configuration that do not stop requests, a sentence each. Anyone may see them, so they name nodes
 /// but no models and no addresses; the snapshot has those.
 pub fn warnings(pool: &ModelPool, upstreams: &UpstreamPool) -> Vec<String> {
-    let warning = |unused: UnusedNode| format!("{} runs other weights than the model it stands for", unused.node);
     let n_failed = failed_loads(pool).len();
     let failed = (n_failed > 0).then(|| format!("own models that could not be loaded: {n_failed}"));
     let models = models_readiness(pool, upstreams);
@@ -54,7 +53,7 @@ pub fn warnings(pool: &ModelPool, upstreams: &UpstreamPool) -> Vec<String> {
             Some(format!("a model cannot be answered for now: {reason}"))
         }
     });
-    pool.unused_nodes().into_iter().map(warning).chain(failed).chain(silent).collect()
+    pool.unused_nodes().iter().map(UnusedNode::public_words).chain(failed).chain(silent).collect()
 }
 
 /// Models that could not be loaded on demand, a sentence each. Names models: for operators.

@@ -116,7 +116,7 @@ fn why_direct(candidates: &[Candidate]) -> RouteReason {
     let reasons: Option<Vec<BarReason>> = relevant.iter().map(|c| c.barred).collect();
     let Some(reasons) = reasons else { return RouteReason::NotWorthIt };
     // Report another model only if no node runs this one.
-    let of_this_model = reasons.iter().find(|reason| **reason != BarReason::FINGERPRINT_MISMATCH);
+    let of_this_model = reasons.iter().find(|reason| **reason != BarReason::OtherModel);
     of_this_model.or(reasons.first()).map_or(RouteReason::NotWorthIt, |reason| RouteReason::Barred(*reason))
 }
 

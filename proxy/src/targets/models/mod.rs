@@ -16,7 +16,7 @@ pub use self::learned_routes::{LearnedRoutes, expected_output};
 pub use self::pool::ModelPool;
 pub use self::reported::{REPORT_INTERVAL, serve_reported_models};
 pub use self::served_model::{NodeWait, ServedModel};
-pub use self::unused_nodes::UnusedNode;
+pub use self::unused_nodes::{UnusedCause, UnusedNode};
 
 #[cfg(test)]
 mod tests;

@@ -220,7 +220,7 @@ impl ServedModel {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),
             None => Some(BarReason::Starting),
-            Some(ours) => (!ours.takes_kv_of(&ModelIdentity::of(info))).then_some(BarReason::FINGERPRINT_MISMATCH),
+            Some(ours) => ours.bars_kv_of(&ModelIdentity::of(info)),
         }
     }
 

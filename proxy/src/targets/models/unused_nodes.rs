@@ -1,66 +1,179 @@
-//! Finds nodes that do not serve the model that they seem to serve, because they run other weights.
+//! Finds nodes that cannot do what the configuration gives them to do, or what their name suggests.
 
 use std::fmt;
+use std::sync::Arc;
 
+use baton_planner::reason::BarReason;
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::NodeInfo;
 
 use super::pool::ModelPool;
 use super::served_model::ServedModel;
-use crate::targets::nodes::Node;
+use crate::targets::nodes::{Node, Task};
 
-/// A decode node that does not serve the model that its name or the configuration suggests.
+/// A node that is not used for a task, although it answers. Its text says why and what to do; it names models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusedNode {
     /// The node.
     pub node: String,
-    /// The model's public name.
-    pub model: String,
-    /// The model that it serves instead; `None` if it serves none.
-    pub serves: Option<String>,
+    /// What it was to do.
+    pub task: Task,
+    /// Why it does not.
+    pub cause: UnusedCause,
+}
+
+/// Why a node is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnusedCause {
+    /// Its role excludes the task.
+    WrongRole,
+    /// It would generate, but runs other weights than the model of this public name.
+    OtherWeights {
+        /// The model's public name.
+        model: String,
+        /// The model that it serves instead; `None` if it serves none.
+        serves: Option<String>,
+    },
+    /// It would compute prompts, but no decode node runs its model.
+    OtherModel {
+        /// The node's model, by its own name.
+        runs: String,
+        /// The public name of the model that decode nodes run.
+        model: String,
+    },
+    /// It would compute prompts, but decode nodes refuse the KV of its weights.
+    OtherKv {
+        /// The public name of the model that decode nodes run.
+        model: String,
+    },
+    /// The KV of this model cannot be handed over.
+    NoHandoff {
+        /// The model's public name.
+        model: String,
+    },
+}
+
+impl UnusedNode {
+    /// The same in words that anyone may see: without models.
+    pub fn public_words(&self) -> String {
+        let why = match self.cause {
+            UnusedCause::WrongRole => "has a role that excludes its task",
+            UnusedCause::OtherWeights { .. } => "runs other weights than the model it stands for",
+            UnusedCause::OtherKv { .. } => "runs other weights than the nodes it would compute prompts for",
+            UnusedCause::OtherModel { .. } => "runs another model than the nodes it would compute prompts for",
+            UnusedCause::NoHandoff { .. } => "runs a model that cannot be handed over",
+        };
+        format!("{} {why}", self.node)
+    }
 }
 
 impl fmt::Display for UnusedNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UnusedNode { node, model, serves } = self;
-        match serves {
-            Some(serves) => write!(
+        let UnusedNode { node, task, cause } = self;
+        match (cause, task) {
+            (UnusedCause::WrongRole, Task::Decode) => write!(
+                f,
+                "{node} is not used: it is to generate (--decode), but only computes prompts (--role prefill). Name it \
+                 with --prefill, or start it with --role both"
+            ),
+            (UnusedCause::WrongRole, Task::Prefill) => write!(
+                f,
+                "{node} is not used for prompts: it is to compute them (--prefill), but only generates (--role decode). \
+                 Name it with --decode, or start it with --role both"
+            ),
+            (UnusedCause::OtherWeights { model, serves: Some(serves) }, _) => write!(
                 f,
                 "{node} runs other weights than the nodes before it: it does not serve {model:?}, only {serves:?}"
             ),
-            None => write!(
+            (UnusedCause::OtherWeights { model, serves: None }, _) => write!(
                 f,
                 "{node} is not used: what it calls {model:?} are other weights than those served under that name. Start \
                  it with the same weights, or with another --name"
+            ),
+            (UnusedCause::OtherModel { runs, model }, _) => write!(
+                f,
+                "{node} is not used for prompts: it runs {runs:?}, and no node generates with that model. Start it with the \
+                 file of {model:?}"
+            ),
+            (UnusedCause::OtherKv { model }, _) => write!(
+                f,
+                "{node} is not used for prompts: the nodes that generate refuse its KV, because its weights are not those \
+                 of {model:?}. Start it with the same file and adapters, or start those nodes with \
+                 --max-canary-distance"
+            ),
+            (UnusedCause::NoHandoff { model }, _) => write!(
+                f,
+                "{node} is not used for prompts: {model:?} has no KV cache that can be handed over. Its prompts are \
+                 computed where it generates, so this node can serve something else"
             ),
         }
     }
 }
 
 impl ModelPool {
-    /// All unused nodes, in the order of the configuration.
+    /// All unused nodes, in the order of the configuration, decode nodes first.
     pub fn unused_nodes(&self) -> Vec<UnusedNode> {
-        let models = self.models();
-        // Until every model's identity is known, a node may still turn out to run one of them.
-        if models.iter().any(|model| model.loadable.is_none() && model.identity().is_none()) {
-            return Vec::new();
-        }
-        let name = |model: &ServedModel| model.name.get().cloned().unwrap_or_default();
-        let unused = |node: &Node, info: &NodeInfo| {
-            let serves = models.iter().find(|model| model.loadable.is_none() && model.bars_decode(info).is_none());
-            let meant = models.iter().find(|model| match serves {
-                // The operator has given this name to all nodes.
-                Some(_) => model.name_is_configured && !model.has_own_engine && model.bars_decode(info).is_some(),
-                None => model.has_name(&info.model),
-            });
-            meant.map(|meant| UnusedNode {
-                node: node.name.clone(),
-                model: name(meant),
-                serves: serves.map(|model| name(model)),
-            })
-        };
         let undeclared = self.undeclared();
-        let nodes = undeclared.decode.iter().filter_map(|node| Some((node, node.info()?)));
-        let decoding = nodes.filter(|(_, info)| info.role.decodes());
-        decoding.filter_map(|(node, info)| unused(node, &info)).collect()
+        let models = self.models();
+        let answers = |node: &Arc<Node>| Some((Arc::clone(node), node.info()?));
+        let decode = undeclared.decode.iter().filter_map(answers).filter_map(|(node, info)| {
+            let cause = unused_decode(&models, &info)?;
+            Some(UnusedNode { node: node.name.clone(), task: Task::Decode, cause })
+        });
+        let prefill = undeclared.prefill.iter().filter_map(answers).filter_map(|(node, info)| {
+            let cause = unused_prefill(&models, &node, &info)?;
+            Some(UnusedNode { node: node.name.clone(), task: Task::Prefill, cause })
+        });
+        decode.chain(prefill).collect()
+    }
+}
+
+fn public_name(model: &ServedModel) -> String {
+    model.name.get().cloned().unwrap_or_default()
+}
+
+fn unused_decode(models: &[Arc<ServedModel>], info: &NodeInfo) -> Option<UnusedCause> {
+    if !info.role.decodes() {
+        return Some(UnusedCause::WrongRole);
+    }
+    // Until every model's identity is known, a node may still turn out to run one of them.
+    if models.iter().any(|model| model.loadable.is_none() && model.identity().is_none()) {
+        return None;
+    }
+    let serves = models.iter().find(|model| model.loadable.is_none() && model.bars_decode(info).is_none());
+    let meant = models.iter().find(|model| match serves {
+        // The operator has given this name to all nodes.
+        Some(_) => model.name_is_configured && !model.has_own_engine && model.bars_decode(info).is_some(),
+        None => model.has_name(&info.model),
+    })?;
+    Some(UnusedCause::OtherWeights { model: public_name(meant), serves: serves.map(|model| public_name(model)) })
+}
+
+fn unused_prefill(models: &[Arc<ServedModel>], node: &Arc<Node>, info: &NodeInfo) -> Option<UnusedCause> {
+    if !info.role.prefills() {
+        return Some(UnusedCause::WrongRole);
+    }
+    let at = |model: &ServedModel| model.prefill.iter().position(|known| Arc::ptr_eq(known, node));
+    let with_node = models.iter().filter_map(|model| Some((model, at(model)?)));
+    // A single model that uses it, or may still turn out to be its model, is enough.
+    let causes: Option<Vec<UnusedCause>> = with_node.map(|(model, at)| why_no_kv(model, at, info)).collect();
+    causes?.into_iter().next()
+}
+
+/// Why a model does not use the KV of its prefill node at this index; `None` if it does, or may.
+fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<UnusedCause> {
+    let public = public_name(model);
+    match model.bars_prefill(info) {
+        Some(BarReason::OtherModel) => Some(UnusedCause::OtherModel { runs: info.model.clone(), model: public }),
+        Some(BarReason::KvNotDivisible) => Some(UnusedCause::NoHandoff { model: public }),
+        None => {
+            let refuses = |decode| {
+                let pair = model.pairs.view(prefill, decode).filter(|pair| pair.n_in_a_row > 0);
+                pair.is_some_and(|pair| pair.last_reason == Some(HandoffFailure::FingerprintMismatch))
+            };
+            let all_refuse = !model.decode.is_empty() && (0..model.decode.len()).all(refuses);
+            all_refuse.then_some(UnusedCause::OtherKv { model: public })
+        }
+        Some(_) => None,
     }
 }

@@ -1,5 +1,6 @@
 //! Decides whether two nodes run the same model, so that a sequence may start on one and continue on the other.
 
+use baton_planner::reason::BarReason;
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::NodeInfo;
 
@@ -54,12 +55,15 @@ impl ModelIdentity {
         }
     }
 
-    /// Returns true if KV of `other` has this model's vocabulary and shape. The node that imports the KV decides whether the
-    /// weights are similar enough.
-    pub fn takes_kv_of(&self, other: &ModelIdentity) -> bool {
+    /// Returns the reason why KV of `other` is not this model's: no KV can be handed over, or it has another vocabulary or
+    /// shape. The node that imports the KV decides whether the weights are similar enough.
+    pub fn bars_kv_of(&self, other: &ModelIdentity) -> Option<BarReason> {
         match (&self.kv, &other.kv) {
-            (Some((one, shape)), Some((other, others))) => one.vocabulary == other.vocabulary && shape == others,
-            _ => false,
+            (Some((one, shape)), Some((other, others))) => {
+                (one.vocabulary != other.vocabulary || shape != others).then_some(BarReason::OtherModel)
+            }
+            _ if self.described.is_same(&other.described) => Some(BarReason::KvNotDivisible),
+            _ => Some(BarReason::OtherModel),
         }
     }
 }
@@ -92,8 +96,8 @@ mod tests {
         let [a, renamed, b] = [&one, &renamed, &other_weights].map(ModelIdentity::of);
         assert!(a.is_same(&renamed));
         assert!(!a.is_same(&b), "the same name on other weights");
-        assert!(a.takes_kv_of(&b), "their KV has the same shape: the canary decides");
-        assert!(!a.takes_kv_of(&ModelIdentity::of(&info("a", 512).await)));
+        assert_eq!(a.bars_kv_of(&b), None, "their KV has the same shape: the canary decides");
+        assert_eq!(a.bars_kv_of(&ModelIdentity::of(&info("a", 512).await)), Some(BarReason::OtherModel));
     }
 
     #[tokio::test]
@@ -108,6 +112,7 @@ mod tests {
         assert!(plain.is_same(&older) && older.is_same(&plain) && !older.is_same(&larger), "a rolling upgrade");
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert!(!plain.is_same(&changed));
-        assert!(!plain.takes_kv_of(&plain));
+        assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::KvNotDivisible));
+        assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::OtherModel));
     }
 }
