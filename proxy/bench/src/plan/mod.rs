@@ -1,7 +1,8 @@
 //! `baton-bench plan`: compares the planner with every fixed route, on simulated machines.
 //!
 //! Planning, learning and failover are those of a running endpoint. Machines and network are simulated, with a clock
-//! that skips waiting times. With `--model` the nodes are real processes on this machine, and the links are paced.
+//! that skips waiting times. With `--model` the nodes are real processes on this machine, and the links are paced; with
+//! `--real` an endpoint predicts long prompts after bursts.
 
 mod bursts;
 mod chart;
@@ -11,6 +12,7 @@ mod grading;
 mod grid;
 mod published;
 mod real;
+mod real_bursts;
 mod report;
 mod slowest_link;
 
@@ -32,11 +34,22 @@ pub(super) struct PlanBenchArgs {
     /// Measure real nodes with this model on this machine instead, with paced links; takes some minutes
     #[arg(long, short, value_name = "PATH|NAME", conflicts_with = "svg")]
     model: Option<String>,
+    /// Measure predictions after bursts instead, with an endpoint and real nodes on this machine; takes some minutes
+    #[arg(long, conflicts_with = "svg")]
+    real: bool,
 }
+
+/// The model of `--real`: small enough for every machine.
+const DEFAULT_MODEL: &str = "smollm2";
 
 /// Runs the benchmark.
 pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("plan", &args.files, &args.charts)?;
+    if args.real {
+        let model = args.model.as_deref().unwrap_or(DEFAULT_MODEL);
+        let figures = real_bursts::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
+        return destination.publish(&figures, &figures.report());
+    }
     if let Some(model) = &args.model {
         let figures = real::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
         return destination.publish(&figures, &figures.report());

@@ -38,7 +38,7 @@ const WARM_UP: usize = 6;
 const RUNS: usize = 3;
 
 /// The longest calibration; it usually takes some seconds.
-const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
 pub(super) struct RealFigures {
@@ -110,7 +110,7 @@ fn is_fastest(cell: &GridCell) -> bool {
     best.is_some_and(|run| (run.decode, run.prefill) == (cell.planned.decode, cell.planned.prefill))
 }
 
-async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, CommandFailure> {
+pub(super) async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, CommandFailure> {
     let args = ["--role", role, "--threads", threads, "--ctx-size", "2048", "--model"].map(OsString::from);
     NodeProcess::start(key, args.into_iter().chain([model.into()])).await
 }

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::args::ServeBenchArgs;
 use self::report::{ServeFigures, ServerFigures};
 use self::server::MeasuredServer;
+pub(crate) use self::word_prompts::WordPrompts;
 use crate::report::Destination;
 
 /// Runs the benchmark. A signal ends it, and reports what was measured so far. Errors: a server does not answer, a request

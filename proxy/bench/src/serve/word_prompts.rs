@@ -3,7 +3,7 @@
 use baton_tryout::prompts::TEXT;
 
 /// Prompts in words, for servers whose vocabulary is not known. Their JSON needs no escapes.
-pub(super) struct WordPrompts {
+pub(crate) struct WordPrompts {
     words: Vec<&'static str>,
     /// The start of every prompt.
     prefix: String,
@@ -12,7 +12,7 @@ pub(super) struct WordPrompts {
 
 impl WordPrompts {
     /// Prompts of `n_words`, of which the first `n_prefix` are the same in all.
-    pub(super) fn new(n_words: usize, n_prefix: usize) -> WordPrompts {
+    pub(crate) fn new(n_words: usize, n_prefix: usize) -> WordPrompts {
         let is_plain = |word: &&str| !word.contains(['"', '\\']);
         let words: Vec<&str> = TEXT.split_whitespace().filter(is_plain).collect();
         let prefix = words.iter().cycle().take(n_prefix).flat_map(|word| [word, " "]).collect();
@@ -20,7 +20,7 @@ impl WordPrompts {
     }
 
     /// Appends prompt `n`. Another `n` has another word after the prefix, unless the prefix is the whole prompt.
-    pub(super) fn write(&self, n: u64, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, n: u64, out: &mut Vec<u8>) {
         out.extend_from_slice(self.prefix.as_bytes());
         if self.n_own > 0 {
             out.extend_from_slice(n.to_string().as_bytes());
