@@ -297,6 +297,8 @@ pub struct NodeLoad {
     pub prefill_backlog: u32,
     /// KV cells that no running sequence holds.
     pub free_cells: u32,
+    /// All KV cells, of all slots together; 0 from nodes of older versions.
+    pub n_cells: u32,
     /// The recent prefill rate in tokens per second; 0 until measured.
     pub prefill_tps: f64,
     /// The recent decode rate of one sequence in tokens per second; 0 until measured.

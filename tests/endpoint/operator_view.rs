@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use harness::{BATON, BatonServer, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ async fn status_shows_a_running_endpoint_and_fails_without_one() {
     assert!(reply.contains("[DONE]"), "{reply}");
     let table = baton(&["status", address(&server)]);
     let text = String::from_utf8(table.stdout).unwrap();
-    assert!(table.status.success() && text.contains("MODEL sim") && text.contains("only_route"), "{text}");
+    assert!(table.status.success() && text.contains("MODEL sim") && text.contains("only route"), "{text}");
     let state: Value = serde_json::from_slice(&baton(&["status", "--json", address(&server)]).stdout).unwrap();
     assert_eq!(state["routes"][0]["n_completion"], 5);
     assert!(!state.to_string().contains("secret"), "{state}");
@@ -218,4 +218,46 @@ async fn reads_and_loads_count_and_changed_limits_keep_debts() {
     eventually_async("the reload", || async { logged().contains("was reloaded") }).await;
     assert_eq!(get("/props").await, 200, "one more than before");
     assert_eq!(get("/props").await, 429);
+}
+
+/// A simulated node of another model: its KV has another shape.
+fn other_model() -> BatonNode {
+    let machine = json!({
+        "name": "machine", "prefill_tps": 1e4, "decode_tps": 1e3, "decode_sharing_cost": 0.0, "kv_bytes_per_token": 512,
+        "link_bytes_per_second": 1e9, "link_round_trip_ms": 0.0,
+    });
+    let machine = machine.to_string();
+    BatonNode::with(&["--engine", "sim", "--name", "other", "--role", "prefill", "--sim-machine", &machine])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pair_that_cannot_work_says_so_at_once_in_the_log_and_in_status_with_what_to_do() {
+    let (other, prefills) = (other_model(), BatonNode::with(&["--engine", "sim", "--role", "prefill"]));
+    let weights = BatonNode::with(&["--engine", "sim", "--name", "quantized", "--role", "prefill"]);
+    let own: &[&str] = &["--engine", "sim", "--policy", "always_handoff"];
+    // Another model, a node that only computes prompts and is to generate (alone, and beside an engine), other weights.
+    let cases: [(&[&str], &[&str], &str, &str); 4] = [
+        (own, &["--prefill", &other.url], "no node generates with that model", "it runs another model"),
+        (own, &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
+        (&[], &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
+        (own, &["--prefill", &weights.url], "Start it with the same file", "not used: see the warning"),
+    ];
+    for (model, nodes, warning, in_row) in cases {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let args = [model, nodes, &["--no-calibration"]].concat();
+        let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
+        let is_said = async || {
+            // Other weights show at the first handoff.
+            ask(&server, "none", 2).send().await.unwrap().text().await.unwrap();
+            let text = String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
+            let is_warned = text.lines().any(|line| line.starts_with("WARNING") && line.contains(warning));
+            let state = server.state().await;
+            let mut nodes =
+                state["models"].as_array().unwrap().iter().flat_map(|model| model["nodes"].as_array().unwrap());
+            let is_on_card = nodes.any(|node| node["unused"].as_str().is_some_and(|why| why.contains(warning)));
+            let is_logged = std::fs::read_to_string(log.path()).unwrap().contains(warning);
+            is_warned && is_on_card && is_logged && text.contains(in_row)
+        };
+        eventually_async(warning, is_said).await;
+    }
 }

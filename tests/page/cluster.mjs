@@ -63,7 +63,7 @@ export class Cluster {
   async serve(...args) {
     const listen = args.includes('--listen') ? [] : ['--listen', '127.0.0.1:0'];
     const endpoint = await start(['serve', '--threads', '1', ...listen, ...args], 'Stop with');
-    endpoint.url = endpoint.said.split(' at ')[1].split(/\s/)[0].replace(/\/v1$/, '');
+    endpoint.url = endpoint.said.match(/^Baton serves .* at (http\S+?)\/v1\b/m)[1];
     this.#running.push(endpoint);
     return endpoint;
   }

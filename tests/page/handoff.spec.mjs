@@ -64,21 +64,25 @@ test('a node that dies during a handoff is a fallback with its reason, and comes
   await reply;
 
   const fell = row(page, 'Fell back');
-  await expect(fell).toContainText('fell back: prefill_lost');
+  await expect(fell).toContainText('fell back: prefill node lost');
   await fell.getByRole('button').click();
-  await expect(fell.locator('.details')).toContainText('Fell back: the prefill node was lost in the middle (prefill_lost)');
-  await expect(page.locator('.modelrow')).toContainText('prefill lost × 1');
+  await expect(fell.locator('.details')).toContainText('Fell back: the prefill node was lost during the handoff (prefill_lost)');
+  await expect(fell.locator('.span.broken')).not.toHaveCount(0);
+  await expect(page.locator('.modelrow')).toContainText('prefill node lost × 1');
 
   const card = page.locator('.machine', { hasText: 'prefill-1' });
   await expect(card).toHaveClass(/down/);
   await expect(card).toContainText('Lost');
   await expect(card).toContainText('Gone for');
+  await expect(page.locator('.link')).toHaveClass(/lost/);
+  await expect(page.locator('.link')).toContainText('No handoffs: prefill-1 cannot be reached');
   await expect(page.locator('.notice.bad')).toContainText('prefill-1 is lost');
 
   // Not handed over, and why.
   await chat(url, 'short', { model: 'sim' });
   const direct = page.locator('.request').first();
-  await expect(direct).toContainText(/prefill down|prefill lost/);
+  await expect(direct).toContainText('Done');
+  await expect(direct).toContainText(/prefill node (not reachable|lost)/);
   await direct.getByRole('button').click();
   await expect(direct.locator('.details')).toContainText('not handed over, because the prefill node');
 

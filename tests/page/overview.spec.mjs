@@ -75,3 +75,48 @@ test('what was found in the network is listed with its reason, whatever it calls
   await expect(list).toContainText('No node announces itself.');
   expect(problems).toEqual([]);
 });
+
+test('a pair that cannot work says so on the card, in status and in the log, with what to do', async ({ page, problems, cluster }) => {
+  // The second node runs another model; the first one only computes prompts, and is to generate.
+  const machine = { name: 'machine', prefill_tps: 1e4, decode_tps: 1e3, decode_sharing_cost: 0, kv_bytes_per_token: 512, link_bytes_per_second: 1e9, link_round_trip_ms: 0 };
+  const other = await cluster.node('--engine', 'sim', '--name', 'other', '--sim-machine', JSON.stringify(machine), '--role', 'prefill');
+  const wrongRole = await cluster.node(...SIM, '--role', 'prefill');
+  const { url } = await cluster.serve(...SIM, '--prefill', other.url, '--decode', wrongRole.url, '--no-calibration');
+  await page.goto(url);
+  const card = (name) => page.locator('.machine', { hasText: name });
+  await expect(card('prefill-1').locator('.status')).toHaveText('Not used');
+  await expect(card('prefill-1')).toContainText('it runs "other"');
+  await expect(card('prefill-1').locator('.facts')).toContainText('other');
+  await expect(card('decode-1').locator('.status')).toHaveText('Not used');
+  await expect(card('decode-1')).toContainText('Name it with --prefill');
+  await expect(page.locator('section[aria-labelledby=cluster] > .notice')).toHaveCount(2);
+  expect(problems).toEqual([]);
+});
+
+test('the KV bar counts the cells that there are, and a fresh machine has all of them free', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM, '--slots', '3', '--ctx-size', '2048');
+  await page.goto(url);
+  const state = await (await fetch(`${url}/baton/state`)).json();
+  const node = state.models[0].nodes[0];
+  expect([node.kv_cells, node.free_kv_cells]).toEqual([3 * 2048, 3 * 2048]);
+  await expect(page.locator('.machine .meter', { hasText: 'KV' })).toContainText('0 % of 6,144 tok');
+  // Half as many as slots and contexts: they are shared.
+  const shared = { ...node, kv_cells: 3072, free_kv_cells: 1536 };
+  await page.unroute('**/baton/state?stream=changes');
+  await answerStreams(page, { models: [{ ...state.models[0], nodes: [shared] }] });
+  await page.reload();
+  await expect(page.locator('.machine .meter', { hasText: 'KV' })).toContainText('50 % of 3,072 tok');
+  expect(problems).toEqual([]);
+});
+
+test('a machine that never answered is not lost', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM, '--prefill', 'http://127.0.0.1:9', '--no-calibration');
+  await page.goto(url);
+  const card = page.locator('.machine', { hasText: 'prefill-1' });
+  await expect(card).toContainText('No answer yet');
+  await expect.poll(async () => (await (await fetch(`${url}/baton/state`)).json()).models[0].nodes[1].life).toBe('down');
+  await expect(card.locator('.status')).toHaveText('No answer yet');
+  await expect(card).not.toContainText('Lost');
+  await expect(page.locator('.notice.bad')).toHaveCount(0);
+  expect(problems).toEqual([]);
+});

@@ -1,7 +1,7 @@
 // The page has a sentence for each of the endpoint's words, and for no other: they are compared with the enums' sources.
 import { readFile } from 'node:fs/promises';
 import { expect, test } from '@playwright/test';
-import { BARS, LIFE, OUTCOME, REASONS } from '../../proxy/page/src/words.ts';
+import { LIFE, OUTCOME, PROBLEMS, REASONS } from '../../proxy/page/src/words.ts';
 
 /**
  * The words of an enum: those that its `as_str` gives; without a written one, its variants in snake case. A transparent variant
@@ -20,7 +20,7 @@ async function words(path, name) {
 
 const REASON = 'proxy/planner/src/reason.rs';
 
-test('every word of a state, an outcome, a bar and a reason has a sentence', async () => {
+test('every word of a state, an outcome, a problem and a reason has a sentence', async () => {
   const sorted = (all) => [...new Set(all)].sort();
   expect(sorted(Object.keys(LIFE))).toEqual(sorted(await words('proxy/src/targets/nodes/node_state.rs', 'NodeState')));
   expect(sorted(Object.keys(OUTCOME))).toEqual(sorted(await words('proxy/src/observe/journal.rs', 'RequestOutcome')));
@@ -32,7 +32,7 @@ test('every word of a state, an outcome, a bar and a reason has a sentence', asy
     words('proxy/src/targets/nodes/fallbacks.rs', 'FallbackReason'),
   ]);
   // A prefill server of an upstream has failures of its own; the page shows this one's word.
-  const upstream = (await words('engines/upstream/src/failure.rs', 'PrefillFailure')).filter((word) => word in BARS);
+  const upstream = (await words('engines/upstream/src/failure.rs', 'PrefillFailure')).filter((word) => word in PROBLEMS);
   expect(upstream).toContain('prefill_failed');
-  expect(sorted(Object.keys(BARS))).toEqual(sorted([...bars.flat(), ...upstream]));
+  expect(sorted(Object.keys(PROBLEMS))).toEqual(sorted([...bars.flat(), ...upstream]));
 });

@@ -203,13 +203,14 @@ impl Engine for SimEngine {
 
     async fn load(&self) -> Result<NodeLoad, EngineError> {
         let config = &self.state.config;
-        let active = config.n_slots.max(1) as usize - self.state.slots.available_permits();
+        let (n_slots, free) = (config.n_slots.max(1), self.state.slots.available_permits() as u32);
         Ok(NodeLoad {
             phase: Phase::Serving,
-            active_slots: active as u32,
+            active_slots: n_slots - free,
             queued: self.state.n_queued.load(Ordering::Acquire) as u32,
             prefill_backlog: self.state.backlog(),
-            free_cells: (config.n_slots.max(1) - active as u32).saturating_mul(config.n_ctx),
+            free_cells: free.saturating_mul(config.n_ctx),
+            n_cells: n_slots.saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
             decode_tps: config.decode_tps,
         })
@@ -453,8 +454,7 @@ impl SimQueuePlace {
         let limit = state.config.max_queued;
         let below_limit = |n: usize| (n < limit as usize).then_some(n + 1);
         let taken = state.n_queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit);
-        taken.map_err(|_| EngineError::QueueFull { limit })?;
-        Ok(SimQueuePlace(state))
+        taken.map(|_| SimQueuePlace(state)).map_err(|_| EngineError::QueueFull { limit })
     }
 }
 

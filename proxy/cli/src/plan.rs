@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
+use baton_proxy::observe::glossary::{label, problem};
 use baton_proxy::request::plan::explanation::{Explanation, NodeWorkers, RouteExplanation};
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::nodes::WorkerReport;
@@ -88,12 +89,12 @@ fn read(file: &Path) -> Result<Vec<u8>, CommandFailure> {
     Ok(body)
 }
 
-const HEADER: &str = "  route                              cached   queue  prefill     wire  unhidden     step     TTFT     \
+const HEADER: &str = "  route                              cached    wait  prefill transfer  after it     step     TTFT     \
                       complete\n";
 
 fn table(plan: &Explanation) -> String {
     let Explanation { model, policy, reason, n_prompt, expected_output, routes, workers } = plan;
-    let why = reason.as_deref().unwrap_or("no route can be taken");
+    let why = reason.as_deref().map_or("no route can be taken", label);
     let mut lines = format!(
         "{model}: {n_prompt} prompt tokens, about {expected_output:.0} of reply; policy {policy}: {why}\n\
          Milliseconds:\n{HEADER}"
@@ -116,7 +117,7 @@ fn line(route: &RouteExplanation) -> String {
     let cached =
         cached_on_prefill.map_or_else(|| cached_on_decode.to_string(), |there| format!("{there}→{cached_on_decode}"));
     let times = match (prediction, barred) {
-        (_, Some(reason)) => format!("   {reason}"),
+        (_, Some(reason)) => format!("   {}", problem(reason)),
         (None, None) => "   rates not known yet".to_owned(),
         (Some(p), None) => {
             let Prediction { queue_ms, prefill_ms, wire_ms, unhidden_ms, step_ms, ttft_ms, completion_ms } = p;
@@ -183,6 +184,6 @@ mod tests {
         let lines: Vec<&str> = table.lines().skip(3).collect();
         assert!(lines[0].starts_with("  mac ") && lines[0].ends_with("rates not known yet"), "{table}");
         assert!(lines[1].starts_with("* spark → mac") && lines[1].contains(" 61 ") && lines[1].contains("64→8"));
-        assert!(lines[2].ends_with("prefill_down"), "{table}");
+        assert!(lines[2].ends_with("the prefill node cannot be reached"), "{table}");
     }
 }

@@ -7,7 +7,7 @@ import { age, count, duration, tokenRate } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
 import type { Sample } from './state';
-import { fallback } from './words';
+import { label } from './words';
 
 interface Line {
   label: string;
@@ -193,7 +193,7 @@ const COLOURS = ['--red', '--amber', '--violet', '--blue', '--green'];
 function fallbacks(history: Sample[]): ChartSpec {
   const words = [...new Set(history.flatMap((sample) => Object.keys(sample.fallbacks ?? {})))].sort();
   const line = (word: string, i: number): Line => ({
-    label: fallback(word),
+    label: label(word),
     colour: COLOURS[i % COLOURS.length] ?? '--red',
     value: (sample) => sample.fallbacks?.[word] ?? 0,
   });

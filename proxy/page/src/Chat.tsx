@@ -6,7 +6,7 @@ import type { Reply, Settings, Turn } from './chat';
 import { Refusal } from './endpoint';
 import { count, duration, tokenRate } from './format';
 import { memo } from './memo';
-import { barred, fallback } from './words';
+import { label, problem } from './words';
 
 const SAMPLE_TOOLS = `[{"type": "function", "function": {
   "name": "get_weather",
@@ -25,10 +25,10 @@ function Route({ reply }: { reply: Reply }) {
       {kind && (
         <span>
           <span class="tag">{kind}</span> {path}
-          {said.has('reason') && ` · ${fallback(said.get('reason') ?? '')}`}
+          {said.has('reason') && ` · ${label(said.get('reason') ?? '')}`}
         </span>
       )}
-      {failure && <span class="why">fell back: {barred(failure)}</span>}
+      {failure && <span class="why">fell back: {problem(failure)}</span>}
       {reply.firstMs !== null && <span class="num">first token {duration(reply.firstMs)}</span>}
       {reply.tokens !== null && <span class="num">{count(reply.tokens)} tokens</span>}
       {reply.tokensPerSecond ? <span class="num">{tokenRate(reply.tokensPerSecond)}</span> : null}

@@ -3,9 +3,9 @@
 import { age, byteRate, bytes, count, percent, plural, tokenRate } from './format';
 import { memo } from './memo';
 import type { Discovery, Found, Life, Link, Model, NodeReport, Request, State, Upstream } from './state';
-import { LIFE, barred, fallback } from './words';
+import { LIFE, label, life, problem } from './words';
 
-export function Status({ life, label = LIFE[life] }: { life: Life; label?: string }) {
+function Status({ life, label = LIFE[life] }: { life: Life; label?: string }) {
   return (
     <span class={`status ${life}`}>
       <span class="dot" aria-hidden="true" />
@@ -67,27 +67,33 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
   const prefill = machine.tasks.find((task) => task.node.task === 'prefill')?.node;
   const decode = machine.tasks.find((task) => task.node.task === 'decode')?.node;
   const shown = decode ?? prefill ?? node;
-  const isGone = node.life === 'down';
-  const cells = shown.n_ctx * shown.slots;
+  const state = life(node);
+  const isGone = state.life === 'down';
+  const cells = shown.kv_cells;
   const tasks = [...new Set(machine.tasks.map((task) => task.node.task))];
-  const bars = [...new Set(machine.tasks.flatMap((task) => (task.node.barred ? [task.node.barred] : [])))];
+  const unused = [...new Set(machine.tasks.flatMap((task) => (task.node.unused ? [task.node.unused] : [])))];
+  const bars = unused.length > 0 ? [] : [...new Set(machine.tasks.flatMap((task) => (task.node.barred ? [task.node.barred] : [])))];
   const breaker = machine.tasks.find((task) => task.node.breaker.is_open)?.node.breaker;
-  const models = [...new Set(machine.tasks.map((task) => task.model).filter(Boolean))];
+  // A node that is not used for a model runs its own.
+  const models = [...new Set(machine.tasks.map((task) => (task.node.barred && task.node.model ? task.node.model : task.model)).filter(Boolean))];
   return (
-    <li class={`card machine ${node.life}`}>
+    <li class={`card machine ${state.life}`}>
       <header>
         <h3>{machine.name}</h3>
-        <Status life={node.life} />
+        <Status {...state} />
       </header>
       <p class="since">
-        {isGone ? 'Gone' : LIFE[node.life]} for <span class="num">{age(now - node.life_since_ms)}</span>
+        {isGone ? 'Gone' : state.label} for <span class="num">{age(now - node.life_since_ms)}</span>
         {node.address && <span class="address"> · {node.address.replace(/^https?:\/\//, '')}</span>}
         {node.own && ' · the endpoint\u2019s own machine'}
       </p>
       {node.reason && <p class={isGone ? 'why lost' : 'why'}>{isGone ? `Lost: ${node.reason}` : node.reason}</p>}
-      {breaker && <p class="why">Requests are kept away: {barred(breaker.last_reason ?? '')}</p>}
+      {breaker && <p class="why">Requests are kept away: {problem(breaker.last_reason ?? '')}</p>}
+      {unused.map((why) => (
+        <p class="why" key={why}>{why}.</p>
+      ))}
       {bars.map((word) => (
-        <p class="why" key={word}>Not used: {barred(word)}</p>
+        <p class="why" key={word}>Not used: {problem(word)}</p>
       ))}
       <p class="tags">
         {tasks.map((task) => (
@@ -134,7 +140,7 @@ function UpstreamCard({ upstream }: { upstream: Upstream }) {
         <Status life={upstream.life} />
       </header>
       {upstream.address && <p class="since address">{upstream.address.replace(/^https?:\/\//, '')}</p>}
-      {upstream.reason && <p class="why lost">Lost: {fallback(upstream.reason)}</p>}
+      {upstream.reason && <p class="why lost">Lost: {label(upstream.reason)}</p>}
       {upstream.busy_ms > 0 && <p class="why">Busy: no requests for {age(upstream.busy_ms)}</p>}
       <p class="tags">
         <span class="tag">upstream</span>
@@ -148,7 +154,8 @@ function UpstreamCard({ upstream }: { upstream: Upstream }) {
   );
 }
 
-function LinkRow({ link, isBusy }: { link: Link; isBusy: boolean }) {
+function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Set<string> }) {
+  const gone = [link.prefill, link.decode].filter((name) => lost.has(name));
   const kv =
     link.kv_distance !== undefined
       ? `KV distance ${link.kv_distance.toPrecision(2)}`
@@ -158,7 +165,7 @@ function LinkRow({ link, isBusy }: { link: Link; isBusy: boolean }) {
           ? 'KV: same weights'
           : 'KV: other weights, not measured yet';
   return (
-    <li class={link.breaker.is_open ? 'link broken' : isBusy ? 'link busy' : 'link'}>
+    <li class={gone.length > 0 ? 'link lost' : link.breaker.is_open ? 'link broken' : isBusy ? 'link busy' : 'link'}>
       <span class="ends">
         <strong>{link.prefill}</strong>
         <span class="wire" aria-label="hands KV to" role="img" />
@@ -167,7 +174,8 @@ function LinkRow({ link, isBusy }: { link: Link; isBusy: boolean }) {
       <span class="num">{link.bytes_per_second > 0 ? byteRate(link.bytes_per_second) : 'rate not measured yet'}</span>
       <span class="num">{link.rtt_ms > 0 ? `${link.rtt_ms.toFixed(2)} ms round trip` : ''}</span>
       <span>{kv}</span>
-      {link.breaker.is_open && <span class="why">No handoffs: {barred(link.breaker.last_reason ?? '')}</span>}
+      {gone.length > 0 && <span class="why lost">No handoffs: {gone.join(' and ')} cannot be reached</span>}
+      {gone.length === 0 && link.breaker.is_open && <span class="why">No handoffs: {problem(link.breaker.last_reason ?? '')}</span>}
     </li>
   );
 }
@@ -178,7 +186,7 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
     <li class="modelrow">
       <strong>{model.name || 'name not known yet'}</strong>
       <span>policy {model.policy}</span>
-      {model.prediction_error > 0 && <span>predictions off by {percent(Math.expm1(model.prediction_error))}</span>}
+      {model.prediction_error > 0 && <span>time to first token predicted within {percent(Math.expm1(model.prediction_error))} on average</span>}
       {model.residency && (
         <span>
           {model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}
@@ -189,8 +197,8 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
         <span>no fallbacks</span>
       ) : (
         fallbacks.map(([word, { count: n, last_ms }]) => (
-          <span class="fallback" key={word} title={barred(word)}>
-            {fallback(word)} × {count(n)}, last {age(now - last_ms)} ago
+          <span class="fallback" key={word} title={problem(word)}>
+            {label(word)} × {count(n)}, last {age(now - last_ms)} ago
           </span>
         ))
       )}
@@ -227,7 +235,9 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, running, 
   const all = machines(models);
   const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
   const busy = busyLinks(running);
-  const lost = all.filter((machine) => worst(machine).life === 'down');
+  const down = all.filter((machine) => worst(machine).life === 'down');
+  const lost = down.filter((machine) => worst(machine).has_answered);
+  const unreachable = new Set(down.map((machine) => machine.name));
   return (
     <section class="panel" aria-labelledby="cluster">
       <h2 id="cluster">
@@ -261,7 +271,7 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, running, 
           <h3 class="sub">Links</h3>
           <ul class="links">
             {links.map(({ model, link }) => (
-              <LinkRow link={link} isBusy={busy.has(`${link.prefill}>${link.decode}`)} key={`${model} ${link.prefill} ${link.decode}`} />
+              <LinkRow link={link} isBusy={busy.has(`${link.prefill}>${link.decode}`)} lost={unreachable} key={`${model} ${link.prefill} ${link.decode}`} />
             ))}
           </ul>
         </>

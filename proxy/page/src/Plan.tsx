@@ -5,7 +5,7 @@ import { Refusal, call } from './endpoint';
 import { count, duration } from './format';
 import { memo } from './memo';
 import type { Prediction } from './state';
-import { barred, reason, route as words } from './words';
+import { problem, reason, route as words } from './words';
 
 interface PlannedRoute {
   decode: string;
@@ -83,7 +83,7 @@ function Table({ explained }: { explained: Explanation }) {
               <th scope="col">Predicted</th>
               <th scope="col">Wait</th>
               <th scope="col">Prefill</th>
-              <th scope="col">Transfer, not hidden</th>
+              <th scope="col">Transfer after it</th>
               <th scope="col">First token</th>
               <th scope="col">Last token</th>
               <th scope="col">Cached</th>
@@ -95,7 +95,7 @@ function Table({ explained }: { explained: Explanation }) {
                 <th scope="row">
                   {words(route)}
                   {route.chosen && <span class="tag chosen">chosen</span>}
-                  {route.barred && <span class="why">{barred(route.barred)}</span>}
+                  {route.barred && <span class="why">{problem(route.barred)}</span>}
                 </th>
                 <td class="times">
                   {route.prediction ? <RouteTimes prediction={route.prediction} longest={longest} /> : <span class="muted">{route.barred ? 'not possible now' : 'speeds not measured yet'}</span>}

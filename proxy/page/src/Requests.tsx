@@ -8,14 +8,15 @@ import { MAX_RUNNING } from './state';
 import type { Request, RequestCounts } from './state';
 import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
-import { OUTCOME, barred, reason, route } from './words';
+import { OUTCOME, label, problem, reason, route } from './words';
 
 const LEGEND: [Phase, string][] = [
   ['wait', 'Waiting'],
   ['prefill', 'Prefill'],
-  ['hidden', 'Transfer, hidden'],
-  ['transfer', 'Transfer, not hidden'],
+  ['hidden', 'Transfer during the prefill'],
+  ['transfer', 'Transfer after the prefill'],
   ['import', 'Import'],
+  ['broken', 'Broken handoff'],
   ['decode', 'Decode'],
 ];
 
@@ -91,7 +92,7 @@ function Details({ request }: { request: Request }) {
       </p>
       {handoff?.failure && (
         <p class="why lost">
-          <strong>Fell back:</strong> {barred(handoff.failure)} (<code>{handoff.failure}</code>), so {request.decode} computed
+          <strong>Fell back:</strong> {problem(handoff.failure)} (<code>{handoff.failure}</code>), so {request.decode} computed
           {handoff.n_tokens > 0 ? ` what ${request.prefill} had not sent` : ' the prompt itself'}.
         </p>
       )}
@@ -177,7 +178,7 @@ const Row = memo(({ request }: { request: Request }) => {
         <span class="route">
           <strong>{route(request)}</strong>
           {request.simulated && <span class="tag simulated">simulated</span>}
-          <span class="reason">{request.handoff?.failure ? `fell back: ${request.handoff.failure}` : request.reason.replaceAll('_', ' ')}</span>
+          <span class="reason">{request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : label(request.reason)}</span>
         </span>
         <Bar request={request} />
         <span class="num ttft">

@@ -186,7 +186,7 @@ function Page() {
           {isKnown && (
             <>
               <span>
-                <strong class="num">{count(admitted)}</strong> running in <span class="num">{count(places)}</span> of <span class="num">{count(limit)}</span> places
+                <strong class="num">{count(admitted)}</strong> running in <span class="num">{count(places)}</span> of <span class="num">{count(limit)}</span> slots
               </span>
               <span>
                 <strong class="num">{count(waiting)}</strong> waiting

@@ -18,6 +18,9 @@ export interface NodeReport {
   life: Life;
   reason?: string;
   life_since_ms: number;
+  has_answered: boolean;
+  /** Why no model uses it for this task, and what to do. */
+  unused?: string;
   barred?: string;
   address?: string;
   engine: string;
@@ -33,6 +36,8 @@ export interface NodeReport {
   queued: number;
   prefill_backlog_tokens: number;
   free_kv_cells: number;
+  /** 0 if the node does not say. */
+  kv_cells: number;
   memory_bytes: number;
   breaker: Breaker;
   prefill_rates: RatePoint[];

@@ -2,7 +2,7 @@
 
 import type { Request } from './state';
 
-export type Phase = 'wait' | 'plan' | 'slot' | 'remote-queue' | 'prefill' | 'hidden' | 'transfer' | 'import' | 'decode';
+export type Phase = 'wait' | 'plan' | 'slot' | 'remote-queue' | 'prefill' | 'hidden' | 'transfer' | 'broken' | 'import' | 'decode';
 
 export interface Span {
   phase: Phase;
@@ -38,7 +38,7 @@ export function course(request: Request): Course {
     const until = Math.min(to ?? end, end);
     if (until - from > 0.05 || open) spans.push(open ? { phase, label, from, to: end, open } : { phase, label, from, to: until });
   };
-  add('wait', 'Wait for a place', 0, request.admitted_ms);
+  add('wait', 'Wait in the queue', 0, request.admitted_ms);
   if (request.admitted_ms !== null) {
     add('plan', 'Prompt and plan', request.admitted_ms, hasRoute ? request.before_plan_ms : null);
   }
@@ -48,14 +48,14 @@ export function course(request: Request): Course {
     if (handoff) {
       const imported = slot + handoff.total_ms;
       if (handoff.failure) {
-        add('transfer', 'Handoff, failed', slot, imported);
+        add('broken', 'Broken handoff', slot, imported);
       } else {
         const computed = imported - handoff.unhidden_ms;
         const began = Math.max(slot, computed - handoff.prefill_ms);
         add('remote-queue', `Wait for ${request.prefill}`, slot, began);
         add('prefill', `Prefill on ${request.prefill}`, began, computed);
-        add('hidden', 'Transfer, hidden by the prefill', Math.max(slot, computed - handoff.hidden_ms), computed);
-        add('transfer', 'Transfer, not hidden', computed, imported);
+        add('hidden', 'Transfer during the prefill', Math.max(slot, computed - handoff.hidden_ms), computed);
+        add('transfer', 'Transfer after the prefill', computed, imported);
         add('import', 'Import', Math.max(slot, imported - handoff.import_ms), imported);
       }
       prompt = imported;
@@ -87,7 +87,7 @@ function predicted(request: Request): Span[] {
   add('slot', 'Wait', said.queue_ms);
   const prefill = Math.max(0, said.ttft_ms - said.queue_ms - said.unhidden_ms);
   add('prefill', 'Prefill', prefill);
-  add('transfer', 'Transfer, not hidden', said.unhidden_ms);
+  add('transfer', 'Transfer after the prefill', said.unhidden_ms);
   add('decode', 'Decode', Math.max(0, request.n_completion - 1) * said.step_ms);
   return spans;
 }

@@ -1,97 +1,42 @@
-/** Sentences for the endpoint's words. Unknown words are shown as they are. */
+/** The endpoint's words for people; glossary.json has them for `baton status`, too. Unknown words are shown as they are. */
 
-import type { Life, Outcome, Request } from './state';
+// Node, which runs the tests, asks for the type.
+import glossary from './glossary.json' with { type: 'json' };
+import type { Life, NodeReport, Outcome, Request } from './state';
 
-function said(sentences: Record<string, string>, word: string): string {
-  return sentences[word] ?? word.replaceAll('_', ' ');
-}
+export const LIFE: Record<Life, string> = glossary.states;
 
-export const LIFE: Record<Life, string> = {
-  unloaded: 'Not loaded',
-  starting: 'Starting',
-  ready: 'Ready',
-  draining: 'Draining',
-  suspect: 'Suspect',
-  down: 'Lost',
-};
+export const OUTCOME: Record<Outcome, string> = glossary.outcomes;
 
-export const OUTCOME: Record<Outcome, string> = {
-  done: 'Done',
-  cancelled: 'Client left',
-  failed: 'Failed',
-  refused: 'Refused',
-};
+/** A short label and a clause. */
+type Said = Record<string, [string, string]>;
 
 /** Why a node or a pair of nodes is not used, or how it failed. */
-export const BARS: Record<string, string> = {
-  unloaded: 'its model is not in memory',
-  starting: 'it is still starting',
-  draining: 'it is stopping and takes no new requests',
-  down: 'it cannot be reached',
-  suspect: 'it did not answer its last probe',
-  wrong_role: 'its role excludes this task',
-  other_model: 'it runs other weights',
-  images: 'a prompt with images is not handed over',
-  no_projector: 'it cannot see images',
-  context_too_small: 'the prompt does not fit its context',
-  just_failed: 'it has just failed this request',
-  kv_not_divisible: "this model's KV cache cannot be handed over in parts",
-  same_node: 'the KV is there already',
-  decode_lost: 'the decode node was lost',
-  engine_failed: 'the engine failed',
-  prefill_down: 'the prefill node cannot be reached',
-  prefill_busy: 'the queue of the prefill node is full',
-  prefill_stalled: 'nothing came from the prefill node for too long',
-  prefill_late: 'the prefill node or the link was slower than predicted',
-  gave_way: 'a measurement gave way to a request',
-  prefill_lost: 'the prefill node was lost in the middle',
-  prefill_refused: 'the prefill node refused',
-  frame_rejected: 'a KV frame failed its check',
-  not_finite: 'the KV was not finite',
-  fingerprint_mismatch: 'the two nodes do not run the same model',
-  canary_failed: "the two nodes' KV differs too much",
-  import_failed: 'the decode node could not import the KV',
-  address_refused: 'its address may not be sent the cluster key',
-  decode_busy: 'the queue of the decode node was full',
-  decode_unavailable: 'the decode node took no requests',
-  poison: 'two engines ended under the request',
-  first_token_late: 'the first token was late',
-  next_token_late: 'a later token was late',
-  hedged: 'a second route was started',
-  hedge_won: 'the second route was faster',
-  upstream: 'no engine took it, so an upstream was asked',
-  prefill_failed: 'the prefill server of the upstream failed',
-};
+export const PROBLEMS = glossary.problems as unknown as Said;
 
-export function barred(word: string): string {
-  return said(BARS, word);
+export const REASONS = glossary.reasons as unknown as Said;
+
+/** The state of a node, as its card shows it. */
+export function life(node: NodeReport): { life: Life; label: string } {
+  if (node.life === 'down' && !node.has_answered) return { life: 'starting', label: 'No answer yet' };
+  if (node.life === 'ready' && node.unused) return { life: 'suspect', label: 'Not used' };
+  return { life: node.life, label: LIFE[node.life] };
 }
 
-/** A short label for a fallback reason. */
-export function fallback(word: string): string {
-  return word.replaceAll('_', ' ');
+export function problem(word: string): string {
+  return PROBLEMS[word]?.[1] ?? word.replaceAll('_', ' ');
 }
 
-export const REASONS: Record<string, string> = {
-  faster: 'handed over, because that is predicted to be done first',
-  not_worth_it: 'not handed over, because one machine alone is predicted to be as fast',
-  only_route: 'there is one route',
-  rates_unknown: 'speeds are not measured yet',
-  least_time: 'this machine is predicted to be done first',
-  policy: 'the policy decides without predictions',
-  cached: 'not handed over, because the decode node has the whole prompt in its cache',
-  no_engine: 'no engine could take it, so an upstream answers',
-  only_upstream: 'one upstream serves the model',
-  least_running: 'this upstream has the least load',
-  next_upstream: 'the upstreams before it did not answer',
-};
+/** A short label for a problem or a reason. */
+export function label(word: string): string {
+  return (PROBLEMS[word] ?? REASONS[word])?.[0] ?? word.replaceAll('_', ' ');
+}
 
 /** Why a request took its route, and why it was not handed over. */
 export function reason(request: Pick<Request, 'reason' | 'prefill'>): string {
   const { reason: word, prefill } = request;
-  if (word in REASONS) return said(REASONS, word);
-  if (word in BARS && !prefill) return `not handed over, because ${barred(word)}`;
-  return said(BARS, word);
+  if (REASONS[word]) return REASONS[word][1];
+  return PROBLEMS[word] && !prefill ? `not handed over, because ${problem(word)}` : problem(word);
 }
 
 export function route(request: Pick<Request, 'decode' | 'prefill'>): string {

@@ -4,6 +4,7 @@
 //! the [`Observer`] when it is dropped. [`EmbedWatch`] is the same for requests for vectors.
 
 mod embed_watch;
+pub mod glossary;
 pub mod history;
 mod journal;
 pub mod metrics;

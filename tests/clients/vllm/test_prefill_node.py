@@ -112,7 +112,7 @@ def test_rows_leave_while_layers_are_computed(vllm):
     after = pulls.pull(slow.port, tokens, vocabulary)
     assert overlapped.n_cached == 0 and after.n_cached > 1_800
     wire = after.n_bytes / rate
-    print(f"\n2,000 tokens, {fast.n_bytes / 1e6:.1f} MB: loopback {fast.computed:.2f} s and {1e3 * fast.unhidden:.0f} ms un-hidden; "
+    print(f"\n2,000 tokens, {fast.n_bytes / 1e6:.1f} MB: loopback {fast.computed:.2f} s and {1e3 * fast.unhidden:.0f} ms after it; "
           f"link of {rate / 1e6:.1f} MB/s: {overlapped.computed:.2f} s and {1e3 * overlapped.unhidden:.0f} ms; "
           f"sent afterwards {1e3 * after.ended:.0f} ms")
     assert overlapped.unhidden < wire / 2, (overlapped, after, wire)

@@ -478,14 +478,14 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     fn publish_load(&self) {
-        let active = self.running.iter().flatten().count();
         let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
         self.shared.load.send_replace(NodeLoad {
             phase: Phase::Serving,
-            active_slots: active as u32,
+            active_slots: self.running.iter().flatten().count() as u32,
             queued: self.waiting.len() as u32,
             prefill_backlog: self.backlog() as u32,
             free_cells: self.limits.n_cells.saturating_sub(held) as u32,
+            n_cells: self.limits.n_cells as u32,
             prefill_tps: self.prefill_tps,
             decode_tps: self.decode_tps,
         });

@@ -12,7 +12,7 @@ pub(super) fn add(report: &mut Report, overlap: &Overlap) {
     let unhidden = LineChart {
         title: &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
         x_name: "link",
-        y_name: "un-hidden, % of the prefill",
+        y_name: "after the prefill, % of it",
         ticks: Some(&ticks),
         lines: &unhidden(rows, n_tokens),
     };

@@ -55,7 +55,7 @@ fn add_overlap(report: &mut Report, overlap: &Overlap) {
         "MB",
         "prefill",
         "transfer",
-        "un-hidden",
+        "after it",
         "of prefill",
         "total",
         "after it",

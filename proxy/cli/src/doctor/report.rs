@@ -74,7 +74,7 @@ impl fmt::Display for DoctorReport {
         }
         let width = examined.handoffs.iter().map(|h| h.from.chars().count() + h.to.chars().count() + 3).max();
         let width = width.unwrap_or(0).max("handoff".len());
-        writeln!(f, "\n{:<width$}  KV distance  mean KL  same token  un-hidden  verdict", "handoff")?;
+        writeln!(f, "\n{:<width$}  KV distance  mean KL  same token   after it  verdict", "handoff")?;
         for handoff in &examined.handoffs {
             let pair = format!("{} → {}", handoff.from, handoff.to);
             let verdict = match &handoff.verdict {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use baton_proxy::observe::RequestOutcome;
+use baton_proxy::observe::glossary::{label, problem};
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
@@ -24,7 +25,7 @@ pub(super) fn render(state: &EndpointState) -> String {
     let requests = &state.requests;
     let stops = if state.is_stopping { "; stopping, and waiting for these requests" } else { "" };
     let mut out = format!(
-        "baton {}: {} running in {} of {} places, {} waiting{stops}\n",
+        "baton {}: {} running in {} of {} slots, {} waiting{stops}\n",
         state.version,
         counted(requests.admitted, "request"),
         requests.places,
@@ -41,7 +42,8 @@ pub(super) fn render(state: &EndpointState) -> String {
             out += "  simulated machines: so are the figures";
         }
         if model.prediction_error > 0.0 {
-            let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
+            let share = (model.prediction_error.exp() - 1.0) * 100.0;
+            let _ = write!(out, "  time to first token predicted within {share:.0} % on average");
         }
         if let Some(loading) = &model.load_state {
             out += &load_state(loading, state.at_ms);
@@ -96,7 +98,11 @@ fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
     let row = |node: &NodeReport| {
         let words = match &node.barred {
-            Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.state.as_str()),
+            Some(barred) if node.reason.is_none() => format!("not used: {}", problem(barred)),
+            None if node.unused.is_some() => "not used: see the warning".to_owned(),
+            _ if node.state == NodeState::Down && !node.has_answered => {
+                format!("no answer yet: {}", node.reason.as_deref().unwrap_or_default())
+            }
             _ => state_words(node.state, node.reason.as_deref()),
         };
         let breaker = breaker(&node.breaker);
@@ -139,9 +145,9 @@ fn known(node: &NodeReport, text: String) -> String {
 
 fn breaker(breaker: &BreakerReport) -> String {
     match (&breaker.last_reason, breaker.is_open) {
-        (Some(reason), true) => format!("open: {reason}"),
+        (Some(reason), true) => format!("open: {}", problem(reason)),
         (_, true) => "open".to_owned(),
-        (Some(reason), false) => format!("closed, was {reason}"),
+        (Some(reason), false) => format!("closed, was: {}", label(reason)),
         (None, false) => "closed".to_owned(),
     }
 }
@@ -210,9 +216,10 @@ fn losses(model: &ModelState) -> String {
 
 fn fallbacks(model: &ModelState, now_ms: u64) -> String {
     let row = |(reason, fallback): (&String, &baton_proxy::observe::snapshot::FallbackState)| {
-        vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms)]
+        let meaning = problem(reason).to_owned();
+        vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms), meaning]
     };
-    table(&["FALLBACK", "COUNT", "LAST"], model.fallbacks.iter().map(row))
+    table(&["FALLBACK", "COUNT", "LAST", "MEANING"], model.fallbacks.iter().map(row))
 }
 
 fn routes(state: &EndpointState) -> String {
@@ -226,14 +233,14 @@ fn routes(state: &EndpointState) -> String {
         let outcome = route.outcome.map_or("running", RequestOutcome::as_str);
         let failure = route.handoff.and_then(|handoff| handoff.failure).map(|failure| failure.as_str());
         let ended = match failure {
-            Some(failure) => format!("{outcome}, fell back: {failure}"),
+            Some(failure) => format!("{outcome}, fell back: {}", label(failure)),
             None => outcome.to_owned(),
         };
         vec![
             ago(state.at_ms, route.at_ms),
             route.model.clone(),
             path,
-            route.reason.clone(),
+            label(&route.reason).to_owned(),
             route.n_prompt.to_string(),
             route.n_cached.to_string(),
             route.n_completion.to_string(),
@@ -289,7 +296,7 @@ mod tests {
             name: name.into(),
             task,
             state: NodeState::Ready,
-            barred: (task == Task::Prefill).then(|| "fingerprint_mismatch".into()),
+            barred: (task == Task::Prefill).then(|| "other_model".into()),
             active_slots: 1,
             slots: 4,
             decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
@@ -303,7 +310,12 @@ mod tests {
             },
             ..node("prefill-1", Task::Prefill)
         };
-        let gone = NodeReport { name: "gone-1".into(), state: NodeState::Down, ..NodeReport::default() };
+        let gone = NodeReport {
+            name: "gone-1".into(),
+            state: NodeState::Down,
+            reason: Some("it refused".into()),
+            ..NodeReport::default()
+        };
         let model = ModelState {
             name: "m\x1b[2J".into(),
             policy: "fastest".into(),
@@ -378,14 +390,15 @@ mod tests {
         };
         let text = render(&state);
         for part in [
-            "1 request running in 4 of 8 places, 2 waiting",
-            "predictions off by 11 %  loaded (300 MiB, holds 200), goes in 10 s\n",
-            "local      decode   ready                                1/4    0       -          78        closed",
-            "open: prefill_down",
-            "ready, barred: fingerprint_mismatch",
+            "1 request running in 4 of 8 slots, 2 waiting",
+            "time to first token predicted within 11 % on average  loaded (300 MiB, holds 200), goes in 10 s\n",
+            "local      decode   ready                            1/4    0       -          78        closed",
+            "open: the prefill node cannot be reached",
+            "not used: it runs another model",
+            "no answer yet: it refused",
             "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -",
-            "prefill_down  3      2 min ago",
+            "prefill_down  3      2 min ago  the prefill node cannot be reached",
             "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",
             "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",

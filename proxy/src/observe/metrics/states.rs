@@ -25,8 +25,8 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
     series.one("requests_running", "Requests being served", requests.admitted as f64);
-    series.one("requests_places", "Places taken, one for each choice that is generated", requests.places as f64);
-    series.one("requests_running_limit", "Places of the endpoint", requests.limit as f64);
+    series.one("requests_places", "Slots taken, one for each reply that is being generated", requests.places as f64);
+    series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
     series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
     series.one("request_memory_bytes", "Memory that requests hold", requests.memory_bytes as f64);
@@ -204,7 +204,7 @@ const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     ),
     ("upstream_running", "Replies that an upstream generates", |upstream| f64::from(upstream.running)),
     ("upstream_running_limit", "Replies that an upstream may generate at once", |upstream| f64::from(upstream.limit)),
-    ("upstream_waiting", "Replies that wait for a place at an upstream", |upstream| f64::from(upstream.waiting)),
+    ("upstream_waiting", "Replies that wait for a slot of an upstream", |upstream| f64::from(upstream.waiting)),
     ("upstream_breaker_open", "1 if requests are kept away from the upstream", |upstream| {
         f64::from(u8::from(upstream.breaker.is_open))
     }),

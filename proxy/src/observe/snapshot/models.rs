@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
 use super::nodes::{self, NodeReport};
 use crate::targets::model_loading::{LoadReport, LoadState};
-use crate::targets::models::{ServedModel, expected_output};
+use crate::targets::models::{ServedModel, UnusedNode, expected_output};
 use crate::targets::nodes::{FallbackReason, Node, Task};
 
 /// A served model.
@@ -99,15 +99,26 @@ pub struct LinkState {
 type Bars = fn(&ServedModel, &NodeInfo) -> Option<BarReason>;
 
 /// A model and its nodes. `all` are all models: a node that serves another one is left out here.
-pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) -> ModelState {
+pub(super) fn report(
+    model: &ServedModel,
+    all: &[Arc<ServedModel>],
+    unused: &[UnusedNode],
+    with_addresses: bool,
+) -> ModelState {
+    let why_unused = |node: &Node, task: Task| {
+        let this = unused.iter().find(|unused| unused.node == node.name && unused.task == task)?;
+        Some(this.to_string())
+    };
     let decodes = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_decode);
     let prefills = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_prefill);
     let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
         barred: bar(model, n, ServedModel::bars_decode),
+        unused: why_unused(n, Task::Decode),
         ..nodes::report(n, Task::Decode, with_addresses)
     });
     let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeReport {
         barred: bar(model, n, ServedModel::bars_prefill),
+        unused: why_unused(n, Task::Prefill),
         ..nodes::report(n, Task::Prefill, with_addresses)
     });
     let known = model.routes.view();

@@ -30,9 +30,15 @@ pub struct NodeReport {
     /// Its changes of state since the endpoint's start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transitions: Vec<TransitionState>,
+    /// False until it has answered for the first time.
+    #[serde(default)]
+    pub has_answered: bool,
     /// The reason why it does not serve this model although it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub barred: Option<String>,
+    /// Why it is not used for this task by any model, and what to do, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused: Option<String>,
     /// Its URL; only for operators.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
@@ -64,6 +70,9 @@ pub struct NodeReport {
     pub prefill_backlog_tokens: u32,
     /// KV cells that no running sequence holds.
     pub free_kv_cells: u32,
+    /// All KV cells, of all slots together; 0 if the node does not say.
+    #[serde(default)]
+    pub kv_cells: u32,
     /// Weights and KV cache, bytes.
     pub memory_bytes: u64,
     /// Keeps requests for this task away from it while it fails.
@@ -128,12 +137,14 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         state,
         reason: (state != NodeState::Ready).then_some(status.words),
         state_since_ms: unix_ms(status.since),
+        has_answered: node.last_info().is_some(),
         transitions: node.health.transitions().into_iter().map(|(change, count)| transition(change, count)).collect(),
         address: address(node).filter(|_| with_address),
         active_slots: load.active_slots,
         queued: load.queued,
         prefill_backlog_tokens: load.prefill_backlog,
         free_kv_cells: load.free_cells,
+        kv_cells: load.n_cells,
         breaker,
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
