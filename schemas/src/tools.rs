@@ -224,7 +224,7 @@ pub enum ToolCallDelta {
         index: u32,
         /// The id that the tool's result will refer to.
         id: String,
-        /// The name of one of the request's tools.
+        /// The name of the tool; a model may invent one.
         name: String,
     },
     /// More of the call's arguments.
@@ -309,7 +309,7 @@ pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
 }
 
 /// Returns true for a name that every format of calls can represent.
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_part)
 }
@@ -321,7 +321,7 @@ pub struct ToolCall {
     pub index: u32,
     /// The id that the tool's result will refer to.
     pub id: String,
-    /// The name of one of the request's tools.
+    /// The name of the tool; a model may invent one.
     pub name: String,
     /// The arguments exactly as the model wrote them: JSON.
     pub arguments: String,

@@ -15,7 +15,7 @@ use super::generic::instruct;
 use super::json_call::{Extent, JsonPlace};
 use super::mistral::text_or;
 use super::pending::{Front, Pending};
-use super::{CallParser, Calls, ParsedPieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat, is_callable};
 
 const CALLS: &str = "<｜tool▁calls▁begin｜>";
 const CALL: &str = "<｜tool▁call▁begin｜>";
@@ -196,13 +196,12 @@ impl DeepSeekParser {
                     return false;
                 }
                 let name = std::mem::take(name);
-                match self.tools.iter().find(|tool| tool.name == name.trim()) {
-                    Some(tool) => {
-                        out.begin(&tool.name);
-                        self.held.clear();
-                        self.state = DeepSeekState::BeforeArguments(Fence::None);
-                    }
-                    None => self.give_back(&(name + SEPARATOR), out),
+                if is_callable(name.trim(), &self.tools) {
+                    out.begin(name.trim());
+                    self.held.clear();
+                    self.state = DeepSeekState::BeforeArguments(Fence::None);
+                } else {
+                    self.give_back(&(name + SEPARATOR), out);
                 }
             }
             DeepSeekState::BeforeArguments(fence @ Fence::Language) => match self.pending.0.chars().next() {

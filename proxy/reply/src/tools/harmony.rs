@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::one_call::split_calls;
 use super::pending::Pending;
-use super::{CallParser, Calls, ParsedPieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat, is_callable};
 
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
@@ -202,8 +202,8 @@ impl HarmonyParser {
             let rest = &header[header.find(after)? + after.len()..];
             Some(&rest[..rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len())])
         };
-        let known = word(RECIPIENT).filter(|name| self.tools.iter().any(|tool| tool.name == *name));
-        self.state = match (known, word(CHANNEL)) {
+        let called = word(RECIPIENT).filter(|name| is_callable(name, &self.tools));
+        self.state = match (called, word(CHANNEL)) {
             (Some(name), _) => {
                 out.begin(name);
                 HarmonyState::Arguments { begun: false }

@@ -100,7 +100,7 @@ impl CallParser for HermesParser {
                     if tag.is_none() {
                         return;
                     }
-                    self.state = HermesState::Calls(Box::new(JsonCalls::new(&self.tools)));
+                    self.state = HermesState::Calls(Box::new(JsonCalls::marked(&self.tools)));
                 }
                 HermesState::Calls(calls) => {
                     let Some(c) = self.pending.next() else { return };

@@ -1,11 +1,12 @@
 //! Reads one call as a JSON object, character by character: `{"name": "f", "arguments": {…}}`.
 //!
 //! Once the name is known, arguments are passed on as they arrive, exactly as the model writes them. Keys may have any
-//! order. An object that is not a call of a known tool is given back whole.
+//! order. An object that is no call is given back whole. A name that is not among the tools makes a call if the object
+//! stands between tags, or has arguments, too: `{"name": "Ann", "age": 3}` is an answer.
 
 use baton_schemas::tools::Tool;
 
-use super::ParsedPieces;
+use super::{ParsedPieces, is_callable};
 
 /// The progress of reading a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,11 @@ pub(super) struct JsonCall {
     key: String,
     /// The value that is being read, if it is not passed on.
     raw: String,
-    /// Arguments that came before the name.
+    /// The object stands between tags.
+    is_marked: bool,
+    /// A name that is not among the tools. It begins a call with its arguments, or at the end of a marked object.
+    invented: Option<String>,
+    /// Arguments that came before the call began.
     early: Option<String>,
     begun: bool,
     has_arguments: bool,
@@ -100,8 +105,10 @@ pub(super) struct JsonCall {
 }
 
 impl JsonCall {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(is_marked: bool) -> Self {
         JsonCall {
+            is_marked,
+            invented: None,
             state: JsonCallState::Open,
             extent: Extent::default(),
             key: String::new(),
@@ -167,7 +174,7 @@ impl JsonCall {
                 self.state = JsonCallState::Key;
             }
             JsonCallState::KeyOrEnd if c == ',' => {}
-            JsonCallState::KeyOrEnd if c == '}' => return self.close(),
+            JsonCallState::KeyOrEnd if c == '}' => return self.close(out),
             JsonCallState::Key if c == '"' => {
                 if !self.begun && !KEYS.contains(&self.key.as_str()) {
                     return CallProgress::NotACall;
@@ -182,6 +189,9 @@ impl JsonCall {
                 self.extent = Extent::default();
                 self.raw.clear();
                 self.state = JsonCallState::InValue;
+                if c == '{' && self.is_arguments() {
+                    self.begin_invented(out);
+                }
                 self.passes_on = self.begun && c == '{' && self.is_arguments();
                 return self.in_value(c, tools, out);
             }
@@ -193,8 +203,11 @@ impl JsonCall {
         CallProgress::Reading
     }
 
-    fn close(&mut self) -> CallProgress {
+    fn close(&mut self, out: &mut ParsedPieces) -> CallProgress {
         self.state = JsonCallState::Closed;
+        if self.is_marked {
+            self.begin_invented(out);
+        }
         if self.begun { CallProgress::Done } else { CallProgress::NotACall }
     }
 
@@ -236,18 +249,33 @@ impl JsonCall {
             }
         } else if matches!(self.key.as_str(), "name" | "function") && !self.begun {
             let Ok(name) = serde_json::from_str::<String>(&self.raw) else { return false };
-            if !tools.iter().any(|tool| tool.name == name) {
+            if !is_callable(&name, tools) {
                 return false;
             }
-            self.begun = true;
-            self.seen.clear();
-            out.begin(&name);
-            if let Some(early) = self.early.take() {
-                out.arguments(&early);
-                self.has_arguments = true;
+            if self.early.is_some() || tools.iter().any(|tool| tool.name == name) {
+                self.begin(&name, out);
+            } else {
+                self.invented = Some(name);
             }
         }
         true
+    }
+
+    /// Begins the call of an invented name, if one has come.
+    fn begin_invented(&mut self, out: &mut ParsedPieces) {
+        if let Some(name) = self.invented.take() {
+            self.begin(&name, out);
+        }
+    }
+
+    fn begin(&mut self, name: &str, out: &mut ParsedPieces) {
+        self.begun = true;
+        self.seen.clear();
+        out.begin(name);
+        if let Some(early) = self.early.take() {
+            out.arguments(&early);
+            self.has_arguments = true;
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use super::json_call::{CallProgress, JsonCall};
 #[derive(Debug, Clone)]
 pub(super) struct JsonCalls {
     tools: Arc<[Tool]>,
+    /// The calls stand between tags, so they cannot be answers in JSON.
+    is_marked: bool,
     call: Option<JsonCall>,
     in_array: bool,
     n_calls: usize,
@@ -18,8 +20,15 @@ pub(super) struct JsonCalls {
 }
 
 impl JsonCalls {
-    pub(super) fn new(tools: &Arc<[Tool]>) -> Self {
-        JsonCalls { tools: Arc::clone(tools), call: None, in_array: false, n_calls: 0, seen: String::new() }
+    /// Calls after a tag that announces them.
+    pub(super) fn marked(tools: &Arc<[Tool]>) -> Self {
+        let tools = Arc::clone(tools);
+        JsonCalls { tools, is_marked: true, call: None, in_array: false, n_calls: 0, seen: String::new() }
+    }
+
+    /// Calls that only their form tells from answers in JSON.
+    pub(super) fn unmarked(tools: &Arc<[Tool]>) -> Self {
+        JsonCalls { is_marked: false, ..JsonCalls::marked(tools) }
     }
 
     /// Returns true if no call has begun.
@@ -48,7 +57,7 @@ impl JsonCalls {
         }
         match c {
             '{' => {
-                let mut call = JsonCall::new();
+                let mut call = JsonCall::new(self.is_marked);
                 let progress = call.feed(c, &self.tools, out);
                 self.call = Some(call);
                 return progress;

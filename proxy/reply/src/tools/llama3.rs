@@ -199,7 +199,7 @@ impl CallParser for LlamaParser {
 impl LlamaParser {
     /// An object has opened.
     fn begin(&mut self, out: &mut ParsedPieces) {
-        let mut calls = Box::new(JsonCalls::new(&self.tools));
+        let mut calls = Box::new(JsonCalls::unmarked(&self.tools));
         calls.feed('{', out);
         self.state = LlamaState::Calls(calls);
     }

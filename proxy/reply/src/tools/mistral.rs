@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::json_call::{CallProgress, Extent, JsonPlace};
 use super::json_calls::JsonCalls;
 use super::pending::Pending;
-use super::{CallParser, Calls, ParsedPieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat, is_callable};
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
@@ -163,7 +163,7 @@ impl MistralParser {
                 self.pending.skip_space();
                 match self.pending.0.chars().next() {
                     None => return false,
-                    Some('[' | '{') => self.state = MistralState::Calls(Box::new(JsonCalls::new(&self.tools))),
+                    Some('[' | '{') => self.state = MistralState::Calls(Box::new(JsonCalls::marked(&self.tools))),
                     Some(_) => self.state = MistralState::Name(String::new()),
                 }
                 true
@@ -211,9 +211,8 @@ impl MistralParser {
             return true;
         }
         let Some(tag) = tag else { return false };
-        let known = self.tools.iter().find(|tool| tool.name == name.trim());
-        if let Some(tool) = known {
-            out.begin(&tool.name);
+        if is_callable(name.trim(), &self.tools) {
+            out.begin(name.trim());
             match tag {
                 2 => self.argument('{', Extent::default(), out),
                 _ => self.state = MistralState::BeforeArguments,

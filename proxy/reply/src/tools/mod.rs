@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
-use baton_schemas::tools::{Tool, ToolUse};
+use baton_schemas::tools::{Tool, ToolUse, is_name};
 pub use form::{NoThinking, ReplyForm, present};
 pub use reader::ReplyReader;
 use smallvec::SmallVec;
@@ -95,6 +95,12 @@ impl Calls<'_> {
         let of = |name: &str, rule| Rule::For { field: FIELD.to_owned(), tool: Some(name.to_owned()), rule };
         Rule::OneOf(self.tools.iter().map(|(name, arguments)| of(name, Box::new(any(name, arguments)))).collect())
     }
+}
+
+/// Returns true if a call of this name is passed on: any name will do while tools are offered. A client answers that there is
+/// no such tool, and the model goes on; as text, the markup would end its turn.
+fn is_callable(name: &str, tools: &[Tool]) -> bool {
+    tools.iter().any(|tool| tool.name == name) || !tools.is_empty() && is_name(name)
 }
 
 /// Parses one reply's text, which arrives in pieces.

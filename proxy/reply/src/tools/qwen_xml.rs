@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use super::hermes::{tagged_calls, text_or_tagged_calls};
 use super::pending::{Front, Pending};
 use super::xml_values::{is_text, parameters};
-use super::{CallParser, Calls, ParsedPieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat, is_callable};
 
 const OPEN: &str = "<tool_call>";
 const FUNCTION: &str = "<function=";
@@ -53,7 +53,7 @@ impl ToolFormat for QwenXml {
             tools: Arc::clone(tools),
             pending: Pending::default(),
             state: QwenXmlState::Outside,
-            tool: 0,
+            tool: None,
             has_values: false,
         })
     }
@@ -92,8 +92,8 @@ struct QwenXmlParser {
     tools: Arc<[Tool]>,
     pending: Pending,
     state: QwenXmlState,
-    /// The tool that is being called.
-    tool: usize,
+    /// The tool that is being called, unless the model invented its name.
+    tool: Option<usize>,
     has_values: bool,
 }
 
@@ -213,23 +213,21 @@ impl QwenXmlParser {
     }
 
     fn begin(&mut self, name: &str, out: &mut ParsedPieces) {
-        match self.tools.iter().position(|tool| tool.name == name.trim()) {
-            Some(tool) => {
-                self.tool = tool;
-                self.has_values = false;
-                out.begin(&self.tools[tool].name);
-                out.arguments("{");
-                self.state = QwenXmlState::Between;
-            }
-            None => {
-                out.text(format!("{FUNCTION}{name}>"));
-                self.state = QwenXmlState::Outside;
-            }
+        if is_callable(name.trim(), &self.tools) {
+            self.tool = self.tools.iter().position(|tool| tool.name == name.trim());
+            self.has_values = false;
+            out.begin(name.trim());
+            out.arguments("{");
+            self.state = QwenXmlState::Between;
+        } else {
+            out.text(format!("{FUNCTION}{name}>"));
+            self.state = QwenXmlState::Outside;
         }
     }
 
     fn begin_value(&mut self, key: &str, out: &mut ParsedPieces) {
-        let properties = self.tools[self.tool].parameters.get("properties").and_then(Value::as_object);
+        let tool = self.tool.map(|tool| &self.tools[tool]);
+        let properties = tool.and_then(|tool| tool.parameters.get("properties")?.as_object());
         let is_text = properties.and_then(|all: &Map<String, Value>| all.get(key)).is_some_and(is_text);
         if std::mem::replace(&mut self.has_values, true) {
             out.arguments(", ");

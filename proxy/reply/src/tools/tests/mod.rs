@@ -141,9 +141,10 @@ fn hermes() {
     check("<think>\nhm, so\n</think>\n\n<tool_call>{\"name\": \"stop\"}</tool_call>", "{hm, so}[stop({})]");
     check("<think>hm</think>\n\nYes.", "{hm}Yes.");
     check("A <think> in the middle", "A <think> in the middle");
-    // What is no call of a known tool is text, to the letter.
+    // What is no call is text, to the letter.
     for text in [
-        "<tool_call>\n{\"name\": \"rm\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>{\"name\": \"r m\"}</tool_call>",
+        "<tool_call>{\"name\": \"Ann\", \"age\": 3}</tool_call>",
         "<tool_call>{\"colour\": 1}",
         "<tool_call> [1]",
         "a <tool_call",
@@ -177,7 +178,7 @@ fn qwen_xml() {
     );
     check("<tool_call>\n<function=stop>\n</function>\n</tool_call>\n", "[stop({})]");
     check("<function=look><parameter=place>Ber", "[look({\"place\": \"Ber)]");
-    check("<function=rm>\n<parameter=x>", "<function=rm>\n<parameter=x>");
+    check("<function=r m>\n<parameter=x>", "<function=r m>\n<parameter=x>");
     check("1 < 2 <tool_call> x", "1 < 2 <tool_call>x");
 }
 
@@ -189,7 +190,9 @@ fn llama3() {
     check("{\"name\": \"stop\"}; {\"name\": \"look\", \"parameters\": {}}", "[stop({})][look({})]");
     for text in [
         "{\"city\": \"Rome\"}",
-        " {\"name\": \"rm\", \"parameters\": {}}",
+        " {\"name\": \"rm\"}",
+        "{\"name\": \"Ann\", \"age\": 3}",
+        "{\"name\": \"Ann\", \"parameters\": \"none\"}",
         "Hello {\"name\": \"look\"}",
         "{",
         " {}",
@@ -223,7 +226,7 @@ fn deepseek() {
     }
     check("<｜tool▁call▁begin｜>look<｜tool▁sep｜>{\"place\": \"Ber", "[look({\"place\": \"Ber)]");
     for text in [
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>r m<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>no",
         "a <｜tool",
         "<｜tool▁calls▁begin｜>",
@@ -264,7 +267,30 @@ fn harmony() {
     );
     // A model that does not follow its format is still heard.
     check("Hello", "Hello");
-    check("<|channel|>commentary to=functions.rm<|message|>{}", "{}");
+    check("<|channel|>commentary to=functions.r/m<|message|>{}", "{}");
+}
+
+#[test]
+fn a_call_of_a_tool_that_was_not_offered_is_passed_on() {
+    let families: [(&dyn ToolFormat, &str); 9] = [
+        (&hermes::Hermes, "<tool_call>{\"name\": \"rm\", \"arguments\": {\"a\": 1}}</tool_call>"),
+        (&hermes::Hermes, "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"rm\"}</tool_call>"),
+        (&generic::Generic, "<tool_call>{\"name\": \"rm\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"),
+        (&qwen_xml::QwenXml, "<function=rm><parameter=a>1</parameter></function>"),
+        (&llama3::Llama::V3, "{\"name\": \"rm\", \"parameters\": {\"a\": 1}}"),
+        (&deepseek::DeepSeek, "<｜tool▁call▁begin｜>rm<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"),
+        (&mistral::Mistral, "[TOOL_CALLS][{\"name\": \"rm\", \"arguments\": {\"a\": 1}}]"),
+        (&mistral_args::MistralArgs, "[TOOL_CALLS]rm[ARGS]{\"a\": 1}"),
+        (&harmony::Harmony, "<|channel|>commentary to=functions.rm<|message|>{\"a\": 1}<|call|>"),
+    ];
+    for (format, reply) in families {
+        check(format, reply, "[rm({\"a\": 1})]");
+        // No tool was offered, so it is no call.
+        let parser = Some(format.parser(&Arc::default()));
+        let shown = read(ReplyReader::new(None, parser, Vec::new(), Holds::default()), &[reply], false);
+        assert!(!shown.contains("[rm("), "{shown}");
+    }
+    check(&hermes::Hermes, "<tool_call>{\"name\": \"rm\"}</tool_call>", "[rm({})]");
 }
 
 #[test]
