@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::connections::{Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
+use crate::connections::{BodyError, Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use crate::kinds::{protocol::Protocol, tokens};
 use crate::reply::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use crate::reply::{refusal, vectors};
@@ -429,7 +429,7 @@ fn form_of(headers: &HeaderMap, requested: ReplyDelivery) -> ReplyDelivery {
 async fn bounded(mut reply: Reply, max_bytes: usize) -> Result<Vec<u8>, UpstreamError> {
     let mut body = Vec::new();
     while let Some(piece) = reply.body.next().await {
-        let piece = piece.map_err(|error| UpstreamError::failed(UpstreamFailure::Unreachable, error))?;
+        let piece = piece.map_err(BodyError::failure)?;
         if body.len() + piece.len() > max_bytes {
             return Err(UpstreamError::malformed(format_args!("a reply of more than {max_bytes} bytes")));
         }

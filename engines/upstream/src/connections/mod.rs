@@ -11,6 +11,7 @@ mod open;
 mod reply;
 mod shared;
 mod signal;
+mod unpack;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,8 +31,9 @@ use self::call::{CallError, RequestFate};
 use self::idle::IdleConnections;
 use self::local::LocalConnection;
 use self::open::{HttpVersion, Opener};
-pub(super) use self::reply::{Reply, ReplyBody};
+pub(super) use self::reply::{BodyError, Reply, ReplyBody};
 use self::shared::{SharedConnection, SharedConnections};
+use self::unpack::UnknownPacking;
 use crate::{UpstreamError, UpstreamFailure};
 
 /// How long a request may be on its way to a server that closes the connection meanwhile.
@@ -98,7 +100,7 @@ impl Connections {
             };
             let sent = Instant::now();
             let CallError { error, fate } = match self.send_on(connection, &call).await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => return reply.map_err(UpstreamError::malformed),
                 Err(failed) => failed,
             };
             n_sent += 1;
@@ -176,7 +178,7 @@ impl Connections {
         }
     }
 
-    async fn send_on(&self, connection: Usable, call: &Call) -> Result<Reply, CallError> {
+    async fn send_on(&self, connection: Usable, call: &Call) -> Result<Result<Reply, UnknownPacking>, CallError> {
         match connection {
             Usable::Local(mut connection) => {
                 let response = connection.send(self.request(call, HttpVersion::Http1)).await?;

@@ -190,3 +190,36 @@ async fn a_port_without_a_server_is_explained() {
     let Err(error) = plain(closed).send(&call("/")).await else { panic!() };
     assert!(error.to_string().contains("refused"), "{error}");
 }
+
+/// By one of the two lengths the body ends early, and the next reply would be what follows it.
+#[tokio::test]
+async fn a_connection_whose_reply_has_two_lengths_is_not_used_again() {
+    let reply = |headers: &str| format!("HTTP/1.1 200 OK\r\n{headers}\r\n4\r\nwell\r\n0\r\n\r\n");
+    for (headers, n_expected) in [
+        ("content-length: 4\r\ntransfer-encoding: chunked\r\n", 2),
+        ("transfer-encoding: chunked\r\ncontent-length: 14\r\n", 2),
+        ("transfer-encoding: chunked\r\n", 1),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let n_opened = Arc::<AtomicUsize>::default();
+        let (counted, reply) = (Arc::clone(&n_opened), reply(headers));
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let reply = reply.clone();
+                tokio::spawn(async move {
+                    let mut request = [0; 4096];
+                    while stream.read(&mut request).await.is_ok_and(|n| n > 0) {
+                        stream.write_all(reply.as_bytes()).await.unwrap();
+                    }
+                });
+            }
+        });
+        let connections = plain(address);
+        for _ in 0..2 {
+            assert_eq!(text(connections.send(&call("/")).await.unwrap()).await, "well");
+        }
+        assert_eq!(n_opened.load(Ordering::SeqCst), n_expected, "{headers}");
+    }
+}
