@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use baton_upstream::LeftOut;
 use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::generate::Sampling;
@@ -78,6 +79,13 @@ pub enum EventKind {
         /// Never empty.
         text: String,
     },
+    /// More of the words with which the model refuses to answer.
+    Refusal {
+        /// Never empty.
+        text: String,
+    },
+    /// The upstream's reply has something that no dialect shows. Comes once for each kind.
+    LeftOut(LeftOut),
     /// A step of a tool call.
     ToolCall {
         /// The new part, and the index of its call.
@@ -110,6 +118,14 @@ impl ReplyEvent {
             _ => None,
         }
     }
+
+    /// Returns what this event says to be left out, if anything.
+    pub fn left_out(&self) -> Option<LeftOut> {
+        match self.kind {
+            EventKind::LeftOut(left_out) => Some(left_out),
+            _ => None,
+        }
+    }
 }
 
 impl EventKind {
@@ -118,7 +134,7 @@ impl EventKind {
         ReplyEvent { choice, kind: self }
     }
 
-    /// Returns true for text, reasoning, tool calls, and the end of the choice.
+    /// Returns true for text, reasoning, refusals, tool calls, and the end of the choice.
     pub fn is_result(&self) -> bool {
         match self {
             EventKind::Accepted { .. }
@@ -128,9 +144,11 @@ impl EventKind {
             | EventKind::Rerouted { .. }
             | EventKind::Usage { .. }
             | EventKind::Prefilled { .. }
+            | EventKind::LeftOut(_)
             | EventKind::Context { .. } => false,
             EventKind::Text { .. }
             | EventKind::Reasoning { .. }
+            | EventKind::Refusal { .. }
             | EventKind::ToolCall { .. }
             | EventKind::Finished { .. } => true,
         }
@@ -142,6 +160,7 @@ impl From<ReplyPart> for EventKind {
         match content {
             PartContent::Text(text) => EventKind::Text { text, tokens },
             PartContent::Reasoning(text) => EventKind::Reasoning { text },
+            PartContent::Refusal(text) => EventKind::Refusal { text },
             PartContent::Call(call) => EventKind::ToolCall { call },
         }
     }

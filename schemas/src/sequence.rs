@@ -158,6 +158,10 @@ pub enum FinishReason {
     Length,
     /// The reply ends with calls of tools. Set by the endpoint, which parses the calls; engines never use it.
     ToolCalls,
+    /// The model refused to answer, in words of its own. Only upstreams report it.
+    Refusal,
+    /// A filter cut the reply, or kept it back. Only upstreams report it.
+    ContentFilter,
 }
 
 /// Where an engine's time for one sequence went. Times are in milliseconds.

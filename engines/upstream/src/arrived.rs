@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::kinds::tokens;
-use crate::reply::refusal;
+use crate::reply::{model_list, refusal};
 use crate::reply::stream::{ReplyReading, deltas};
 use crate::request::fields::Fields;
 use crate::{
@@ -38,7 +38,7 @@ impl UpstreamKind {
     pub fn read_whole(self, reply: &[u8], n_vectors: usize) -> bool {
         let Ok(reply) = serde_json::from_slice::<Value>(reply) else { return false };
         let protocol = self.protocol();
-        let has_names = !protocol.model_names(&reply).is_empty();
+        let has_names = model_list::read(&reply).is_ok_and(|list| !list.models.is_empty());
         let has_info = protocol.read_model_info("m", &reply) != Default::default();
         let tasks = [EmbedTask::Embed, EmbedTask::Rerank { query: "".into() }];
         let has_vectors = tasks.iter().any(|task| {

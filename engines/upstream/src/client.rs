@@ -20,11 +20,13 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::connections::{BodyError, Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use crate::kinds::{protocol::Protocol, tokens};
+use crate::reply::foreign::without_mark;
 use crate::reply::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
-use crate::reply::{refusal, vectors};
+use crate::reply::{model_list, refusal, vectors};
 use crate::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PrefillFailure, PreparedChoice, PromptCount, ReplyDelivery,
-    TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure, UpstreamSettings,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ModelListing, PrefillFailure, PreparedChoice, PromptCount,
+    ReplyDelivery, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure,
+    UpstreamSettings,
 };
 
 /// Connections beyond those of `max_concurrent` choices: for the lists and descriptions of models.
@@ -67,14 +69,6 @@ struct ApiServer {
     root: String,
 }
 
-/// A model that an upstream lists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedModel {
-    pub name: String,
-    /// The size of its context, if the list has it.
-    pub n_ctx: Option<u32>,
-}
-
 /// A prompt that a prefill server has computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefilledPrompt {
@@ -114,11 +108,9 @@ impl Upstream {
     }
 
     /// The models that it lists. The list may be empty.
-    pub async fn models(&self) -> Result<Vec<ListedModel>, UpstreamError> {
+    pub async fn models(&self) -> Result<ModelListing, UpstreamError> {
         let path = self.protocol.models_path();
-        let list = in_time(LIST_TIMEOUT, self.get(path, None, self.headers.clone())).await?;
-        let listed = |name: String| ListedModel { n_ctx: self.protocol.listed_context(&name, &list), name };
-        Ok(self.protocol.model_names(&list).into_iter().map(listed).collect())
+        model_list::read(&in_time(LIST_TIMEOUT, self.get(path, None, self.headers.clone())).await?)
     }
 
     /// The upstream's description of a model. Empty for a kind that describes none.
@@ -389,7 +381,7 @@ fn parsed(body: &[u8]) -> Result<Value, UpstreamError> {
     if count_values(body) > MAX_VALUES {
         return Err(UpstreamError::malformed(format_args!("a reply of more than {MAX_VALUES} values")));
     }
-    serde_json::from_slice(body).map_err(UpstreamError::malformed)
+    serde_json::from_slice(without_mark(body)).map_err(UpstreamError::malformed)
 }
 
 /// Reads the reply to its end, even after the stream is dropped.

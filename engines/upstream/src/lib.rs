@@ -63,12 +63,13 @@ mod reply;
 mod request;
 mod settings;
 
-pub use self::client::{ListedModel, PrefilledPrompt, Upstream};
+pub use self::client::{PrefilledPrompt, Upstream};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
 pub use self::field::UpstreamField;
 pub use self::kind::UpstreamKind;
 pub use self::kinds::tokens::{PromptCount, TokenAnswer, TokenQuestion};
-pub use self::reply::delta::{TextDelta, TextEnd, TextStream, TextToken, TextUsage};
+pub use self::reply::delta::{LeftOut, TextDelta, TextEnd, TextStream, TextToken, TextUsage};
+pub use self::reply::model_list::{ListedModel, ModelListing};
 pub use self::reply::vectors::TextVectors;
 use self::request::call::{ApiCall, ApiPath, ModelInfoCall, ReplyDelivery};
 pub use self::request::call::{ChoiceRequest, PreparedChoice};

@@ -12,5 +12,7 @@ pub enum PartContent {
     /// Text for the user.
     Text(String),
     Reasoning(String),
+    /// The words with which the model refuses to answer. Only upstreams report them.
+    Refusal(String),
     Call(ToolCallDelta),
 }

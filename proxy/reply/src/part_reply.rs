@@ -12,12 +12,14 @@ use crate::tools::PartContent;
 pub struct PartReply {
     filter: PartFilter,
     n_reasoning: u32,
+    /// The model has refused to answer.
+    has_refused: bool,
 }
 
 impl PartReply {
     /// A reply that ends before the earliest of `stops`, and after its first call if `one_call`.
     pub fn new(stops: Vec<String>, one_call: bool) -> Self {
-        PartReply { filter: PartFilter::new(stops, one_call), n_reasoning: 0 }
+        PartReply { filter: PartFilter::new(stops, one_call), n_reasoning: 0, has_refused: false }
     }
 
     /// Takes the next part. After the reply has stopped, nothing is released.
@@ -37,6 +39,10 @@ impl PartReply {
                     self.n_reasoning += 1;
                     parts.push(ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() });
                 }
+                PartContent::Refusal(text) => {
+                    self.has_refused = true;
+                    parts.push(ReplyPart { content: PartContent::Refusal(text), tokens: Vec::new() });
+                }
                 PartContent::Call(call) => {
                     let mut released = PartContents::new();
                     self.filter.call(call, &mut released);
@@ -55,7 +61,11 @@ impl PartReply {
 
     /// The reply's finish reason, from that of its generation.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
-        if self.filter.stop_string().is_some() { FinishReason::Stop } else { self.filter.reason(reason) }
+        match self.filter.reason(reason) {
+            _ if self.filter.stop_string().is_some() => FinishReason::Stop,
+            FinishReason::Stop if self.has_refused => FinishReason::Refusal,
+            reason => reason,
+        }
     }
 
     /// The stop string that ended the reply, if one did.
@@ -106,6 +116,7 @@ mod tests {
         let show = |part: &ReplyPart| match &part.content {
             PartContent::Text(text) => text.clone(),
             PartContent::Reasoning(text) => format!("({text})"),
+            PartContent::Refusal(text) => format!("!{text}"),
             PartContent::Call(ToolCallDelta::Begin { name, .. }) => format!("<{name}"),
             PartContent::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.clone(),
             PartContent::Call(ToolCallDelta::End { .. }) => ">".to_owned(),

@@ -237,10 +237,6 @@ impl RequestWatch {
                 self.handoff = Some(*report);
                 self.publish();
             }
-            EventKind::Accepted { .. }
-            | EventKind::Prompt { .. }
-            | EventKind::Rerouted { .. }
-            | EventKind::Context { .. } => {}
             EventKind::Prefilled { server, prefill_ms, n_transferred } => {
                 let prefill = self.upstream_prefill.get_or_insert_default();
                 prefill.prefill_ms = prefill.prefill_ms.max(*prefill_ms);
@@ -256,15 +252,14 @@ impl RequestWatch {
                     taken.route.n_prompt = *n_prompt;
                 }
             }
-            EventKind::Text { .. } | EventKind::Reasoning { .. } | EventKind::ToolCall { .. } => {
-                self.note_first_token();
-            }
             EventKind::Finished { .. } => {
                 if self.n_completion() > 0 {
                     self.note_first_token();
                 }
                 self.n_open_choices = self.n_open_choices.saturating_sub(1);
             }
+            kind if kind.is_result() => self.note_first_token(),
+            _ => {}
         }
     }
 

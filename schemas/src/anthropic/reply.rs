@@ -19,7 +19,7 @@ pub struct MessageReply {
     role: &'static str,
     model: String,
     content: Vec<Block>,
-    #[schemars(extend("enum" = ["end_turn", "stop_sequence", "max_tokens", "tool_use", null]))]
+    #[schemars(extend("enum" = ["end_turn", "stop_sequence", "max_tokens", "tool_use", "refusal", null]))]
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
     stop_details: Option<()>,
@@ -223,6 +223,7 @@ impl Stop {
             (FinishReason::Stop, None) => "end_turn",
             (FinishReason::Length, _) => "max_tokens",
             (FinishReason::ToolCalls, _) => "tool_use",
+            (FinishReason::Refusal | FinishReason::ContentFilter, _) => "refusal",
         }
     }
 }

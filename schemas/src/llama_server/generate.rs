@@ -315,9 +315,9 @@ impl LlamaCompletion {
     /// The reply of a model. `has_new_line` concerns all of its text.
     pub fn new(model: String, content: LlamaContent, has_new_line: bool, end: LlamaEnd) -> Self {
         let stop_type = match (end.reason, &end.stop) {
-            (FinishReason::Length, _) => "limit",
+            (FinishReason::Length | FinishReason::ContentFilter, _) => "limit",
             (_, Some(_)) => "word",
-            (FinishReason::Stop | FinishReason::ToolCalls, None) => "eos",
+            (FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal, None) => "eos",
         };
         LlamaCompletion {
             index: end.index,

@@ -110,9 +110,10 @@ impl OllamaEnd {
     /// The end of a generation.
     pub fn generated(reason: FinishReason, metrics: Metrics) -> Self {
         let done_reason = match reason {
-            // Ollama has no reason of its own for tool calls.
-            FinishReason::Stop | FinishReason::ToolCalls => "stop",
-            FinishReason::Length => "length",
+            // Ollama has no reason of its own for tool calls and refusals.
+            FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal => "stop",
+            // Nor for a filter. A cut reply must not pass as a whole one.
+            FinishReason::Length | FinishReason::ContentFilter => "length",
         };
         OllamaEnd { done_reason, context: Vec::new(), metrics: Some(metrics) }
     }

@@ -71,7 +71,7 @@ pub struct Choice {
     /// Log-probabilities, if requested.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Why the choice ended.
-    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call"]))]
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call", "content_filter"]))]
     pub finish_reason: &'static str,
 }
 
@@ -81,10 +81,10 @@ pub struct ReplyMessage {
     /// Always `assistant`.
     #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
-    /// The text; null if the message has only calls.
+    /// The text; null if the message has only calls, or a refusal.
     pub content: Option<String>,
-    /// Always null.
-    pub refusal: Option<()>,
+    /// The words with which the model of an upstream refuses to answer.
+    pub refusal: Option<String>,
     /// The model's reasoning before its answer, under DeepSeek's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
@@ -179,7 +179,7 @@ pub struct ChunkChoice<'a> {
     /// Log-probabilities of the tokens in this delta, if requested.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Why the choice ended; null except in its last chunk.
-    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call", null]))]
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call", "content_filter", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
@@ -199,6 +199,9 @@ pub struct ReplyDelta<'a> {
     /// The same under OpenRouter's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<&'a str>,
+    /// More of a refusal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<&'a str>,
     /// More of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Vec<ToolCallFragment<'a>>")]
@@ -269,6 +272,12 @@ impl<'a> ChunkChoice<'a> {
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
+    /// More of a refusal.
+    pub fn refusal(index: u32, text: &'a str) -> Self {
+        let delta = ReplyDelta { refusal: Some(text), ..ReplyDelta::default() };
+        ChunkChoice { index, delta, logprobs: None, finish_reason: None }
+    }
+
     /// More of a call.
     pub fn tool_call(index: u32, fragment: ToolCallFragment<'a>) -> Self {
         let delta = ReplyDelta { tool_calls: Some([fragment]), ..ReplyDelta::default() };
@@ -290,9 +299,11 @@ impl<'a> ChunkChoice<'a> {
 /// Returns OpenAI's word for why a choice ended.
 pub fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop => "stop",
+        // A refusal is a message of its own, not an end of its own.
+        FinishReason::Stop | FinishReason::Refusal => "stop",
         FinishReason::Length => "length",
         FinishReason::ToolCalls => "tool_calls",
+        FinishReason::ContentFilter => "content_filter",
     }
 }
 

@@ -26,7 +26,7 @@ pub struct TextChoice<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<Vec<Option<BTreeMap<Token, PromptLogprob>>>>,
     /// Null until the choice has ended.
-    #[schemars(extend("enum" = ["stop", "length", null]))]
+    #[schemars(extend("enum" = ["stop", "length", "content_filter", null]))]
     pub finish_reason: Option<&'static str>,
 }
 

@@ -65,9 +65,10 @@ fn gather(kind: UpstreamKind, wants_logprobs: bool, pieces: Vec<Bytes>) -> (Vec<
                 n_calls += 1;
             }
             TextDelta::Finished(end) => {
-                assert!(!open || end.reason == FinishReason::Length, "a complete reply has an unfinished call");
+                let is_cut = matches!(end.reason, FinishReason::Length | FinishReason::ContentFilter);
+                assert!(!open || is_cut, "a complete reply has an unfinished call");
             }
-            TextDelta::Text { .. } | TextDelta::Reasoning(_) => {}
+            TextDelta::Text { .. } | TextDelta::Reasoning(_) | TextDelta::Refusal(_) | TextDelta::LeftOut(_) => {}
         }
         seen.push(delta);
     }
@@ -132,7 +133,13 @@ pub(crate) fn events_seeds() -> Vec<Vec<u8>> {
         r#"data: {"choices":[{"text":"b","logprobs":{"tokens":["b"],"token_logprobs":[-0.25],"top_logprobs":[{"b":-0.25,"c":-2}]},"finish_reason":"length"}]}"#,
         "\n\ndata: [DONE]\n\n",
     );
-    seeds(&[(0, text), (2, calls), (4, calls), (1, logprobs)])
+    let interleaved = concat!(
+        "\u{FEFF}data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}},\r",
+        "data: {\"index\":1,\"id\":7,\"function\":{\"name\":\"g\"}}],\"content\":[{\"type\":\"thinking\",\"thinking\":\"hm\"},\"Hi\"]}}]}\r\r",
+        r#"data: {"choices":[{"delta":{"refusal":"No.","annotations":[{}]},"finish_reason":"content_filter"}]}"#,
+        "\r\n\r\ndata: [DONE]\n\n",
+    );
+    seeds(&[(0, text), (2, calls), (4, calls), (1, logprobs), (0, interleaved)])
 }
 
 pub(crate) fn lines_seeds() -> Vec<Vec<u8>> {

@@ -70,15 +70,6 @@ pub(crate) trait Protocol: Send + Sync + Debug {
         ApiPath::Api("models")
     }
 
-    fn model_names(&self, list: &Value) -> Vec<String> {
-        dialect::model_names(list)
-    }
-
-    /// The size of a listed model's context, if the list has it.
-    fn listed_context(&self, _model: &str, _list: &Value) -> Option<u32> {
-        None
-    }
-
     /// How the description of a model is requested. `None`: the server describes none.
     fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
         None

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use crate::kinds::openai::dialect::OpenAiQuirks;
 use crate::kinds::protocol::{CountSteps, PrefillSteps, Protocol};
 use crate::kinds::tokens::{chat_prompt, no_pieces};
-use crate::reply::model_info;
+use crate::reply::foreign::Count;
+use crate::reply::{model_info, model_list};
 use crate::{
     ApiCall, ApiPath, ModelInfoCall, PromptCount, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField,
     UpstreamKind, UpstreamSettings,
@@ -57,18 +58,14 @@ impl Protocol for Vllm {
         Some(CountSteps { call: count_call, read: read_count })
     }
 
-    fn listed_context(&self, model: &str, list: &Value) -> Option<u32> {
-        self.read_model_info(model, list).n_ctx
-    }
-
     fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
         Some(ModelInfoCall::Get(self.models_path()))
     }
 
     fn read_model_info(&self, model: &str, reply: &Value) -> UpstreamModelInfo {
-        let mut listed = reply.get("data").and_then(Value::as_array).into_iter().flatten();
-        let entry = listed.find(|entry| entry.get("id").and_then(Value::as_str) == Some(model));
-        model_info::of_context(entry.and_then(|entry| entry.get("max_model_len")))
+        let listed = model_list::read(reply).unwrap_or_default().models;
+        let n_ctx = listed.iter().find(|listed| listed.name == model).and_then(|listed| listed.n_ctx);
+        UpstreamModelInfo { n_ctx, ..UpstreamModelInfo::default() }
     }
 
     fn token_call(
@@ -142,7 +139,7 @@ fn n_tokens(reply: &Value) -> Option<u32> {
 }
 
 fn number(object: &Value, name: &str) -> Option<u32> {
-    u32::try_from(object.get(name)?.as_u64()?).ok()
+    Count::of(object.get(name))
 }
 
 /// The fields of a request that make its prompt. `/tokenize` reads them as the request's own route does.

@@ -22,6 +22,10 @@ pub enum TextDelta {
     },
     /// More reasoning.
     Reasoning(String),
+    /// More of the words with which the model refuses to answer.
+    Refusal(String),
+    /// The reply holds something that is not passed on. Once for each kind.
+    LeftOut(LeftOut),
     /// A step of a tool call.
     Call(ToolCallDelta),
     /// The end of the reply.
@@ -36,10 +40,45 @@ pub struct TextToken {
     pub logprobs: Logprobs,
 }
 
+/// A part of a reply that no dialect here can show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum LeftOut {
+    /// Sources of passages of the text, by their places in it.
+    Annotations,
+    /// Sources of the whole text.
+    Citations,
+    SearchResults,
+    Images,
+    /// Sound. Its transcript is passed on as text.
+    Audio,
+    /// A part of the text of another type.
+    UnknownParts,
+}
+
+impl LeftOut {
+    /// The word for headers, logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// What a part of a text is that has no text itself, by the type that the server gives it.
+    pub(super) fn of_part(kind: &str) -> LeftOut {
+        match kind {
+            "reference" | "citation" => LeftOut::Citations,
+            "image" | "image_url" | "output_image" => LeftOut::Images,
+            "audio" | "input_audio" | "output_audio" => LeftOut::Audio,
+            _ => LeftOut::UnknownParts,
+        }
+    }
+}
+
 /// How a reply ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextEnd {
     pub reason: FinishReason,
+    /// The upstream's word for the reason if it is not known. Then the reason is [`FinishReason::Length`].
+    pub unknown: Option<String>,
     /// The upstream's token counts.
     pub usage: TextUsage,
 }

@@ -4,10 +4,17 @@ use std::borrow::Cow;
 use std::fmt;
 
 use baton_schemas::sequence::{Alternative, Logprobs};
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::{TextToken, UpstreamError};
+use crate::TextToken;
+use crate::UpstreamError;
+use crate::reply::foreign::List;
+
+/// The most tokens in one event, and the most likely ones in place of each: lists of short entries take many times the memory of
+/// their text.
+const MAX_TOKENS: usize = 1 << 14;
+const MAX_TOP: usize = 128;
 
 /// A text that is only copied if it has escapes.
 #[derive(Default, Deserialize)]
@@ -35,12 +42,13 @@ pub(crate) struct TokenEntry<'a> {
     logprob: Logprob,
     /// The most likely tokens, in the same form.
     #[serde(borrow)]
-    top_logprobs: Option<Vec<TokenEntry<'a>>>,
+    #[serde(default)]
+    top_logprobs: List<TokenEntry<'a>, MAX_TOP>,
 }
 
 impl From<TokenEntry<'_>> for TextToken {
     fn from(entry: TokenEntry<'_>) -> TextToken {
-        let top = entry.top_logprobs.unwrap_or_default().into_iter().map(|entry| {
+        let top = entry.top_logprobs.0.into_iter().map(|entry| {
             let TextToken { bytes, logprobs } = entry.into();
             Alternative { id: 0, bytes, logprob: logprobs.chosen }
         });
@@ -54,14 +62,15 @@ impl From<TokenEntry<'_>> for TextToken {
 struct ChunkLogprobs<'a> {
     /// The form of chats: a list of objects. Some servers use it for plain completions, too.
     #[serde(borrow)]
-    content: Option<Vec<TokenEntry<'a>>>,
+    content: Option<List<TokenEntry<'a>, MAX_TOKENS>>,
     /// The form of plain completions: three lists with an entry for each token.
     #[serde(borrow)]
-    tokens: Option<Vec<JsonText<'a>>>,
+    tokens: Option<List<JsonText<'a>, MAX_TOKENS>>,
     /// `null` for a token that follows nothing.
-    token_logprobs: Option<Vec<Option<Logprob>>>,
-    #[serde(borrow)]
-    top_logprobs: Option<Vec<Option<PositionTop<'a>>>>,
+    #[serde(default)]
+    token_logprobs: List<Option<Logprob>, MAX_TOKENS>,
+    #[serde(borrow, default)]
+    top_logprobs: List<Option<PositionTop<'a>>, MAX_TOKENS>,
 }
 
 /// Reads the log-probabilities of a chunk. Errors: it has another form, or a token without a log-probability.
@@ -69,13 +78,13 @@ pub(crate) fn of_chunk(json: &str) -> Result<Vec<TextToken>, UpstreamError> {
     let ChunkLogprobs { content, tokens, token_logprobs, top_logprobs } =
         serde_json::from_str(json).map_err(UpstreamError::malformed)?;
     if let Some(content) = content {
-        return Ok(content.into_iter().map(TextToken::from).collect());
+        return Ok(content.0.into_iter().map(TextToken::from).collect());
     }
-    let (tokens, chances) = (tokens.unwrap_or_default(), token_logprobs.unwrap_or_default());
+    let (tokens, chances) = (tokens.unwrap_or_default().0, token_logprobs.0);
     if tokens.len() != chances.len() {
         return Err(UpstreamError::malformed("a token without its log-probability"));
     }
-    let tops = top_logprobs.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+    let tops = top_logprobs.0.into_iter().chain(std::iter::repeat_with(|| None));
     let token = |((text, chance), top): ((JsonText<'_>, Option<Logprob>), Option<PositionTop<'_>>)| {
         let top = top.map(|top| top.0).unwrap_or_default().into_iter().map(Alternative::from).collect();
         let logprobs = Logprobs { chosen: chance?.0, rank: None, top };
@@ -112,6 +121,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for PositionTop<'a> {
             fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<PositionTop<'de>, A::Error> {
                 let mut members = Vec::new();
                 while let Some((text, chance)) = object.next_entry()? {
+                    if members.len() == MAX_TOP {
+                        return Err(A::Error::custom("too many alternatives of a token"));
+                    }
                     members.push(TopMember { text, chance });
                 }
                 Ok(PositionTop(members))

@@ -4,14 +4,21 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::EngineError;
+use baton_schemas::json_values::count_values;
 use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use serde_json::Value;
 
-use crate::{UpstreamError, UpstreamFailure};
+use crate::UpstreamError;
+use crate::UpstreamFailure;
+use crate::reply::foreign::Count;
+use crate::reply::foreign::without_mark;
 
 /// Characters of an upstream's message that are passed on.
 const MAX_MESSAGE_CHARS: usize = 1_000;
+
+/// The most values of an error that is read.
+const MAX_VALUES: usize = 10_000;
 
 /// Faulty fields whose errors are passed on.
 const MAX_FIELDS: usize = 3;
@@ -60,7 +67,7 @@ pub(crate) fn in_stream(event: &[u8]) -> UpstreamError {
 /// `{"detail":"…"}`, `{"detail":[{"loc":["body","n"],"msg":"…"}]}`.
 struct Envelope {
     message: String,
-    code: Option<u64>,
+    code: Option<u32>,
     /// The request does not fit the context.
     is_overflow: bool,
     /// Behind a 404: the route is missing, and not the model.
@@ -71,7 +78,10 @@ struct Envelope {
 
 impl Envelope {
     fn read(body: &[u8]) -> Envelope {
-        let json: Value = serde_json::from_slice(body).unwrap_or_default();
+        // A tree takes many times the memory of its text.
+        let is_small = count_values(body) <= MAX_VALUES;
+        let json = is_small.then(|| serde_json::from_slice(without_mark(body)).ok()).flatten();
+        let json: Value = json.unwrap_or_default();
         let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
         let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());
         let of_fields = || error.get("detail").and_then(field_errors);
@@ -79,13 +89,13 @@ impl Envelope {
         let message = without_places(message.as_deref().unwrap_or("the upstream gives no reason"));
         // Next to `error` if that is only a message.
         let field = |name: &str| error.get(name).or_else(|| json.get(name));
-        let count = |name: &str| field(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        let count = |name: &str| Count::of(field(name));
         let counts = count("n_prompt_tokens").zip(count("n_ctx"));
         let is = |name: &str, word: &str| field(name).and_then(Value::as_str) == Some(word);
         let is_named = is("code", "context_length_exceeded") || is("type", "exceed_context_size_error");
         Envelope {
             message: message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect(),
-            code: field("code").and_then(Value::as_u64),
+            code: count("code"),
             is_about_route: words.is_none_or(says_no_route),
             is_overflow: is_named || counts.is_some() || says_overflow(&message),
             counts,

@@ -4,6 +4,7 @@ use baton_schemas::embed::EmbedInput;
 use serde_json::Value;
 
 use crate::UpstreamError;
+use crate::reply::foreign::Count;
 
 /// Vectors, and the number of their texts' tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -46,7 +47,7 @@ pub(crate) fn read_scores(
 ) -> Result<TextVectors, UpstreamError> {
     let score = |item: &Value| {
         // They are sorted by their scores.
-        item.get("index")?.as_u64()?;
+        Count::of(item.get("index"))?;
         let score = item.get("relevance_score").and_then(Value::as_f64).map(|wide| wide as f32);
         score.filter(|score| score.is_finite()).map(|score| vec![score])
     };
@@ -70,13 +71,18 @@ fn in_places(
     let mut vectors = vec![Vec::new(); n];
     for (place, item) in list.iter().enumerate() {
         // OpenAI's dialect numbers them.
-        let place = item.get("index").and_then(Value::as_u64).map_or(place, |index| index as usize);
+        let place = match item.get("index").filter(|index| !index.is_null()) {
+            None => place,
+            Some(index) => {
+                let index = Count::of(Some(index)).ok_or_else(|| malformed("a result without a number".to_owned()))?;
+                index as usize
+            }
+        };
         let vector = vectors.get_mut(place).filter(|vector| vector.is_empty());
         let vector = vector.ok_or_else(|| malformed("a result that was not requested".to_owned()))?;
         *vector = read(item)?;
     }
-    let n_tokens = n_tokens.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
-    Ok(TextVectors { vectors, n_tokens })
+    Ok(TextVectors { vectors, n_tokens: Count::of(n_tokens) })
 }
 
 fn values(list: &Value) -> Result<Vec<f32>, UpstreamError> {
@@ -169,6 +175,7 @@ mod tests {
         wrong(json!({"data": [{"embedding": "AACAPw=="}]}));
         wrong(json!({"data": [{"embedding": [1e300]}]}));
         wrong(json!({"data": [{"index": 5, "embedding": [1]}]}));
+        wrong(json!({"data": [{"index": "first", "embedding": [1]}]}));
         wrong(json!({"data": [{"embedding": [null]}]}));
     }
 }

@@ -82,6 +82,8 @@ struct Delta {
     reasoning_content: Option<String>,
     /// The same, from other servers.
     reasoning: Option<String>,
+    /// Words with which the model of an upstream refuses to answer.
+    refusal: Option<String>,
     tool_calls: Option<Vec<CallDelta>>,
 }
 
@@ -203,7 +205,7 @@ impl Reply {
         if let Some(text) = delta.reasoning_content.or(delta.reasoning) {
             self.ready.extend(Some(self.reasoning.clean(&text)).filter(|text| !text.is_empty()).map(Piece::Reasoning));
         }
-        if let Some(text) = delta.content {
+        if let Some(text) = delta.content.or(delta.refusal) {
             self.ready.extend(Some(self.text.clean(&text)).filter(|text| !text.is_empty()).map(Piece::Text));
         }
         for CallDelta { index, function } in

@@ -46,7 +46,7 @@ impl StreamWriter for MessageWriter {
         self.totals.record(event);
         match &event.kind {
             EventKind::Started { .. } => self.begin(out),
-            EventKind::Text { text, .. } if !text.is_empty() => {
+            EventKind::Text { text, .. } | EventKind::Refusal { text } if !text.is_empty() => {
                 self.begin(out);
                 self.events.text(out, text);
             }

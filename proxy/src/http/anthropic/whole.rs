@@ -9,7 +9,6 @@ use futures::StreamExt;
 use super::head::{MessageHead, usage};
 use crate::error::RequestError;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::route_header::insert_route;
 use crate::reply_event::EventKind;
 use crate::request::generate::EventStream;
 
@@ -22,7 +21,7 @@ pub(super) async fn collect(mut steps: EventStream, head: MessageHead) -> Result
         let event = event?;
         totals.record(&event);
         match event.kind {
-            EventKind::Text { text, .. } => content.text(&text),
+            EventKind::Text { text, .. } | EventKind::Refusal { text } => content.text(&text),
             EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
             EventKind::ToolCall { call } => content.call(&call),
             // Every choice finishes before the steps end.
@@ -31,6 +30,6 @@ pub(super) async fn collect(mut steps: EventStream, head: MessageHead) -> Result
         }
     }
     let mut response = Json(head.begun(usage(&totals)).ended(content, end)).into_response();
-    insert_route(response.headers_mut(), &totals.route);
+    totals.insert_into(response.headers_mut());
     Ok(response)
 }

@@ -16,6 +16,7 @@ use baton_schemas::openai::usage::TimingsReport;
 use baton_schemas::openai::{ErrorEnvelope, InvalidRequest};
 use bytes::BytesMut;
 use futures::StreamExt;
+use http::HeaderMap;
 
 use super::{Drain, model_or_first};
 use crate::admission::RequestAdmission;
@@ -24,9 +25,11 @@ use crate::http::body::JsonBody;
 use crate::http::reply::collected::collected;
 use crate::http::reply::event_stream::write_comment;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::request_steps::{or_drained, side_by_side, steps};
-use crate::http::reply::route_header::insert_route;
-use crate::http::reply::streamed::{self, StreamWriter};
+use crate::http::reply::request_steps::or_drained;
+use crate::http::reply::request_steps::side_by_side;
+use crate::http::reply::request_steps::steps;
+use crate::http::reply::streamed::self;
+use crate::http::reply::streamed::StreamWriter;
 use crate::http::{HttpFailure, HttpState};
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
@@ -105,7 +108,10 @@ async fn whole(mut steps: EventStream, mut replies: LlamaReplies) -> Result<Resp
             }
         }
     }
-    let route = replies.each.first().map_or_else(String::new, |first| first.totals.route.clone());
+    let mut headers = HeaderMap::new();
+    if let Some(first) = replies.each.first() {
+        first.totals.insert_into(&mut headers);
+    }
     let mut ended = Vec::with_capacity(contents.len());
     for (index, mut content) in (0..).zip(contents) {
         if replies.has_probs {
@@ -118,7 +124,7 @@ async fn whole(mut steps: EventStream, mut replies: LlamaReplies) -> Result<Resp
         last => LlamaReply::Many(ended.into_iter().chain(last).collect()),
     };
     let mut response = Json(reply).into_response();
-    insert_route(response.headers_mut(), &route);
+    response.headers_mut().extend(headers);
     Ok(response)
 }
 
@@ -154,6 +160,7 @@ impl LlamaReplies {
                 let prob = |token: &TokenLogprobs| LlamaTokenProb::new(token.id, &token.bytes, &token.logprobs);
                 (text, (self.has_probs && !tokens.is_empty()).then(|| tokens.iter().map(prob).collect()))
             }
+            EventKind::Refusal { text } => (text, None),
             EventKind::Finished { reason, stop, .. } => {
                 reply.end = Some((*reason, stop.clone()));
                 ("", None)

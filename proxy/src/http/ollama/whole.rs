@@ -8,7 +8,6 @@ use futures::StreamExt;
 use super::line::{LineContent, LineShape};
 use crate::error::RequestError;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::route_header::insert_route;
 use crate::reply_event::EventKind;
 use crate::request::generate::EventStream;
 
@@ -27,6 +26,7 @@ pub(super) async fn collect(mut steps: EventStream, shape: LineShape) -> Result<
                 content.text.to_mut().push_str(&text);
                 tokens.extend(more);
             }
+            EventKind::Refusal { text } => content.text.to_mut().push_str(&text),
             EventKind::Reasoning { text } => content.thinking.to_mut().push_str(&text),
             EventKind::ToolCall { call } => {
                 content.append(calls.take(&call).map(LineContent::call).unwrap_or_default());
@@ -40,6 +40,6 @@ pub(super) async fn collect(mut steps: EventStream, shape: LineShape) -> Result<
         }
     }
     let mut response = shape.whole(&content, &tokens, shape.end(end, &totals));
-    insert_route(response.headers_mut(), &totals.route);
+    totals.insert_into(response.headers_mut());
     Ok(response)
 }

@@ -63,6 +63,10 @@ impl Choices for ChatChoices {
         }
     }
 
+    fn append_refusal(&mut self, whole: &mut Choice, text: &str) {
+        whole.message.refusal.get_or_insert_default().push_str(text);
+    }
+
     fn append_call(&mut self, whole: &mut Choice, call: &ToolCallDelta) {
         match call {
             ToolCallDelta::Begin { name, .. } if self.has_functions => {
@@ -83,7 +87,8 @@ impl Choices for ChatChoices {
     fn end(&self, whole: &mut Choice, reason: FinishReason) {
         whole.finish_reason = self.finish_reason(reason);
         let has_calls = !whole.message.tool_calls.is_empty() || whole.message.function_call.is_some();
-        if has_calls && whole.message.content.as_ref().is_some_and(String::is_empty) {
+        let has_other = has_calls || whole.message.refusal.is_some();
+        if has_other && whole.message.content.as_ref().is_some_and(String::is_empty) {
             whole.message.content = None;
         }
     }
@@ -98,6 +103,10 @@ impl Choices for ChatChoices {
 
     fn reasoning<'a>(&self, index: u32, text: &'a str) -> Option<ChunkChoice<'a>> {
         Some(ChunkChoice::reasoning(index, text))
+    }
+
+    fn refusal<'a>(&mut self, index: u32, text: &'a str) -> ChunkChoice<'a> {
+        ChunkChoice::refusal(index, text)
     }
 
     fn call<'a>(&self, index: u32, call: &'a ToolCallDelta) -> Option<ChunkChoice<'a>> {

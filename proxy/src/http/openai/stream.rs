@@ -110,6 +110,11 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
                 self.write_openings(out);
                 self.write_choice(out, self.choices.reasoning(*choice, text), None);
             }
+            EventKind::Refusal { text } => {
+                self.write_openings(out);
+                let delta = self.choices.refusal(*choice, text);
+                write_choice(&self.shape, &self.head, out, &delta, None);
+            }
             EventKind::ToolCall { call } => {
                 self.write_openings(out);
                 self.write_choice(out, self.choices.call(*choice, call), None);

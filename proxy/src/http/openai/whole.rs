@@ -11,7 +11,6 @@ use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::route_header::insert_route;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::generate::EventStream;
 
@@ -40,6 +39,7 @@ pub(super) async fn collect<C: Choices>(
                 }
             }
             EventKind::Reasoning { text } => shapes.append_reasoning(at(&mut choices, choice)?, &text),
+            EventKind::Refusal { text } => shapes.append_refusal(at(&mut choices, choice)?, &text),
             EventKind::ToolCall { call } => shapes.append_call(at(&mut choices, choice)?, &call),
             // Every choice finishes before the steps end.
             EventKind::Finished { reason, .. } => shapes.end(at(&mut choices, choice)?, reason),
@@ -51,7 +51,7 @@ pub(super) async fn collect<C: Choices>(
     serde_json::to_writer(&mut body, &completion).map_err(EngineError::internal)?;
     let mut response = Response::new(Body::from(body));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    insert_route(response.headers_mut(), &totals.route);
+    totals.insert_into(response.headers_mut());
     Ok(response)
 }
 

@@ -171,7 +171,8 @@ fn headers(status: u16, operation: &Operation) -> Value {
     match status {
         200 if operation.is_planned => {
             headers["x-baton-route"] = text("Which nodes serve the request, and why.");
-            headers["x-baton-warning"] = text("The tools that are not offered to the model.");
+            headers["x-baton-warning"] =
+                text("Tools that are not offered to the model, and parts of an upstream's reply that are left out.");
         }
         429 | 503 => {
             headers["retry-after"] =

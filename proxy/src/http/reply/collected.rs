@@ -37,7 +37,7 @@ fn memory_bytes(kind: &EventKind) -> usize {
         EventKind::Text { text, tokens } => {
             text.len() + tokens.iter().map(|token| with_alternatives(Some(&token.logprobs))).sum::<usize>()
         }
-        EventKind::Reasoning { text } => text.len(),
+        EventKind::Reasoning { text } | EventKind::Refusal { text } => text.len(),
         EventKind::ToolCall { call: ToolCallDelta::Begin { id, name, .. } } => CALL + id.len() + name.len(),
         EventKind::ToolCall { call: ToolCallDelta::Arguments { fragment, .. } } => fragment.len(),
         EventKind::Context { tokens } => size_of_val(&tokens[..]),
@@ -47,6 +47,7 @@ fn memory_bytes(kind: &EventKind) -> usize {
         | EventKind::Rerouted { .. }
         | EventKind::Usage { .. }
         | EventKind::Prefilled { .. }
+        | EventKind::LeftOut(_)
         | EventKind::ToolCall { call: ToolCallDelta::End { .. } }
         | EventKind::Finished { .. } => 0,
     }

@@ -7,4 +7,5 @@ pub mod request_steps;
 pub mod route_header;
 pub(super) mod skipped_tools;
 pub(super) mod streamed;
+pub(super) mod warning;
 pub(super) mod when_woken;

@@ -1,9 +1,13 @@
 //! Adds up the counts and times of a reply's choices.
 
+use baton_upstream::LeftOut;
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
+use http::HeaderMap;
 
+use super::route_header::insert_route;
+use super::warning::warn_left_out;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Counts and times over all choices of a reply.
@@ -25,6 +29,8 @@ pub(in crate::http) struct ReplyTotals {
     pub(in crate::http) handoff: Option<HandoffReport>,
     /// The tokens of prompt and reply, if the client requested them.
     pub(in crate::http) context: Vec<Token>,
+    /// What the upstream's reply has and no dialect shows.
+    left_out: Vec<LeftOut>,
     choices_per_prompt: u32,
 }
 
@@ -32,6 +38,12 @@ impl ReplyTotals {
     /// Creates the totals of a reply. Each of its prompts has `choices_per_prompt` choices.
     pub(in crate::http) fn new(choices_per_prompt: u32) -> Self {
         ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
+    }
+
+    /// Adds the headers of a whole reply: its route, and a warning of what it leaves out.
+    pub(in crate::http) fn insert_into(&self, headers: &mut HeaderMap) {
+        insert_route(headers, &self.route);
+        warn_left_out(headers, &self.left_out);
     }
 
     pub(in crate::http) fn record(&mut self, event: &ReplyEvent) {
@@ -53,6 +65,9 @@ impl ReplyTotals {
             EventKind::Handoff { report } => self.handoff = Some(*report),
             // An engine that starts again reports a handoff of its own, or makes none.
             EventKind::Rerouted { .. } => self.handoff = None,
+            EventKind::LeftOut(left_out) => {
+                self.left_out.extend(Some(*left_out).filter(|it| !self.left_out.contains(it)))
+            }
             EventKind::Context { tokens } => self.context.clone_from(tokens),
             EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);
@@ -64,6 +79,7 @@ impl ReplyTotals {
             | EventKind::Prefilled { .. }
             | EventKind::Text { .. }
             | EventKind::Reasoning { .. }
+            | EventKind::Refusal { .. }
             | EventKind::ToolCall { .. } => {}
         }
     }

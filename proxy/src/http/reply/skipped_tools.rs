@@ -4,9 +4,8 @@
 use axum::response::Response;
 use baton_schemas::GenerateRequest;
 use baton_schemas::tools::HostedTool;
-use http::{HeaderName, HeaderValue};
 
-const X_BATON_WARNING: HeaderName = HeaderName::from_static("x-baton-warning");
+use super::warning::warn;
 
 /// The tools that a request leaves out.
 pub(in crate::http) struct SkippedTools(Option<String>);
@@ -25,8 +24,8 @@ impl SkippedTools {
 
     /// Adds the header.
     pub(in crate::http) fn noted_in(self, mut response: Response) -> Response {
-        if let Some(value) = self.0.and_then(|warning| HeaderValue::try_from(warning).ok()) {
-            response.headers_mut().insert(X_BATON_WARNING, value);
+        if let Some(warning) = self.0 {
+            warn(response.headers_mut(), &warning);
         }
         response
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::response::{IntoResponse, Response};
+use baton_upstream::LeftOut;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use http::{HeaderName, HeaderValue, header};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::super::HttpConfig;
 use super::super::errors::HttpFailure;
 use super::route_header::insert_route;
+use super::warning::warn_left_out;
 use super::when_woken::WhenWoken;
 use crate::error::RequestError;
 use crate::reply_event::ReplyEvent;
@@ -57,6 +59,7 @@ pub(in crate::http) async fn respond<W: StreamWriter>(
     let patience = config.head_hold.saturating_sub(caller.memory.waited());
     let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(ReplyEvent::route).unwrap_or_default().to_owned();
+    let left_out: Vec<LeftOut> = held.iter().filter_map(ReplyEvent::left_out).collect();
     let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone());
     let mut response = Body::new(body).into_response();
     let headers = response.headers_mut();
@@ -65,6 +68,7 @@ pub(in crate::http) async fn respond<W: StreamWriter>(
     // By default, nginx buffers the replies that it proxies.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     insert_route(headers, &route);
+    warn_left_out(headers, &left_out);
     Ok(response)
 }
 

@@ -133,6 +133,12 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             unloads.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
+    add_upstreams(&mut series, state);
+    series.registry
+}
+
+/// Adds the series of upstreams.
+fn add_upstreams(series: &mut Series, state: &EndpointState) {
     let upstreams = || state.upstreams.iter().map(|upstream| (vec![("upstream", upstream.name.clone())], upstream));
     for (name, help, value) in UPSTREAM_GAUGES {
         series.gauges(name, help, upstreams().map(|(labels, upstream)| (labels, value(upstream))));
@@ -144,6 +150,11 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             let failures = upstream.breaker.failures.iter();
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
+    );
+    series.counters(
+        "upstream_unknown_ends",
+        "Replies that an upstream ended for a reason that is not known",
+        upstreams().map(|(labels, upstream)| (labels, upstream.unknown_ends)),
     );
     series.counters(
         "upstream_prefill_fallbacks",
@@ -179,7 +190,6 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "Prompt tokens that an upstream got from a prefill server, at most, of complete replies",
         prefill_servers().map(|(labels, server)| (labels, server.transferred_tokens)),
     );
-    series.registry
 }
 
 /// A gauge of every model that is loaded on demand: its name, its help and its value.

@@ -37,6 +37,9 @@ pub struct UpstreamReport {
     pub limit: u32,
     /// The longest time for which a model of the server still gets no requests because it was busy, milliseconds; 0: none.
     pub busy_ms: u64,
+    /// Replies that it ended for a reason that Baton does not know.
+    #[serde(default)]
+    pub unknown_ends: u64,
     /// Keeps requests away from it while it fails.
     pub breaker: BreakerReport,
     /// How often its prefill servers could not be used, by reason.
@@ -84,6 +87,7 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         waiting: count(server.places.n_wanted()),
         limit: count(settings.max_concurrent),
         busy_ms: server.longest_busy().map_or(0, |left| left.as_millis() as u64),
+        unknown_ends: server.reports.n_unknown_ends(),
         breaker: breaker(server.breaker.view(), UpstreamFailure::as_str),
         fallbacks: fallbacks(&server.prefill.fallbacks, PrefillFallback::as_str),
         prefill: (server.prefill.servers.iter().zip(&settings.prefill))

@@ -11,6 +11,7 @@ mod model_info;
 mod pool;
 mod prefill_servers;
 mod prompt_estimate;
+mod reply_reports;
 mod retry;
 mod server;
 mod start;

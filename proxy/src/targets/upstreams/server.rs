@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use baton_upstream::{ListedModel, Upstream, UpstreamError, UpstreamFailure};
+use baton_upstream::{ListedModel, ModelListing, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
 use super::prefill_servers::{PrefillServer, PrefillServers};
+use super::reply_reports::ReplyReports;
 use crate::admission::TargetPlaces;
 use crate::model_name;
 use crate::targets::nodes::Breaker;
@@ -63,6 +64,8 @@ pub struct UpstreamServer {
     pub places: Arc<TargetPlaces>,
     /// The servers that compute prompts for it.
     pub prefill: PrefillServers,
+    /// What is odd about its replies.
+    pub reports: ReplyReports,
     /// When it was put into service.
     pub since: SystemTime,
     has_failed: Arc<Notify>,
@@ -72,6 +75,8 @@ pub struct UpstreamServer {
 struct KnownFacts {
     health: UpstreamHealth,
     listed: Vec<ListedModel>,
+    /// Every entry of the last list could be read.
+    is_list_readable: bool,
     busy: BusyModels,
 }
 
@@ -83,11 +88,13 @@ impl UpstreamServer {
             prefill: PrefillServers::new(&client),
             client,
             breaker: Breaker::default(),
+            reports: ReplyReports::default(),
             since: SystemTime::now(),
             has_failed: Arc::default(),
             known: Mutex::new(KnownFacts {
                 health: UpstreamHealth::Unknown,
                 listed: Vec::new(),
+                is_list_readable: true,
                 busy: BusyModels::default(),
             }),
         });
@@ -117,7 +124,15 @@ impl UpstreamServer {
             self.log_health(failure.and(outcome.as_ref().err()));
         }
         known.health = health;
-        if let Ok(mut listed) = outcome {
+        let is_readable = match &outcome {
+            Ok(list) => list.n_unnamed == 0,
+            Err(error) => !matches!(error, UpstreamError::Failed { failure: UpstreamFailure::Malformed, .. }),
+        };
+        if std::mem::replace(&mut known.is_list_readable, is_readable) && !is_readable {
+            let n_read = outcome.as_ref().map_or(0, |list| list.models.len());
+            tracing::warn!(upstream = self.name(), n_read, "the upstream's list of models cannot be read as a whole");
+        }
+        if let Ok(ModelListing { models: mut listed, .. }) = outcome {
             listed.retain(|model| is_name(&model.name));
             listed.truncate(MAX_LISTED);
             // A front end without workers lists nothing until they are back. Until then its models are not unknown but

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
-use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::tools::{ToolCallDelta, ToolChoice};
 use baton_schemas::{FinishReason, GenerateRequest};
 use baton_upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
 use futures::future::BoxFuture;
@@ -127,6 +127,13 @@ impl TextEvents {
 
     /// Turns a delta into events.
     fn take(&mut self, delta: TextDelta) {
+        if let TextDelta::LeftOut(left_out) = delta {
+            if let TextSource::Running(RunningChoice { server, .. }) = &self.source {
+                server.reports.left_out(server.name(), left_out);
+            }
+            self.ready.push_back(EventKind::LeftOut(left_out));
+            return;
+        }
         let step = self.reader.read(delta, &mut self.clock);
         self.ready.extend(step.parts.into_iter().map(EventKind::from));
         if let Some(end) = step.end {
@@ -134,8 +141,11 @@ impl TextEvents {
         }
     }
 
-    fn finish(&mut self, TextEnd { reason, usage }: TextEnd) {
+    fn finish(&mut self, TextEnd { reason, unknown, usage }: TextEnd) {
         if let TextSource::Running(RunningChoice { server, transfer, .. }) = &self.source {
+            if let Some(word) = unknown {
+                server.reports.unknown_end(server.name(), &word);
+            }
             if self.reader.is_overlong() {
                 tracing::warn!(
                     upstream = server.name(),
@@ -194,6 +204,8 @@ struct ChoiceReader {
     n_top: usize,
     /// The client requested no token (`max_tokens: 0`), so the reply is dropped.
     wants_no_token: bool,
+    /// The client forbids calls, so a call is text, as from an engine.
+    forbids_calls: bool,
     /// The most tokens: the client's limit, or what the model's context has room for.
     max_tokens: u32,
     n_bytes: usize,
@@ -206,6 +218,7 @@ impl ChoiceReader {
             reply: PartReply::new(request.stop.to_vec(), !request.tools.parallel),
             n_top: request.top_logprobs.unwrap_or(0) as usize,
             wants_no_token: request.max_tokens == Some(0),
+            forbids_calls: request.tools.choice == ToolChoice::None,
             max_tokens: request.max_tokens.unwrap_or(MAX_REPLY_TOKENS),
             n_bytes: 0,
             n_reasoning_bytes: 0,
@@ -225,11 +238,18 @@ impl ChoiceReader {
                 ReplyPart { content: PartContent::Text(text), tokens }
             }
             TextDelta::Reasoning(text) => ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() },
-            TextDelta::Call(call) => ReplyPart { content: PartContent::Call(call), tokens: Vec::new() },
+            TextDelta::Refusal(text) => ReplyPart { content: PartContent::Refusal(text), tokens: Vec::new() },
+            TextDelta::Call(call) => {
+                let content = if self.forbids_calls { as_text(call) } else { PartContent::Call(call) };
+                ReplyPart { content, tokens: Vec::new() }
+            }
+            // It is no part of the reply.
+            TextDelta::LeftOut(_) => return ChoiceStep::default(),
         };
         let n_tokens = self.count(&part);
         if self.is_overlong() {
-            return self.finish(TextEnd { reason: FinishReason::Length, usage: self.estimated_usage(clock) });
+            let usage = self.estimated_usage(clock);
+            return self.finish(TextEnd { reason: FinishReason::Length, unknown: None, usage });
         }
         if self.wants_no_token {
             return ChoiceStep::default();
@@ -237,19 +257,27 @@ impl ChoiceReader {
         (0..n_tokens).for_each(|_| clock.token());
         let step = self.reply.feed(part);
         // The reply ends here and not at the upstream, so the upstream reports no counts.
-        let end = || TextEnd { reason: self.reply.reason(FinishReason::Stop), usage: self.estimated_usage(clock) };
+        let end = || TextEnd {
+            reason: self.reply.reason(FinishReason::Stop),
+            unknown: None,
+            usage: self.estimated_usage(clock),
+        };
         ChoiceStep { parts: step.parts, end: step.stopped.then(end) }
     }
 
-    fn finish(&mut self, TextEnd { reason, usage }: TextEnd) -> ChoiceStep {
+    fn finish(&mut self, TextEnd { reason, unknown, usage }: TextEnd) -> ChoiceStep {
         if self.wants_no_token {
             // The upstream must be asked for one token.
             let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };
-            return ChoiceStep { parts: ReplyParts::new(), end: Some(TextEnd { reason: FinishReason::Length, usage }) };
+            let end = TextEnd { reason: FinishReason::Length, unknown, usage };
+            return ChoiceStep { parts: ReplyParts::new(), end: Some(end) };
         }
         let step = self.reply.finish();
-        let reason = self.reply.reason(reason);
-        ChoiceStep { parts: step.parts, end: Some(TextEnd { reason, usage }) }
+        let reason = match self.reply.reason(reason) {
+            FinishReason::ToolCalls if self.forbids_calls => FinishReason::Stop,
+            reason => reason,
+        };
+        ChoiceStep { parts: step.parts, end: Some(TextEnd { reason, unknown, usage }) }
     }
 
     /// Returns true if the upstream ignores `max_tokens`, or its reply cannot fit the context. One piece may have several
@@ -271,7 +299,7 @@ impl ChoiceReader {
     /// Counts a piece's bytes. Returns its tokens: those that the upstream lists, or one.
     fn count(&mut self, ReplyPart { content, tokens }: &ReplyPart) -> usize {
         let n_bytes = match content {
-            PartContent::Text(text) | PartContent::Reasoning(text) => text.len(),
+            PartContent::Text(text) | PartContent::Reasoning(text) | PartContent::Refusal(text) => text.len(),
             PartContent::Call(ToolCallDelta::Begin { name, .. }) => name.len(),
             PartContent::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.len(),
             PartContent::Call(ToolCallDelta::End { .. }) => return 0,
@@ -302,6 +330,15 @@ impl ChoiceReader {
         token.logprobs.top.truncate(self.n_top);
         TokenLogprobs { id: None, bytes: token.bytes, logprobs: token.logprobs }
     }
+}
+
+/// A step of a call as text.
+fn as_text(call: ToolCallDelta) -> PartContent {
+    PartContent::Text(match call {
+        ToolCallDelta::Begin { name, .. } => format!("{{\"name\": \"{name}\", \"arguments\": "),
+        ToolCallDelta::Arguments { fragment, .. } => fragment,
+        ToolCallDelta::End { .. } => "}".to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -336,7 +373,7 @@ mod tests {
             assert!(step.parts.is_empty() && step.end.is_none());
         }
         let usage = TextUsage { n_prompt: Some(7), n_completion: Some(1), ..TextUsage::default() };
-        let finished = TextDelta::Finished(TextEnd { reason: FinishReason::Stop, usage });
+        let finished = TextDelta::Finished(TextEnd { reason: FinishReason::Stop, unknown: None, usage });
         let step = reader.read(finished, &mut clock);
         let end = step.end.unwrap();
         assert!(step.parts.is_empty() && clock.n_tokens == 0);
@@ -382,6 +419,29 @@ mod tests {
         assert_eq!(believed(None, "hidden reasoning", 90_000), 90_000);
         assert_eq!(believed(None, "hi", u32::MAX), MAX_REPLY_TOKENS);
         assert_eq!((most_tokens(5), most_tokens(u32::MAX)), (16_424, u32::MAX));
+    }
+
+    #[test]
+    fn a_call_is_text_if_the_client_forbids_calls() {
+        let read = |choice| {
+            let tools = ToolUse { choice, ..ToolUse::default() };
+            let mut reader = ChoiceReader::new(&GenerateRequest { tools, ..chat(json!([])) });
+            let mut clock = ChoiceClock::start(5, TokenGaps::unread(), Arc::default());
+            let end = TextEnd { reason: FinishReason::ToolCalls, unknown: None, usage: TextUsage::default() };
+            let steps = [
+                TextDelta::Call(ToolCallDelta::Begin { index: 0, id: "c".into(), name: "f".into() }),
+                TextDelta::Call(ToolCallDelta::Arguments { index: 0, fragment: "{}".into() }),
+                TextDelta::Call(ToolCallDelta::End { index: 0 }),
+                TextDelta::Finished(end),
+            ];
+            let steps: Vec<ChoiceStep> = steps.into_iter().map(|delta| reader.read(delta, &mut clock)).collect();
+            let contents = steps.iter().flat_map(|step| &step.parts).map(|part| part.content.clone());
+            (contents.collect::<Vec<_>>(), steps[3].end.as_ref().unwrap().reason)
+        };
+        let texts = ["{\"name\": \"f\", \"arguments\": ", "{}", "}"].map(|text| PartContent::Text(text.into()));
+        assert_eq!(read(ToolChoice::None), (texts.to_vec(), FinishReason::Stop));
+        let (parts, reason) = read(ToolChoice::Auto);
+        assert!(parts.iter().all(|part| matches!(part, PartContent::Call(_))) && reason == FinishReason::ToolCalls);
     }
 
     #[test]

@@ -59,6 +59,10 @@ enum ResponseEvent<'a> {
     ReasoningDelta { item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str },
     #[serde(rename = "response.reasoning_text.done")]
     ReasoningDone { item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
+    #[serde(rename = "response.refusal.delta")]
+    RefusalDelta { item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str },
+    #[serde(rename = "response.refusal.done")]
+    RefusalDone { item_id: &'a str, output_index: usize, content_index: usize, refusal: &'a str },
     #[serde(rename = "response.content_part.done")]
     PartDone { item_id: &'a str, output_index: usize, content_index: usize, part: &'a OutputPart },
     #[serde(rename = "response.function_call_arguments.delta")]
@@ -98,6 +102,8 @@ impl TypedEvent for Numbered<'_> {
             ResponseEvent::TextDone { .. } => "response.output_text.done",
             ResponseEvent::ReasoningDelta { .. } => "response.reasoning_text.delta",
             ResponseEvent::ReasoningDone { .. } => "response.reasoning_text.done",
+            ResponseEvent::RefusalDelta { .. } => "response.refusal.delta",
+            ResponseEvent::RefusalDone { .. } => "response.refusal.done",
             ResponseEvent::PartDone { .. } => "response.content_part.done",
             ResponseEvent::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             ResponseEvent::ArgumentsDone { .. } => "response.function_call_arguments.done",
@@ -141,13 +147,7 @@ impl ResponseEventWriter {
         if delta.is_empty() && (logprobs.is_empty() || is_new) {
             return;
         }
-        if is_new {
-            self.close(out, OutputStatus::Completed);
-        }
-        self.output.text(delta, logprobs);
-        if is_new {
-            self.opened(out);
-        }
+        self.add(out, OutputKind::Message, |output| output.text(delta, logprobs));
         let (output_index, item_id) = self.output.place();
         let event = ResponseEvent::TextDelta { item_id, output_index, content_index: 0, delta, logprobs };
         self.numbers.write(out, &event);
@@ -155,17 +155,30 @@ impl ResponseEventWriter {
 
     /// Writes more of the model's reasoning.
     pub fn reasoning(&mut self, out: &mut BytesMut, delta: &str) {
-        let is_new = !self.output.is_in(OutputKind::Reasoning);
-        if is_new {
-            self.close(out, OutputStatus::Completed);
-        }
-        self.output.reasoning(delta);
-        if is_new {
-            self.opened(out);
-        }
+        self.add(out, OutputKind::Reasoning, |output| output.reasoning(delta));
         let (output_index, item_id) = self.output.place();
         let event = ResponseEvent::ReasoningDelta { item_id, output_index, content_index: 0, delta };
         self.numbers.write(out, &event);
+    }
+
+    /// Writes more of a refusal.
+    pub fn refusal(&mut self, out: &mut BytesMut, delta: &str) {
+        self.add(out, OutputKind::Refusal, |output| output.refusal(delta));
+        let (output_index, item_id) = self.output.place();
+        let event = ResponseEvent::RefusalDelta { item_id, output_index, content_index: 0, delta };
+        self.numbers.write(out, &event);
+    }
+
+    /// Adds to an item of this kind, which is opened unless it is open.
+    fn add(&mut self, out: &mut BytesMut, kind: OutputKind, add: impl FnOnce(&mut Output)) {
+        let is_new = !self.output.is_in(kind);
+        if is_new {
+            self.close(out, OutputStatus::Completed);
+        }
+        add(&mut self.output);
+        if is_new {
+            self.opened(out);
+        }
     }
 
     /// Writes a step of a call.
@@ -207,8 +220,10 @@ impl ResponseEventWriter {
         self.close(out, last_status(end.reason));
         let response = &self.head.finished(end, self.output.items().to_vec(), usage);
         let event = match end.reason {
-            FinishReason::Stop | FinishReason::ToolCalls => ResponseEvent::Completed { response },
-            FinishReason::Length => ResponseEvent::Incomplete { response },
+            FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal => {
+                ResponseEvent::Completed { response }
+            }
+            FinishReason::Length | FinishReason::ContentFilter => ResponseEvent::Incomplete { response },
         };
         self.numbers.write(out, &event);
     }
@@ -224,11 +239,7 @@ impl ResponseEventWriter {
         let Some(item) = self.output.items().last().map(OutputItem::begun) else { return };
         let (output_index, item_id) = self.output.place();
         self.numbers.write(out, &ResponseEvent::ItemAdded { output_index, item: &item });
-        let part = match item {
-            OutputItem::Reasoning { .. } => OutputKind::Reasoning.empty_part(),
-            OutputItem::Message { .. } => OutputKind::Message.empty_part(),
-            OutputItem::FunctionCall { .. } | OutputItem::CustomToolCall { .. } => return,
-        };
+        let Some(part) = self.output.kind().map(OutputKind::empty_part) else { return };
         let event = ResponseEvent::PartAdded { item_id, output_index, content_index: 0, part: &part };
         self.numbers.write(out, &event);
     }
@@ -250,6 +261,9 @@ impl ResponseEventWriter {
                         }
                         OutputPart::ReasoningText { text } => {
                             ResponseEvent::ReasoningDone { item_id, output_index, content_index, text }
+                        }
+                        OutputPart::Refusal { refusal } => {
+                            ResponseEvent::RefusalDone { item_id, output_index, content_index, refusal }
                         }
                     };
                     self.numbers.write(out, &done);

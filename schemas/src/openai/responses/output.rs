@@ -103,6 +103,11 @@ pub enum OutputPart {
         /// The text so far.
         text: String,
     },
+    /// The words with which the model of an upstream refuses to answer.
+    Refusal {
+        /// The text so far.
+        refusal: String,
+    },
 }
 
 /// The kinds of items that hold text.
@@ -110,12 +115,15 @@ pub enum OutputPart {
 pub(super) enum OutputKind {
     Reasoning,
     Message,
+    /// A message that is a refusal.
+    Refusal,
 }
 
 impl OutputKind {
     pub(super) fn empty_part(self) -> OutputPart {
         match self {
             OutputKind::Reasoning => OutputPart::ReasoningText { text: String::new() },
+            OutputKind::Refusal => OutputPart::Refusal { refusal: String::new() },
             OutputKind::Message => {
                 OutputPart::OutputText { annotations: [], logprobs: Vec::new(), text: String::new() }
             }
@@ -165,6 +173,16 @@ impl Output {
         }
         if let Some(OutputPart::ReasoningText { text }) = self.part() {
             text.push_str(delta);
+        }
+    }
+
+    /// Adds to a refusal.
+    pub fn refusal(&mut self, delta: &str) {
+        if !self.is_in(OutputKind::Refusal) {
+            self.turn_to(OutputKind::Refusal);
+        }
+        if let Some(OutputPart::Refusal { refusal }) = self.part() {
+            refusal.push_str(delta);
         }
     }
 
@@ -250,11 +268,19 @@ impl Output {
 
     /// Returns true if the open item is of this kind.
     pub(super) fn is_in(&self, kind: OutputKind) -> bool {
-        let last = self.items.last().filter(|_| self.is_open);
-        match kind {
-            OutputKind::Reasoning => matches!(last, Some(OutputItem::Reasoning { .. })),
-            OutputKind::Message => matches!(last, Some(OutputItem::Message { .. })),
-        }
+        self.is_open && self.kind() == Some(kind)
+    }
+
+    /// Returns the kind of the last item, if it holds text.
+    pub(super) fn kind(&self) -> Option<OutputKind> {
+        let (OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. }) = self.items.last()? else {
+            return None;
+        };
+        Some(match content.last()? {
+            OutputPart::ReasoningText { .. } => OutputKind::Reasoning,
+            OutputPart::OutputText { .. } => OutputKind::Message,
+            OutputPart::Refusal { .. } => OutputKind::Refusal,
+        })
     }
 
     /// Returns the index and the id of the last item.
@@ -275,7 +301,9 @@ impl Output {
             OutputKind::Reasoning => {
                 OutputItem::Reasoning { id: self.new_id("rs"), summary: [], content, encrypted_content: None, status }
             }
-            OutputKind::Message => OutputItem::Message { id: self.new_id("msg"), status, content, role: "assistant" },
+            OutputKind::Message | OutputKind::Refusal => {
+                OutputItem::Message { id: self.new_id("msg"), status, content, role: "assistant" }
+            }
         });
         self.is_open = true;
     }
@@ -308,8 +336,8 @@ impl Output {
 /// Returns the status of an item that is open when the response ends for this reason.
 pub(super) fn last_status(reason: FinishReason) -> OutputStatus {
     match reason {
-        FinishReason::Stop | FinishReason::ToolCalls => OutputStatus::Completed,
-        FinishReason::Length => OutputStatus::Incomplete,
+        FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal => OutputStatus::Completed,
+        FinishReason::Length | FinishReason::ContentFilter => OutputStatus::Incomplete,
     }
 }
 

@@ -188,8 +188,9 @@ impl ResponseHead {
     /// Returns the response at its end. Only a completed one has a time of completion.
     pub fn finished(&self, end: ResponseEnd, output: Vec<OutputItem>, usage: ResponseUsage) -> Response {
         let (status, completed_at, incomplete_details) = match end.reason {
-            FinishReason::Stop | FinishReason::ToolCalls => ("completed", Some(end.at), None),
+            FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal => ("completed", Some(end.at), None),
             FinishReason::Length => ("incomplete", None, Some(json!({"reason": "max_output_tokens"}))),
+            FinishReason::ContentFilter => ("incomplete", None, Some(json!({"reason": "content_filter"}))),
         };
         Response { usage: Some(usage), completed_at, incomplete_details, ..self.response(status, output) }
     }

@@ -3,56 +3,63 @@
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::reply::delta::{DeltaReader, new_call_id};
+use crate::reply::delta::DeltaReader;
+use crate::reply::delta::new_call_id;
 use crate::reply::logprobs::TokenEntry;
 use crate::reply::refusal;
-use crate::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
+use crate::TextDelta;
+use crate::TextEnd;
+use crate::TextToken;
+use crate::TextUsage;
+use crate::UpstreamError;
+use crate::reply::finish_word::FinishWord;
+use crate::reply::foreign::Count;
+use crate::reply::foreign::ForeignCall;
+use crate::reply::foreign::List;
+use crate::reply::foreign::MAX_CALLS;
+use crate::reply::foreign::Needed;
+use crate::reply::foreign::Said;
+use crate::reply::foreign::SaidPart;
+use crate::reply::foreign::is_present;
+use crate::reply::foreign::without_mark;
+use crate::reply::logprobs::JsonText;
+use crate::LeftOut;
 
-/// The most calls in one reply.
-const MAX_CALLS: u32 = 128;
-
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct IncomingLine<'a> {
-    #[serde(borrow)]
-    message: Option<LineMessage<'a>>,
+    #[serde(borrow, default)]
+    message: Needed<LineMessage<'a>>,
     /// The text, in replies of `/api/generate`.
-    response: Option<String>,
-    thinking: Option<String>,
+    #[serde(borrow, default)]
+    response: Said<'a>,
+    #[serde(borrow, default)]
+    thinking: Said<'a>,
+    done: Option<bool>,
+    #[serde(borrow)]
+    done_reason: Option<JsonText<'a>>,
     #[serde(default)]
-    done: bool,
-    done_reason: Option<String>,
-    prompt_eval_count: Option<u32>,
-    eval_count: Option<u32>,
+    prompt_eval_count: Count,
+    #[serde(default)]
+    eval_count: Count,
     /// The log-probabilities of this line's tokens, including those that are not text.
     #[serde(borrow)]
     logprobs: Option<&'a RawValue>,
-    error: Option<IgnoredAny>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
 struct LineMessage<'a> {
-    content: Option<String>,
-    thinking: Option<String>,
+    #[serde(borrow, default)]
+    content: Said<'a>,
+    #[serde(borrow, default)]
+    thinking: Said<'a>,
+    #[serde(borrow, default)]
+    tool_calls: List<Needed<ForeignCall<'a>>, MAX_CALLS>,
     #[serde(borrow)]
-    tool_calls: Option<Vec<LineCall<'a>>>,
-}
-
-#[derive(Deserialize)]
-struct LineCall<'a> {
-    id: Option<String>,
-    #[serde(borrow)]
-    function: LineFunction<'a>,
-}
-
-#[derive(Deserialize)]
-struct LineFunction<'a> {
-    name: String,
-    /// An object, which goes on as it is.
-    #[serde(borrow)]
-    arguments: Option<&'a RawValue>,
+    images: Option<&'a RawValue>,
 }
 
 /// The most tokens that wait for their text. Ollama holds back the text of a call, which is shorter.
@@ -68,52 +75,96 @@ pub(super) struct LineReader {
     lacks_logprobs: bool,
     /// Tokens whose text has not come yet.
     held: Vec<TextToken>,
+    /// What was reported as left out.
+    left_out: Vec<LeftOut>,
+}
+
+/// The texts of a line.
+#[derive(Default)]
+struct LineText {
+    text: String,
+    reasoning: String,
+    left_out: Vec<LeftOut>,
+}
+
+impl LineText {
+    fn of(content: Said<'_>, thinking: Said<'_>) -> LineText {
+        let mut said = LineText { reasoning: thinking.joined().unwrap_or_default(), ..LineText::default() };
+        let parts = match content {
+            Said::Nothing => Vec::new(),
+            Said::Text(text) => vec![SaidPart::Text(text.into_owned())],
+            Said::Parts(parts) => parts,
+        };
+        for part in parts {
+            match part {
+                // Ollama's form has no field for a refusal.
+                SaidPart::Text(text) | SaidPart::Refusal(text) => said.text.push_str(&text),
+                SaidPart::Reasoning(text) => said.reasoning.push_str(&text),
+                SaidPart::LeftOut(left_out) => said.left_out.push(left_out),
+            }
+        }
+        said
+    }
 }
 
 impl DeltaReader for LineReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let line: IncomingLine<'_> = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
-        if line.error.is_some() {
+        let line: Needed<IncomingLine<'_>> =
+            serde_json::from_slice(without_mark(event)).map_err(UpstreamError::malformed)?;
+        let line = line.0.unwrap_or_default();
+        if is_present(line.error) {
             return Err(refusal::in_stream(event));
         }
-        let message = line.message.unwrap_or_default();
-        let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let reasoning = filled(message.thinking.or(line.thinking));
-        let calls = message.tool_calls.unwrap_or_default();
+        let message = line.message.0.unwrap_or_default();
+        let said = LineText::of(message.content.or(line.response), message.thinking.or(line.thinking));
+        let calls = message.tool_calls.0;
         if let Some(logprobs) = line.logprobs.filter(|_| self.wants_logprobs) {
-            self.hold(serde_json::from_str(logprobs.get()).map_err(UpstreamError::malformed)?)?;
+            let tokens: List<TokenEntry<'_>, MAX_HELD> =
+                serde_json::from_str(logprobs.get()).map_err(UpstreamError::malformed)?;
+            self.hold(tokens.0)?;
         }
-        if let Some(text) = filled(message.content.or(line.response)) {
+        let reasoning = Some(said.reasoning).filter(|reasoning| !reasoning.is_empty());
+        if !said.text.is_empty() {
             if self.lacks_logprobs {
                 // An older Ollama, or a model that reports none.
                 return Err(UpstreamError::Unsupported { field: "logprobs" });
             }
             out.extend(reasoning.map(TextDelta::Reasoning));
-            let tokens = self.take_tokens_of(&text);
-            out.push(TextDelta::Text { text, tokens });
+            let tokens = self.take_tokens_of(&said.text);
+            out.push(TextDelta::Text { text: said.text, tokens });
         } else if reasoning.is_some() || !calls.is_empty() {
             // The tokens belong to these, which are passed on without log-probabilities.
             self.held.clear();
             out.extend(reasoning.map(TextDelta::Reasoning));
         }
-        for call in calls {
+        let images = is_present(message.images).then_some(LeftOut::Images);
+        for left_out in said.left_out.into_iter().chain(images) {
+            if !self.left_out.contains(&left_out) {
+                self.left_out.push(left_out);
+                out.push(TextDelta::LeftOut(left_out));
+            }
+        }
+        for call in calls.into_iter().filter_map(|call| call.0) {
             self.call(call, out)?;
         }
-        if line.done {
-            let reason = match line.done_reason.as_deref() {
-                Some("length") => FinishReason::Length,
-                _ if self.n_calls > 0 => FinishReason::ToolCalls,
-                _ => FinishReason::Stop,
+        if line.done == Some(true) {
+            let word = line.done_reason.unwrap_or_default().0;
+            // Older versions give no reason.
+            let FinishWord { reason, unknown } = FinishWord::read(if word.is_empty() { "stop" } else { &word })?;
+            let has_called = self.n_calls > 0 && reason == FinishReason::Stop;
+            let usage = TextUsage {
+                n_prompt: line.prompt_eval_count.0,
+                n_completion: line.eval_count.0,
+                ..TextUsage::default()
             };
-            let usage =
-                TextUsage { n_prompt: line.prompt_eval_count, n_completion: line.eval_count, ..TextUsage::default() };
-            self.end = Some(TextEnd { reason, usage });
+            let reason = if has_called { FinishReason::ToolCalls } else { reason };
+            self.end = Some(TextEnd { reason, unknown, usage });
         }
         Ok(())
     }
 
     fn end(&mut self, _out: &mut Vec<TextDelta>) -> Option<TextEnd> {
-        self.end
+        self.end.clone()
     }
 }
 
@@ -148,20 +199,20 @@ impl LineReader {
     }
 
     /// Ollama sends whole calls.
-    fn call(&mut self, call: LineCall<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+    fn call(&mut self, call: ForeignCall<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let index = self.n_calls;
-        if index >= MAX_CALLS {
+        if index as usize >= MAX_CALLS {
             return Err(UpstreamError::malformed("too many calls in one reply"));
         }
         self.n_calls += 1;
-        let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(new_call_id);
-        let arguments = call.function.arguments.map_or("{}", RawValue::get);
-        if !arguments.starts_with('{') {
-            return Err(UpstreamError::malformed("a call whose arguments are no object"));
-        }
-        let fragment = arguments.to_owned();
+        let id = Some(call.id.0).filter(|id| !id.is_empty()).unwrap_or_else(new_call_id);
+        let function = call.function.0.unwrap_or_default();
+        let arguments = function.arguments()?;
+        let fragment = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let name = function.name.filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| UpstreamError::malformed("a call without a name"))?;
         let steps = [
-            ToolCallDelta::Begin { index, id, name: call.function.name },
+            ToolCallDelta::Begin { index, id, name },
             ToolCallDelta::Arguments { index, fragment },
             ToolCallDelta::End { index },
         ];

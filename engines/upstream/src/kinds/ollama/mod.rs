@@ -50,11 +50,6 @@ impl Protocol for Ollama {
         ApiPath::Api("api/tags")
     }
 
-    fn model_names(&self, list: &Value) -> Vec<String> {
-        let models = list.get("models").and_then(Value::as_array).into_iter().flatten();
-        models.filter_map(|model| Some(model.get("name")?.as_str()?.to_owned())).collect()
-    }
-
     fn model_info_call<'a>(&self, model: &'a str) -> Option<ModelInfoCall<'a>> {
         Some(ModelInfoCall::Post(ApiCall::new(ApiPath::Api("api/show"), [("model", model.into())])))
     }

@@ -69,12 +69,6 @@ impl Default for OpenAiQuirks {
     }
 }
 
-/// The names in the reply to `GET /models`.
-pub(crate) fn model_names(list: &Value) -> Vec<String> {
-    let models = list.get("data").and_then(Value::as_array).into_iter().flatten();
-    models.filter_map(|model| Some(model.get("id")?.as_str()?.to_owned())).collect()
-}
-
 /// The request for one choice. Errors: the server does not take a field that the request needs.
 pub(crate) fn generate_call(
     asked: &ChoiceRequest<'_>,

@@ -71,6 +71,7 @@ fn show(parts: Vec<PartContent>) -> String {
         }
         match part {
             PartContent::Text(text) => shown += &text,
+            PartContent::Refusal(_) => unreachable!("only upstreams report one"),
             PartContent::Reasoning(text) => {
                 if !std::mem::replace(&mut thinking, true) {
                     shown.push('{');

@@ -20,11 +20,13 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::request_steps::{DrainDeadline, keeping, steps};
-use crate::http::reply::route_header::insert_route;
+use crate::http::reply::request_steps::DrainDeadline;
+use crate::http::reply::request_steps::keeping;
+use crate::http::reply::request_steps::steps;
 use crate::http::reply::skipped_tools::SkippedTools;
 use crate::http::reply::streamed;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpFailure;
+use crate::http::HttpState;
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 use crate::request::generate::EventStream;
@@ -83,6 +85,7 @@ async fn whole(mut steps: EventStream, mut head: ResponseHead) -> Result<Respons
             EventKind::Accepted { sampling, .. } => head.echo.samples_with(&sampling),
             EventKind::Text { text, tokens } => output.text(&text, &logprobs(&tokens)),
             EventKind::Reasoning { text } => output.reasoning(&text),
+            EventKind::Refusal { text } => output.refusal(&text),
             EventKind::ToolCall { call } => output.call(&call),
             // Every choice finishes before the steps end.
             EventKind::Finished { reason, .. } => end = reason,
@@ -92,6 +95,6 @@ async fn whole(mut steps: EventStream, mut head: ResponseHead) -> Result<Respons
     output.finish(end);
     let mut response = Json(head.finished(ResponseEnd { reason: end, at: now() }, output.into_items(), usage(&totals)))
         .into_response();
-    insert_route(response.headers_mut(), &totals.route);
+    totals.insert_into(response.headers_mut());
     Ok(response)
 }

@@ -50,6 +50,7 @@ impl StreamWriter for ResponseWriter {
         match &event.kind {
             EventKind::Text { text, tokens } => self.events.text(out, text, &logprobs(tokens)),
             EventKind::Reasoning { text } => self.events.reasoning(out, text),
+            EventKind::Refusal { text } => self.events.refusal(out, text),
             EventKind::ToolCall { call } => self.events.call(out, call),
             EventKind::Finished { reason, .. } => self.reason = Some(*reason),
             _ => {}

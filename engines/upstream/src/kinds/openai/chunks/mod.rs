@@ -1,48 +1,58 @@
 //! Reads OpenAI's chunks, of chats and of plain completions. A whole reply is read as one chunk.
 
+mod calls;
 mod text_chunk;
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use baton_schemas::FinishReason;
-use baton_schemas::tools::ToolCallDelta;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use self::calls::{CallForm, StreamedCalls};
 use self::text_chunk::TextChunk;
-use crate::reply::delta::{DeltaReader, new_call_id};
+use crate::reply::delta::DeltaReader;
+use crate::reply::finish_word::FinishWord;
+use crate::reply::foreign::{
+    Aside, Count, ForeignCall, ForeignFunction, ForeignWord, List, MAX_CALLS, Needed, Object, Said, SaidPart,
+    is_present, without_mark,
+};
 use crate::reply::logprobs::{self, JsonText};
 use crate::reply::refusal;
-use crate::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure};
-
-/// The most calls in one reply.
-const MAX_CALLS: u32 = 128;
+use crate::{LeftOut, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
 
 /// The fields that are read. All others are skipped, so nothing that a server adds reaches a client.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct StreamChunk<'a> {
     // One choice was requested.
     #[serde(borrow, default)]
-    choices: FirstOf<IncomingChoice<'a>>,
-    usage: Option<ChunkUsage>,
-    error: Option<IgnoredAny>,
-    /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
+    choices: FirstOf<Needed<IncomingChoice<'a>>>,
+    #[serde(default)]
+    usage: Aside<ChunkUsage>,
     #[serde(borrow)]
-    object: Option<JsonText<'a>>,
+    error: Option<&'a RawValue>,
+    /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
+    #[serde(default)]
+    object: ForeignWord,
+    /// Of servers that search.
+    #[serde(borrow)]
+    citations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    search_results: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct IncomingChoice<'a> {
-    #[serde(borrow)]
-    delta: Option<IncomingDelta<'a>>,
+    #[serde(borrow, default)]
+    delta: Needed<IncomingDelta<'a>>,
     /// A reply that is not a stream has this instead of `delta`. Some servers end a stream with it.
-    #[serde(borrow)]
-    message: Option<IncomingDelta<'a>>,
+    #[serde(borrow, default)]
+    message: Needed<IncomingDelta<'a>>,
     /// The text, in plain completions.
-    #[serde(borrow)]
-    text: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    text: Said<'a>,
     #[serde(borrow)]
     finish_reason: Option<JsonText<'a>>,
     #[serde(borrow)]
@@ -52,21 +62,29 @@ struct IncomingChoice<'a> {
 impl IncomingChoice<'_> {
     /// Its text, if it has nothing else that is read.
     fn only_text(&self) -> Option<&str> {
-        let IncomingChoice { delta, message: None, text, finish_reason, logprobs: None } = self else { return None };
+        let IncomingChoice { delta, message: Object(None), text, finish_reason, logprobs: None } = self else {
+            return None;
+        };
         if finish_reason.as_ref().is_some_and(|reason| !reason.0.is_empty()) {
             return None;
         }
-        match (delta, text) {
-            (None, Some(text)) => Some(&text.0),
+        match (&delta.0, text) {
+            (None, Said::Text(text)) => Some(text),
             (
                 Some(IncomingDelta {
-                    content: Some(content),
-                    reasoning_content: None,
-                    reasoning: None,
-                    tool_calls: None,
+                    content: Said::Text(content),
+                    reasoning_content: Said::Nothing,
+                    reasoning: Said::Nothing,
+                    refusal: Said::Nothing,
+                    tool_calls: List(calls),
+                    function_call: Object(None),
+                    annotations: None,
+                    citations: None,
+                    images: None,
+                    audio: Object(None),
                 }),
-                None,
-            ) => Some(&content.0),
+                Said::Nothing,
+            ) if calls.is_empty() => Some(content),
             _ => None,
         }
     }
@@ -74,57 +92,70 @@ impl IncomingChoice<'_> {
 
 #[derive(Default, Deserialize)]
 struct IncomingDelta<'a> {
-    #[serde(borrow)]
-    content: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    reasoning_content: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    content: Said<'a>,
+    #[serde(borrow, default)]
+    reasoning_content: Said<'a>,
     /// The reasoning under the newer name of vLLM and OpenRouter.
+    #[serde(borrow, default)]
+    reasoning: Said<'a>,
+    #[serde(borrow, default)]
+    refusal: Said<'a>,
+    #[serde(borrow, default)]
+    tool_calls: List<Needed<ForeignCall<'a>>, MAX_CALLS>,
+    /// The older form of a call.
+    #[serde(borrow, default)]
+    function_call: Needed<ForeignFunction<'a>>,
     #[serde(borrow)]
-    reasoning: Option<JsonText<'a>>,
-    tool_calls: Option<Vec<CallDelta>>,
-}
-
-#[derive(Deserialize)]
-struct CallDelta {
-    index: Option<u32>,
-    id: Option<String>,
-    function: Option<FunctionDelta>,
+    annotations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    citations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    images: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    audio: Aside<IncomingAudio<'a>>,
 }
 
 #[derive(Default, Deserialize)]
-struct FunctionDelta {
-    name: Option<String>,
-    arguments: Option<String>,
+struct IncomingAudio<'a> {
+    #[serde(borrow, default)]
+    transcript: Said<'a>,
 }
 
 #[derive(Deserialize)]
 struct ChunkUsage {
-    prompt_tokens: Option<u32>,
-    completion_tokens: Option<u32>,
-    prompt_tokens_details: Option<PromptDetails>,
-    completion_tokens_details: Option<CompletionDetails>,
+    #[serde(default)]
+    prompt_tokens: Count,
+    #[serde(default)]
+    completion_tokens: Count,
+    #[serde(default)]
+    prompt_tokens_details: Aside<PromptDetails>,
+    #[serde(default)]
+    completion_tokens_details: Aside<CompletionDetails>,
 }
 
 #[derive(Deserialize)]
 struct PromptDetails {
-    cached_tokens: Option<u32>,
+    #[serde(default)]
+    cached_tokens: Count,
 }
 
 #[derive(Deserialize)]
 struct CompletionDetails {
-    reasoning_tokens: Option<u32>,
+    #[serde(default)]
+    reasoning_tokens: Count,
 }
 
 /// Reads one reply's chunks.
 #[derive(Default)]
 pub(crate) struct ChunkReader {
-    reason: Option<FinishReason>,
+    finish: Option<FinishWord>,
     usage: TextUsage,
-    /// The unfinished call: the upstream's number for it, and its id.
-    open: Option<(Option<u32>, String)>,
-    n_calls: u32,
+    calls: StreamedCalls,
     /// The reply is a stream, so a message would repeat it.
     has_deltas: bool,
+    /// What was reported as left out.
+    left_out: Vec<LeftOut>,
     /// Log-probabilities were requested. Otherwise they are skipped: some servers write them always.
     wants_logprobs: bool,
     /// They were requested, and none have come yet.
@@ -140,36 +171,46 @@ impl DeltaReader for ChunkReader {
             self.text(text.to_owned(), Vec::new(), out)?;
             return Ok(());
         }
-        let chunk: StreamChunk<'_> = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
-        if chunk.error.is_some() || chunk.object.as_ref().is_some_and(|object| object.0 == "error") {
+        let chunk: Needed<StreamChunk<'_>> =
+            serde_json::from_slice(without_mark(event)).map_err(UpstreamError::malformed)?;
+        let chunk = chunk.0.unwrap_or_default();
+        if is_present(chunk.error) || chunk.object.0 == "error" {
             return Err(refusal::in_stream(event));
         }
-        if let StreamChunk { choices: FirstOf(Some(choice)), usage: None, .. } = &chunk
+        for (field, left_out) in [(chunk.citations, LeftOut::Citations), (chunk.search_results, LeftOut::SearchResults)]
+        {
+            self.leave_out(is_present(field).then_some(left_out), out);
+        }
+        let choice = chunk.choices.0.and_then(|choice| choice.0);
+        if let (Some(choice), None, None, None) = (&choice, &chunk.usage.0, chunk.citations, chunk.search_results)
             && let Some(text) = choice.only_text()
         {
             self.text_chunk.learn(event, text);
         }
-        if let Some(usage) = chunk.usage {
+        if let Some(usage) = chunk.usage.0 {
+            let details = (usage.prompt_tokens_details.0, usage.completion_tokens_details.0);
             self.usage = TextUsage {
-                n_prompt: usage.prompt_tokens.or(self.usage.n_prompt),
-                n_cached: usage.prompt_tokens_details.and_then(|d| d.cached_tokens).or(self.usage.n_cached),
-                n_completion: usage.completion_tokens.or(self.usage.n_completion),
-                n_reasoning: usage
-                    .completion_tokens_details
-                    .and_then(|d| d.reasoning_tokens)
-                    .or(self.usage.n_reasoning),
+                n_prompt: usage.prompt_tokens.0.or(self.usage.n_prompt),
+                n_cached: details.0.and_then(|d| d.cached_tokens.0).or(self.usage.n_cached),
+                n_completion: usage.completion_tokens.0.or(self.usage.n_completion),
+                n_reasoning: details.1.and_then(|d| d.reasoning_tokens.0).or(self.usage.n_reasoning),
             };
         }
-        chunk.choices.0.map_or(Ok(()), |choice| self.choice(choice, out))
+        choice.map_or(Ok(()), |choice| self.choice(choice, out))
     }
 
     fn end(&mut self, out: &mut Vec<TextDelta>) -> Option<TextEnd> {
-        let reason = self.reason?;
-        if reason != FinishReason::Length {
-            self.close(out);
-        }
-        let has_called = self.n_calls > 0 && reason == FinishReason::Stop;
-        Some(TextEnd { reason: if has_called { FinishReason::ToolCalls } else { reason }, usage: self.usage })
+        let FinishWord { reason, unknown } = self.finish.clone()?;
+        let has_called = self.calls.end(is_cut(reason), out) && reason == FinishReason::Stop;
+        let reason = if has_called { FinishReason::ToolCalls } else { reason };
+        Some(TextEnd { reason, unknown, usage: self.usage })
+    }
+}
+
+fn is_cut(reason: FinishReason) -> bool {
+    match reason {
+        FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Refusal => false,
+        FinishReason::Length | FinishReason::ContentFilter => true,
     }
 }
 
@@ -180,39 +221,71 @@ impl ChunkReader {
     }
 
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        self.has_deltas |= choice.delta.is_some();
-        let message = choice.message.filter(|_| !self.has_deltas);
-        let delta = choice.delta.or(message).unwrap_or_default();
-        let filled =
-            |text: Option<JsonText<'_>>| text.filter(|text| !text.0.is_empty()).map(|text| text.0.into_owned());
-        out.extend(filled(delta.reasoning_content).or_else(|| filled(delta.reasoning)).map(TextDelta::Reasoning));
+        let is_whole = !self.has_deltas && choice.delta.0.is_none();
+        self.has_deltas |= choice.delta.0.is_some();
+        let message = choice.message.0.filter(|_| !self.has_deltas);
+        let delta = choice.delta.0.or(message).unwrap_or_default();
+        out.extend(delta.reasoning_content.or(delta.reasoning).joined().map(TextDelta::Reasoning));
         let tokens = match choice.logprobs {
             Some(logprobs) if self.wants_logprobs => logprobs::of_chunk(logprobs.get())?,
             _ => Vec::new(),
         };
         self.lacks_logprobs &= tokens.is_empty();
-        self.text(filled(delta.content.or(choice.text)).unwrap_or_default(), tokens, out)?;
-        for call in delta.tool_calls.unwrap_or_default() {
+        self.leave_out(delta.audio.0.as_ref().map(|_| LeftOut::Audio), out);
+        let heard = delta.audio.0.map(|audio| audio.transcript).unwrap_or_default();
+        self.said(delta.content.or(choice.text).or(heard), tokens, out)?;
+        out.extend(delta.refusal.joined().map(TextDelta::Refusal));
+        for (field, left_out) in [
+            (delta.annotations, LeftOut::Annotations),
+            (delta.citations, LeftOut::Citations),
+            (delta.images, LeftOut::Images),
+        ] {
+            self.leave_out(is_present(field).then_some(left_out), out);
+        }
+        // Some servers write both forms.
+        let older = delta.function_call.0.filter(|_| delta.tool_calls.0.is_empty()).map(ForeignCall::of);
+        let calls = delta.tool_calls.0.into_iter().filter_map(|call| call.0).chain(older);
+        for (place, call) in calls.enumerate() {
             self.check_held()?;
-            self.call(call, out)?;
+            let form = if is_whole { CallForm::Whole } else { CallForm::Piece { place } };
+            self.calls.take(call, form, out)?;
         }
         // Some servers write an empty one into every piece.
-        let reason = choice.finish_reason.unwrap_or_default().0;
-        if !reason.is_empty() {
-            if matches!(&*reason, "abort" | "error") {
-                return Err(UpstreamError::failed(
-                    UpstreamFailure::ServerError,
-                    format_args!("the reply ended by {reason:?}"),
-                ));
-            }
+        let word = choice.finish_reason.unwrap_or_default().0;
+        if !word.is_empty() {
+            let finish = FinishWord::read(&word)?;
             self.check_held()?;
-            self.reason = Some(match &*reason {
-                "length" => FinishReason::Length,
-                "tool_calls" | "function_call" => FinishReason::ToolCalls,
-                _ => FinishReason::Stop,
-            });
+            self.calls.check()?;
+            self.finish = Some(finish);
         }
         Ok(())
+    }
+
+    /// Takes a text, or its parts. The tokens are those of its last part.
+    fn said(&mut self, said: Said<'_>, tokens: Vec<TextToken>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let parts = match said {
+            Said::Nothing => return self.text(String::new(), tokens, out),
+            Said::Text(text) => return self.text(text.into_owned(), tokens, out),
+            Said::Parts(parts) => parts,
+        };
+        let mut text = String::new();
+        for part in parts {
+            let delta = match part {
+                SaidPart::Text(more) => {
+                    text.push_str(&more);
+                    continue;
+                }
+                SaidPart::Reasoning(thought) => TextDelta::Reasoning(thought),
+                SaidPart::Refusal(refusal) => TextDelta::Refusal(refusal),
+                SaidPart::LeftOut(left_out) => {
+                    self.leave_out(Some(left_out), out);
+                    continue;
+                }
+            };
+            self.text(std::mem::take(&mut text), Vec::new(), out)?;
+            out.push(delta);
+        }
+        self.text(text, tokens, out)
     }
 
     fn text(&mut self, text: String, tokens: Vec<TextToken>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
@@ -227,30 +300,12 @@ impl ChunkReader {
         Ok(())
     }
 
-    fn call(&mut self, call: CallDelta, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let FunctionDelta { name, arguments } = call.function.unwrap_or_default();
-        let id = call.id.unwrap_or_default();
-        let name = name.unwrap_or_default();
-        // A call's first piece has its name. Some servers number all calls 0, some repeat the id in every piece.
-        let continues = self.open.as_ref().is_some_and(|(index, open_id)| {
-            *index == call.index && (id.is_empty() || id == *open_id) && (name.is_empty() || !id.is_empty())
-        });
-        if !continues {
-            if name.is_empty() {
-                return Err(UpstreamError::malformed("a piece of a call that has not begun"));
-            }
-            self.close(out);
-            if self.n_calls >= MAX_CALLS {
-                return Err(UpstreamError::malformed("too many calls in one reply"));
-            }
-            let id = if id.is_empty() { new_call_id() } else { id };
-            self.open = Some((call.index, id.clone()));
-            out.push(TextDelta::Call(ToolCallDelta::Begin { index: self.n_calls, id, name }));
+    /// Reports a kind of part that is left out, once.
+    fn leave_out(&mut self, left_out: Option<LeftOut>, out: &mut Vec<TextDelta>) {
+        if let Some(left_out) = left_out.filter(|left_out| !self.left_out.contains(left_out)) {
+            self.left_out.push(left_out);
+            out.push(TextDelta::LeftOut(left_out));
         }
-        if let Some(fragment) = arguments.filter(|fragment| !fragment.is_empty()) {
-            out.push(TextDelta::Call(ToolCallDelta::Arguments { index: self.n_calls, fragment }));
-        }
-        Ok(())
     }
 
     /// Errors: text came without the requested log-probabilities, and what follows it has none either.
@@ -258,13 +313,6 @@ impl ChunkReader {
         match self.held.is_empty() {
             true => Ok(()),
             false => Err(UpstreamError::Unsupported { field: "logprobs" }),
-        }
-    }
-
-    fn close(&mut self, out: &mut Vec<TextDelta>) {
-        if self.open.take().is_some() {
-            out.push(TextDelta::Call(ToolCallDelta::End { index: self.n_calls }));
-            self.n_calls += 1;
         }
     }
 }
@@ -289,6 +337,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOf<T> {
                 f.write_str("a list")
             }
 
+            fn visit_unit<E>(self) -> Result<FirstOf<T>, E> {
+                Ok(FirstOf(None))
+            }
+
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FirstOf<T>, A::Error> {
                 let first = list.next_element()?;
                 while list.next_element::<IgnoredAny>()?.is_some() {}
@@ -296,7 +348,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOf<T> {
             }
         }
 
-        list.deserialize_seq(FirstVisitor(PhantomData))
+        list.deserialize_any(FirstVisitor(PhantomData))
     }
 }
 

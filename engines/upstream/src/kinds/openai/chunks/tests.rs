@@ -1,6 +1,8 @@
+use baton_schemas::tools::ToolCallDelta;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::UpstreamFailure;
 
 /// The deltas and the end of a reply with these chunks.
 fn read(chunks: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
@@ -209,4 +211,226 @@ fn an_event_means_the_same_whatever_came_before_it() {
     reader.read(&events[0], &mut Vec::new()).unwrap();
     assert_eq!(reader.text_chunk.text(&events[2]), Some(" grün 🦀"), "it is not parsed");
     assert_eq!(reader.text_chunk.text(&events[3]), None);
+}
+
+/// A piece of a call of a stream.
+fn piece(index: Value, id: Value, name: Value, arguments: Value) -> Value {
+    json!({ "index": index, "id": id, "function": { "name": name, "arguments": arguments } })
+}
+
+fn calls(pieces: &[Value]) -> Value {
+    delta(json!({ "tool_calls": pieces }))
+}
+
+/// The calls of a reply, each as `name(arguments)`, with `…` if it is left open. Checks that they follow one another, have
+/// different ids, and are numbered.
+fn called(chunks: &[Value]) -> String {
+    let (deltas, _) = read(chunks).unwrap();
+    let (mut shown, mut ids, mut n_ended) = (String::new(), std::collections::BTreeSet::new(), 0);
+    for delta in deltas {
+        let TextDelta::Call(step) = delta else { continue };
+        match step {
+            ToolCallDelta::Begin { index, id, name } => {
+                assert!(index == n_ended && ids.insert(id), "{shown}");
+                shown += &format!("{name}(");
+            }
+            ToolCallDelta::Arguments { index, fragment } => {
+                assert_eq!(index, n_ended, "{shown}");
+                shown += &fragment;
+            }
+            ToolCallDelta::End { index } => {
+                assert_eq!(index, n_ended, "{shown}");
+                n_ended += 1;
+                shown += ")";
+            }
+        }
+    }
+    if ids.len() > n_ended as usize { shown + "…" } else { shown }
+}
+
+#[test]
+fn streamed_calls_are_put_together_by_their_numbers() {
+    let null = Value::Null;
+    let begin = |index: u32, name: &str, arguments: &str| {
+        piece(json!(index), json!(format!("id{index}")), json!(name), json!(arguments))
+    };
+    let more = |index: u32, arguments: &str| piece(json!(index), null.clone(), null.clone(), json!(arguments));
+    let whole = "f({\"a\":1})g({\"b\":2})";
+    let interleaved = [
+        calls(&[begin(0, "f", "{\"a\":")]),
+        calls(&[begin(1, "g", "{\"b\":")]),
+        calls(&[more(0, "1}")]),
+        calls(&[more(1, "2}")]),
+        finish("tool_calls"),
+    ];
+    assert_eq!(called(&interleaved), whole);
+    let at_once = [
+        calls(&[begin(0, "f", ""), begin(1, "g", "")]),
+        calls(&[more(1, "{\"b\":2}"), more(0, "{\"a\":1}")]),
+        finish("tool_calls"),
+    ];
+    assert_eq!(called(&at_once), whole);
+    // Without numbers, those of one event have different places.
+    let unnumbered = |name: &str, arguments: &str| piece(null.clone(), null.clone(), json!(name), json!(arguments));
+    let places = [
+        calls(&[unnumbered("f", "{\"a\":"), unnumbered("g", "{\"b\":")]),
+        calls(&[unnumbered("f", "1}"), unnumbered("g", "2}")]),
+        finish("stop"),
+    ];
+    assert_eq!(called(&places), whole);
+    // The name in every piece, without an id; the name, and another id, in every piece of the second call.
+    let named =
+        |index: u32, id: Value, name: &str, arguments: &str| piece(json!(index), id, json!(name), json!(arguments));
+    let names = [
+        calls(&[named(0, null.clone(), "f", "{\"a\":")]),
+        calls(&[named(0, null.clone(), "f", "1}")]),
+        calls(&[named(1, json!(""), "g", "{\"b\":")]),
+        calls(&[named(1, json!(""), "g", "2}")]),
+        finish("tool_calls"),
+    ];
+    assert_eq!(called(&names), whole);
+    let ids = [
+        calls(&[begin(0, "f", "{\"a\":")]),
+        calls(&[piece(json!(0), json!("other"), null.clone(), json!("1}"))]),
+        calls(&[begin(1, "g", "{\"b\":2}")]),
+        finish("tool_calls"),
+    ];
+    assert_eq!(called(&ids), whole);
+    // Whole calls that all have number 0 and no id, or the same.
+    for id in [null.clone(), json!("id")] {
+        let same = [
+            calls(&[named(0, id.clone(), "f", "{\"a\":1}")]),
+            calls(&[named(0, id.clone(), "f", "{\"a\":2}")]),
+            finish("tool_calls"),
+        ];
+        assert_eq!(called(&same), "f({\"a\":1})f({\"a\":2})");
+    }
+    // The id, then the name; the older form; no arguments.
+    let slow = [
+        calls(&[piece(json!(0), json!("id"), null.clone(), null.clone())]),
+        calls(&[piece(json!(0), null.clone(), json!("f"), null.clone())]),
+        calls(&[more(0, "{\"a\":1}")]),
+        finish("tool_calls"),
+    ];
+    assert_eq!(called(&slow), "f({\"a\":1})");
+    let older = |function: Value| delta(json!({ "function_call": function }));
+    let older = [older(json!({ "name": "f" })), older(json!({ "arguments": "{\"a\":1}" })), finish("function_call")];
+    assert_eq!(called(&older), "f({\"a\":1})");
+    assert_eq!(called(&[calls(&[begin(0, "f", ""), begin(1, "g", "")]), finish("stop")]), "f({})g({})");
+    // The first call streams while it is made.
+    let (deltas, _) = read(&interleaved[..1]).unwrap();
+    let expected = [
+        TextDelta::Call(ToolCallDelta::Begin { index: 0, id: "id0".into(), name: "f".into() }),
+        arguments(0, "{\"a\":"),
+    ];
+    assert_eq!(deltas, expected);
+}
+
+#[test]
+fn calls_that_a_limit_cuts_stay_open_and_broken_ones_are_errors() {
+    let named =
+        |index: u32, name: &str, arguments: &str| piece(json!(index), json!(null), json!(name), json!(arguments));
+    let cut = |second: &str| [calls(&[named(0, "f", "{}"), named(1, "g", second)]), finish("length")];
+    assert_eq!(called(&cut("{\"a\"")), "f({})g({\"a\"…");
+    assert_eq!(called(&[calls(&[named(0, "f", "{"), named(1, "g", "{}")]), finish("content_filter")]), "f({…");
+    let broken = |pieces: &[Value]| read(&[calls(pieces), finish("stop")]).unwrap_err();
+    let late = [named(0, "f", "{}"), named(1, "g", "{}"), piece(json!(0), json!(null), json!(null), json!("{}"))];
+    for pieces in [
+        &late[..],
+        &[piece(json!(0), json!("a"), json!(null), json!("{}"))],
+        &[piece(json!("first"), json!("a"), json!("f"), json!("{}"))],
+        &[piece(json!(0), json!("a"), json!("f"), json!([1]))],
+        &[piece(json!(0), json!("a"), json!(7), json!("{}"))],
+        &[json!("f")],
+    ] {
+        assert!(
+            matches!(broken(pieces), UpstreamError::Failed { failure: UpstreamFailure::Malformed, .. }),
+            "{pieces:?}"
+        );
+    }
+    let waiting = [calls(&[named(0, "f", "{")]), calls(&[named(1, "g", &"x".repeat(5 << 20))])];
+    assert!(read(&waiting).is_err(), "what waits is bounded");
+}
+
+/// Empty objects in one line take many times the memory of their text.
+#[test]
+fn countless_calls_in_one_event_are_refused_before_they_are_kept() {
+    let countless = format!(r#"{{"choices":[{{"delta":{{"tool_calls":[{{}}{}]}}}}]}}"#, ",{}".repeat(300_000));
+    let refused = ChunkReader::default().read(countless.as_bytes(), &mut Vec::new()).unwrap_err();
+    assert!(refused.to_string().contains("more than 128 items"), "{refused}");
+    let few = delta(json!({ "tool_calls": vec![json!({}); 128] }));
+    assert_eq!(read(&[few, finish("stop")]).unwrap().0, []);
+}
+
+#[test]
+fn a_reason_that_is_not_known_ends_a_reply_as_a_limit_does() {
+    let end = |reason: &str| {
+        let end = read(&[delta(json!({ "content": "Hi" })), finish(reason)]).unwrap().1.unwrap();
+        (end.reason, end.unknown)
+    };
+    assert_eq!(end("content_filter"), (FinishReason::ContentFilter, None));
+    assert_eq!(end("model_length"), (FinishReason::Length, None));
+    assert_eq!(end("out_of_luck"), (FinishReason::Length, Some("out_of_luck".into())));
+    assert_eq!(end("end_turn"), (FinishReason::Stop, None));
+    assert!(read(&[json!({ "choices": [{ "delta": {}, "finish_reason": 7 }] })]).is_err());
+}
+
+#[test]
+fn texts_come_in_parts_and_arguments_as_objects() {
+    let parts = json!([
+        { "type": "thinking", "thinking": [{ "type": "text", "text": "h" }, { "type": "text", "text": "m" }] },
+        { "type": "text", "text": "So " },
+        "it ",
+        { "type": "reference", "reference_ids": [1] },
+        { "text": "is" },
+        { "type": "reasoning", "text": "!" },
+        { "type": "refusal", "refusal": "No." },
+        null,
+    ]);
+    let said = [
+        TextDelta::Reasoning("hm".into()),
+        TextDelta::LeftOut(LeftOut::Citations),
+        text("So it is"),
+        TextDelta::Reasoning("!".into()),
+        TextDelta::Refusal("No.".into()),
+    ];
+    assert_eq!(read(&[delta(json!({ "content": parts }))]).unwrap().0, said);
+    assert_eq!(read(&[json!({ "choices": [{ "message": { "content": parts } }] })]).unwrap().0, said);
+    let raw = r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":7,"function":{"name":"f","arguments":{"a": 12345678901234567890123}}}]}}]}"#;
+    let mut out = Vec::new();
+    ChunkReader::default().read(raw.as_bytes(), &mut out).unwrap();
+    assert_eq!(out, [begin(0, "7", "f"), arguments(0, "{\"a\": 12345678901234567890123}")]);
+    for other in [json!(7), json!({ "text": "a" }), json!(true), json!([7])] {
+        assert!(read(&[delta(json!({ "content": other }))]).is_err(), "{other}");
+    }
+}
+
+#[test]
+fn refusals_and_transcripts_are_read_and_what_is_lost_is_named_once() {
+    let annotation = json!([{ "type": "url_citation", "url_citation": { "url": "x" } }]);
+    let searched = json!({ "choices": [{ "delta": { "content": "a" } }], "citations": ["x"], "search_results": [] });
+    let (deltas, _) = read(&[
+        delta(json!({ "refusal": "I can", "content": null })),
+        delta(json!({ "refusal": "not." })),
+        delta(json!({ "annotations": annotation, "content": "b" })),
+        delta(json!({ "annotations": annotation, "images": [], "audio": { "id": "x", "transcript": "heard" } })),
+        searched.clone(),
+        searched,
+    ])
+    .unwrap();
+    let left_out = TextDelta::LeftOut;
+    assert_eq!(
+        deltas,
+        [
+            TextDelta::Refusal("I can".into()),
+            TextDelta::Refusal("not.".into()),
+            text("b"),
+            left_out(LeftOut::Annotations),
+            left_out(LeftOut::Audio),
+            text("heard"),
+            left_out(LeftOut::Citations),
+            text("a"),
+            text("a"),
+        ]
+    );
 }

@@ -1,0 +1,281 @@
+//! The one rule by which replies of other servers are read: leniently where nothing is at stake, strictly where text, calls
+//! or the end of a reply are. `docs/upstreams.md` has it as a table; each type here is a row.
+//!
+//! Null, an empty list and a missing field are nothing everywhere. A field that has none of these types is not read, so
+//! nothing that a server adds reaches a client.
+
+mod said;
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+pub(super) use self::said::{Said, SaidPart};
+use super::UpstreamError;
+
+/// The most calls in one reply, and so in one of its events.
+pub(super) const MAX_CALLS: usize = 128;
+
+/// The bytes of a JSON text without the byte order mark that some servers put before it.
+pub(super) fn without_mark(json: &[u8]) -> &[u8] {
+    json.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(json)
+}
+
+/// A count of tokens. Anything that is no whole number from 0 is unknown. Lenient: Baton estimates what it is not told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Count(pub(super) Option<u32>);
+
+impl Count {
+    /// The count in a field of a tree of values.
+    pub(super) fn of(value: Option<&Value>) -> Option<u32> {
+        value.and_then(|value| Count::deserialize(value).ok()?.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Count, D::Error> {
+        struct CountVisitor;
+
+        impl<'de> Visitor<'de> for CountVisitor {
+            type Value = Count;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a count")
+            }
+
+            fn visit_u64<E>(self, n: u64) -> Result<Count, E> {
+                Ok(Count(u32::try_from(n).ok()))
+            }
+
+            fn visit_i64<E>(self, n: i64) -> Result<Count, E> {
+                Ok(Count(u32::try_from(n).ok()))
+            }
+
+            fn visit_f64<E>(self, n: f64) -> Result<Count, E> {
+                let is_count = n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&n);
+                Ok(Count(is_count.then_some(n as u32)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Count, E> {
+                Ok(Count(text.trim().parse().ok()))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_unit<E>(self) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Count, A::Error> {
+                skip_list(list).map(|_| Count(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Count, A::Error> {
+                skip_object(object).map(|()| Count(None))
+            }
+        }
+
+        value.deserialize_any(CountVisitor)
+    }
+}
+
+/// An object that the reply's text, calls or end are in. Strict: another type is an error.
+pub(super) type Needed<T> = Object<T, true>;
+
+/// An object that nothing depends on, such as the usage. Lenient: another type is nothing.
+pub(super) type Aside<T> = Object<T, false>;
+
+/// See [`Needed`] and [`Aside`].
+#[derive(Debug)]
+pub(super) struct Object<T, const NEEDED: bool>(pub(super) Option<T>);
+
+impl<T, const NEEDED: bool> Default for Object<T, NEEDED> {
+    fn default() -> Self {
+        Object(None)
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const NEEDED: bool> Deserialize<'de> for Object<T, NEEDED> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T, const NEEDED: bool>(PhantomData<T>);
+
+        impl<T, const NEEDED: bool> ObjectVisitor<T, NEEDED> {
+            /// The result for another type.
+            fn other<E: Error>(is_empty: bool) -> Result<Object<T, NEEDED>, E> {
+                if NEEDED && !is_empty { Err(E::custom("an object was expected")) } else { Ok(Object(None)) }
+            }
+        }
+
+        impl<'de, T: Deserialize<'de>, const NEEDED: bool> Visitor<'de> for ObjectVisitor<T, NEEDED> {
+            type Value = Object<T, NEEDED>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(object)).map(|object| Object(Some(object)))
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+                Self::other(true)
+            }
+
+            // Some languages write an empty object as an empty list.
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+                let n_items = skip_list(list)?;
+                Self::other(n_items == 0)
+            }
+
+            fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
+                Self::other(false)
+            }
+
+            fn visit_u64<E: Error>(self, _: u64) -> Result<Self::Value, E> {
+                Self::other(false)
+            }
+
+            fn visit_i64<E: Error>(self, _: i64) -> Result<Self::Value, E> {
+                Self::other(false)
+            }
+
+            fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
+                Self::other(false)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Self::other(text.is_empty())
+            }
+        }
+
+        value.deserialize_any(ObjectVisitor(PhantomData))
+    }
+}
+
+/// A list of at most `MAX` items. Strict: another type, or more items, is an error.
+#[derive(Debug)]
+pub(super) struct List<T, const MAX: usize>(pub(super) Vec<T>);
+
+impl<T, const MAX: usize> Default for List<T, MAX> {
+    fn default() -> Self {
+        List(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
+            type Value = List<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of at most {MAX} items")
+            }
+
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(List(Vec::new()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = list.next_element()? {
+                    // A list of empty objects takes many times the memory of its text.
+                    if items.len() == MAX {
+                        return Err(A::Error::custom(format_args!("a list of more than {MAX} items")));
+                    }
+                    items.push(item);
+                }
+                Ok(List(items))
+            }
+        }
+
+        value.deserialize_any(ListVisitor(PhantomData))
+    }
+}
+
+/// A word that only helps to understand other fields, or an id. A number is its digits. Lenient: another type is empty.
+#[derive(Debug, Default)]
+pub(super) struct ForeignWord(pub(super) String);
+
+impl<'de> Deserialize<'de> for ForeignWord {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<ForeignWord, D::Error> {
+        let raw = <&RawValue>::deserialize(value)?.get();
+        let is_number = raw.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        Ok(ForeignWord(if is_number { raw.to_owned() } else { serde_json::from_str(raw).unwrap_or_default() }))
+    }
+}
+
+/// A call, or a piece of one.
+#[derive(Deserialize)]
+pub(super) struct ForeignCall<'a> {
+    /// Its number in the reply. Strict: an unreadable one is an error.
+    #[serde(default)]
+    pub(super) index: Option<Count>,
+    #[serde(default)]
+    pub(super) id: ForeignWord,
+    #[serde(borrow, default)]
+    pub(super) function: Needed<ForeignFunction<'a>>,
+}
+
+impl<'a> ForeignCall<'a> {
+    /// A call in the older form, which has neither a number nor an id.
+    pub(super) fn of(function: ForeignFunction<'a>) -> ForeignCall<'a> {
+        ForeignCall { index: None, id: ForeignWord::default(), function: Object(Some(function)) }
+    }
+}
+
+/// The function of a call.
+#[derive(Default, Deserialize)]
+pub(super) struct ForeignFunction<'a> {
+    #[serde(default)]
+    pub(super) name: Option<String>,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+}
+
+impl ForeignFunction<'_> {
+    /// The arguments: a text, or an object, which is its JSON. Errors: they are neither.
+    pub(super) fn arguments(&self) -> Result<String, UpstreamError> {
+        let raw = self.arguments.map_or("null", RawValue::get);
+        match raw.as_bytes().first() {
+            Some(b'{') => Ok(raw.to_owned()),
+            Some(b'"') => serde_json::from_str(raw).map_err(UpstreamError::malformed),
+            _ if is_nothing(raw) => Ok(String::new()),
+            _ => Err(UpstreamError::malformed("a call whose arguments are neither a text nor an object")),
+        }
+    }
+}
+
+/// Returns true if a field is present and holds something.
+pub(super) fn is_present(field: Option<&RawValue>) -> bool {
+    field.is_some_and(|raw| !is_nothing(raw.get()))
+}
+
+fn is_nothing(json: &str) -> bool {
+    matches!(json, "null" | "false" | "\"\"" | "[]" | "{}")
+}
+
+/// Returns the number of items.
+fn skip_list<'de, A: SeqAccess<'de>>(mut list: A) -> Result<usize, A::Error> {
+    let mut n_items = 0;
+    while list.next_element::<IgnoredAny>()?.is_some() {
+        n_items += 1;
+    }
+    Ok(n_items)
+}
+
+fn skip_object<'de, A: MapAccess<'de>>(mut object: A) -> Result<(), A::Error> {
+    while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

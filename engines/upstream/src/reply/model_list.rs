@@ -1,0 +1,83 @@
+//! Reads a server's list of models, in all forms that servers write: `{"data": […]}` as OpenAI's, `{"models": […]}` as
+//! Ollama's, or the list alone; with entries that are objects or names.
+
+use serde_json::Value;
+
+use super::{UpstreamError, model_info};
+
+/// A model that an upstream lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedModel {
+    pub name: String,
+    /// The size of its context, if the list has it.
+    pub n_ctx: Option<u32>,
+}
+
+/// A server's list of models.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelListing {
+    pub models: Vec<ListedModel>,
+    /// Entries without a name.
+    pub n_unnamed: usize,
+}
+
+/// Reads a list. Null and `[]` are an empty one. Errors: the reply has another form, or no entry has a name.
+pub(super) fn read(reply: &Value) -> Result<ModelListing, UpstreamError> {
+    let entries = match reply {
+        Value::Array(entries) => entries.as_slice(),
+        Value::Null => &[],
+        _ => match ["data", "models"].iter().find_map(|field| reply.get(field).filter(|list| !list.is_null())) {
+            Some(Value::Array(entries)) => entries.as_slice(),
+            None if ["data", "models"].iter().any(|field| reply.get(field).is_some()) => &[],
+            _ => return Err(UpstreamError::malformed("a list of models without `data` or `models`")),
+        },
+    };
+    let models: Vec<ListedModel> = entries.iter().filter_map(model).collect();
+    if models.is_empty() && !entries.is_empty() {
+        return Err(UpstreamError::malformed("a list of models in which no entry has a name"));
+    }
+    Ok(ModelListing { n_unnamed: entries.len() - models.len(), models })
+}
+
+fn model(entry: &Value) -> Option<ListedModel> {
+    let named = |field: &&str| entry.get(field)?.as_str().filter(|name| !name.is_empty());
+    let name = entry.as_str().or_else(|| ["id", "name", "model"].iter().find_map(named))?;
+    Some(ListedModel { name: name.to_owned(), n_ctx: model_info::of_context(entry.get("max_model_len")).n_ctx })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lists_of_models_are_read_in_every_form() {
+        let names = |reply: Value| {
+            let list = read(&reply).unwrap();
+            (list.models.into_iter().map(|model| model.name).collect::<Vec<_>>().join(" "), list.n_unnamed)
+        };
+        for list in [
+            json!({"object": "list", "data": [{"id": "a", "object": "model"}, {"id": "b"}]}),
+            json!({"data": [{"id": "a", "name": "A model"}, {"name": "b"}]}),
+            json!({"models": [{"name": "a", "model": "a"}, {"model": "b"}]}),
+            json!({"data": null, "models": ["a", "b"]}),
+            json!([{"id": "a"}, {"id": "b"}]),
+            json!(["a", "b"]),
+        ] {
+            assert_eq!(names(list.clone()), ("a b".to_owned(), 0), "{list}");
+        }
+        assert_eq!(
+            names(json!({"data": [{"id": "a"}, {"id": 7}, null, {"id": "", "name": "b"}]})),
+            ("a b".to_owned(), 2)
+        );
+        for empty in [json!({"data": null}), json!({"data": []}), json!({"models": null}), json!([]), json!(null)] {
+            assert_eq!(names(empty.clone()), (String::new(), 0), "{empty}");
+        }
+        for unread in
+            [json!({}), json!({"data": {}}), json!({"data": "a"}), json!([{"file": "a"}]), json!("a"), json!(7)]
+        {
+            assert!(read(&unread).is_err(), "{unread}");
+        }
+    }
+}
