@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use baton_upstream::LeftOut;
 use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::generate::Sampling;
@@ -11,6 +10,7 @@ use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::{GeneratedToken, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, Token};
+use baton_upstream::LeftOut;
 
 /// An event in one choice of a reply.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::kinds::tokens;
-use crate::reply::{model_list, refusal};
 use crate::reply::stream::{ReplyReading, deltas};
+use crate::reply::{model_list, refusal};
 use crate::request::fields::Fields;
 use crate::{
     ApiCall, ApiPath, ReplyDelivery, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError, UpstreamKind,

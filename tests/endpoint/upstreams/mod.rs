@@ -2,6 +2,7 @@
 
 mod fallback;
 mod faults;
+mod foreign_replies;
 mod image_support;
 mod model_info;
 mod observation;

@@ -47,7 +47,8 @@ impl ReloadableServer {
         let status = response.status().as_u16();
         let route = header("x-baton-route");
         let retry_after = header("retry-after");
-        Answer { status, route: route.unwrap_or_default(), retry_after, text: response.text().await.unwrap() }
+        let warning = header("x-baton-warning").unwrap_or_default();
+        Answer { status, route: route.unwrap_or_default(), retry_after, warning, text: response.text().await.unwrap() }
     }
 
     /// A chat with the model `m`, with further fields.
@@ -69,6 +70,8 @@ pub struct Answer {
     pub route: String,
     /// `retry-after`.
     pub retry_after: Option<String>,
+    /// `x-baton-warning`; empty without one.
+    pub warning: String,
     pub text: String,
 }
 

@@ -22,8 +22,10 @@ pub struct MockRequest {
 /// A step of an answer.
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Sends these bytes.
+    /// Sends this text.
     Send(String),
+    /// Sends these bytes.
+    SendBytes(Vec<u8>),
     /// Waits this long, or until the client leaves.
     Wait(Duration),
     /// Waits until the client leaves.
@@ -53,7 +55,8 @@ pub struct Mock {
     pub url: String,
     /// What it recorded so far.
     pub log: Arc<MockLog>,
-    models: Arc<Mutex<Vec<Value>>>,
+    /// The body of the list of models.
+    models: Arc<Mutex<Value>>,
 }
 
 impl Mock {
@@ -89,7 +92,12 @@ impl Mock {
 
     /// From now on lists this model with the size of its context, as vLLM does.
     pub fn list_with_context(&self, model: &str, n_ctx: u32) {
-        *self.models.lock().unwrap() = vec![json!({ "id": model, "max_model_len": n_ctx })];
+        self.list_as(json!({ "object": "list", "data": [{ "id": model, "max_model_len": n_ctx }] }));
+    }
+
+    /// From now on sends this for the list of models.
+    pub fn list_as(&self, body: Value) {
+        *self.models.lock().unwrap() = body;
     }
 
     /// The number of `POST` requests so far to a path.
@@ -113,21 +121,17 @@ impl Mock {
     }
 }
 
-fn entries(models: &[&str]) -> Vec<Value> {
-    models.iter().map(|id| json!({ "id": id })).collect()
+fn entries(models: &[&str]) -> Value {
+    let models: Vec<Value> = models.iter().map(|id| json!({ "id": id })).collect();
+    json!({ "object": "list", "data": models })
 }
 
-async fn serve(
-    mut stream: TcpStream,
-    listed: Arc<Mutex<Vec<Value>>>,
-    script: Arc<Script>,
-    log: Arc<MockLog>,
-) -> Option<()> {
+async fn serve(mut stream: TcpStream, listed: Arc<Mutex<Value>>, script: Arc<Script>, log: Arc<MockLog>) -> Option<()> {
     let asked = read(&mut stream).await?;
     let is_list = asked.head.starts_with("get ");
     let steps = if is_list {
         log.n_lists.fetch_add(1, Ordering::SeqCst);
-        whole(200, "", &json!({ "object": "list", "data": *listed.lock().unwrap() }))
+        whole(200, "", &listed.lock().unwrap())
     } else {
         let n_before = {
             let mut all = log.requests.lock().unwrap();
@@ -140,11 +144,12 @@ async fn serve(
     let mut running = (!is_list).then(|| Running::begin(&log));
     let n_steps = steps.len();
     for (i, step) in steps.into_iter().enumerate() {
-        if i + 1 == n_steps && matches!(step, Step::Send(_)) {
+        if i + 1 == n_steps && matches!(step, Step::Send(_) | Step::SendBytes(_)) {
             running = None;
         }
         let is_there = match step {
             Step::Send(text) => stream.write_all(text.as_bytes()).await.is_ok(),
+            Step::SendBytes(bytes) => stream.write_all(&bytes).await.is_ok(),
             Step::Wait(time) => {
                 let mut byte = [0];
                 !matches!(tokio::time::timeout(time, stream.read(&mut byte)).await, Ok(Ok(0) | Err(_)))

@@ -13,7 +13,7 @@ use crate::kinds::openai::dialect::OpenAiQuirks;
 use crate::kinds::protocol::{CountSteps, PrefillSteps, Protocol};
 use crate::kinds::tokens::{chat_prompt, no_pieces};
 use crate::reply::foreign::Count;
-use crate::reply::{model_info, model_list};
+use crate::reply::model_list;
 use crate::{
     ApiCall, ApiPath, ModelInfoCall, PromptCount, ReplyDelivery, TokenQuestion, UpstreamError, UpstreamField,
     UpstreamKind, UpstreamSettings,

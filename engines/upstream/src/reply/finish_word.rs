@@ -2,7 +2,7 @@
 
 use baton_schemas::FinishReason;
 
-use super::{UpstreamError, UpstreamFailure};
+use crate::{UpstreamError, UpstreamFailure};
 
 /// The longest word that is kept for the log.
 const MAX_WORD_CHARS: usize = 64;
@@ -61,16 +61,16 @@ const KNOWN: [(Ended, &[&str]); 5] = [
 
 /// Why a reply ended, as a server says it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FinishWord {
-    pub(super) reason: FinishReason,
+pub(crate) struct FinishWord {
+    pub(crate) reason: FinishReason,
     /// A word that is not known.
-    pub(super) unknown: Option<String>,
+    pub(crate) unknown: Option<String>,
 }
 
 impl FinishWord {
     /// Reads a word that is not empty. A word that is not known ends the reply as a limit would: a cut reply must not pass as
     /// a whole one. Errors: the server says that it failed.
-    pub(super) fn read(word: &str) -> Result<FinishWord, UpstreamError> {
+    pub(crate) fn read(word: &str) -> Result<FinishWord, UpstreamError> {
         let known = KNOWN.iter().find(|(_, words)| words.iter().any(|known| word.eq_ignore_ascii_case(known)));
         let reason = match known {
             Some((Ended::By(reason), _)) => *reason,

@@ -7,9 +7,8 @@ use baton_schemas::sequence::{Alternative, Logprobs};
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::TextToken;
-use crate::UpstreamError;
 use crate::reply::foreign::List;
+use crate::{TextToken, UpstreamError};
 
 /// The most tokens in one event, and the most likely ones in place of each: lists of short entries take many times the memory of
 /// their text.

@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use super::{UpstreamError, model_info};
+use super::model_info;
+use crate::UpstreamError;
 
 /// A model that an upstream lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub struct ModelListing {
 }
 
 /// Reads a list. Null and `[]` are an empty one. Errors: the reply has another form, or no entry has a name.
-pub(super) fn read(reply: &Value) -> Result<ModelListing, UpstreamError> {
+pub(crate) fn read(reply: &Value) -> Result<ModelListing, UpstreamError> {
     let entries = match reply {
         Value::Array(entries) => entries.as_slice(),
         Value::Null => &[],

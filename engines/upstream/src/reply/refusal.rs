@@ -9,10 +9,8 @@ use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use serde_json::Value;
 
-use crate::UpstreamError;
-use crate::UpstreamFailure;
-use crate::reply::foreign::Count;
-use crate::reply::foreign::without_mark;
+use crate::reply::foreign::{Count, without_mark};
+use crate::{UpstreamError, UpstreamFailure};
 
 /// Characters of an upstream's message that are passed on.
 const MAX_MESSAGE_CHARS: usize = 1_000;

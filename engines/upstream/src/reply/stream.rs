@@ -11,9 +11,11 @@ use baton_link::lines::LineBuffer;
 use baton_schemas::EngineError;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use crate::reply::delta::DeltaReader;
+use crate::reply::foreign::without_mark;
 use crate::{TextDelta, TextStream, UpstreamDeadlines, UpstreamError, UpstreamFailure};
 
 /// Bytes of one reply. A million tokens with their framing are fewer.
@@ -58,9 +60,13 @@ where
     let deltas = ReplyDeltas {
         body: Some(body),
         finish,
-        reading,
-        lines: LineBuffer::default(),
+        lines: match reading.framing {
+            Framing::ServerSentEvents => LineBuffer::of_events(),
+            Framing::JsonLines | Framing::Whole => LineBuffer::default(),
+        },
+        data: EventData::default(),
         whole: Vec::new(),
+        reading,
         n_bytes: 0,
         has_begun: false,
         silence: Duration::ZERO,
@@ -79,6 +85,7 @@ struct ReplyDeltas<B> {
     finish: fn(B),
     reading: ReplyReading,
     lines: LineBuffer,
+    data: EventData,
     /// The bytes of a body that is one event.
     whole: Vec<u8>,
     n_bytes: usize,
@@ -149,9 +156,11 @@ where
             Err(error) => return Some(Ok(ReplyStep::Cut(error))),
         };
         self.silence = Duration::ZERO;
-        Some(match event_of(line, self.reading.framing) {
+        let ReplyReading { framing, reader, .. } = &mut self.reading;
+        Some(match self.data.line_of(line, *framing) {
             ReplyLine::None => Ok(ReplyStep::Line),
-            ReplyLine::Json(json) => self.reading.reader.read(json, &mut self.read).map(|()| ReplyStep::Line),
+            ReplyLine::Blank => self.data.end(reader, &mut self.read).map(|()| ReplyStep::Line),
+            ReplyLine::Json(json) => self.data.take(json, *framing, reader, &mut self.read).map(|()| ReplyStep::Line),
             ReplyLine::End => Ok(ReplyStep::End),
         })
     }
@@ -189,8 +198,11 @@ where
                     let read = self.reading.reader.read(&self.whole, &mut self.read);
                     return Poll::Ready(read.map(|()| ReplyStep::End));
                 }
-                // Some servers end without `[DONE]`.
-                Poll::Ready(None) => ReplyStep::End,
+                // Some servers end without `[DONE]`, or the blank line after an event.
+                Poll::Ready(None) => {
+                    let read = self.data.end(&mut self.reading.reader, &mut self.read);
+                    return Poll::Ready(read.map(|()| ReplyStep::End));
+                }
                 Poll::Pending => {
                     let idle = self.reading.deadlines.idle.saturating_sub(self.silence);
                     // A server sends the head of a whole reply when it has the rest, or keeps it alive with white space.
@@ -251,24 +263,78 @@ fn cut(error: &EngineError) -> UpstreamError {
 
 /// What a line of a reply holds.
 enum ReplyLine<'a> {
-    /// No data: a comment that keeps the connection alive, a name or an id of an event, an empty line.
+    /// No data: a comment that keeps the connection alive, a name or an id of an event.
     None,
+    /// The end of an event.
+    Blank,
     Json(&'a [u8]),
     End,
 }
 
-fn event_of(line: &[u8], framing: Framing) -> ReplyLine<'_> {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if framing != Framing::ServerSentEvents {
-        return if line.trim_ascii().is_empty() { ReplyLine::None } else { ReplyLine::Json(line) };
+/// The longest data of an event in several lines.
+const MAX_DATA_BYTES: usize = 1 << 20;
+
+/// The data of one event, by the standard of server-sent events (WHATWG HTML, section 9.2.6): the data of all of its lines.
+///
+/// Nearly all events have one line, which is read at once: a whole JSON text cannot go on in another line.
+#[derive(Default)]
+struct EventData {
+    /// Data whose JSON is unfinished.
+    begun: Vec<u8>,
+    /// A line was read, so a byte order mark is no longer one.
+    is_past_mark: bool,
+}
+
+impl EventData {
+    fn line_of<'l>(&mut self, line: &'l [u8], framing: Framing) -> ReplyLine<'l> {
+        let line = if std::mem::replace(&mut self.is_past_mark, true) { line } else { without_mark(line) };
+        if framing != Framing::ServerSentEvents {
+            return if line.trim_ascii().is_empty() { ReplyLine::None } else { ReplyLine::Json(line) };
+        }
+        if line.is_empty() {
+            return ReplyLine::Blank;
+        }
+        let Some(data) = line.strip_prefix(b"data:") else { return ReplyLine::None };
+        match data.trim_ascii() {
+            b"" => ReplyLine::None,
+            b"[DONE]" => ReplyLine::End,
+            json => ReplyLine::Json(json),
+        }
     }
-    // Servers of this dialect write each event's data in one line.
-    let Some(data) = line.strip_prefix(b"data:") else { return ReplyLine::None };
-    match data.trim_ascii() {
-        b"" => ReplyLine::None,
-        b"[DONE]" => ReplyLine::End,
-        json => ReplyLine::Json(json),
+
+    /// Takes the data of a line.
+    fn take(
+        &mut self,
+        json: &[u8],
+        framing: Framing,
+        reader: &mut Box<dyn DeltaReader>,
+        out: &mut Vec<TextDelta>,
+    ) -> Result<(), UpstreamError> {
+        if self.begun.is_empty() {
+            let read = reader.read(json, out);
+            if read.is_ok() || framing != Framing::ServerSentEvents || !is_unfinished(json) {
+                return read;
+            }
+        } else if self.begun.len() + json.len() > MAX_DATA_BYTES {
+            return Err(UpstreamError::malformed("an event is too long"));
+        } else {
+            self.begun.push(b'\n');
+        }
+        self.begun.extend_from_slice(json);
+        Ok(())
     }
+
+    /// Ends the event.
+    fn end(&mut self, reader: &mut Box<dyn DeltaReader>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        match std::mem::take(&mut self.begun) {
+            begun if begun.is_empty() => Ok(()),
+            begun => reader.read(&begun, out),
+        }
+    }
+}
+
+fn is_unfinished(json: &[u8]) -> bool {
+    serde_json::from_slice::<IgnoredAny>(json).is_err_and(|error| error.is_eof())
 }
 
 #[cfg(test)]

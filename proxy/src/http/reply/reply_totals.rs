@@ -1,9 +1,9 @@
 //! Adds up the counts and times of a reply's choices.
 
-use baton_upstream::LeftOut;
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
+use baton_upstream::LeftOut;
 use http::HeaderMap;
 
 use super::route_header::insert_route;

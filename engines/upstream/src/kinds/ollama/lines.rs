@@ -5,27 +5,12 @@ use baton_schemas::tools::ToolCallDelta;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::reply::delta::DeltaReader;
-use crate::reply::delta::new_call_id;
-use crate::reply::logprobs::TokenEntry;
-use crate::reply::refusal;
-use crate::TextDelta;
-use crate::TextEnd;
-use crate::TextToken;
-use crate::TextUsage;
-use crate::UpstreamError;
+use crate::reply::delta::{DeltaReader, new_call_id};
 use crate::reply::finish_word::FinishWord;
-use crate::reply::foreign::Count;
-use crate::reply::foreign::ForeignCall;
-use crate::reply::foreign::List;
-use crate::reply::foreign::MAX_CALLS;
-use crate::reply::foreign::Needed;
-use crate::reply::foreign::Said;
-use crate::reply::foreign::SaidPart;
-use crate::reply::foreign::is_present;
-use crate::reply::foreign::without_mark;
-use crate::reply::logprobs::JsonText;
-use crate::LeftOut;
+use crate::reply::foreign::{Count, ForeignCall, List, MAX_CALLS, Needed, Said, SaidPart, is_present, without_mark};
+use crate::reply::logprobs::{JsonText, TokenEntry};
+use crate::reply::refusal;
+use crate::{LeftOut, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
 
 #[derive(Default, Deserialize)]
 struct IncomingLine<'a> {

@@ -15,24 +15,24 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-pub(super) use self::said::{Said, SaidPart};
-use super::UpstreamError;
+pub(crate) use self::said::{Said, SaidPart};
+use crate::UpstreamError;
 
 /// The most calls in one reply, and so in one of its events.
-pub(super) const MAX_CALLS: usize = 128;
+pub(crate) const MAX_CALLS: usize = 128;
 
 /// The bytes of a JSON text without the byte order mark that some servers put before it.
-pub(super) fn without_mark(json: &[u8]) -> &[u8] {
+pub(crate) fn without_mark(json: &[u8]) -> &[u8] {
     json.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(json)
 }
 
 /// A count of tokens. Anything that is no whole number from 0 is unknown. Lenient: Baton estimates what it is not told.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Count(pub(super) Option<u32>);
+pub(crate) struct Count(pub(crate) Option<u32>);
 
 impl Count {
     /// The count in a field of a tree of values.
-    pub(super) fn of(value: Option<&Value>) -> Option<u32> {
+    pub(crate) fn of(value: Option<&Value>) -> Option<u32> {
         value.and_then(|value| Count::deserialize(value).ok()?.0)
     }
 }
@@ -87,14 +87,14 @@ impl<'de> Deserialize<'de> for Count {
 }
 
 /// An object that the reply's text, calls or end are in. Strict: another type is an error.
-pub(super) type Needed<T> = Object<T, true>;
+pub(crate) type Needed<T> = Object<T, true>;
 
 /// An object that nothing depends on, such as the usage. Lenient: another type is nothing.
-pub(super) type Aside<T> = Object<T, false>;
+pub(crate) type Aside<T> = Object<T, false>;
 
 /// See [`Needed`] and [`Aside`].
 #[derive(Debug)]
-pub(super) struct Object<T, const NEEDED: bool>(pub(super) Option<T>);
+pub(crate) struct Object<T, const NEEDED: bool>(pub(crate) Option<T>);
 
 impl<T, const NEEDED: bool> Default for Object<T, NEEDED> {
     fn default() -> Self {
@@ -161,7 +161,7 @@ impl<'de, T: Deserialize<'de>, const NEEDED: bool> Deserialize<'de> for Object<T
 
 /// A list of at most `MAX` items. Strict: another type, or more items, is an error.
 #[derive(Debug)]
-pub(super) struct List<T, const MAX: usize>(pub(super) Vec<T>);
+pub(crate) struct List<T, const MAX: usize>(pub(crate) Vec<T>);
 
 impl<T, const MAX: usize> Default for List<T, MAX> {
     fn default() -> Self {
@@ -203,7 +203,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
 
 /// A word that only helps to understand other fields, or an id. A number is its digits. Lenient: another type is empty.
 #[derive(Debug, Default)]
-pub(super) struct ForeignWord(pub(super) String);
+pub(crate) struct ForeignWord(pub(crate) String);
 
 impl<'de> Deserialize<'de> for ForeignWord {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<ForeignWord, D::Error> {
@@ -215,35 +215,35 @@ impl<'de> Deserialize<'de> for ForeignWord {
 
 /// A call, or a piece of one.
 #[derive(Deserialize)]
-pub(super) struct ForeignCall<'a> {
+pub(crate) struct ForeignCall<'a> {
     /// Its number in the reply. Strict: an unreadable one is an error.
     #[serde(default)]
-    pub(super) index: Option<Count>,
+    pub(crate) index: Option<Count>,
     #[serde(default)]
-    pub(super) id: ForeignWord,
+    pub(crate) id: ForeignWord,
     #[serde(borrow, default)]
-    pub(super) function: Needed<ForeignFunction<'a>>,
+    pub(crate) function: Needed<ForeignFunction<'a>>,
 }
 
 impl<'a> ForeignCall<'a> {
     /// A call in the older form, which has neither a number nor an id.
-    pub(super) fn of(function: ForeignFunction<'a>) -> ForeignCall<'a> {
+    pub(crate) fn of(function: ForeignFunction<'a>) -> ForeignCall<'a> {
         ForeignCall { index: None, id: ForeignWord::default(), function: Object(Some(function)) }
     }
 }
 
 /// The function of a call.
 #[derive(Default, Deserialize)]
-pub(super) struct ForeignFunction<'a> {
+pub(crate) struct ForeignFunction<'a> {
     #[serde(default)]
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     #[serde(borrow, default)]
     arguments: Option<&'a RawValue>,
 }
 
 impl ForeignFunction<'_> {
     /// The arguments: a text, or an object, which is its JSON. Errors: they are neither.
-    pub(super) fn arguments(&self) -> Result<String, UpstreamError> {
+    pub(crate) fn arguments(&self) -> Result<String, UpstreamError> {
         let raw = self.arguments.map_or("null", RawValue::get);
         match raw.as_bytes().first() {
             Some(b'{') => Ok(raw.to_owned()),
@@ -255,7 +255,7 @@ impl ForeignFunction<'_> {
 }
 
 /// Returns true if a field is present and holds something.
-pub(super) fn is_present(field: Option<&RawValue>) -> bool {
+pub(crate) fn is_present(field: Option<&RawValue>) -> bool {
     field.is_some_and(|raw| !is_nothing(raw.get()))
 }
 

@@ -5,8 +5,8 @@
 
 use baton_schemas::tools::ToolCallDelta;
 
-use crate::delta::new_call_id;
-use crate::foreign::{Count, ForeignCall, MAX_CALLS};
+use crate::reply::delta::new_call_id;
+use crate::reply::foreign::{Count, ForeignCall, MAX_CALLS};
 use crate::{TextDelta, UpstreamError};
 
 /// The most bytes of calls that wait for an earlier one.

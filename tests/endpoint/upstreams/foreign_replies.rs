@@ -1,0 +1,325 @@
+//! Replies in the forms in which other servers send them, and how they reach each dialect.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
+use harness::mock::{Mock, Step, done, event, head, text, whole};
+use harness::{Answer, ReloadableServer, eventually_async, said, upstream};
+use serde_json::{Value, json};
+
+fn openai(mock: &Mock) -> ReloadableServer {
+    ReloadableServer::start(&upstream("one", "openai", &mock.url, ""))
+}
+
+/// An upstream that always sends these steps.
+async fn sends(steps: Vec<Step>) -> Mock {
+    Mock::start(move |_, _| steps.clone()).await
+}
+
+fn delta(delta: &Value) -> Step {
+    event(&json!({ "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] }))
+}
+
+fn finish(reason: &str) -> Step {
+    event(&json!({ "choices": [{ "delta": {}, "finish_reason": reason }] }))
+}
+
+const END: &str = "data: [DONE]\n\n";
+
+/// A chat in each dialect, whole or streamed.
+async fn ask(front: &ReloadableServer, route: &str, is_streamed: bool) -> Answer {
+    let mut body = said("hi", json!({ "stream": is_streamed, "max_tokens": 500 }));
+    match route {
+        "/v1/responses" => body = json!({ "model": "m", "input": "hi", "stream": is_streamed }),
+        "/v1/messages" => body["thinking"] = json!({ "type": "adaptive" }),
+        "/v1/completions" | "/completion" => {
+            body = json!({ "model": "m", "prompt": "hi", "stream": is_streamed });
+        }
+        _ => {}
+    }
+    front.post(route, &body).await
+}
+
+/// Whether the text has all of these, in this order.
+#[track_caller]
+fn has(answer: &Answer, words: &[&str]) {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let mut rest = answer.text.as_str();
+    for word in words {
+        let at = rest.find(word).unwrap_or_else(|| panic!("{word:?} is not in its place in {}", answer.text));
+        rest = &rest[at + word.len()..];
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_nobody_needs_spoils_no_reply() {
+    let parts = json!([
+        { "type": "thinking", "thinking": [{ "type": "text", "text": "hmm" }] },
+        { "type": "text", "text": "fine" },
+    ]);
+    let call = json!({ "index": 0, "id": 7, "function": { "name": "f", "arguments": { "a": 1 } } });
+    for usage in [
+        json!({ "prompt_tokens": 7.0, "completion_tokens": "3", "prompt_tokens_details": [] }),
+        json!({ "prompt_tokens": -1, "completion_tokens": null, "completion_tokens_details": 7 }),
+        json!("none"),
+        json!([]),
+    ] {
+        let last = event(&json!({ "choices": null, "usage": usage, "error": null, "object": 7 }));
+        let mock = sends(vec![
+            head(),
+            delta(&json!({ "content": parts })),
+            delta(&json!({ "tool_calls": [call] })),
+            finish("tool_calls"),
+            last,
+            Step::Send(END.to_owned()),
+        ])
+        .await;
+        let front = openai(&mock);
+        for is_streamed in [false, true] {
+            let chat = ask(&front, "/v1/chat/completions", is_streamed).await;
+            has(&chat, &["hmm", "\"f\""]);
+            assert!(chat.text.contains(r#"{\"a\":1}"#) && chat.text.contains("fine"), "{chat:?}");
+            has(&ask(&front, "/v1/responses", is_streamed).await, &["hmm", "fine", r#"{\"a\":1}"#]);
+            has(&ask(&front, "/v1/messages", is_streamed).await, &["hmm", "fine", "\"f\""]);
+            has(&ask(&front, "/api/chat", is_streamed).await, &["{\"a\":1}"]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streamed_calls_reach_every_dialect_whole_however_their_pieces_come() {
+    let piece = |index: u32, name: Option<&str>, arguments: &str| json!({ "index": index, "id": name.map(|name| format!("id_{name}")), "function": { "name": name, "arguments": arguments } });
+    let calls = |pieces: Value| delta(&json!({ "tool_calls": pieces }));
+    let interleaved = vec![
+        head(),
+        calls(json!([piece(0, Some("f"), "{\"a\":")])),
+        calls(json!([piece(1, Some("g"), "{\"b\":")])),
+        calls(json!([piece(0, None, "1}")])),
+        calls(json!([piece(1, None, "2}")])),
+        finish("tool_calls"),
+        Step::Send(END.to_owned()),
+    ];
+    let at_once = vec![
+        head(),
+        calls(json!([piece(0, Some("f"), ""), piece(1, Some("g"), "")])),
+        calls(json!([piece(1, None, "{\"b\":2}"), piece(0, None, "{\"a\":1}")])),
+        finish("tool_calls"),
+        Step::Send(END.to_owned()),
+    ];
+    for steps in [interleaved, at_once] {
+        let mock = sends(steps).await;
+        let front = openai(&mock);
+        let chat = ask(&front, "/v1/chat/completions", false).await.json();
+        let called = |index: usize| chat["choices"][0]["message"]["tool_calls"][index]["function"].clone();
+        assert_eq!(called(0), json!({ "name": "f", "arguments": "{\"a\":1}" }), "{chat}");
+        assert_eq!(called(1), json!({ "name": "g", "arguments": "{\"b\":2}" }), "{chat}");
+        let message = ask(&front, "/v1/messages", false).await.json();
+        let inputs = message["content"].as_array().unwrap().iter().map(|block| block["input"].clone());
+        assert_eq!(inputs.collect::<Vec<_>>(), [json!({ "a": 1 }), json!({ "b": 2 })], "{message}");
+        let lines = ask(&front, "/api/chat", true).await;
+        has(
+            &lines,
+            &["\"name\":\"f\",\"arguments\":{\"a\":1}", "\"name\":\"g\",\"arguments\":{\"b\":2}", "\"done\":true"],
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_reply_ends_by_each_dialects_own_word_and_never_as_a_whole_one() {
+    for (reason, openai_word, response, anthropic) in [
+        ("content_filter", "content_filter", "content_filter", "refusal"),
+        ("model_length", "length", "max_output_tokens", "max_tokens"),
+        ("insufficient_system_resource", "length", "max_output_tokens", "max_tokens"),
+        ("out_of_luck", "length", "max_output_tokens", "max_tokens"),
+    ] {
+        let mock = sends(vec![head(), text("half"), finish(reason), Step::Send(END.to_owned())]).await;
+        let front = openai(&mock);
+        for is_streamed in [false, true] {
+            let word = format!("\"finish_reason\":\"{openai_word}\"");
+            has(&ask(&front, "/v1/chat/completions", is_streamed).await, &["half", &word]);
+            has(&ask(&front, "/v1/completions", is_streamed).await, &[&word]);
+            let response = format!("{{\"reason\":\"{response}\"}}");
+            let answer = ask(&front, "/v1/responses", is_streamed).await;
+            has(&answer, &["\"status\":\"incomplete\""]);
+            assert!(answer.text.contains(&response) && answer.text.contains("half"), "{answer:?}");
+            has(
+                &ask(&front, "/v1/messages", is_streamed).await,
+                &["half", &format!("\"stop_reason\":\"{anthropic}\"")],
+            );
+            has(&ask(&front, "/api/chat", is_streamed).await, &["\"done_reason\":\"length\""]);
+            has(&ask(&front, "/completion", is_streamed).await, &["\"stop_type\":\"limit\""]);
+        }
+        let n_unknown = if reason == "out_of_luck" { 12 } else { 0 };
+        let metrics = reqwest::get(format!("{}/metrics", front.server.base)).await.unwrap().text().await.unwrap();
+        let line = format!("baton_upstream_unknown_ends_total{{upstream=\"one\"}} {n_unknown}");
+        assert!(metrics.contains(&line), "{reason}: {metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_reaches_every_dialect() {
+    let refusing = vec![
+        head(),
+        delta(&json!({ "role": "assistant", "content": null, "refusal": "" })),
+        delta(&json!({ "refusal": "I will " })),
+        delta(&json!({ "refusal": "not." })),
+        finish("stop"),
+        Step::Send(END.to_owned()),
+    ];
+    let front_of = sends(refusing).await;
+    let front = openai(&front_of);
+    let chat = ask(&front, "/v1/chat/completions", false).await.json();
+    let message = &chat["choices"][0]["message"];
+    assert_eq!((&message["refusal"], &message["content"]), (&json!("I will not."), &Value::Null), "{chat}");
+    let response = ask(&front, "/v1/responses", false).await.json();
+    assert_eq!(
+        response["output"][0]["content"],
+        json!([{ "type": "refusal", "refusal": "I will not." }]),
+        "{response}"
+    );
+    assert_eq!(response["status"], "completed");
+    let message = ask(&front, "/v1/messages", false).await.json();
+    assert_eq!((&message["stop_reason"], &message["content"][0]["text"]), (&json!("refusal"), &json!("I will not.")));
+    let line = ask(&front, "/api/chat", false).await.json();
+    assert_eq!((&line["message"]["content"], &line["done_reason"]), (&json!("I will not."), &json!("stop")));
+    has(&ask(&front, "/completion", false).await, &["I will not."]);
+    has(&ask(&front, "/v1/completions", false).await, &["I will not."]);
+
+    let streamed = async |route: &str| ask(&front, route, true).await;
+    has(&streamed("/v1/chat/completions").await, &["\"refusal\":\"I will \"", "\"refusal\":\"not.\"", "\"stop\""]);
+    let events = ["response.refusal.delta", "response.refusal.done", "I will not.", "response.completed"];
+    has(&streamed("/v1/responses").await, &events);
+    has(&streamed("/v1/messages").await, &["I will ", "not.", "\"stop_reason\":\"refusal\""]);
+    has(&streamed("/api/chat").await, &["I will ", "not.", "\"done_reason\":\"stop\""]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_names_what_it_leaves_out() {
+    let annotation = json!([{ "type": "url_citation", "url_citation": { "url": "http://x", "title": "X" } }]);
+    let searched = event(&json!({ "citations": ["http://x"], "choices": [{ "delta": { "role": "assistant" } }] }));
+    let heard = delta(&json!({ "audio": { "id": "a", "data": "AAAA", "transcript": "heard" } }));
+    let steps = vec![head(), searched, heard, delta(&json!({ "annotations": annotation })), done()];
+    let mock = sends(steps).await;
+    let front = openai(&mock);
+    for route in
+        ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/v1/completions", "/completion"]
+    {
+        let answer = ask(&front, route, false).await;
+        let expected = "parts of the upstream's reply are not passed on: citations, audio, annotations";
+        assert_eq!((answer.status, answer.warning.as_str()), (200, expected), "{route}: {answer:?}");
+        assert!(answer.text.contains("heard"), "{route}: {answer:?}");
+        // The head of a stream names what came before the first text.
+        let streamed = ask(&front, route, true).await;
+        assert!(streamed.warning.contains("citations") && streamed.text.contains("heard"), "{route}: {streamed:?}");
+    }
+    let plain = sends(vec![head(), text("plain"), done()]).await;
+    assert_eq!(ask(&openai(&plain), "/v1/chat/completions", false).await.warning, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_of_models_are_read_in_every_form_and_said_to_be_unreadable_otherwise() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mock = Mock::start(|_, _| Vec::new()).await;
+    mock.list_as(json!({ "files": ["theirs"] }));
+    let config = upstream("one", "openai", &mock.url, "models = {}");
+    let front = ReloadableServer::logging_to(log.reopen().unwrap(), &config, &[]);
+    let listed = async || front.get("/v1/models").await["data"].as_array().unwrap().len();
+    eventually_async("the log", async || {
+        std::fs::read_to_string(log.path()).unwrap().contains("list of models cannot be read")
+    })
+    .await;
+    assert_eq!(listed().await, 0);
+    for (list, n) in [
+        (json!([{ "id": "a" }, { "id": "b" }]), 2),
+        (json!({ "data": [{ "name": "a" }] }), 1),
+        (json!({ "models": ["a", "b", "c"] }), 3),
+    ] {
+        mock.list_as(list.clone());
+        // A failed request causes a probe at once.
+        eventually_async("the list", async || {
+            let _ = front.chat(json!({ "model": "a" })).await;
+            listed().await == n
+        })
+        .await;
+    }
+}
+
+fn packed(body: &[u8], packing: &str) -> Vec<u8> {
+    if packing == "gzip" {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(body).unwrap();
+        return encoder.finish().unwrap();
+    }
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(body).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_streams_are_read_by_their_standard_and_unpacked() {
+    let hi = r#"{"choices":[{"delta":{"content":"fine"},"finish_reason":null}]}"#;
+    let stop = r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#;
+    let lines =
+        |end: &str| format!("data: {hi}{end}{end}: alive{end}event: x{end}data:{stop}{end}{end}data: [DONE]{end}{end}");
+    let several = format!("data: {}\ndata: {}\n\ndata: {stop}\n\n{END}", &hi[..13], &hi[13..]);
+    let streams = [
+        lines("\n"),
+        lines("\r"),
+        lines("\r\n"),
+        format!("\u{FEFF}{}", lines("\n")),
+        several,
+        format!("data: {hi}\n\ndata: {stop}\n"),
+    ];
+    for stream in streams {
+        for packing in ["", "gzip", "deflate"] {
+            let (header, body) = match packing {
+                "" => (String::new(), stream.clone().into_bytes()),
+                _ => (format!("content-encoding: {packing}\r\n"), packed(stream.as_bytes(), packing)),
+            };
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{header}connection: close\r\n\r\n");
+            let mock = sends(vec![Step::Send(head), Step::SendBytes(body)]).await;
+            let answer = openai(&mock).chat(json!({})).await;
+            assert_eq!((answer.status, answer.content().as_str()), (200, "fine"), "{packing} {stream:?}");
+        }
+    }
+}
+
+/// A reply that no client asked to be packed, and that grows a thousandfold, ends where an unpacked one would.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_packed_reply_is_bounded_by_what_it_becomes() {
+    let bomb = Arc::new(packed(&vec![b' '; 64 << 20], "gzip"));
+    for packing in ["gzip", "br"] {
+        let bomb = Arc::clone(&bomb);
+        let mock = Mock::start(move |_, _| {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: {packing}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                bomb.len()
+            );
+            vec![Step::Send(head), Step::SendBytes(bomb.to_vec()), Step::Wait(Duration::from_secs(1))]
+        })
+        .await;
+        let answer = openai(&mock).chat(json!({ "max_tokens": 5 })).await;
+        assert_eq!(answer.status, 503, "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_packed_error_is_read() {
+    let body = packed(br#"{"error":{"message":"too hot","code":400}}"#, "gzip");
+    let head = format!(
+        "HTTP/1.1 400 X\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    let mock = sends(vec![Step::Send(head), Step::SendBytes(body)]).await;
+    let answer = openai(&mock).chat(json!({})).await;
+    assert!(answer.status == 400 && answer.text.contains("too hot"), "{answer:?}");
+    // And a whole reply in one piece is read as a stream is.
+    let message = json!({ "content": [{ "type": "text", "text": "well" }], "refusal": null });
+    let reply = json!({ "choices": [{ "message": message, "finish_reason": "end_turn" }], "usage": null });
+    let mock = sends(whole(200, "", &reply)).await;
+    assert_eq!(openai(&mock).chat(json!({ "max_tokens": 5 })).await.content(), "well");
+}
