@@ -37,6 +37,12 @@ pub enum RequestError {
         /// Why images are not supported.
         why: &'static str,
     },
+    /// Only an operator's key may do this.
+    #[error("Only an operator's API key may {what}.")]
+    OperatorOnly {
+        /// What the caller wants to do.
+        what: &'static str,
+    },
     /// The model lacks a capability that the request requires. The message is Ollama's; its clients match on it.
     #[error("\"{}\" does not support {capability}", model.escape_debug())]
     Incapable {
@@ -223,6 +229,7 @@ impl RequestError {
             | RequestError::FieldUnsupported { .. }
             | RequestError::ImagesUnsupported { .. }
             | RequestError::ModelNotAllowed { .. }
+            | RequestError::OperatorOnly { .. }
             | RequestError::Incapable { .. }
             | RequestError::ChosenContextExceeded { .. }
             | RequestError::InputTooLong { .. }
@@ -251,6 +258,7 @@ impl RequestError {
             RequestError::InvalidField { .. }
             | RequestError::FieldUnsupported { .. }
             | RequestError::ImagesUnsupported { .. }
+            | RequestError::OperatorOnly { .. }
             | RequestError::Incapable { .. } => RequestErrorKind::InvalidRequest,
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,

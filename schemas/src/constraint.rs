@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::held_schema::{HeldSchema, Unheld, held};
 use crate::json_values;
 
 /// A constraint on the text. The engine's sampler enforces it at every token.
@@ -13,8 +14,14 @@ pub enum Constraint {
     JsonObject,
     /// JSON that follows a schema.
     JsonSchema {
-        /// JSON Schema (draft 2020-12).
+        /// JSON Schema (draft 2020-12), as the client wrote it.
         schema: Value,
+        /// The part of it that engines hold, if that is not all of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        held: Option<Value>,
+        /// The parts that they do not hold.
+        #[serde(skip)]
+        unheld: Unheld,
         /// The field of the request that sets it, for errors.
         #[serde(default = "default_field")]
         field: String,
@@ -37,6 +44,18 @@ fn default_field() -> String {
 const DEFAULT_FIELD: &str = "response_format";
 
 impl Constraint {
+    /// JSON that follows a schema, which one field of the request sets: as far as engines can hold it, or exactly.
+    pub fn json_schema(schema: Value, field: impl Into<String>, is_strict: bool) -> Result<Constraint, SchemaError> {
+        check_schema(&schema)?;
+        let HeldSchema { schema: held, unheld } = held(&schema, is_strict);
+        Ok(Constraint::JsonSchema { schema, held, unheld, field: field.into() })
+    }
+
+    /// JSON that follows a schema of which engines hold every part, or refuse it.
+    pub fn exactly(schema: Value, field: impl Into<String>) -> Constraint {
+        Constraint::JsonSchema { schema, held: None, unheld: Unheld::default(), field: field.into() }
+    }
+
     /// Returns the field of the request that sets it.
     pub fn field(&self) -> &str {
         match self {
@@ -49,7 +68,10 @@ impl Constraint {
     pub fn memory_bytes(&self) -> usize {
         let inside = match self {
             Constraint::JsonObject => 0,
-            Constraint::JsonSchema { schema, field } => json_values::memory_bytes(schema) + field.capacity(),
+            Constraint::JsonSchema { schema, held, field, .. } => {
+                let held = held.as_ref().map_or(0, json_values::memory_bytes);
+                json_values::memory_bytes(schema) + held + field.capacity()
+            }
             Constraint::Grammar { rule, field } => rule.memory_bytes() + field.capacity(),
         };
         size_of::<Constraint>() + inside
@@ -198,8 +220,8 @@ impl From<Constraint> for Rule {
     fn from(constraint: Constraint) -> Rule {
         match constraint {
             Constraint::JsonObject => Rule::Json(serde_json::json!({ "type": "object" })),
-            Constraint::JsonSchema { schema, field } => {
-                Rule::For { field, tool: None, rule: Box::new(Rule::Json(schema)) }
+            Constraint::JsonSchema { schema, held, field, .. } => {
+                Rule::For { field, tool: None, rule: Box::new(Rule::Json(held.unwrap_or(schema))) }
             }
             Constraint::Grammar { rule, .. } => rule,
         }
@@ -326,7 +348,7 @@ mod tests {
     fn each_schema_of_a_rule_is_known_by_who_asks_for_it() {
         let of = |tool: &str, rule| Rule::For { field: "tools".into(), tool: Some(tool.into()), rule: Box::new(rule) };
         let json = |n: u32| Rule::Json(json!({ "minimum": n }));
-        let text = Rule::from(Constraint::JsonSchema { schema: json!({ "minimum": 4 }), field: "format".to_owned() });
+        let text = Rule::from(Constraint::json_schema(json!({ "minimum": 4 }), "format", false).unwrap());
         let calls = vec![
             of("a", Rule::Sequence(vec![Rule::literal("a "), json(1)])),
             of("b", Rule::FirstKnown(vec![json(2), json(9)])),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::constraint::Constraint;
+use crate::constraint::{Asker, Constraint};
+use crate::held_schema::Unheld;
 use crate::image::Image;
 use crate::keep_alive::KeepAlive;
 use crate::message_role::MessageRole;
@@ -47,8 +48,8 @@ pub struct GenerateRequest {
     pub constraint: Option<Arc<Constraint>>,
     /// The tools that the model may call.
     pub tools: ToolUse,
-    /// Refuse a model that cannot think before it answers.
-    pub wants_thinking: bool,
+    /// What the request says about reasoning, besides the template's variables.
+    pub thinking: Thinking,
     /// How long the model stays in memory after the request, if the client says so.
     pub keep_alive: Option<KeepAlive>,
     /// The most tokens in prompt and reply together, if the client sets a limit.
@@ -60,7 +61,30 @@ pub struct GenerateRequest {
     pub is_streamed: bool,
 }
 
+/// What a request says about the model's reasoning, besides the variables of its template.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// Nothing.
+    #[default]
+    AsSaid,
+    /// It is off because that is the dialect's default: the variables turn it off, and a model without a switch may think.
+    OffByDefault,
+    /// A model that cannot think is refused.
+    Required,
+}
+
 impl GenerateRequest {
+    /// Returns the schemas of which engines do not hold every part, each with the part of the request that sets it.
+    pub fn unheld(&self) -> impl Iterator<Item = (Asker<'_>, &Unheld)> {
+        let of_text = match self.constraint.as_deref() {
+            Some(Constraint::JsonSchema { unheld, field, .. }) => Some((Asker { field, tool: None }, unheld)),
+            _ => None,
+        };
+        let callable = self.tools.callable().into_iter();
+        let of_tools = callable.map(|tool| (Asker { field: "tools", tool: Some(&tool.name) }, &tool.unheld));
+        of_text.into_iter().chain(of_tools).filter(|(_, unheld)| !unheld.parts.is_empty())
+    }
+
     /// Returns the images in the conversation.
     pub fn images(&self) -> &[Image] {
         match &self.input {
@@ -86,7 +110,7 @@ impl GenerateRequest {
             ignore_eos: _,
             constraint,
             tools,
-            wants_thinking: _,
+            thinking: _,
             keep_alive: _,
             num_ctx: _,
             context,

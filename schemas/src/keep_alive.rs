@@ -40,6 +40,19 @@ impl KeepAlive {
         KeepAlive::of_seconds(if is_negative && seconds > 0.0 { -seconds } else { seconds })
     }
 
+    /// Returns the longer of two times.
+    pub fn longer(self, other: KeepAlive) -> KeepAlive {
+        match (self, other) {
+            (KeepAlive::For(one), KeepAlive::For(two)) => KeepAlive::For(one.max(two)),
+            _ => KeepAlive::Forever,
+        }
+    }
+
+    /// Returns the shorter of two times.
+    pub fn shorter(self, other: KeepAlive) -> KeepAlive {
+        if self.longer(other) == self { other } else { self }
+    }
+
     /// Returns true if the model may be unloaded at once.
     pub fn is_nothing(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)

@@ -1,7 +1,6 @@
 //! How hard a model is asked to think. Each dialect has a part of one scale.
 
 use schemars::json_schema;
-use serde_json::{Map, Value};
 
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
@@ -42,15 +41,6 @@ impl ReasoningEffort {
             let (last, others) = words.split_last().expect("every dialect has an effort");
             ValueProblem::Value(format!("must be {} or {last}", others.join(", ")))
         })
-    }
-
-    /// Sets the variables that templates read. No effort also turns thinking off, for templates that have only that
-    /// switch.
-    pub(crate) fn set(self, args: &mut Map<String, Value>) {
-        args.insert("reasoning_effort".to_owned(), self.as_str().into());
-        if self == ReasoningEffort::None {
-            args.entry("enable_thinking").or_insert(false.into());
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use crate::held_schema::{HeldSchema, Unheld, held};
 use crate::json_values::memory_bytes;
 
 /// A function that the client runs for the model.
@@ -17,9 +18,11 @@ pub struct Tool {
     pub parameters: Value,
     /// How closely the arguments of a free call must follow the schema.
     pub strict: Strictness,
-    /// A narrower schema that calls are held to instead. The model does not see it, because it would not help: it holds a
-    /// grammar that the description shows in the client's words.
+    /// Another schema that calls are held to instead, which the model does not see: the part of `parameters` that engines can
+    /// hold, or a grammar that the description shows in the client's words.
     pub held: Option<Value>,
+    /// The parts of `parameters` that engines do not hold.
+    pub unheld: Unheld,
     /// Where the prompt describes the tool.
     pub described: Described,
 }
@@ -61,6 +64,14 @@ impl Tool {
         }
         function.insert("parameters".to_owned(), self.parameters.clone());
         json!({ "type": "function", "function": function })
+    }
+
+    /// Finds the part of its schema that engines hold, unless calls follow another schema.
+    pub(crate) fn find_held(&mut self) {
+        if self.held.is_none() {
+            let HeldSchema { schema, unheld } = held(&self.parameters, self.strict == Strictness::Strict);
+            (self.held, self.unheld) = (schema, unheld);
+        }
     }
 
     /// Returns the bytes that it takes in memory. Reads all of it.
@@ -257,7 +268,7 @@ pub enum ToolsError {
         /// The number of tools.
         n: usize,
     },
-    /// A name that some formats of calls cannot represent.
+    /// A name that the dialect does not allow, or that some formats of calls cannot represent.
     #[error("a tool's name has 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'")]
     Name {
         /// The index of the tool.
@@ -285,9 +296,13 @@ pub enum ToolsError {
     NothingToCall,
 }
 
-/// Checks the tools that a dialect has parsed. The engine checks the keywords of their schemas.
+/// Checks the tools of a request: what holds in every dialect.
 pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
-    let tools = &use_of_tools.tools;
+    check_list(&use_of_tools.tools, &use_of_tools.choice, is_representable)
+}
+
+/// Checks the tools that a dialect has parsed, before anything is made of their schemas. `is_name` knows the dialect's names.
+pub(crate) fn check_list(tools: &[Tool], choice: &ToolChoice, is_name: fn(&str) -> bool) -> Result<(), ToolsError> {
     if tools.len() > MAX_TOOLS {
         return Err(ToolsError::TooMany { n: tools.len() });
     }
@@ -301,17 +316,24 @@ pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
         }
         budget.take_arguments(tool.held()).map_err(|error| ToolsError::Schema { index, error })?;
     }
-    match &use_of_tools.choice {
+    match choice {
         ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => Err(ToolsError::NothingToCall),
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => Err(ToolsError::Unknown),
         _ => Ok(()),
     }
 }
 
-/// Returns true for a name that every format of calls can represent.
+/// Returns true for a name that the dialects of OpenAI and Anthropic allow.
 pub fn is_name(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_part)
+}
+
+/// Returns true for a name that every format of calls can represent. Ollama's dialect allows any name.
+pub(crate) fn is_representable(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':' | '@' | '+' | '#');
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(is_part);
+    name.len() <= MAX_NAME_CHARS && name.split(' ').all(is_word)
 }
 
 /// A whole call.

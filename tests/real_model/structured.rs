@@ -235,10 +235,10 @@ async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unsupported_keywords_are_refused_by_name() {
+async fn unsupported_keywords_of_a_strict_schema_are_refused_by_name() {
     let server = BatonServer::start(&[]);
     let of = |schema: Value| {
-        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": true, "schema": schema } });
         chat("Hi", json!({ "response_format": format }))
     };
     for wrong in [
@@ -254,6 +254,43 @@ async fn unsupported_keywords_are_refused_by_name() {
         println!("{wrong}: {message}");
     }
     assert_eq!(post(&server, &chat("Hi", json!({}))).await.0, 200, "and the engine lives");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_without_strict_is_held_as_far_as_it_can_be_and_the_header_says_how_far() {
+    let server = BatonServer::start(&[]);
+    let properties = json!({
+        "path": { "type": "string", "format": "path", "maxLength": 3 },
+        "code": { "type": "string", "pattern": "^[[a]{2}$" },
+        "id": { "type": "integer", "minimum": 0, "maximum": u64::MAX, "multipleOf": 1000 },
+        "tags": { "type": "array", "items": { "enum": ["a"] }, "minItems": 2, "maxItems": 2, "uniqueItems": true },
+    });
+    let names = ["path", "code", "id", "tags"];
+    let schema = json!({ "type": "object", "properties": properties, "required": names, "additionalProperties": false,
+        "propertyNames": { "maxLength": 9 } });
+    let named = json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": false, "schema": schema } });
+    for (path, body, field) in [
+        ("/v1/chat/completions", chat("Hi", json!({ "response_format": named, "max_tokens": 200 })), "response_format"),
+        (
+            "/api/chat",
+            json!({ "model": "smollm2", "messages": [{ "role": "user", "content": "Hi" }], "format": schema,
+            "stream": false, "options": { "num_predict": 200 } }),
+            "format",
+        ),
+    ] {
+        let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(&body).send().await.unwrap();
+        let warning = response.headers()["x-baton-warning"].to_str().unwrap().to_owned();
+        let reply: Value = response.json().await.unwrap();
+        println!("{warning}\n{reply}");
+        for part in ["propertyNames", "format path", "maximum", "uniqueItems"] {
+            assert!(warning.starts_with(&format!("not held of {field}: ")) && warning.contains(part), "{warning}");
+        }
+        let text = reply["choices"][0]["message"]["content"].as_str().or(reply["message"]["content"].as_str()).unwrap();
+        let held: Value = serde_json::from_str(text).unwrap();
+        assert!(held["path"].as_str().unwrap().chars().count() <= 3, "{held}");
+        assert!(held["code"].as_str().unwrap().chars().all(|c| "[a".contains(c)), "{held}");
+        assert_eq!((held["id"].as_u64().unwrap() % 1000, &held["tags"]), (0, &json!(["a", "a"])), "{held}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -382,7 +382,7 @@ async fn a_calls_result_continues_as_text() {
 async fn invalid_tools_are_refused_by_name() {
     let server = BatonServer::start(&[]);
     let with = |parameters: Value| {
-        let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
+        let tool = json!({ "type": "function", "function": { "name": "f", "strict": true, "parameters": parameters } });
         ask(json!({ "tools": [tool], "tool_choice": "required" }))
     };
     for (body, words) in [

@@ -21,7 +21,7 @@ const MAX_COMBINED_BYTES: usize = 512;
 pub(crate) fn check(constraint: &Constraint) -> Result<(), &'static str> {
     match constraint {
         Constraint::JsonObject => Ok(()),
-        Constraint::JsonSchema { schema, .. } => check_schema(schema),
+        Constraint::JsonSchema { schema, held, .. } => check_schema(held.as_ref().unwrap_or(schema)),
         Constraint::Grammar { rule, .. } => check_rule(rule),
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn schema(schema: Value) -> Result<(), &'static str> {
-        check(&Constraint::JsonSchema { schema, field: "f".to_owned() })
+        check(&Constraint::exactly(schema, "f"))
     }
 
     #[test]

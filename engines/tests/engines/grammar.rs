@@ -135,7 +135,7 @@ async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
 #[tokio::test]
 async fn constraints_that_no_text_satisfies_are_refused_before_the_first_token() {
     let Some(rig) = Rig::start().await else { return };
-    let schema = |schema| Constraint::JsonSchema { schema, field: "format".to_owned() };
+    let schema = |schema| Constraint::exactly(schema, "format");
     for nothing in [
         json!({ "$ref": "#" }),
         json!({ "anyOf": [{ "$ref": "#" }] }),
@@ -166,7 +166,7 @@ async fn a_dead_end_in_the_text_is_an_error_of_the_schema() {
     let both = json!({ "type": "string", "allOf": [{ "pattern": "^a+$" }, { "pattern": "^b+$" }] });
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" }, "a": both },
         "required": ["n", "a"], "additionalProperties": false });
-    let (field, _) = refusal(&rig, Constraint::JsonSchema { schema, field: "format".to_owned() }).await;
+    let (field, _) = refusal(&rig, Constraint::exactly(schema, "format")).await;
     assert_eq!(field, "format");
     let dead = Rule::Sequence(vec![Rule::literal("word "), Rule::Pattern("[^\\s\\S]".to_owned())]);
     let (field, _) = refusal(&rig, Constraint::Grammar { rule: dead, field: "tools".to_owned() }).await;
@@ -184,7 +184,7 @@ async fn a_long_chain_of_references_does_not_end_the_process() {
     };
     let definitions: serde_json::Map<_, _> = (0..N_DEFINITIONS).map(|i| (i.to_string(), definition(i))).collect();
     let schema = json!({ "allOf": [{ "$ref": "#/$defs/0" }], "$defs": definitions });
-    let constraint = Constraint::JsonSchema { schema, field: "format".to_owned() };
+    let constraint = Constraint::exactly(schema, "format");
     let request = SequenceRequest {
         prompt: rig.prompt.clone(),
         max_tokens: Some(4),

@@ -6,6 +6,8 @@ pub mod request_memory;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 pub use self::rate::Quota;
 use self::rate::Rate;
 use self::request_memory::RequestMemory;
@@ -30,6 +32,10 @@ pub struct KeyLimits {
     /// The key may see the endpoint's state, its metrics and the addresses of nodes.
     pub is_operator: bool,
 }
+
+/// How many requests of a key that generate nothing run at once: a quarter of what all keys may have, so that a key that
+/// counts long texts leaves room for others.
+pub(crate) const BRIEF_SHARE: usize = 16;
 
 /// The priority of a key that has none configured.
 pub const DEFAULT_PRIORITY: u8 = 5;
@@ -57,6 +63,8 @@ pub struct Account {
     pub limits: KeyLimits,
     /// The key's share of the memory that requests hold; `None` if there is only this account.
     pub(crate) memory: Option<Arc<RequestMemory>>,
+    /// The key's share of the requests that generate nothing and run at once; `None` if there is only this account.
+    pub(crate) brief: Option<Arc<Semaphore>>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
     /// The account that replaced this one when its limits changed. Requests that still run under this account charge
@@ -72,6 +80,7 @@ impl Account {
             requests: limits.requests_per_minute.and_then(Rate::per_minute),
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
             memory: Some(RequestMemory::of_key()),
+            brief: Some(Arc::new(Semaphore::new(BRIEF_SHARE))),
             limits,
             successor: OnceLock::new(),
         }
@@ -79,14 +88,14 @@ impl Account {
 
     /// Creates the account of every caller where no keys are configured. It may hold all the memory for requests.
     pub fn of_everyone() -> Account {
-        Account { memory: None, ..Account::new("anyone", KeyLimits::default()) }
+        Account { memory: None, brief: None, ..Account::new("anyone", KeyLimits::default()) }
     }
 
     /// Replaces this account with one that has other limits. The new account keeps the usage of this one, and shares its
-    /// memory.
+    /// memory and its share of brief requests.
     pub fn succeed(&self, limits: KeyLimits) -> Arc<Account> {
-        let memory = self.memory.clone();
-        let successor = Arc::new(Account { memory, ..Account::new(self.name.clone(), limits) });
+        let (memory, brief) = (self.memory.clone(), self.brief.clone());
+        let successor = Arc::new(Account { memory, brief, ..Account::new(self.name.clone(), limits) });
         // From here on, requests that end charge the successor.
         if self.successor.set(Arc::clone(&successor)).is_ok() {
             let carry = |from: &Option<Rate>, to: &Option<Rate>| {

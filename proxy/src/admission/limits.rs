@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-/// The maximum number of concurrent requests that generate nothing. They take milliseconds, so none of them waits.
+/// The maximum number of concurrent requests that generate nothing. They take milliseconds, or seconds for long texts.
 pub(super) const MAX_BRIEF: usize = 64;
+
+/// How long one of these waits, in the order of arrival, for others of its key and then for those of all keys.
+pub(super) const BRIEF_WAIT: Duration = Duration::from_secs(2);
 
 /// The default maximum number of requests that wait for admission.
 pub const DEFAULT_MAX_WAITING: usize = 256;

@@ -19,11 +19,11 @@ mod target_places;
 
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use self::gate::{EnteredRequest, Gate};
 pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
-use self::limits::{MAX_BRIEF, RETRY_AFTER};
+use self::limits::{BRIEF_WAIT, MAX_BRIEF, RETRY_AFTER};
 pub use self::permit::{Permit, Place, Places};
 use self::queue::{AdmissionQueue, Refusal};
 pub use self::request_admission::RequestAdmission;
@@ -51,10 +51,21 @@ impl Admission {
         self.0.change(|queue| queue.set_targets(targets));
     }
 
-    /// Admits a request that generates nothing, without waiting for a place. Errors: too many such requests run.
-    pub fn admit_brief(&self) -> Result<OwnedSemaphorePermit, RequestError> {
-        let full = Refusal::Full { n_running: MAX_BRIEF, n_waiting: 0 };
-        Arc::clone(&self.0.brief).try_acquire_owned().map_err(|_| full.into())
+    /// Admits a request that generates nothing, and needs no place. It waits a little if its key has its share of them, or
+    /// if all keys together have too many. Errors: too many run.
+    pub async fn admit_brief(&self, account: &Account) -> Result<BriefPermit, RequestError> {
+        let full = || Refusal::Full { n_running: MAX_BRIEF, n_waiting: 0 };
+        let acquire = async {
+            let of_key = match &account.brief {
+                Some(share) => Some(Arc::clone(share).acquire_owned().await?),
+                None => None,
+            };
+            Ok::<_, AcquireError>(BriefPermit(of_key, Arc::clone(&self.0.brief).acquire_owned().await?))
+        };
+        match tokio::time::timeout(BRIEF_WAIT, acquire).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) | Err(_) => Err(full().into()),
+        }
     }
 
     /// Lets a request enter its key's lane. It is admitted when it gets its first place. Its key's rate was charged before,
@@ -89,6 +100,13 @@ impl Admission {
         self.0.read(AdmissionQueue::n_waiting)
     }
 }
+
+/// Held by a request that generates nothing: one of its key's share, and one of all.
+#[derive(Debug)]
+pub struct BriefPermit(
+    #[allow(dead_code, reason = "held until it is dropped")] Option<OwnedSemaphorePermit>,
+    #[allow(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit,
+);
 
 impl From<Refusal> for RequestError {
     fn from(refusal: Refusal) -> RequestError {

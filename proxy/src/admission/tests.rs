@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::FutureExt;
 
 use super::*;
-use crate::account::KeyLimits;
+use crate::account::{BRIEF_SHARE, KeyLimits};
 use crate::error::RateUnit;
 
 fn account(name: &str, limits: KeyLimits) -> Arc<Account> {
@@ -208,13 +208,32 @@ async fn room_that_comes_is_used_at_once() {
     assert_eq!((door.admission.limit(), door.counts()), (2, (2, 2, 1)));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_generates_nothing_passes_the_queue_up_to_a_limit() {
     let door = door(1, 0);
     let _running = door.enter(&free("a")).await.unwrap();
-    let many: Vec<_> = (0..MAX_BRIEF).map(|_| door.admission.admit_brief().unwrap()).collect();
-    assert!(matches!(door.admission.admit_brief(), Err(RequestError::Overloaded { n_running: MAX_BRIEF, .. })));
-    drop(many);
+    let everyone = Account::of_everyone();
+    let mut many = Vec::new();
+    for _ in 0..MAX_BRIEF {
+        many.push(door.admission.admit_brief(&everyone).await.unwrap());
+    }
+    let refused = door.admission.admit_brief(&everyone).await;
+    assert!(matches!(refused, Err(RequestError::Overloaded { n_running: MAX_BRIEF, .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_counts_long_texts_leaves_others_room_to_count() {
+    let door = door(1, 0);
+    let (greedy, modest) = (free("greedy"), free("modest"));
+    let mut running = Vec::new();
+    for _ in 0..BRIEF_SHARE {
+        running.push(door.admission.admit_brief(&greedy).await.unwrap());
+    }
+    let mut more: Vec<_> = (0..MAX_BRIEF).map(|_| Box::pin(door.admission.admit_brief(&greedy))).collect();
+    assert!(more.iter_mut().all(|wait| wait.now_or_never().is_none()), "they wait");
+    assert!(door.admission.admit_brief(&modest).now_or_never().unwrap().is_ok());
+    running.pop();
+    assert!(more.remove(0).await.is_ok(), "in their order");
 }
 
 #[tokio::test(start_paused = true)]

@@ -125,6 +125,9 @@ fn map(error: &RequestError) -> HttpFailure {
             HttpFailure::new(StatusCode::NOT_FOUND, body)
         }
         RequestError::Incapable { .. } => HttpFailure::invalid(error),
+        RequestError::OperatorOnly { .. } => {
+            HttpFailure::new(StatusCode::FORBIDDEN, ErrorBody::new(ErrorKind::Permission, error.to_string()))
+        }
         RequestError::InvalidField { field, .. } => {
             let failure = HttpFailure::invalid(error);
             HttpFailure { error: failure.error.param(*field), ..failure }
@@ -315,6 +318,7 @@ mod tests {
             RequestError::ModelNotAllowed { model: "x".into() },
             (403, ErrorKind::Permission, Some(ErrorCode::ModelNotAllowed), Retry::Unsaid),
         );
+        check(RequestError::OperatorOnly { what: "unload models" }, (403, ErrorKind::Permission, None, Retry::Unsaid));
         check(
             RequestError::FieldUnsupported { field: "logprobs" },
             (400, ErrorKind::InvalidRequest, Some(ErrorCode::UnsupportedParameter), Retry::Unsaid),

@@ -7,7 +7,7 @@ use baton_link::Engine;
 use baton_schemas::CacheScope;
 use baton_schemas::GenerateRequest;
 use baton_schemas::constraint::Constraint;
-use baton_schemas::generate::{Input, Sampling};
+use baton_schemas::generate::{Input, Sampling, Thinking};
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::ToolUse;
 use futures::StreamExt;
@@ -52,7 +52,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         ignore_eos: true,
         constraint: None,
         tools: ToolUse::default(),
-        wants_thinking: false,
+        thinking: Thinking::AsSaid,
         keep_alive: None,
         num_ctx: None,
         context: None,
@@ -70,6 +70,7 @@ pub(crate) fn caller() -> Caller {
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
         memory: RequestHold::default(),
+        warnings: Default::default(),
         policy: None,
         trace: None,
     }

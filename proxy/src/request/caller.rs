@@ -6,6 +6,7 @@ use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
 use super::poison_case::PoisonCase;
+use super::warnings::Warnings;
 use crate::account::Account;
 use crate::account::request_memory::RequestHold;
 use crate::admission::RequestAdmission;
@@ -27,6 +28,8 @@ pub struct Caller {
     pub poison: PoisonCase,
     /// The memory that the request holds, and how long its body waited for the parser. Its prompts share it.
     pub memory: RequestHold,
+    /// What the request asks for and does not get. Its prompts share it.
+    pub warnings: Warnings,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

@@ -12,6 +12,7 @@ use super::plan::{self, PlanRequest};
 use super::prompt;
 use crate::admission::Admission;
 use crate::error::RequestError;
+use crate::targets::model_loading::KeepWish;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::{Node, WorkerReport};
 use crate::targets::{Target, Targets};
@@ -30,8 +31,8 @@ pub async fn explain(
         return Err(EngineError::Unsupported { feature }.into());
     };
     caller.account.take_request()?;
-    let _lease = targets.lease(&target, request.keep_alive).await?;
-    let _permit = admission.admit_brief()?;
+    let _lease = targets.lease(&target, KeepWish::of(request.keep_alive, &caller.account)).await?;
+    let _permit = admission.admit_brief(&caller.account).await?;
     let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };

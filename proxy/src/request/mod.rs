@@ -12,3 +12,4 @@ pub mod prompt;
 pub mod prompt_logprobs;
 pub mod seats;
 pub mod tokens;
+pub mod warnings;

@@ -12,7 +12,7 @@ use super::caller::Caller;
 use crate::admission::{Admission, RequestAdmission};
 use crate::error::RequestError;
 use crate::model_name;
-use crate::targets::model_loading::{LoadReport, LoadState};
+use crate::targets::model_loading::{KeepWish, LoadReport, LoadState};
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::{Target, Targets, upstreams};
 
@@ -104,7 +104,7 @@ pub async fn describe(
     caller: &Caller,
 ) -> Result<ModelDescription, RequestError> {
     caller.account.take_request()?;
-    let _permit = admission.admit_brief()?;
+    let _permit = admission.admit_brief(&caller.account).await?;
     let model = match targets.resolve(name, &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
@@ -141,7 +141,7 @@ pub async fn describe_upstream(
     caller: &Caller,
 ) -> Result<UpstreamModelInfo, RequestError> {
     caller.account.take_request()?;
-    let _permit = admission.admit_brief()?;
+    let _permit = admission.admit_brief(&caller.account).await?;
     match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { .. } => Ok(UpstreamModelInfo::default()),
         Target::Upstreams(serving) => Ok(upstreams::model_info(&serving, &caller.request_id).await),
@@ -158,20 +158,21 @@ pub async fn load(
 ) -> Result<(), RequestError> {
     let target = targets.resolve(Some(model), &caller.account)?;
     caller.account.take_request()?;
-    let _lease = targets.lease(&target, keep_alive).await?;
+    let _lease = targets.lease(&target, KeepWish::of(keep_alive, &caller.account)).await?;
     match target {
         Target::Nodes { model: served, .. } => {
-            let _permit = admission.admit_brief()?;
+            let _permit = admission.admit_brief(&caller.account).await?;
             served.ready_node(Some(model), &[], ImageNeed::None).await.map(drop)
         }
         Target::Upstreams(serving) => {
             let permit = admission.enter(&caller.account, &RequestAdmission::default());
+            let keep_alive = keep_alive.filter(|_| caller.account.limits.is_operator);
             upstreams::load(&serving, &permit.places(), keep_alive, &caller.request_id).await
         }
     }
 }
 
-/// Unloads a model as soon as nothing uses it. A model that is always loaded stays.
+/// Unloads a model as soon as nothing uses it. A model that is always loaded stays. Errors: the key is not an operator's.
 pub async fn unload(
     admission: &Admission,
     targets: &Targets,
@@ -179,7 +180,10 @@ pub async fn unload(
     caller: &Caller,
 ) -> Result<(), RequestError> {
     caller.account.take_request()?;
-    let _permit = admission.admit_brief()?;
+    if !caller.account.limits.is_operator {
+        return Err(RequestError::OperatorOnly { what: "unload models" });
+    }
+    let _permit = admission.admit_brief(&caller.account).await?;
     let served = match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,

@@ -11,6 +11,7 @@ use super::caller::Caller;
 use super::{failover, prompt};
 use crate::admission::{Admission, RequestAdmission};
 use crate::error::RequestError;
+use crate::targets::model_loading::KeepWish;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::Node;
 use crate::targets::{Target, Targets, upstreams};
@@ -26,10 +27,10 @@ pub async fn ask(
     let target = targets.resolve(model, &caller.account)?;
     // The rate before memory, and memory before admission, as for generation.
     caller.account.take_request()?;
-    let _lease = targets.lease(&target, None).await?;
+    let _lease = targets.lease(&target, KeepWish::Unsaid).await?;
     let counted = match &target {
         Target::Nodes { model: served, .. } => {
-            let _permit = admission.admit_brief()?;
+            let _permit = admission.admit_brief(&caller.account).await?;
             ask_nodes(served, model, question, caller).await?
         }
         Target::Upstreams(serving) => {

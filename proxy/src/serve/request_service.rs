@@ -112,7 +112,7 @@ impl HttpBackend for RequestService {
     }
 
     async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-        embed(&self.admission, &self.targets, &self.observer, &request, caller).await
+        embed(&self.admission, &self.targets, &self.observer, request, caller).await
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use baton_schemas::keep_alive::KeepAlive;
 
-use super::model_loading::{ModelLease, ModelLoader};
+use super::model_loading::{KeepWish, ModelLease, ModelLoader};
 use super::models::ModelPool;
 use super::target::Target;
 use super::upstreams::{ServedByUpstreams, UpstreamPool};
@@ -76,13 +75,9 @@ impl Targets {
 
     /// Loads the target's model if it is not in memory, and keeps it there while the lease lives. `None` if the model is
     /// not loaded on demand.
-    pub async fn lease(
-        &self,
-        target: &Target,
-        keep_alive: Option<KeepAlive>,
-    ) -> Result<Option<ModelLease>, RequestError> {
+    pub async fn lease(&self, target: &Target, wish: KeepWish) -> Result<Option<ModelLease>, RequestError> {
         match target.served_model().and_then(|model| model.loadable.as_ref()) {
-            Some(loadable) => self.model_loader.lease(loadable, keep_alive).await.map(Some),
+            Some(loadable) => self.model_loader.lease(loadable, wish).await.map(Some),
             None => Ok(None),
         }
     }

@@ -1,7 +1,6 @@
 //! Anthropic's JSON: the requests and replies of its Messages API.
 //!
-//! Unknown fields are ignored. Unsupported fields that would change the answer are refused by name. Everything here is
-//! a pure function of bytes; the proxy's `http::anthropic` serves it.
+//! Everything here is a pure function of bytes; the proxy's `http::anthropic` serves it.
 
 pub mod error;
 pub mod events;
@@ -9,6 +8,7 @@ pub mod models;
 pub mod reply;
 pub mod request;
 
+mod context_management;
 mod messages;
 mod tools;
 

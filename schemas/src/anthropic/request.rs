@@ -1,30 +1,34 @@
 //! `POST /v1/messages`: a body → one [`GenerateRequest`]. `POST /v1/messages/count_tokens`: a body → one
 //! [`ChatPrompt`].
 //!
-//! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
-//! `anthropic-beta` headers, and any unknown field.
+//! The `anthropic-version` and `anthropic-beta` headers have no effect. What becomes of fields that it does not declare: see
+//! `request/foreign.rs`.
 
 use std::sync::Arc;
 
-use schemars::{JsonSchema, json_schema};
-use serde::Deserialize;
-use serde_json::{Map, json};
+use schemars::json_schema;
+use serde_json::json;
 
+use super::context_management::ContextManagement;
 use super::messages::{MessagesMessage, SystemText, ToolReferences, check_history};
 use super::tools::MessagesToolsBody;
-use crate::constraint::{Constraint, check_schema};
-use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
-use crate::openai::StructuredBody;
+use crate::constraint::Constraint;
+use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling, Thinking};
+use crate::message_role::MessageRole;
+use crate::openai::{StructuredBody, TemplateBody};
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, Required, object};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::{Read, Reading, read};
 use crate::request::sampling::SamplingBody;
 use crate::request::schema::described;
 use crate::request::stop::StopStrings;
-use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word, Words};
+use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
+use crate::thinking_switches::ReasoningWish;
 
 object! {
     /// A conversation to continue.
@@ -44,7 +48,17 @@ object! {
         sampling: SamplingBody,
         /// Stream the reply as server-sent events.
         stream: Field<bool>,
+        #[schemars(skip)]
+        foreign: Foreign<MessagesFields>,
     }
+}
+
+/// OpenAI's names of fields that this dialect has under other names.
+#[derive(Debug)]
+pub(crate) struct MessagesFields;
+
+impl ForeignFields for MessagesFields {
+    const REFUSED: &'static [RefusedField] = &[RefusedField::new("stop", Off::ZERO, "'stop'", "send 'stop_sequences'")];
 }
 
 object! {
@@ -56,7 +70,18 @@ object! {
         /// The fields that make up the prompt.
         #[schemars(flatten)]
         prompt: PromptBody,
+        #[schemars(skip)]
+        foreign: Foreign<CountFields>,
     }
+}
+
+/// Fields of `/v1/messages` that do not change the prompt.
+#[derive(Debug)]
+pub(crate) struct CountFields;
+
+impl ForeignFields for CountFields {
+    const WITHOUT_EFFECT: &'static [&'static str] =
+        &["max_tokens", "stop_sequences", "stop", "stream", "temperature", "top_k", "top_p", "min_p", "seed"];
 }
 
 object! {
@@ -71,10 +96,13 @@ object! {
         /// The tools that the model may call.
         #[schemars(flatten)]
         tools: MessagesToolsBody,
-        /// Turns thinking on or off.
-        thinking: Field<ThinkingBody>,
         /// Effort and form of the reply.
         output_config: Field<OutputConfig>,
+        /// What is left out of the conversation.
+        context_management: Field<ContextManagement>,
+        /// Turns thinking on or off, and variables for the chat template. Thinking is off by default.
+        #[schemars(flatten)]
+        template: TemplateBody,
         /// The older name of `output_config.format`, which takes precedence.
         output_format: Field<OutputFormat>,
         /// The same by the names of OpenAI's chats and of other servers.
@@ -90,7 +118,19 @@ object! {
         effort: Field<OutputEffort>,
         /// The form that the text must have.
         format: Field<OutputFormat>,
+        #[schemars(skip)]
+        foreign: Foreign<OutputConfigFields>,
     }
+}
+
+/// Other fields of [`OutputConfig`].
+#[derive(Debug)]
+pub(crate) struct OutputConfigFields;
+
+impl ForeignFields for OutputConfigFields {
+    const AT: &'static str = "output_config";
+    const REFUSED: &'static [RefusedField] =
+        &[RefusedField::new("task_budget", Off::ZERO, "A budget for a task", "send 'max_tokens'")];
 }
 
 /// The part of the scale that Anthropic's dialect has.
@@ -128,30 +168,6 @@ object! {
     }
 }
 
-object! {
-    /// Turns thinking on or off. `budget_tokens` has no effect.
-    #[schemars(rename = "Thinking")]
-    pub(crate) struct ThinkingBody {
-        /// On, off, or the model's default.
-        r#type: Required<Word<ThinkingKind>>,
-    }
-}
-
-/// The type of [`ThinkingBody`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[schemars(inline)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ThinkingKind {
-    Enabled,
-    Disabled,
-    /// The model's default.
-    Adaptive,
-}
-
-impl Words for ThinkingKind {
-    const WRONG: &'static str = "must be enabled, disabled or adaptive";
-}
-
 /// A checked body of `/v1/messages`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessagesRequest {
@@ -179,9 +195,10 @@ impl MessagesRequest {
 
 impl MessagesBody {
     fn check(self, drawn_seed: u64) -> Result<MessagesRequest, InvalidRequest> {
+        self.foreign.check()?;
         let limit = self.max_tokens;
         let (prompt, max_tokens) = self.prompt.check(|| Ok(limit.get("")?.count()))?;
-        let CheckedPrompt { model, chat, thinking, constraint } = prompt;
+        let CheckedPrompt { model, chat, thinking, shows_thinking, constraint } = prompt;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let generate = GenerateRequest {
             is_streamed: self.stream.get("")?.unwrap_or(false),
@@ -197,13 +214,12 @@ impl MessagesBody {
             constraint: constraint.map(Arc::new),
             tools: chat.tools,
             // Claude's clients ask for thinking whatever the model is, so a model that cannot think is no error.
-            wants_thinking: false,
+            thinking,
             keep_alive: None,
             num_ctx: None,
             context: None,
             prompt_logprobs: None,
         };
-        let shows_thinking = matches!(thinking, Some(ThinkingKind::Enabled | ThinkingKind::Adaptive));
         Ok(MessagesRequest { generate, shows_thinking })
     }
 }
@@ -212,7 +228,9 @@ impl CountRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         // A constraint adds no tokens, but a wrong one is refused here as in `/v1/messages`.
-        let CheckedPrompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check(|| Ok(()))?.0;
+        let CountBody { prompt, foreign } = read(body)?;
+        foreign.check()?;
+        let CheckedPrompt { model, chat, .. } = prompt.check(|| Ok(()))?.0;
         Ok(CountRequest { model, chat })
     }
 }
@@ -221,7 +239,8 @@ impl CountRequest {
 struct CheckedPrompt {
     model: String,
     chat: ChatPrompt,
-    thinking: Option<ThinkingKind>,
+    thinking: Thinking,
+    shows_thinking: bool,
     constraint: Option<Constraint>,
 }
 
@@ -230,12 +249,11 @@ impl PromptBody {
     fn check<T>(self, next: impl FnOnce() -> Result<T, InvalidRequest>) -> Result<(CheckedPrompt, T), InvalidRequest> {
         let model = self.model.get("")?.0;
         let next = next()?;
-        let thinking = match self.thinking.get("")? {
-            Some(thinking) => Some(thinking.r#type.get("thinking")?.0),
-            None => None,
-        };
         let (effort, format) = match self.output_config.get("")? {
-            Some(config) => (config.effort.get("output_config")?, config.format.get("output_config")?),
+            Some(config) => {
+                config.foreign.check()?;
+                (config.effort.get("output_config")?, config.format.get("output_config")?)
+            }
             None => (None, None),
         };
         let format = match format {
@@ -244,20 +262,22 @@ impl PromptBody {
         };
         let own = format.map(|(at, format)| format.check(at).map(|constraint| (at, constraint))).transpose()?;
         let constraint = self.structured.check_beside(own)?;
-        let mut template_args = Map::new();
-        if let Some(thinking @ (ThinkingKind::Enabled | ThinkingKind::Disabled)) = thinking {
-            template_args.insert("enable_thinking".to_owned(), (thinking == ThinkingKind::Enabled).into());
-        }
-        if let Some(effort) = effort {
-            effort.0.set(&mut template_args);
-        }
         let mut images = Images::default();
         let mut references = ToolReferences::new(self.tools.check()?);
-        let messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images, &mut references)?;
+        let mut messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images, &mut references)?;
+        if let Some(management) = self.context_management.get("")? {
+            management.apply(&mut messages)?;
+        }
+        let effort = effort.map(|effort| ("output_config.effort", ReasoningWish::effort(effort.0)));
+        let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
+        let mut template = self.template.check(effort, after_tool)?;
+        let thinking = template.off_by_default();
+        let shows_thinking = template.shows_thinking.unwrap_or_else(|| template.is_on());
+        let template_args = template.args;
         let conversation =
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
         let chat = ChatPrompt { conversation, tools: references.into_tools() };
-        Ok((CheckedPrompt { model, chat, thinking, constraint }, next))
+        Ok((CheckedPrompt { model, chat, thinking, shows_thinking, constraint }, next))
     }
 }
 
@@ -267,8 +287,7 @@ impl OutputFormat {
             return Err(InvalidRequest::at(at, "type must be json_schema"));
         }
         let schema = self.schema.optional(at)?.ok_or_else(|| InvalidRequest::at(at, "needs a schema"))?.0;
-        check_schema(&schema).map_err(|e| InvalidRequest::at(at, e))?;
-        Ok(Constraint::JsonSchema { schema, field: at.to_owned() })
+        Constraint::json_schema(schema, at, false).map_err(|e| InvalidRequest::at(at, e))
     }
 }
 
@@ -303,7 +322,7 @@ mod tests {
         assert_eq!((request.generate.sampling.top_k, &*request.generate.stop), (3, &["a".into(), "b".into()][..]));
         assert_eq!(
             request.generate.constraint,
-            Some(Constraint::JsonSchema { schema, field: "output_config.format".to_owned() }.into())
+            Some(Constraint::json_schema(schema, "output_config.format", false).unwrap().into())
         );
         let count = CountRequest::parse(br#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
         assert_eq!(count.chat.conversation.messages.len(), 1);
@@ -316,12 +335,19 @@ mod tests {
             let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };
             (request.shows_thinking, Value::Object(conversation.template_args))
         };
-        assert_eq!(args(json!({})), (false, json!({})));
+        let off = || json!({"enable_thinking": false});
+        assert_eq!(args(json!({})), (false, off()), "Anthropic's default");
+        assert_eq!(args(json!({"reasoning_effort": "none"})).0, false);
+        assert_eq!(args(json!({"think": true})), (true, json!({"enable_thinking": true})));
+        let omitted = json!({"thinking": {"type": "adaptive", "display": "omitted"}});
+        assert_eq!(args(omitted), (false, json!({})));
         assert_eq!(args(json!({"thinking": {"type": "adaptive"}})), (true, json!({})));
         let enabled =
             json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}});
         assert_eq!(args(enabled), (true, json!({"enable_thinking": true, "reasoning_effort": "low"})));
-        assert_eq!(args(json!({"thinking": {"type": "disabled"}})), (false, json!({"enable_thinking": false})));
+        assert_eq!(args(json!({"thinking": {"type": "disabled"}})), (false, off()));
+        let effort = json!({"output_config": {"effort": "high"}});
+        assert_eq!(args(effort), (false, json!({"enable_thinking": false, "reasoning_effort": "high"})));
     }
 
     #[test]
@@ -382,5 +408,15 @@ mod tests {
         refused(json!({"output_config": {"effort": "huge"}}), "output_config.effort");
         refused(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format");
         refused(json!({"output_format": {"type": "json_schema"}}), "output_format");
+        refused(json!({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}), "output_config.task_budget");
+        refused(json!({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}), "mcp_servers");
+        refused(json!({"container": "c"}), "container");
+        refused(
+            json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+            "context_management.edits[0].type",
+        );
+        refused(json!({"stop": ["x"]}), "stop");
+        refused(json!({"n": 2}), "n");
+        assert!(parsed(json!({"mcp_servers": [], "container": null, "service_tier": "auto", "n": 1})).is_ok());
     }
 }

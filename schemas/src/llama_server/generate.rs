@@ -1,6 +1,6 @@
 //! `POST /completion`, `/infill` and `/embedding`: llama-server's own routes for text and vectors.
 //!
-//! Accepted and ignored: `cache_prompt`, `id_slot`, `samplers`, and any unknown field.
+//! What becomes of fields that they do not declare: see `request/foreign.rs`.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use serde_json::json;
 
 use super::requests::model;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
-use crate::generate::{GenerateRequest, InfillNames, Input, Sampling};
+use crate::generate::{GenerateRequest, InfillNames, Input, Sampling, Thinking};
 use crate::openai::usage::TimingsReport;
-use crate::openai::{MAX_CHOICES, MaxTokens, NotYetBody, StructuredBody, TopLogprobs, nth_prompt};
+use crate::openai::{MAX_CHOICES, PlainPromptFields, ReplyLengthBody, StructuredBody, TopLogprobs, nth_prompt};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
+use crate::request::foreign::{Foreign, NoOwnFields};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
-use crate::request::unsupported::{Demand, RefusedField, RefusedFields, Unsupported};
 use crate::request::values::Integer;
 use crate::sequence::{FinishReason, Logprobs};
 use crate::token::Token;
@@ -71,8 +71,9 @@ object! {
     pub(crate) struct LlamaGenerateBody {
         /// A model's name; by default the first model.
         model: Field<String>,
-        /// The most tokens in the reply. -1: until the context ends.
-        n_predict: Field<MaxTokens>,
+        /// The most tokens in the reply. By default, it ends with the context at the latest.
+        #[schemars(flatten)]
+        length: ReplyLengthBody,
         /// Texts before which the reply ends.
         stop: Field<StopStrings>,
         /// How tokens are sampled.
@@ -88,11 +89,7 @@ object! {
         /// Report the log-probability of each token, and of so many of the most likely tokens in its place. 0: none.
         n_probs: Field<TopLogprobs>,
         #[schemars(skip)]
-        refused: Unsupported<LlamaOnly>,
-        #[schemars(skip)]
-        t_max_predict_ms: Field<Demand>,
-        #[schemars(skip)]
-        not_yet: NotYetBody,
+        foreign: Foreign<PlainPromptFields>,
     }
 }
 
@@ -104,25 +101,9 @@ object! {
         model: Field<String>,
         /// One text, or several.
         content: Required<Inputs<MAX_INPUTS>>,
+        #[schemars(skip)]
+        foreign: Foreign<NoOwnFields>,
     }
-}
-
-/// Fields of llama-server alone that would change the reply.
-#[derive(Debug)]
-pub(crate) struct LlamaOnly;
-
-impl RefusedFields for LlamaOnly {
-    const FIELDS: &'static [RefusedField] = &[
-        refused("post_sampling_probs", "Reporting probabilities after sampling"),
-        refused("return_tokens", "Returning tokens"),
-        refused("lora", "Choosing adapters in a request"),
-        refused("image_data", "An image next to a plain prompt"),
-        refused("n_indent", "A least indentation"),
-    ];
-}
-
-const fn refused(field: &'static str, feature: &'static str) -> RefusedField {
-    RefusedField { field, feature, off: Some(0.0) }
 }
 
 /// A checked body: a request for each prompt, at least one. The model's name is empty if the client named none: the first
@@ -160,19 +141,14 @@ impl LlamaGenerate {
 
 impl LlamaGenerateBody {
     fn check(self, inputs: Vec<Input>, drawn_seed: u64) -> Result<LlamaGenerate, InvalidRequest> {
-        self.not_yet.check()?;
-        self.refused.check("")?;
-        // llama-server's default is -1; it was 0.
-        if self.t_max_predict_ms.peek().is_some_and(|time| time.is_one(Some(0.0)) && time.is_one(Some(-1.0))) {
-            return Err(InvalidRequest::unsupported("t_max_predict_ms", "A limit on the time of a reply"));
-        }
+        self.foreign.check()?;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {
             is_streamed: self.stream.get("")?.unwrap_or(false),
             model: model(self.model)?.unwrap_or_default(),
             input: Input::Tokens(Vec::new()),
             n: 1,
-            max_tokens: self.n_predict.get("")?.and_then(Integer::count),
+            max_tokens: self.length.check()?.and_then(Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,
@@ -181,7 +157,7 @@ impl LlamaGenerateBody {
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),
-            wants_thinking: false,
+            thinking: Thinking::AsSaid,
             keep_alive: None,
             num_ctx: None,
             context: None,
@@ -193,6 +169,7 @@ impl LlamaGenerateBody {
 /// Parses and checks a body of `/embedding`. The model's name is empty if the client named none.
 pub fn parse_embedding(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: LlamaEmbeddingBody = read(body)?;
+    body.foreign.check()?;
     let inputs = body.content.get("")?.check("content", "texts")?.into_iter().map(|input| match input {
         TextOrTokens::Text(text) => EmbedInput::Text(text),
         TextOrTokens::Tokens(tokens) => EmbedInput::Tokens(tokens),

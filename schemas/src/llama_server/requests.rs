@@ -11,6 +11,7 @@ use crate::openai::TemplateBody;
 use crate::openai::messages::ChatMessage;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, missing, object};
+use crate::request::foreign::{Foreign, NoOwnFields};
 use crate::request::history::MessageList;
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tool_choice::ChatToolsBody;
@@ -43,7 +44,7 @@ object! {
         /// List each token as an object with its `id` and its `piece`.
         with_pieces: Field<bool>,
         #[schemars(skip)]
-        return_token_strs: Field<bool>,
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -55,6 +56,8 @@ object! {
         model: Field<String>,
         /// The tokens.
         tokens: Required<TextTokens>,
+        #[schemars(skip)]
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -72,6 +75,8 @@ object! {
         /// Variables for the chat template.
         #[schemars(flatten)]
         template: TemplateBody,
+        #[schemars(skip)]
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -134,9 +139,7 @@ impl Tokenize {
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: TokenizeBody = read(body)?;
         let with_pieces = body.with_pieces.get("")?.unwrap_or(false);
-        if body.return_token_strs.get("")?.unwrap_or(false) {
-            return Err(InvalidRequest::unsupported("return_token_strs", "Tokens with their texts"));
-        }
+        body.foreign.check()?;
         let add_special = body.add_special.get("")?.unwrap_or(false);
         let add_special_tokens = body.add_special_tokens.get("")?.unwrap_or(true);
         let (text, is_vllms) = match (body.content.get("")?, body.prompt.get("")?) {
@@ -161,6 +164,7 @@ impl Detokenize {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: DetokenizeBody = read(body)?;
+        body.foreign.check()?;
         Ok(Detokenize { tokens: body.tokens.get("")?.0.0, model: model(body.model)? })
     }
 }
@@ -169,6 +173,7 @@ impl ApplyTemplate {
     /// Parses and checks a body. Messages and tools have OpenAI's form.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: ApplyTemplateBody = read(body)?;
+        body.foreign.check()?;
         let conversation = openai::conversation(body.messages, body.template)?;
         Ok(ApplyTemplate { chat: ChatPrompt { conversation, tools: body.tools.check()? }, model: model(body.model)? })
     }

@@ -1,6 +1,4 @@
 //! `POST /v1/rerank`: documents scored for a query, in Jina's and Cohere's form.
-//!
-//! Accepted and ignored: any unknown field.
 
 use schemars::{JsonSchema, json_schema};
 use serde::Serialize;
@@ -11,6 +9,7 @@ use super::requests::model;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
+use crate::request::foreign::{Foreign, NoOwnFields};
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::schema::described;
 use crate::request::values::{Integer, MAX_U32, NonEmpty};
@@ -30,6 +29,8 @@ object! {
         top_n: Field<Integer<1, MAX_U32>>,
         /// Repeat each result's document.
         return_documents: Field<bool>,
+        #[schemars(skip)]
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -87,6 +88,7 @@ impl Rerank {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: RerankBody = read(body)?;
+        body.foreign.check()?;
         let query = body.query.get("")?.0.into();
         let documents = body.documents.get("")?.each("documents");
         let inputs = documents.map(|document| Ok(EmbedInput::Text(document?.1.0)));

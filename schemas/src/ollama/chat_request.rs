@@ -5,8 +5,11 @@ use serde_json::json;
 use super::common::{Common, CommonBody, LoadOnly};
 use super::messages::{self, OllamaMessage};
 use crate::generate::{Conversation, GenerateRequest, Input};
+use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, Items, object};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::images::Images;
 use crate::request::read::read;
 
@@ -21,7 +24,24 @@ object! {
         /// The fields that `/api/chat` and `/api/generate` share.
         #[schemars(flatten)]
         common: CommonBody,
+        #[schemars(skip)]
+        foreign: Foreign<OllamaFields>,
     }
+}
+
+/// Fields of other dialects that stand in `options` here.
+#[derive(Debug)]
+pub(crate) struct OllamaFields;
+
+const LENGTH: &str = "send 'num_predict' in 'options'";
+
+impl ForeignFields for OllamaFields {
+    // A prompt that does not fit is refused, whatever they say.
+    const WITHOUT_EFFECT: &'static [&'static str] = &["truncate", "shift"];
+    const REFUSED: &'static [RefusedField] = &[
+        RefusedField::new("max_output_tokens", Off::NEVER, "'max_output_tokens'", LENGTH),
+        RefusedField::new("num_predict", Off::NEVER, "'num_predict'", LENGTH),
+    ];
 }
 
 /// A checked body of `/api/chat`.
@@ -37,9 +57,11 @@ impl OllamaChatRequest {
     /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaChatBody = read(body)?;
+        body.foreign.check()?;
         let mut images = Images::default();
         let messages = messages::check(body.messages, &mut images)?;
-        let Common { generate, template_args } = body.common.check(drawn_seed)?;
+        let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
+        let Common { generate, template_args } = body.common.check(drawn_seed, after_tool)?;
         let load_only = messages.is_empty().then(|| LoadOnly::of(generate.keep_alive));
         let images = images.into_vec();
         let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images });
@@ -52,6 +74,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::generate::Thinking;
 
     fn parsed(body: &Value) -> Result<OllamaChatRequest, InvalidRequest> {
         OllamaChatRequest::parse(body.to_string().as_bytes(), 7)
@@ -108,13 +131,26 @@ mod tests {
         let body = json!({"model": "m", "messages": [{"role": "user"}], "tools": [tool], "think": "high"});
         let generate = parsed(&body).unwrap().generate;
         assert_eq!(generate.tools.tools[0].name, "f");
-        assert!(generate.wants_thinking);
+        assert_eq!(generate.thinking, Thinking::Required);
         let Input::Chat(conversation) = generate.input else { panic!("not a chat") };
         assert!(conversation.tools.is_empty(), "the form in which the model is told of them is its format's affair");
         let args = Value::Object(conversation.template_args);
         assert_eq!(args, json!({"enable_thinking": true, "reasoning_effort": "high"}));
         refused(json!({"model": "m", "messages": [{"role": "user"}], "tools": [{}]}), "tools[0].function");
         refused(json!({"model": "m", "messages": [{"role": "user"}], "think": "hard"}), "think");
+    }
+
+    #[test]
+    fn names_of_tools_are_not_limited_to_openais() {
+        let tools =
+            |name: &str| json!({"model": "m", "messages": [{"role": "user"}], "tools": [{"function": {"name": name}}]});
+        for name in ["fs/read file", "server:tool", "a.b-c_d"] {
+            assert_eq!(parsed(&tools(name)).unwrap().generate.tools.tools[0].name, name);
+        }
+        // No format of calls could tell where these end.
+        for name in ["", " a", "a  b", "a\"b", "a<b", "a\nb", "a|b"] {
+            refused(tools(name), "tools[0].function.name");
+        }
     }
 
     #[test]

@@ -7,15 +7,15 @@ use serde_json::{Map, Number, Value};
 
 use super::format::Format;
 use super::options::{Options, OptionsBody};
-use crate::generate::{GenerateRequest, Input};
+use super::tools::OllamaTool;
+use crate::generate::{GenerateRequest, Input, Thinking};
 use crate::keep_alive::{KeepAlive, MAX_CHARS};
-use crate::openai::{StructuredBody, TopLogprobs};
-use crate::reasoning_effort::ReasoningEffort;
+use crate::openai::{ReplyLengthBody, StructuredBody, TemplateBody, TopLogprobs};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, ObjectMember as _, Required, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
-use crate::request::tools::{ChatTool, check_tools};
+use crate::request::tools::check_tools;
 use crate::request::values::{Integer, ModelName};
 use crate::tools::{MAX_TOOLS, ToolChoice};
 
@@ -31,18 +31,22 @@ object! {
         /// The same by the names of OpenAI's chats and of other servers.
         #[schemars(flatten)]
         structured: StructuredBody,
-        /// Turns thinking on or off, or sets its effort. A 400 if the model cannot think.
-        think: Field<Think>,
+        /// Turns thinking on or off, and variables for the chat template. `think` is a 400 if the model cannot think.
+        #[schemars(flatten)]
+        template: TemplateBody,
         /// How long a model that is loaded on demand stays in memory after the reply: 0 unloads it, a negative number
         /// keeps it forever. No effect on models that are always loaded.
         keep_alive: Field<KeepAliveBody>,
         /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
-        tools: Field<Items<ChatTool>>,
+        tools: Field<Items<OllamaTool>>,
         /// Report the log-probability of each token.
         logprobs: Field<bool>,
         /// How many of the most likely tokens to report at each position.
         top_logprobs: Field<TopLogprobs>,
+        /// The most tokens in a reply, under the names of other servers. `num_predict` in `options` takes precedence.
+        #[schemars(flatten)]
+        length: ReplyLengthBody,
         /// Sampling and limits.
         options: Field<OptionsBody>,
     }
@@ -58,12 +62,14 @@ pub(super) struct Common {
 
 impl CommonBody {
     /// Checks the fields. `drawn_seed` is used if the client sent no seed.
-    pub(super) fn check(self, drawn_seed: u64) -> Result<Common, InvalidRequest> {
+    /// `after_tool`: the conversation ends with the result of a tool.
+    pub(super) fn check(self, drawn_seed: u64, after_tool: bool) -> Result<Common, InvalidRequest> {
         let options = self.options.get("")?.unwrap_or_else(|| OptionsBody::named(""));
         let Options { max_tokens, num_ctx, stop, sampling, chosen } = options.check(drawn_seed)?;
+        let max_tokens = max_tokens.or(self.length.check()?.and_then(Integer::count));
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
-        let think = self.think.get("")?;
+        let template = self.template.check(None, after_tool)?;
         let format = self.format.get("")?.and_then(|format| format.0).map(|format| ("format", format));
         let generate = GenerateRequest {
             // Ollama streams by default.
@@ -79,61 +85,15 @@ impl CommonBody {
             ignore_eos: false,
             constraint: self.structured.check_beside(format)?.map(Arc::new),
             tools: check_tools(self.tools, ToolChoice::Auto, true)?,
-            wants_thinking: think.is_some_and(|think| think != Think::Off),
+            thinking: if template.thinks { Thinking::Required } else { Thinking::AsSaid },
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
             num_ctx,
             context: None,
             prompt_logprobs: None,
         };
-        Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default() })
+        Ok(Common { generate, template_args: template.args })
     }
 }
-
-/// Whether the model thinks, and how hard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Think {
-    Off,
-    On,
-    /// On, with one of [`EFFORTS`].
-    Effort(ReasoningEffort),
-}
-
-/// The part of the scale that Ollama's dialect has.
-const EFFORTS: [ReasoningEffort; 4] =
-    [ReasoningEffort::Low, ReasoningEffort::Medium, ReasoningEffort::High, ReasoningEffort::Max];
-
-impl Think {
-    /// Returns the variables for the chat template. A template without these switches ignores them.
-    fn template_args(self) -> Map<String, Value> {
-        let mut args = Map::new();
-        args.insert("enable_thinking".to_owned(), (self != Think::Off).into());
-        if let Think::Effort(effort) = self {
-            effort.set(&mut args);
-        }
-        args
-    }
-}
-
-impl Read for Think {
-    const EXPECTED: &'static str = "true, false, \"low\", \"medium\", \"high\" or \"max\"";
-
-    fn wrong(_: &'static str) -> ValueProblem {
-        ValueProblem::value(format!("must be {}", Self::EXPECTED))
-    }
-
-    fn boolean(on: bool) -> Reading<Self> {
-        Ok(if on { Think::On } else { Think::Off })
-    }
-
-    fn string(word: &str) -> Reading<Self> {
-        ReasoningEffort::among(word, &EFFORTS).map(Think::Effort).map_err(|_| Self::wrong("a string"))
-    }
-}
-
-described!([] Think: named "Think", |_generator| json_schema!({
-    "description": "Turns thinking on or off, or sets its effort.",
-    "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS.map(ReasoningEffort::as_str) }],
-}));
 
 /// What a request without messages or prompt asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,7 +170,7 @@ mod tests {
 
     fn check(keep_alive: Value, expected: Option<LoadOnly>) {
         let body = json!({ "model": "m", "keep_alive": keep_alive });
-        let load = read::<CommonBody>(body.to_string().as_bytes()).and_then(|body| body.check(0));
+        let load = read::<CommonBody>(body.to_string().as_bytes()).and_then(|body| body.check(0, false));
         assert_eq!(load.ok().map(|common| LoadOnly::of(common.generate.keep_alive)), expected, "{body}");
     }
 

@@ -9,9 +9,10 @@ use super::common::KeepAliveBody;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::read::{Read, Reading, ValueProblem, read};
+use crate::request::foreign::{Foreign, ForeignFields};
+use crate::request::read::{Read, Reading, read};
 use crate::request::schema::described;
-use crate::request::values::{Integer, MAX_U32, ModelName, NonEmpty};
+use crate::request::values::{Integer, MAX_U32, ModelName};
 
 object! {
     /// Texts to embed. Without a text, the model is only loaded.
@@ -27,6 +28,8 @@ object! {
         dimensions: Field<Integer<0, MAX_U32>>,
         /// How long the model stays in memory, as in `/api/chat`.
         keep_alive: Field<KeepAliveBody>,
+        #[schemars(skip)]
+        foreign: Foreign<EmbedFields>,
     }
 }
 
@@ -40,26 +43,26 @@ object! {
         prompt: Field<String>,
         /// How long the model stays in memory, as in `/api/chat`.
         keep_alive: Field<KeepAliveBody>,
+        #[schemars(skip)]
+        foreign: Foreign<EmbedFields>,
     }
+}
+
+/// Fields that have no effect on vectors.
+#[derive(Debug)]
+pub(crate) struct EmbedFields;
+
+impl ForeignFields for EmbedFields {
+    // They change how Ollama loads a model.
+    const WITHOUT_EFFECT: &'static [&'static str] = &["options"];
 }
 
 /// One text, or several.
 #[derive(Debug)]
 pub(crate) enum EmbedTexts {
     One(String),
-    Many(Items<EmbedText>),
-}
-
-/// One of several texts.
-#[derive(Debug)]
-pub(crate) struct EmbedText(String);
-
-impl Read for EmbedText {
-    const EXPECTED: &'static str = String::EXPECTED;
-
-    fn string(text: &str) -> Reading<Self> {
-        if text.is_empty() { Err(ValueProblem::value("must not be empty")) } else { Ok(EmbedText(text.to_owned())) }
-    }
+    /// Each gets a vector, also an empty one.
+    Many(Items<String>),
 }
 
 impl Read for EmbedTexts {
@@ -74,11 +77,11 @@ impl Read for EmbedTexts {
     }
 }
 
-described!([] EmbedTexts: named "OllamaEmbedInput", |generator| {
-    let text = generator.subschema_for::<NonEmpty>();
+described!([] EmbedTexts: named "OllamaEmbedInput", |_generator| {
+    let text = json!({ "type": "string" });
     json_schema!({
         "description": "One text to embed, or several.",
-        "anyOf": [{ "type": "string" }, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
+        "anyOf": [text, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
     })
 });
 
@@ -91,16 +94,15 @@ impl EmbedTexts {
                 let problem = format!("must have at most {MAX_INPUTS} texts, but has {}", texts.len());
                 Err(InvalidRequest::at("input", problem))
             }
-            EmbedTexts::Many(texts) => texts.each("input").map(|text| Ok(EmbedInput::Text(text?.1.0))).collect(),
+            EmbedTexts::Many(texts) => texts.each("input").map(|text| Ok(EmbedInput::Text(text?.1))).collect(),
         }
     }
 }
 
 /// Parses and checks a body of `/api/embed`. Without a text there are no inputs, and the model is only loaded.
-///
-/// `options` is ignored: it changes how Ollama loads a model.
 pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OllamaEmbedBody = read(body)?;
+    body.foreign.check()?;
     Ok(EmbedRequest {
         task: EmbedTask::Embed,
         inputs: body.input.get("")?.map(EmbedTexts::check).transpose()?.unwrap_or_default(),
@@ -116,6 +118,7 @@ pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
 /// Parses and checks a body of `/api/embeddings`, the older route: one text, as `prompt`.
 pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OlderEmbedBody = read(body)?;
+    body.foreign.check()?;
     let prompt = body.prompt.get("")?.filter(|prompt| !prompt.is_empty());
     Ok(EmbedRequest {
         task: EmbedTask::Embed,
@@ -174,6 +177,7 @@ mod tests {
         let inputs = |extra: Value| parsed(extra).unwrap().inputs;
         assert_eq!(inputs(json!({"input": "hi"})), [text("hi")]);
         assert_eq!(inputs(json!({"input": ["a", "b"], "options": {"num_ctx": 9}})), [text("a"), text("b")]);
+        assert_eq!(inputs(json!({"input": ["a", ""]})), [text("a"), text("")], "each gets a vector");
         for none in [json!({}), json!({"input": ""}), json!({"input": []}), json!({"input": null})] {
             assert!(inputs(none).is_empty());
         }
@@ -190,7 +194,6 @@ mod tests {
     fn what_cannot_be_read_is_named() {
         refused(json!({"input": 3}), "input");
         refused(json!({"input": ["a", 3]}), "input[1]");
-        refused(json!({"input": ["a", ""]}), "input[1]");
         refused(json!({"input": vec!["a"; MAX_INPUTS + 1]}), "input");
         refused(json!({"truncate": "yes"}), "truncate");
         refused(json!({"dimensions": -1}), "dimensions");

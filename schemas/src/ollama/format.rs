@@ -4,7 +4,7 @@ use schemars::json_schema;
 use serde::de::MapAccess;
 use serde_json::Value;
 
-use crate::constraint::{Constraint, check_schema};
+use crate::constraint::Constraint;
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
 
@@ -32,8 +32,8 @@ impl Read for Format {
             if schema.as_object().is_some_and(serde_json::Map::is_empty) {
                 return Ok(Format(None));
             }
-            check_schema(&schema).map_err(|e| ValueProblem::value(e.to_string()))?;
-            Ok(Format(Some(Constraint::JsonSchema { schema, field: "format".to_owned() })))
+            let constraint = Constraint::json_schema(schema, "format", false);
+            constraint.map(|held| Format(Some(held))).map_err(|e| ValueProblem::value(e.to_string()))
         }))
     }
 }
@@ -80,7 +80,7 @@ mod tests {
         }
         assert_eq!(parsed(json!({ "format": "json" })), Ok(Some(Constraint::JsonObject)));
         let schema = json!({ "type": "object" });
-        let held = Constraint::JsonSchema { schema: schema.clone(), field: "format".to_owned() };
+        let held = Constraint::json_schema(schema.clone(), "format", false).unwrap();
         assert_eq!(parsed(json!({ "format": schema })), Ok(Some(held)));
         for wrong in [json!({ "format": "xml" }), json!({ "format": 3 }), json!({ "format": false })] {
             assert_eq!(parsed(wrong), Err(Some("format".to_owned())));

@@ -2,12 +2,14 @@
 
 use serde_json::json;
 
+use super::chat_request::OllamaFields;
 use super::common::{Common, CommonBody, LoadOnly};
 use crate::generate::{Conversation, GenerateRequest, InfillNames, Input, Message};
 use crate::image::MAX_IMAGES;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
+use crate::request::foreign::Foreign;
 use crate::request::images::{ImageFile, Images};
 use crate::request::read::read;
 use crate::request::values::{NOT_A_TOKEN, Tokens};
@@ -44,6 +46,8 @@ object! {
         common: CommonBody,
         #[schemars(skip)]
         template: Field<String>,
+        #[schemars(skip)]
+        foreign: Foreign<OllamaFields>,
     }
 }
 
@@ -60,6 +64,7 @@ impl OllamaGenerateRequest {
     /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaGenerateBody = read(body)?;
+        body.foreign.check()?;
         // A template is a program: it could write control tokens, which messages may not.
         if body.template.get("")?.is_some_and(|template| !template.is_empty()) {
             return Err(InvalidRequest::at("template", "a chat template is never taken from a client; use \"raw\""));
@@ -76,7 +81,7 @@ impl OllamaGenerateRequest {
                 "cannot go with \"raw\" or \"suffix\": only a chat template places them",
             ));
         }
-        let Common { generate, template_args } = body.common.check(drawn_seed)?;
+        let Common { generate, template_args } = body.common.check(drawn_seed, false)?;
         let input = match (suffix, raw) {
             (Some(suffix), _) => {
                 Input::Infill { prefix: prompt.into(), suffix: suffix.into(), names: InfillNames::COMMON }

@@ -1,8 +1,7 @@
 //! Ollama's JSON: the requests and replies of `/api`.
 //!
-//! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. As in Ollama, unknown fields and
-//! options are ignored. A field that would change the answer but is not supported is refused. Everything here is a pure
-//! function of bytes; the proxy's `http::ollama` serves it.
+//! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. Everything here is a pure function of bytes;
+//! the proxy's `http::ollama` serves it.
 
 pub mod chat_request;
 pub mod embed;
@@ -16,6 +15,7 @@ mod common;
 mod format;
 mod messages;
 mod options;
+mod tools;
 
 pub use chat_request::{OllamaChatBody, OllamaChatRequest};
 pub use common::LoadOnly;

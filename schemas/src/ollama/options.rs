@@ -2,9 +2,9 @@
 
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
+use crate::request::foreign::{Foreign, ForeignFields};
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
-use crate::request::unsupported::{RefusedField, RefusedFields, Unsupported};
 use crate::request::values::{Integer, MAX_U32};
 use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
@@ -27,7 +27,7 @@ object! {
         /// Texts before which the reply ends.
         stop: Field<StopStrings>,
         #[schemars(skip)]
-        gone: Unsupported<GoneSamplers>,
+        foreign: Foreign<OptionsFields>,
     }
 }
 
@@ -40,15 +40,31 @@ pub(super) struct Options {
     pub(super) chosen: SamplingFields,
 }
 
-/// Samplers that newer versions of Ollama no longer have. A value that switches one off is accepted.
+/// Options that only change how Ollama loads a model.
 #[derive(Debug)]
-pub(crate) struct GoneSamplers;
+pub(crate) struct OptionsFields;
 
-impl RefusedFields for GoneSamplers {
-    const FIELDS: &'static [RefusedField] = &[
-        RefusedField { field: "mirostat", feature: "Mirostat", off: Some(0.0) },
-        RefusedField { field: "typical_p", feature: "Typical sampling", off: Some(1.0) },
-        RefusedField { field: "tfs_z", feature: "Tail-free sampling", off: Some(1.0) },
+impl ForeignFields for OptionsFields {
+    const AT: &'static str = "options";
+    const WITHOUT_EFFECT: &'static [&'static str] = &[
+        "numa",
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "use_mmap",
+        "use_mlock",
+        "embedding_only",
+        "num_thread",
+        "num_keep",
+        "num_gqa",
+        "rope_frequency_base",
+        "rope_frequency_scale",
+        "penalize_newline",
+        "draft_num_predict",
     ];
 }
 
@@ -61,7 +77,7 @@ impl OptionsBody {
     /// Checks `options`. `drawn_seed` is used if the client sent no seed.
     pub(super) fn check(self, drawn_seed: u64) -> Result<Options, InvalidRequest> {
         const AT: &str = "options";
-        self.gone.check(AT)?;
+        self.foreign.check()?;
         let num_ctx = self.num_ctx.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);
         // 0 and negative numbers mean 'until the context ends'.
         let max_tokens = self.num_predict.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);

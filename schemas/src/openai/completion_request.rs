@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
-use super::not_yet::NotYetBody;
+use super::chat_request::{NChoices, StreamOptions, TopLogprobs};
+use super::reply_length::ReplyLengthBody;
 use super::structured::StructuredBody;
-use crate::generate::{GenerateRequest, InfillNames, Input, PromptLogprobs, Sampling};
+use crate::generate::{GenerateRequest, InfillNames, Input, PromptLogprobs, Sampling, Thinking};
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, Required, object};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
@@ -41,8 +43,9 @@ object! {
         suffix: Field<String>,
         /// How many choices to generate for each prompt.
         n: Field<NChoices>,
-        /// The most tokens in a choice. Null: 16. -1: until the context ends.
-        max_tokens: Field<MaxTokens>,
+        /// The most tokens in a choice; 16 by default.
+        #[schemars(flatten)]
+        length: ReplyLengthBody,
         /// Texts before which a choice ends.
         stop: Field<StopStrings>,
         /// How tokens are sampled.
@@ -66,8 +69,22 @@ object! {
         /// Continue after the model has ended its text.
         ignore_eos: Field<bool>,
         #[schemars(skip)]
-        not_yet: NotYetBody,
+        foreign: Foreign<PlainPromptFields>,
     }
+}
+
+/// Fields of chats that a route without a chat template does not declare.
+#[derive(Debug)]
+pub(crate) struct PlainPromptFields;
+
+impl ForeignFields for PlainPromptFields {
+    const WITHOUT_EFFECT: &'static [&'static str] =
+        &["enable_thinking", "reasoning_effort", "reasoning", "thinking", "think"];
+    const REFUSED: &'static [RefusedField] = &[
+        // The whole prompt is the client's.
+        RefusedField::new("add_special_tokens", Off::TRUE, "A prompt without the token that begins it", "send tokens"),
+        RefusedField::new("chat_template_kwargs", Off::ZERO, "A chat template", "use /v1/chat/completions"),
+    ];
 }
 
 /// A checked body of `/v1/completions`.
@@ -93,7 +110,7 @@ impl CompletionRequest {
 
 impl CompletionBody {
     fn check(self, drawn_seed: u64) -> Result<CompletionRequest, InvalidRequest> {
-        self.not_yet.check()?;
+        self.foreign.check()?;
         let inputs = self.prompt.get("")?.check("prompt", "prompts")?;
         let suffix = self.suffix.get("")?.filter(|suffix| !suffix.is_empty()).map(Arc::from);
         let has_suffix = suffix.is_some();
@@ -132,7 +149,7 @@ impl CompletionBody {
             input: Input::Tokens(Vec::new()),
             n,
             // Null also means OpenAI's default.
-            max_tokens: self.max_tokens.get("")?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
+            max_tokens: self.length.check()?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,
@@ -141,7 +158,7 @@ impl CompletionBody {
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),
-            wants_thinking: false,
+            thinking: Thinking::AsSaid,
             keep_alive: None,
             num_ctx: None,
             context: None,

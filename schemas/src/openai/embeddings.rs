@@ -1,6 +1,4 @@
 //! `POST /v1/embeddings`: a body → one [`EmbedRequest`], and its reply.
-//!
-//! Accepted and ignored: `user`, and any unknown field.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,6 +9,7 @@ use serde_json::json;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS, le_bytes};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
+use crate::request::foreign::{Foreign, NoOwnFields};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::values::{Integer, MAX_U32, ModelName, Word, Words};
@@ -27,6 +26,8 @@ object! {
         encoding_format: Field<Word<Encoding>>,
         /// The length of the vectors: only the model's own is allowed.
         dimensions: Field<Integer<1, MAX_U32>>,
+        #[schemars(skip)]
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -58,6 +59,7 @@ impl EmbeddingsRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: EmbeddingsBody = read(body)?;
+        body.foreign.check()?;
         let encoding = body.encoding_format.get("")?.map_or(Encoding::Float, |encoding| encoding.0);
         let dimensions = body.dimensions.get("")?.and_then(Integer::count);
         let model = body.model.get("")?.0;

@@ -16,7 +16,8 @@ pub mod responses;
 pub mod usage;
 
 mod functions;
-mod not_yet;
+mod modalities;
+mod reply_length;
 mod response_format;
 mod structured;
 mod template_args;
@@ -24,12 +25,12 @@ mod template_args;
 pub(crate) mod messages;
 
 pub use chat_request::{ChatBody, ChatRequest};
-pub(crate) use chat_request::{MaxTokens, TopLogprobs, conversation};
+pub(crate) use chat_request::{TopLogprobs, conversation};
 pub use completion_request::{CompletionBody, CompletionRequest};
-pub(crate) use completion_request::{MAX_CHOICES, nth_prompt};
+pub(crate) use completion_request::{MAX_CHOICES, PlainPromptFields, nth_prompt};
 pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
-pub(crate) use not_yet::NotYetBody;
+pub(crate) use reply_length::ReplyLengthBody;
 pub use responses::{ResponsesBody, ResponsesRequest};
 pub(crate) use structured::StructuredBody;
 pub(crate) use template_args::TemplateBody;

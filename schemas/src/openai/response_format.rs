@@ -2,13 +2,14 @@
 
 use serde_json::Value;
 
-use crate::constraint::{Constraint, check_schema};
+use crate::constraint::Constraint;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::schema::Variant;
 use crate::request::values::SchemaObject;
 
 const FIELD: &str = "response_format";
+const NAMED: &str = "response_format.json_schema";
 
 object! {
     /// The form that the reply must have: any text, any JSON object, or JSON that follows a schema.
@@ -27,10 +28,13 @@ object! {
 }
 
 object! {
-    /// A schema with a name. The name has no effect. Every schema is enforced strictly.
+    /// A schema with a name. The name has no effect.
     pub(crate) struct NamedSchema {
         /// The schema.
         schema: Required<SchemaObject>,
+        /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
+        /// `x-baton-warning` names it.
+        strict: Field<bool>,
     }
 }
 
@@ -46,25 +50,28 @@ impl ResponseFormat {
             },
             // As in llama-server, a schema here is enforced.
             Some("json_object") => match schema {
-                Some(schema) => held_to(schema).map(Some),
+                Some(schema) => held_to(schema, false).map(Some),
                 None => Ok(Some(Constraint::JsonObject)),
             },
             Some("json_schema") => {
                 // OpenAI nests the schema in `json_schema`. Some servers take it next to `type`.
-                let schema = match self.json_schema.has_key() {
-                    true => self.json_schema.sound().and_then(|named| named.schema.sound()).map(|schema| schema.0),
-                    false => schema,
+                let (schema, is_strict) = match self.json_schema.has_key() {
+                    true => match self.json_schema.sound() {
+                        Some(named) => (named.schema.sound().map(|schema| schema.0), named.strict.get(NAMED)?),
+                        None => (None, None),
+                    },
+                    false => (schema, None),
                 };
-                held_to(schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?).map(Some)
+                let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?;
+                held_to(schema, is_strict.unwrap_or(false)).map(Some)
             }
             Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
         }
     }
 }
 
-fn held_to(schema: Value) -> Result<Constraint, InvalidRequest> {
-    check_schema(&schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-    Ok(Constraint::JsonSchema { schema, field: FIELD.to_owned() })
+fn held_to(schema: Value, is_strict: bool) -> Result<Constraint, InvalidRequest> {
+    Constraint::json_schema(schema, FIELD, is_strict).map_err(|e| InvalidRequest::at(FIELD, e))
 }
 
 #[cfg(test)]
@@ -95,7 +102,7 @@ mod tests {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         let named = json!({ "response_format": { "type": "json_schema",
             "json_schema": { "name": "n", "strict": true, "schema": schema } } });
-        let held = Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: FIELD.to_owned() }));
+        let held = Constraint::json_schema(schema.clone(), FIELD, false).map(Some).map_err(|e| e.to_string());
         assert_eq!(parsed(named), held);
         let beside = |kind: &str| json!({ "response_format": { "type": kind, "schema": schema } });
         assert_eq!(parsed(beside("json_schema")), held);

@@ -5,8 +5,9 @@ use serde::de::MapAccess;
 use serde_json::{Map, Value};
 
 use super::response_format::ResponseFormat;
-use crate::constraint::{Constraint, Rule, check_schema};
+use crate::constraint::{Constraint, Rule};
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, rule_of};
+use crate::json_values::memory_bytes;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
 use crate::request::read::{Read, Reading, ValueProblem, read_written};
@@ -132,7 +133,11 @@ impl StructuredBody {
         if let [(first, _), (second, _), ..] = &*all.set {
             return Err(InvalidRequest::at(second, format_args!("the form of the reply is set by '{first}' already")));
         }
-        Ok(all.set.pop().map(|(_, constraint)| constraint))
+        let constraint = all.set.pop().map(|(_, constraint)| constraint);
+        if let Some(Constraint::JsonSchema { held: Some(held), .. }) = &constraint {
+            room::take(memory_bytes(held));
+        }
+        Ok(constraint)
     }
 }
 
@@ -143,8 +148,8 @@ impl Constraints {
 
     fn schema(&mut self, field: &str, schema: Option<WrittenSchema>) -> Result<(), InvalidRequest> {
         let Some(WrittenSchema(schema)) = schema else { return Ok(()) };
-        check_schema(&schema).map_err(|error| InvalidRequest::at(field, error))?;
-        self.push(field, Constraint::JsonSchema { schema, field: field.to_owned() });
+        let constraint = Constraint::json_schema(schema, field, false);
+        self.push(field, constraint.map_err(|error| InvalidRequest::at(field, error))?);
         Ok(())
     }
 
@@ -179,7 +184,7 @@ impl Constraints {
 
     fn rule(&mut self, field: &str, rule: Rule) {
         // Grammars have a budget of their own, so this only notes what the rule takes.
-        room::take(rule.memory_bytes());
+        room::take(size_of::<Constraint>() + rule.memory_bytes());
         self.push(field, Constraint::Grammar { rule, field: field.to_owned() });
     }
 }
@@ -189,8 +194,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::request::measured;
     use crate::request::read::read;
+    use crate::request::{MeasuredParse, measured};
 
     fn parsed(body: &Value) -> Result<Option<Constraint>, InvalidRequest> {
         read::<StructuredBody>(body.to_string().as_bytes()).and_then(StructuredBody::check)
@@ -205,7 +210,7 @@ mod tests {
     fn a_schema_in_a_string_has_no_more_values_than_the_body_may_have() {
         let written = |n: usize| json!({ "json_schema": json!({ "enum": vec![json!([0]); n] }).to_string() });
         assert!(parsed(&written(5_000)).is_ok());
-        let (parsed, n_bytes) = measured(|| parsed(&written(2_000_000)));
+        let MeasuredParse { value: parsed, n_bytes, .. } = measured(|| parsed(&written(2_000_000)));
         assert!(parsed.is_err());
         assert_eq!(n_bytes, 16 << 20, "no more than the room of a body was used");
     }
@@ -213,18 +218,18 @@ mod tests {
     #[test]
     fn what_a_body_becomes_is_measured() {
         let schema = json!({ "json_schema": { "enum": vec![json!([0]); 5_000] } });
-        let (constraint, n_bytes) = measured(|| parsed(&schema).unwrap().unwrap());
+        let MeasuredParse { value: constraint, n_bytes, .. } = measured(|| parsed(&schema).unwrap().unwrap());
         let held = constraint.memory_bytes();
         assert!((held..3 * held).contains(&n_bytes), "{n_bytes} of {held}");
         let grammar = json!({ "grammar": format!("root ::= a a\na ::= \"{}\"", "x".repeat(10_000)) });
-        let (constraint, n_bytes) = measured(|| parsed(&grammar).unwrap().unwrap());
+        let MeasuredParse { value: constraint, n_bytes, .. } = measured(|| parsed(&grammar).unwrap().unwrap());
         assert!(n_bytes >= constraint.memory_bytes(), "{n_bytes} of {}", constraint.memory_bytes());
     }
 
     #[test]
     fn every_servers_name_becomes_one_constraint() {
         let schema = json!({ "type": "object" });
-        let held = |field: &str| Constraint::JsonSchema { schema: schema.clone(), field: field.to_owned() };
+        let held = |field: &str| Constraint::json_schema(schema.clone(), field, false).unwrap();
         let rule = |field: &str, rule| Constraint::Grammar { rule, field: field.to_owned() };
         let choice = || Rule::OneOf(vec![Rule::Plain("a".into()), Rule::Plain("b".into())]);
         let pattern = |pattern: &str| Rule::Pattern(pattern.to_owned());

@@ -1,23 +1,38 @@
-//! Extra variables for the model's chat template. A client may set variables, never the template.
+//! Variables for the model's chat template, and the switches of reasoning, which are variables for most templates. A client
+//! may set variables, never the template.
 
 use schemars::JsonSchema;
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
 
+use crate::generate::Thinking;
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
+use crate::request::demand::Demand;
 use crate::request::field::{Field, object};
+use crate::request::notes;
 use crate::request::read::{Read, Reading};
-use crate::request::unsupported::Demand;
+use crate::thinking_switches::{ReasoningSwitch, ReasoningWish, Switch, Think, ThinkingSwitch};
 
 /// Variables that the server sets. A client that could set them could bypass the checks of the conversation.
 const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
 
+/// The variable that turns thinking on or off. Rendering gives it its other names, too.
+const SWITCH: &str = "enable_thinking";
+/// The variable with which some templates have it instead.
+const OTHER_SWITCH: &str = "thinking";
+
 object! {
-    /// Variables for the chat template.
+    /// Variables for the chat template, and how the model should think. Every chat has them, whatever its dialect.
     pub(crate) struct TemplateBody {
-        /// How hard the model should think.
+        /// How hard the model should think. `none` turns thinking off.
         reasoning_effort: Field<ReasoningEffort>,
+        /// How the model should think, as in OpenAI's responses, SGLang or LM Studio.
+        reasoning: Field<ReasoningSwitch>,
+        /// Turns thinking on or off, as in Anthropic's messages.
+        thinking: Field<ThinkingSwitch>,
+        /// Turns thinking on or off, or sets its effort, as in Ollama.
+        think: Field<Think>,
         /// Turns thinking on or off, in templates that have this switch.
         enable_thinking: Field<bool>,
         /// Other variables for the chat template.
@@ -40,9 +55,27 @@ impl Read for TemplateArgs {
     }
 }
 
+/// A checked [`TemplateBody`].
+#[derive(Debug, PartialEq)]
+pub(crate) struct TemplateChoice {
+    /// The variables, with the names that templates of reasoning models use.
+    pub(crate) args: Map<String, Value>,
+    /// What the body says about reasoning, besides the variables.
+    pub(crate) effort: Option<ReasoningEffort>,
+    /// `thinking` was given, with what it says about showing the reasoning.
+    pub(crate) shows_thinking: Option<bool>,
+    /// Ollama's `think` was given and turns thinking on.
+    pub(crate) thinks: bool,
+}
+
 impl TemplateBody {
-    /// Returns the variables, with the names that templates of reasoning models use.
-    pub(crate) fn check(self) -> Result<Map<String, Value>, InvalidRequest> {
+    /// Checks the fields. `own` is what a dialect's own field asks for, with its path. `after_tool`: the conversation ends
+    /// with the result of a tool. Of fields that contradict each other the first counts, and the header names the others.
+    pub(crate) fn check(
+        self,
+        own: Option<(&str, ReasoningWish)>,
+        after_tool: bool,
+    ) -> Result<TemplateChoice, InvalidRequest> {
         if self.chat_template.is_given() {
             return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));
         }
@@ -50,14 +83,74 @@ impl TemplateBody {
         if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
             return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
         }
-        if let Some(thinking) = self.enable_thinking.get("")? {
-            args.insert("enable_thinking".to_owned(), thinking.into());
+        let think = self.think.get("")?;
+        let thinking = self.thinking.get("")?.map(ThinkingSwitch::check).transpose()?;
+        let position = thinking.map(|(switch, _)| ReasoningWish { on: Some(switch), effort: None });
+        let on = |on| if on { Switch::On } else { Switch::Off };
+        let mut all = ReasoningWishes { after_tool, ..ReasoningWishes::default() };
+        for (field, asked) in [
+            own.map_or(("", None), |(field, asked)| (field, Some(asked))),
+            ("thinking", position),
+            ("think", think.map(ReasoningWish::from)),
+            (SWITCH, self.enable_thinking.get("")?.map(|said| ReasoningWish { on: Some(on(said)), effort: None })),
+            ("reasoning", self.reasoning.get("")?.map(ReasoningSwitch::check).transpose()?),
+            ("reasoning_effort", self.reasoning_effort.get("")?.map(ReasoningWish::effort)),
+        ] {
+            all.add(field, asked.unwrap_or_default());
         }
-        if let Some(effort) = self.reasoning_effort.get("")? {
-            effort.set(&mut args);
+        if let Some(effort) = all.effort {
+            args.insert("reasoning_effort".to_owned(), effort.as_str().into());
         }
-        Ok(args)
+        if let Some(is_on) = all.on {
+            args.insert(SWITCH.to_owned(), is_on.into());
+        }
+        Ok(TemplateChoice {
+            args,
+            effort: all.effort,
+            shows_thinking: thinking.map(|(_, shows)| shows),
+            thinks: think.is_some_and(|think| think != Think::Off),
+        })
     }
+}
+
+impl TemplateChoice {
+    /// Returns true if the body turns thinking on.
+    pub(crate) fn is_on(&self) -> bool {
+        [SWITCH, OTHER_SWITCH].iter().any(|switch| self.args.get(*switch).is_some_and(|on| *on == true))
+    }
+
+    /// Turns thinking off unless the body says something about it: the default of a dialect in which it must be asked for.
+    pub(crate) fn off_by_default(&mut self) -> Thinking {
+        if self.shows_thinking.is_some() || self.args.contains_key(SWITCH) || self.args.contains_key(OTHER_SWITCH) {
+            return Thinking::AsSaid;
+        }
+        self.args.insert(SWITCH.to_owned(), false.into());
+        Thinking::OffByDefault
+    }
+}
+
+/// What the fields of a body ask for together.
+#[derive(Default)]
+struct ReasoningWishes {
+    after_tool: bool,
+    on: Option<bool>,
+    effort: Option<ReasoningEffort>,
+}
+
+impl ReasoningWishes {
+    fn add(&mut self, field: &str, asked: ReasoningWish) {
+        let on = asked.on.and_then(|switch| switch.is_on(self.after_tool));
+        let agrees = [agree(&mut self.on, on), agree(&mut self.effort, asked.effort)];
+        if agrees.contains(&false) {
+            notes::ignored(field);
+        }
+    }
+}
+
+/// Notes what a field asks for, if no field before it does. Returns false if one asks for something else.
+fn agree<T: Copy + PartialEq>(known: &mut Option<T>, asked: Option<T>) -> bool {
+    *known = known.or(asked);
+    asked.is_none() || *known == asked
 }
 
 #[cfg(test)]
@@ -66,12 +159,17 @@ mod tests {
 
     use super::*;
     use crate::request::read::read;
+    use crate::request::{MeasuredParse, measured};
+
+    fn checked(body: &Value) -> Result<TemplateChoice, InvalidRequest> {
+        read::<TemplateBody>(body.to_string().as_bytes()).and_then(|body| body.check(None, false))
+    }
 
     fn check(body: Value, expected: Result<Value, &str>) {
-        match (read(body.to_string().as_bytes()).and_then(TemplateBody::check), expected) {
-            (Ok(args), Ok(expected)) => assert_eq!(Value::Object(args), expected, "{body}"),
+        match (checked(&body), expected) {
+            (Ok(choice), Ok(expected)) => assert_eq!(Value::Object(choice.args), expected, "{body}"),
             (Err(error), Err(param)) => assert_eq!(error.param.as_deref(), Some(param), "{body}"),
-            (got, expected) => panic!("{got:?} instead of {expected:?}"),
+            (got, expected) => panic!("{body}: {got:?} instead of {expected:?}"),
         }
     }
 
@@ -87,5 +185,93 @@ mod tests {
         check(json!({"chat_template": "{{ x }}"}), Err("chat_template"));
         check(json!({"chat_template_kwargs": {"messages": []}}), Err("chat_template_kwargs.messages"));
         check(json!({"chat_template_kwargs": 1}), Err("chat_template_kwargs"));
+    }
+
+    #[test]
+    fn reasoning_is_turned_off_in_every_published_form() {
+        let off = || Ok(json!({"enable_thinking": false}));
+        for body in [
+            json!({"reasoning": {"enabled": false}}),
+            json!({"reasoning": "off"}),
+            json!({"reasoning": false}),
+            json!({"thinking": {"type": "disabled"}}),
+            json!({"thinking": {"type": "between_tools"}}),
+            json!({"thinking": false}),
+            json!({"think": false}),
+            json!({"enable_thinking": false}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        ] {
+            check(body, off());
+        }
+        let none = || Ok(json!({"enable_thinking": false, "reasoning_effort": "none"}));
+        for body in [
+            json!({"reasoning": {"effort": "none"}}),
+            json!({"reasoning": "none"}),
+            json!({"reasoning_effort": "none"}),
+        ] {
+            check(body, none());
+        }
+    }
+
+    #[test]
+    fn reasoning_is_turned_on_in_every_published_form() {
+        let on = || Ok(json!({"enable_thinking": true}));
+        for body in [
+            json!({"reasoning": {"enabled": true, "effort": null, "summary": "auto"}}),
+            json!({"reasoning": "on"}),
+            json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            json!({"thinking": true}),
+            json!({"think": true}),
+        ] {
+            check(body, on());
+        }
+        check(json!({"think": "high"}), Ok(json!({"enable_thinking": true, "reasoning_effort": "high"})));
+        check(json!({"reasoning": {"effort": "high"}}), Ok(json!({"reasoning_effort": "high"})));
+        check(json!({"reasoning": "low"}), Ok(json!({"reasoning_effort": "low"})));
+        for default in [json!({"thinking": {"type": "adaptive"}}), json!({"thinking": {"type": "auto"}})] {
+            check(default, Ok(json!({})));
+        }
+        let between = read::<TemplateBody>(br#"{"thinking": {"type": "between_tools"}}"#).unwrap().check(None, true);
+        assert_eq!(between.unwrap().args[SWITCH], true);
+    }
+
+    #[test]
+    fn what_cannot_be_held_is_named() {
+        check(json!({"reasoning": {"max_tokens": 100}}), Err("reasoning.max_tokens"));
+        check(json!({"reasoning": {"exclude": true}}), Err("reasoning.exclude"));
+        check(json!({"reasoning": {"effort": "huge"}}), Err("reasoning.effort"));
+        check(json!({"reasoning": 5}), Err("reasoning"));
+        check(json!({"thinking": {"type": "always"}}), Err("thinking.type"));
+        check(json!({"think": "hard"}), Err("think"));
+    }
+
+    #[test]
+    fn of_switches_that_contradict_each_other_the_first_counts_and_the_others_are_named() {
+        let noted = |body: Value| {
+            let MeasuredParse { value, notes, .. } = measured(|| checked(&body));
+            (Value::Object(value.unwrap().args), notes.ignored.join(", "))
+        };
+        let off = json!({"enable_thinking": false});
+        assert_eq!(noted(json!({"think": false, "enable_thinking": true})), (off, "enable_thinking".to_owned()));
+        let on = json!({"enable_thinking": true, "reasoning_effort": "none"});
+        let both = json!({"thinking": {"type": "enabled"}, "reasoning_effort": "none"});
+        assert_eq!(noted(both), (on, "reasoning_effort".to_owned()));
+        let agreeing = json!({"reasoning": {"effort": "low"}, "reasoning_effort": "low", "think": true});
+        let low = json!({"enable_thinking": true, "reasoning_effort": "low"});
+        assert_eq!(noted(agreeing), (low, String::new()));
+    }
+
+    #[test]
+    fn a_dialect_can_have_thinking_off_by_default() {
+        let of = |body: Value| {
+            let mut choice = checked(&body).unwrap();
+            (choice.off_by_default(), Value::Object(choice.args))
+        };
+        assert_eq!(of(json!({})), (Thinking::OffByDefault, json!({"enable_thinking": false})));
+        let effort = json!({"enable_thinking": false, "reasoning_effort": "high"});
+        assert_eq!(of(json!({"reasoning_effort": "high"})), (Thinking::OffByDefault, effort));
+        assert_eq!(of(json!({"thinking": {"type": "adaptive"}})), (Thinking::AsSaid, json!({})));
+        let by_template = json!({"chat_template_kwargs": {"thinking": true}});
+        assert_eq!(of(by_template), (Thinking::AsSaid, json!({"thinking": true})));
     }
 }

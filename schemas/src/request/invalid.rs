@@ -37,6 +37,18 @@ impl InvalidRequest {
         }
     }
 
+    /// The same, with an advice: what serves instead. It may be empty.
+    pub(crate) fn unsupported_but(param: impl Into<String>, what: &str, instead: &str) -> Self {
+        match instead {
+            "" => InvalidRequest::unsupported(param, what),
+            _ => InvalidRequest {
+                message: format!("{what} is not supported by this server: {instead}."),
+                param: Some(param.into()),
+                code: Some(ErrorCode::UnsupportedParameter),
+            },
+        }
+    }
+
     /// Refuses a body as a whole.
     pub fn body(message: impl Into<String>) -> Self {
         InvalidRequest { message: message.into(), param: None, code: None }

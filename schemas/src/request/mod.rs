@@ -6,19 +6,27 @@
 
 pub mod invalid;
 
+pub(crate) mod demand;
 pub(crate) mod field;
+pub(crate) mod foreign;
 pub(crate) mod history;
 pub(crate) mod images;
 pub(crate) mod inputs;
 pub(crate) mod read;
 pub(crate) mod room;
+pub(crate) mod samplers;
 pub(crate) mod sampling;
 pub(crate) mod schema;
 pub(crate) mod stop;
 pub(crate) mod tool_choice;
 pub(crate) mod tools;
-pub(crate) mod unsupported;
 pub(crate) mod values;
 
+pub(crate) mod notes;
+
+mod foreign_fields;
+mod refused_field;
+
 pub use invalid::InvalidRequest;
-pub use room::measured;
+pub use notes::BodyNotes;
+pub use room::{MeasuredParse, measured};

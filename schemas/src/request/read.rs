@@ -17,6 +17,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::invalid::{InvalidRequest, quoted};
+use super::notes;
 use super::room;
 use super::schema::described;
 
@@ -295,6 +296,9 @@ impl Read for String {
     }
 }
 
+/// Integers from here on are read as floats.
+const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
+
 /// Free-form JSON, such as a schema or metadata.
 impl Read for Value {
     const EXPECTED: &'static str = "anything";
@@ -308,6 +312,9 @@ impl Read for Value {
     }
 
     fn number(value: &Number) -> Reading<Self> {
+        if value.is_f64() && value.as_f64().is_some_and(|float| float.abs() >= TWO_TO_64) {
+            notes::rounded();
+        }
         Ok(Value::Number(value.clone()))
     }
 

@@ -6,6 +6,8 @@
 
 use std::cell::Cell;
 
+use super::notes::{self, BodyNotes};
+
 /// The most bytes that the values of a body may take: a conversation of more than 10,000 messages, or a prompt of four
 /// million tokens.
 const MAX_BYTES: usize = 16 << 20;
@@ -23,11 +25,23 @@ pub(super) fn begin() {
     LEFT.set(Some(MAX_BYTES));
 }
 
-/// Runs the parser of a body. Returns also the most bytes that what it returns takes in memory, apart from the body's texts.
-pub fn measured<T>(parse: impl FnOnce() -> T) -> (T, usize) {
+/// What the parser of a body returns, and what it noted meanwhile.
+#[derive(Debug)]
+pub struct MeasuredParse<T> {
+    /// What it returns.
+    pub value: T,
+    /// The most bytes that `value` takes in memory, apart from the body's texts.
+    pub n_bytes: usize,
+    /// What the reply's header tells.
+    pub notes: BodyNotes,
+}
+
+/// Runs the parser of a body.
+pub fn measured<T>(parse: impl FnOnce() -> T) -> MeasuredParse<T> {
     begin();
+    notes::take();
     let value = parse();
-    (value, MAX_BYTES - LEFT.get().unwrap_or_default())
+    MeasuredParse { value, n_bytes: MAX_BYTES - LEFT.get().unwrap_or_default(), notes: notes::take() }
 }
 
 /// Takes room for a value. Returns false if it does not fit. From then on, no value of this body does.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::field::{Field, object};
 use super::invalid::{InvalidRequest, quoted};
 use super::read::{JsonReader, Read, Reading, ValueProblem, each_field};
+use super::samplers::Samplers;
 use super::schema::described;
 use super::values::{Integer, Range, Real, WideInteger};
 use crate::sampling::Sampling;
@@ -59,6 +60,8 @@ object! {
         repeat_last_n: Field<OffOrCount>,
         /// Added to the logits of tokens: from token ids to numbers.
         logit_bias: Field<LogitBias>,
+        #[schemars(skip)]
+        samplers: Field<Samplers>,
     }
 }
 
@@ -69,7 +72,7 @@ impl SamplingBody {
         let top_k = self.top_k.get(at)?;
         let repetition_penalty = self.repetition_penalty.get(at)?;
         let last_n = self.repeat_last_n.get(at)?;
-        let chosen = SamplingFields {
+        let mut chosen = SamplingFields {
             temperature: self.temperature.get(at)?.map(|n| n.0),
             top_k: top_k.map(|k| k.count().unwrap_or(0)),
             // 0 is accepted, though OpenAI refuses it: it keeps the most likely token alone.
@@ -80,6 +83,9 @@ impl SamplingBody {
             frequency_penalty: self.frequency_penalty.get(at)?.map(|n| n.0),
             presence_penalty: self.presence_penalty.get(at)?.map(|n| n.0),
         };
+        if let Some(samplers) = self.samplers.get(at)? {
+            samplers.leave_out_others(&mut chosen);
+        }
         let mut sampling = defaults;
         chosen.apply(&mut sampling);
         // llama.cpp draws a seed for -1, and many front ends send -1 by default. Other negative numbers are OpenAI's
@@ -198,6 +204,25 @@ mod tests {
             json!({"logit_bias": {"5": -100, "7": 0.5}}),
             Sampling { logit_bias: vec![(5, -100.0), (7, 0.5)].into(), ..base() },
         );
+    }
+
+    #[test]
+    fn samplers_that_a_list_leaves_out_are_off() {
+        let base = || Sampling { seed: 99, ..Sampling::default() };
+        let all = json!(["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]);
+        check(json!({ "samplers": all, "top_k": 7 }), Sampling { top_k: 7, ..base() });
+        check(json!({ "samplers": "edskypmxt" }), base());
+        check(json!({ "samplers": ["top_k", "temperature"] }), Sampling { top_p: 1.0, min_p: 0.0, ..base() });
+        check(
+            json!({ "samplers": "kt", "top_p": 0.5, "temperature": 2 }),
+            Sampling { top_p: 1.0, min_p: 0.0, temperature: 2.0, ..base() },
+        );
+        let greedy_list = Sampling { top_k: 0, top_p: 0.5, min_p: 0.0, temperature: 1.0, ..base() };
+        check(json!({ "samplers": ["top_p"], "top_p": 0.5, "temperature": 0 }), greedy_list);
+        refused(json!({ "samplers": ["temperature", "top_k"] }), "samplers");
+        refused(json!({ "samplers": ["top_k", "top_k"] }), "samplers");
+        refused(json!({ "samplers": ["made_up"] }), "samplers");
+        refused(json!({ "samplers": 1 }), "samplers");
     }
 
     #[test]

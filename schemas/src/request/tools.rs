@@ -1,15 +1,18 @@
 //! Definitions of tools in the forms of each dialect.
 
-use std::sync::Arc;
-
 use schemars::JsonSchema;
 
 use super::field::{Field, Items, Required, join, object};
 use super::invalid::{InvalidRequest, quoted};
 use super::read::{Read, Reading};
+use super::room;
 use super::schema::{Variant, described};
 use super::values::SchemaObject;
-use crate::tools::{Described, HostedTool, MAX_NAME_CHARS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
+use crate::held_schema::Unheld;
+use crate::json_values::memory_bytes;
+use crate::tools::{
+    Described, HostedTool, MAX_NAME_CHARS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check_list, is_name,
+};
 
 object! {
     /// A function that the model may call.
@@ -107,9 +110,16 @@ pub(crate) struct Form {
     /// The field of the list of tools.
     pub(crate) list: &'static str,
     /// The field of the schema of the arguments.
-    schema: &'static str,
+    pub(crate) schema: &'static str,
     /// The field of the choice among the tools.
-    choice: &'static str,
+    pub(crate) choice: &'static str,
+    /// Returns true for the name of a tool.
+    pub(crate) is_name: fn(&str) -> bool,
+}
+
+impl Form {
+    /// OpenAI's names of these fields.
+    pub(crate) const OPENAI: Form = Form { list: "tools", schema: "parameters", choice: "tool_choice", is_name };
 }
 
 /// A tool in the form of a dialect.
@@ -150,7 +160,7 @@ impl DefinedTools {
 }
 
 impl Definition for ChatTool {
-    const FORM: Form = Form { list: "tools", schema: "parameters", choice: "tool_choice" };
+    const FORM: Form = Form::OPENAI;
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type, at)?;
@@ -162,7 +172,7 @@ impl Definition for ChatTool {
 
 /// OpenAI's older form of tools.
 impl Definition for Function {
-    const FORM: Form = Form { list: "functions", schema: "parameters", choice: "function_call" };
+    const FORM: Form = Form { list: "functions", schema: "parameters", choice: "function_call", is_name };
 
     fn define(mut self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type.take(), at)?;
@@ -171,7 +181,7 @@ impl Definition for Function {
     }
 }
 
-fn only_function(kind: Field<String>, at: &str) -> Result<(), InvalidRequest> {
+pub(crate) fn only_function(kind: Field<String>, at: &str) -> Result<(), InvalidRequest> {
     match kind.get(at)?.as_deref() {
         None | Some("function") => Ok(()),
         Some(_) => Err(InvalidRequest::unsupported(join(at, "type"), "A tool other than 'function'")),
@@ -191,6 +201,7 @@ impl Definition for MessagesTool {
             description: self.description.get(at)?,
             parameters: self.input_schema.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, Strictness::Loose),
+            unheld: Unheld::default(),
             held: None,
             described: if is_deferred { Described::InHistory } else { Described::InList },
         };
@@ -207,6 +218,7 @@ impl Function {
             description: self.description.get(at)?,
             parameters: self.parameters.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
             strict: strictness(self.strict.get(at)?, unless_said),
+            unheld: Unheld::default(),
             held: None,
             described: Described::InList,
         })
@@ -242,9 +254,21 @@ pub(crate) fn check_defined(
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
+    let mut tools = tools;
+    check_list(&tools, &choice, form.is_name)
+        .map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
+    hold(&mut tools, &choice);
     let tools = ToolUse { tools: tools.into(), choice, parallel, skipped };
-    check(&tools).map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
     Ok(if tools.tools.is_empty() { ToolUse { skipped: tools.skipped, ..ToolUse::default() } } else { tools })
+}
+
+/// Finds what engines can hold calls to, for tools whose calls are held to their schemas.
+fn hold(tools: &mut [Tool], choice: &ToolChoice) {
+    let is_forced = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
+    for tool in tools.iter_mut().filter(|tool| is_forced || tool.strict != Strictness::Loose) {
+        tool.find_held();
+        room::take(tool.held.as_ref().map_or(0, memory_bytes));
+    }
 }
 
 /// Checks the tools of a body and keeps only the allowed ones. The model does not see the others. Errors: no allowed
@@ -259,11 +283,12 @@ pub(crate) fn check_allowed<T: Definition>(
 
 /// Keeps only the allowed tools. Errors: there are none.
 pub(crate) fn keep_allowed(tools: ToolUse, allowed: Allowed) -> Result<ToolUse, InvalidRequest> {
-    let kept: Arc<[Tool]> = tools.tools.iter().filter(|tool| allowed.names.contains(&tool.name)).cloned().collect();
+    let mut kept: Vec<Tool> = tools.tools.iter().filter(|tool| allowed.names.contains(&tool.name)).cloned().collect();
     if kept.is_empty() {
         return Err(InvalidRequest::at(allowed.field, "names none of the functions among 'tools'"));
     }
-    Ok(ToolUse { tools: kept, choice: allowed.choice, ..tools })
+    hold(&mut kept, &allowed.choice);
+    Ok(ToolUse { tools: kept.into(), choice: allowed.choice, ..tools })
 }
 
 /// Some of a body's tools.

@@ -182,7 +182,7 @@ impl Compiler {
         }
         let can_end = match constraint {
             Constraint::JsonObject => true,
-            Constraint::JsonSchema { schema, .. } => is_derivable(schema),
+            Constraint::JsonSchema { schema, held, .. } => is_derivable(held.as_ref().unwrap_or(schema)),
             Constraint::Grammar { rule, field } => {
                 rule.schemas(Asker { field, tool: None }).into_iter().all(|(_, schema)| is_derivable(schema))
             }
@@ -209,7 +209,9 @@ impl Compiler {
     fn grammar(&self, constraint: &Constraint) -> TopLevelGrammar {
         match constraint {
             Constraint::JsonObject => TopLevelGrammar::from_json_schema(with_settings(json!({ "type": "object" }))),
-            Constraint::JsonSchema { schema, .. } => TopLevelGrammar::from_json_schema(with_settings(schema.clone())),
+            Constraint::JsonSchema { schema, held, .. } => {
+                TopLevelGrammar::from_json_schema(with_settings(held.as_ref().unwrap_or(schema).clone()))
+            }
             Constraint::Grammar { rule, .. } => TopLevelGrammar::from_lark(lark::write(rule, &self.vocabulary)),
         }
     }

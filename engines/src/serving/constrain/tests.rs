@@ -37,7 +37,7 @@ fn hold(compiler: &Arc<Compiler>) -> Sender<()> {
 }
 
 fn constraint(n: u32) -> Constraint {
-    Constraint::JsonSchema { schema: json!({ "const": n }), field: "f".to_owned() }
+    Constraint::exactly(json!({ "const": n }), "f")
 }
 
 async fn all_turns(compiler: &Compiler) -> Vec<OwnedSemaphorePermit> {
@@ -163,7 +163,7 @@ async fn a_constraint_that_becomes_too_large_is_refused_before_it_does() {
 }
 
 fn schema(schema: serde_json::Value) -> Constraint {
-    Constraint::JsonSchema { schema, field: "f".to_owned() }
+    Constraint::exactly(schema, "f")
 }
 
 impl Compiler {
@@ -228,4 +228,37 @@ async fn only_an_ambiguous_grammar_uses_its_budget_up() {
         let rest = compiler.write(&constraint, &text).await.map(|constrained| constrained.budget.left);
         assert!(rest.as_ref().is_ok_and(|&rest| rest > Budget::MOST / 2), "{rest:?} after {} bytes", text.len());
     }
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_schema_without_strict_can_be_enforced() {
+    let compiler = compiler();
+    let long: serde_json::Value = serde_json::from_str(r#"{ "const": 12345678901234567890123 }"#).unwrap();
+    let formats =
+        ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "password"];
+    let formats = formats.map(|format| json!({ "type": "string", "format": format }));
+    let others = [
+        long,
+        json!({ "type": "array", "uniqueItems": true, "contains": { "const": 1 } }),
+        json!({ "type": "object", "propertyNames": { "pattern": "^a" }, "unevaluatedProperties": false }),
+        json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }),
+        json!({ "type": "integer", "minimum": 1_000_000_000_000_000_000_u64 }),
+        json!({ "type": "integer", "minimum": -999_999_999_999_999_999_i64, "maximum": 0 }),
+        json!({ "type": "string", "pattern": "(?=a)b" }),
+        json!({ "oneOf": [{ "type": "integer", "minimum": 1 }, { "type": "integer", "maximum": 5 }] }),
+        json!({ "properties": { "a": {}, "b": {} }, "maxProperties": 1, "type": "object" }),
+        json!({ "type": "object", "patternProperties": { "^a": {}, "^b": {}, "c": {} }, "additionalProperties": false }),
+        json!({ "$ref": "https://example.com/schema", "type": "string", "minLength": 1.0 }),
+        json!({ "type": "number", "multipleOf": 1e12 }),
+        json!({ "if": { "type": "string" }, "then": { "minLength": 1 }, "not": { "type": "null" } }),
+    ];
+    for schema in formats.into_iter().chain(others) {
+        let constraint = Constraint::json_schema(schema.clone(), "f", false).unwrap();
+        let problem = compiler.constrained(&constraint, &[]).await.err().map(|error| error.to_string());
+        assert_eq!(problem, None, "{schema}");
+    }
+    let pattern = Constraint::json_schema(json!({ "type": "string", "pattern": "^[[a]{2}$" }), "f", false).unwrap();
+    assert!(compiler.write(&pattern, "\"[a\"").await.is_ok());
+    let (_, problem) = compiler.write(&pattern, "\"bb\"").await.err().unwrap();
+    assert!(!problem.is_empty());
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use baton_schemas::constraint::{Constraint, Rule};
-use baton_schemas::generate::{Conversation, Input};
+use baton_schemas::generate::{Conversation, Input, Thinking};
 use baton_schemas::thinking::{ThinkTags, thinks};
 use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
 use baton_schemas::{GenerateRequest, MessageRole, Token};
@@ -66,7 +66,7 @@ impl ReplyForm {
     ///
     /// Errors: the request wants thinking and the model's template has no form for it.
     pub fn of(request: &GenerateRequest, template: &str) -> Result<ReplyForm, NoThinking> {
-        if request.wants_thinking && !thinks(template) {
+        if request.thinking == Thinking::Required && !thinks(template) {
             return Err(NoThinking);
         }
         let is_chat = matches!(request.input, Input::Chat(_));

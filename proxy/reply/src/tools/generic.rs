@@ -132,6 +132,7 @@ mod tests {
             parameters,
             strict: Strictness::Loose,
             held: None,
+            unheld: Default::default(),
             described: Described::InList,
         };
         ToolUse { tools: [tool].into(), ..ToolUse::default() }

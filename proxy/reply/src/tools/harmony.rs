@@ -202,7 +202,12 @@ impl HarmonyParser {
             let rest = &header[header.find(after)? + after.len()..];
             Some(&rest[..rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len())])
         };
-        let called = word(RECIPIENT).filter(|name| is_callable(name, &self.tools));
+        // Names may contain spaces, and one name may begin another.
+        let recipient = header.find(RECIPIENT).map_or("", |at| &header[at + RECIPIENT.len()..]);
+        let ends = |rest: &str| rest.is_empty() || rest.starts_with(|c: char| c.is_whitespace() || c == '<');
+        let named = self.tools.iter().filter(|tool| recipient.strip_prefix(&*tool.name).is_some_and(ends));
+        let offered = named.map(|tool| &*tool.name).max_by_key(|name| name.len());
+        let called = offered.or_else(|| word(RECIPIENT).filter(|name| is_callable(name, &self.tools)));
         self.state = match (called, word(CHANNEL)) {
             (Some(name), _) => {
                 out.begin(name);

@@ -18,6 +18,7 @@ use crate::http::edge::request_id::RequestId;
 use crate::http::errors::HttpFailure;
 use crate::request::caller::Caller;
 use crate::request::poison_case::PoisonCase;
+use crate::request::warnings::Warnings;
 
 /// The keys, and the paths that need none.
 pub(in crate::http) struct KeyCheck {
@@ -26,9 +27,9 @@ pub(in crate::http) struct KeyCheck {
     pub(in crate::http) public_paths: Arc<[&'static str]>,
 }
 
-/// Adds the [`Caller`] to the request, and returns its account. Errors: the caller has no valid key, or may not choose the
-/// policy that it asks for.
-pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<Arc<Account>, HttpFailure> {
+/// Adds the [`Caller`] to the request, and returns its account and its warnings. Errors: the caller has no valid key, or may
+/// not choose the policy that it asks for.
+pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<(Arc<Account>, Warnings), HttpFailure> {
     let access = check.access.load();
     // Browsers send preflights without a key.
     let is_public = request.method() == Method::OPTIONS || check.public_paths.contains(&request.uri().path());
@@ -48,11 +49,13 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
         memory: RequestHold::default(),
+        warnings: Warnings::default(),
         policy,
         trace: trace::parent_in(request.headers()),
     };
+    let warnings = caller.warnings.clone();
     request.extensions_mut().insert(caller);
-    Ok(account)
+    Ok((account, warnings))
 }
 
 /// The header by which a request chooses its planning policy.

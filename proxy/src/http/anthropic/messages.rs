@@ -15,10 +15,11 @@ use super::whole;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
-use crate::http::reply::request_steps::{DrainDeadline, steps};
-use crate::http::reply::skipped_tools::SkippedTools;
+use crate::http::reply::request_steps::DrainDeadline;
+use crate::http::reply::request_steps::steps;
 use crate::http::reply::streamed;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpFailure;
+use crate::http::HttpState;
 use crate::request::caller::Caller;
 
 type Body = Result<JsonBody, HttpFailure>;
@@ -42,15 +43,13 @@ pub(super) async fn create(
     let MessagesRequest { generate, shows_thinking } = request;
     let id = format!("msg_{}", Uuid::new_v4().simple());
     let head = MessageHead { id, model: generate.model.clone(), shows_thinking };
-    let skipped = SkippedTools::of(&generate);
     let is_streamed = generate.is_streamed;
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = match is_streamed {
         true => streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await,
         false => whole::collect(collected(steps, &caller.memory), head).await,
     };
-    let response = response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
-    Ok(skipped.noted_in(response))
+    Ok(response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?)
 }
 
 pub(super) fn count_operation() -> Operation {

@@ -17,7 +17,7 @@ use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
 use baton_link::awake;
 use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
-use baton_schemas::request::measured;
+use baton_schemas::request::{BodyNotes, MeasuredParse, measured};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
@@ -30,6 +30,7 @@ use super::{HttpFailure, HttpState};
 use crate::account::Account;
 use crate::account::request_memory::{MemoryCharge, MemoryFull, ORDINARY_BODY, RequestHold};
 use crate::request::caller::Caller;
+use crate::request::warnings::{Warning, Warnings};
 
 /// A body brings [`PROGRESS_BYTES`] in each of these periods until it ends, so that stalled ones do not keep memory.
 const PROGRESS_TIME: Duration = Duration::from_secs(10);
@@ -65,6 +66,7 @@ pub struct JsonBody {
     charge: MemoryCharge,
     account: Option<Arc<Account>>,
     hold: RequestHold,
+    warnings: Warnings,
 }
 
 impl FromRequest<HttpState> for JsonBody {
@@ -98,7 +100,8 @@ impl JsonBody {
         let mut charge = MemoryCharge::new(Arc::clone(&state.config.memory), of_key);
         let bytes = read(body, limit, state.config.body_deadline, &mut charge).await?;
         let hold = caller.map(|caller| caller.memory.clone()).unwrap_or_default();
-        Ok(JsonBody { bytes, encoding, limit, threads: state.parser_threads.clone(), charge, account, hold })
+        let warnings = caller.map(|caller| caller.warnings.clone()).unwrap_or_default();
+        Ok(JsonBody { bytes, encoding, limit, threads: state.parser_threads.clone(), charge, account, hold, warnings })
     }
 
     /// Parses the body with the dialect's parser, and drops its bytes.
@@ -120,7 +123,7 @@ impl JsonBody {
         self,
         parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest> + Send + 'static,
     ) -> Result<T, HttpFailure> {
-        let JsonBody { mut bytes, encoding, limit, threads, mut charge, hold, .. } = self;
+        let JsonBody { mut bytes, encoding, limit, threads, mut charge, hold, warnings, .. } = self;
         let arrived_at = Instant::now();
         let deadline = ParserThreads::deadline();
         if encoding != ContentEncoding::Identity {
@@ -134,7 +137,7 @@ impl JsonBody {
             };
             (bytes, charge) = off_runtime(decode).await?;
         }
-        let (value, charge) = if bytes.len() <= TINY_BODY {
+        let (value, charge, notes) = if bytes.len() <= TINY_BODY {
             parse_charged(&bytes, charge, parse)?
         } else {
             let thread = threads.thread(bytes.len(), deadline).await?;
@@ -146,6 +149,12 @@ impl JsonBody {
             off_runtime(parse).await?
         };
         hold.keep(charge, arrived_at.elapsed());
+        if notes.has_rounded {
+            warnings.add(Warning::Rounded);
+        }
+        if !notes.ignored.is_empty() {
+            warnings.add(Warning::Ignored(notes));
+        }
         Ok(value)
     }
 }
@@ -155,11 +164,11 @@ fn parse_charged<T>(
     bytes: &[u8],
     mut charge: MemoryCharge,
     parse: impl FnOnce(&[u8]) -> Result<T, InvalidRequest>,
-) -> Result<(T, MemoryCharge), HttpFailure> {
-    let (value, n_values) = measured(|| parse(bytes));
+) -> Result<(T, MemoryCharge, BodyNotes), HttpFailure> {
+    let MeasuredParse { value, n_bytes, notes } = measured(|| parse(bytes));
     let value = value?;
-    charge.grow_to(bytes.len() + n_values)?;
-    Ok((value, charge))
+    charge.grow_to(bytes.len() + n_bytes)?;
+    Ok((value, charge, notes))
 }
 
 /// Runs this on a thread where it may take long.

@@ -21,7 +21,12 @@ use super::super::body::unread_body::UnreadBody;
 use super::super::dialect::Dialect;
 use super::super::{HttpBackend, errors};
 use super::draining;
+use super::super::reply::warning::warn;
 use super::request_id::RequestId;
+use crate::http::body::unread_body::UnreadBody;
+use super::HttpBackend;
+use crate::http::edge::draining;
+use super::errors;
 
 /// The checks that all listeners share.
 pub(in crate::http) struct Checks {
@@ -87,12 +92,15 @@ async fn with_cors(checks: &Arc<Checks>, dialect: Dialect, request: Request, nex
 
 /// Identifies the caller by its key, and answers unless the server is stopping.
 async fn identified(checks: &Checks, dialect: Dialect, mut request: Request, next: Next) -> Response {
-    let account = match key_check::check(&checks.keys, &mut request) {
-        Ok(account) => account,
+    let (account, warnings) = match key_check::check(&checks.keys, &mut request) {
+        Ok(known) => known,
         Err(failure) => return failure.respond(dialect),
     };
     let mut reply = caught(dialect, draining::refuse(&checks.while_stopping, request, next)).await;
     rate_headers::insert(reply.headers_mut(), &account);
+    if let Some(text) = warnings.text() {
+        warn(reply.headers_mut(), &text);
+    }
     reply
 }
 

@@ -172,7 +172,7 @@ fn headers(status: u16, operation: &Operation) -> Value {
         200 if operation.is_planned => {
             headers["x-baton-route"] = text("Which nodes serve the request, and why.");
             headers["x-baton-warning"] =
-                text("Tools that are not offered to the model, and parts of an upstream's reply that are left out.");
+                text("What the request asks for and does not get (fields, tools, parts of schemas), and what an upstream's reply loses.");
         }
         429 | 503 => {
             headers["retry-after"] =

@@ -5,7 +5,6 @@ pub(super) mod event_stream;
 pub(super) mod reply_totals;
 pub mod request_steps;
 pub mod route_header;
-pub(super) mod skipped_tools;
 pub(super) mod streamed;
 pub(super) mod warning;
 pub(super) mod when_woken;

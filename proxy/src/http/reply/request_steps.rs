@@ -20,6 +20,7 @@ use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
 use crate::request::generate::{EventStream, Generation};
+use crate::request::warnings::Warning;
 
 /// Cancelled when the server stops and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
@@ -37,6 +38,9 @@ pub fn steps(
     caller: Caller,
     drain: DrainDeadline,
 ) -> EventStream {
+    if !request.tools.skipped.is_empty() {
+        caller.warnings.add(Warning::NotOffered(request.tools.skipped.clone()));
+    }
     // Before the first poll: the prompts of one body wait in different steps.
     let mut memory = caller.memory.part();
     let steps = async_stream::try_stream! {

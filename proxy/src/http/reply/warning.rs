@@ -1,4 +1,4 @@
-//! `x-baton-warning`: what a reply lacks. A response may have several.
+//! `x-baton-warning`: what a request asks for and does not get, and what a reply lacks. A response may have several.
 
 use baton_upstream::LeftOut;
 use http::{HeaderMap, HeaderName, HeaderValue};

@@ -379,3 +379,31 @@ async fn a_hundred_agents_with_histories_of_a_megabyte_wait_for_their_places() {
         assert_eq!(post.await.unwrap().unwrap().status(), 200);
     }
 }
+
+#[tokio::test]
+async fn a_field_without_effect_is_named_in_the_header_of_every_dialects_reply() {
+    let server = start(hello()).await;
+    let said = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "m", "messages": said})),
+        ("/v1/completions", json!({"model": "m", "prompt": "hi"})),
+        ("/v1/responses", json!({"model": "m", "input": "hi"})),
+        ("/v1/messages", json!({"model": "m", "messages": said, "max_tokens": 9})),
+        ("/api/chat", json!({"model": "m", "messages": said})),
+        ("/api/generate", json!({"model": "m", "prompt": "hi"})),
+        ("/completion", json!({"prompt": "hi"})),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["stream"] = json!(stream);
+            assert_eq!(server.post_to(path, body.clone()).await.header("x-baton-warning"), "", "{path}");
+            body["made_up"] = json!(1);
+            let reply = server.post_to(path, body).await;
+            assert_eq!(
+                (reply.status, reply.header("x-baton-warning")),
+                (200, "fields without effect: made_up"),
+                "{path}"
+            );
+        }
+    }
+}

@@ -81,7 +81,10 @@ async fn a_stream_that_fails_says_so_and_never_completes() {
         refused.failed(503, "unavailable_error", None);
     }
     let refused = early.post_to("/v1/responses", body(json!({"previous_response_id": "resp_1"}))).await;
-    assert_eq!(refused.failed(400, "invalid_request_error", None)["param"], "previous_response_id");
+    assert_eq!(
+        refused.failed(400, "invalid_request_error", Some("unsupported_parameter"))["param"],
+        "previous_response_id"
+    );
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, StartRetry};
 use crate::request::prompt;
 use crate::request::seats::Seats;
+use crate::targets::model_loading::KeepWish;
 use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
@@ -38,12 +39,15 @@ pub async fn embed(
     admission: &Admission,
     targets: &Targets,
     observer: &Arc<Observer>,
-    request: &EmbedRequest,
+    mut request: EmbedRequest,
     caller: &Caller,
 ) -> Result<Embedded, RequestError> {
+    let wish = KeepWish::of(request.keep_alive, &caller.account);
+    // An upstream knows no keys, so only an operator's wish reaches it.
+    request.keep_alive = request.keep_alive.filter(|_| caller.account.limits.is_operator);
     let mut watch = EmbedWatch::begin(observer, &caller.request_id, caller.trace.clone());
     let span = watch.span().clone();
-    let outcome = admit_and_compute(admission, targets, request, caller, &mut watch).instrument(span).await;
+    let outcome = admit_and_compute(admission, targets, &request, wish, caller, &mut watch).instrument(span).await;
     match &outcome {
         Ok(embedded) => watch.done(embedded.vectors.len() as u64, embedded.n_tokens),
         Err(error) => watch.failed(error),
@@ -55,6 +59,7 @@ async fn admit_and_compute(
     admission: &Admission,
     targets: &Targets,
     request: &EmbedRequest,
+    wish: KeepWish,
     caller: &Caller,
     watch: &mut EmbedWatch,
 ) -> Result<Embedded, RequestError> {
@@ -62,7 +67,7 @@ async fn admit_and_compute(
     watch.is_for(target.name());
     // The rate before memory, and memory before admission, as for generation. Texts count by their tokens.
     caller.admission.charge(&caller.account, 1).await?;
-    let _lease = targets.lease(&target, request.keep_alive).await?;
+    let _lease = targets.lease(&target, wish).await?;
     admission.set_targets(targets.places());
     let permit = admission.enter(&caller.account, &caller.admission);
     let model = match &target {
@@ -163,7 +168,7 @@ async fn tokens(
     let mut n_tokens = 0;
     for (chunk_idx, chunk) in request.inputs.chunks(TOKENIZED_TOGETHER).enumerate() {
         let first = chunk_idx * TOKENIZED_TOGETHER;
-        let tokens = chunk.iter().zip(first..).map(|(input, idx)| one_input(node, idx, input, request, n_ctx));
+        let tokens = chunk.iter().zip(first..).map(|(input, idx)| one_input(node, info, idx, input, request, n_ctx));
         let tokens = try_join_all(tokens).await?;
         n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
         // A long query counts with each document, so a small body can have many tokens.
@@ -180,6 +185,7 @@ async fn tokens(
 
 async fn one_input(
     node: &Node,
+    info: &NodeInfo,
     idx: usize,
     input: &EmbedInput,
     request: &EmbedRequest,
@@ -187,6 +193,8 @@ async fn one_input(
 ) -> Result<Vec<Token>, RequestError> {
     let tokenized = match (input, &request.task) {
         (EmbedInput::Tokens(tokens), _) => Ok(tokens.clone()),
+        // Only Ollama's dialect has empty texts.
+        (EmbedInput::Text(text), EmbedTask::Embed) if text.is_empty() => empty_text(node, info).await,
         (EmbedInput::Text(text), EmbedTask::Embed) => tokenize(node, text).await,
         (EmbedInput::Text(text), EmbedTask::Rerank { query }) => {
             node.engine.pair(&PairRequest { query: Arc::clone(query), document: text.clone() }).await
@@ -210,6 +218,16 @@ async fn one_input(
         true if request.truncate => cut(node, tokens, n_ctx as usize).await,
         true => Err(too_long(tokens.len() as u32)),
     }
+}
+
+/// The tokens of an empty text: those that every text has, or the one that ends a reply in a vocabulary without them.
+async fn empty_text(node: &Node, info: &NodeInfo) -> Result<Vec<Token>, EngineError> {
+    let tokens = tokenize(node, "").await?;
+    if !tokens.is_empty() {
+        return Ok(tokens);
+    }
+    let text = info.facts.eos_token.as_str().into();
+    node.engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: true }).await
 }
 
 /// Truncates a text. If the model ends every text with a token, that token is kept: models that pool at it need it.

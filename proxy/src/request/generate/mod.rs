@@ -25,6 +25,7 @@ use super::caller::Caller;
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::observe::{Observer, RequestWatch};
+use crate::targets::model_loading::KeepWish;
 use crate::targets::{Target, Targets};
 
 /// An accepted request: the data known before its first token, and the events that follow.
@@ -84,7 +85,10 @@ async fn admit_and_start(
     // Before memory: a key whose rate is exhausted must not unload another key's model.
     caller.admission.charge(&caller.account, request.n as usize).await?;
     // Load before admission: what waits for memory has no place. Loading has its own limit.
-    let loaded = load(targets, &target, request, watch).await;
+    let wish = KeepWish::of(request.keep_alive, &caller.account);
+    // An upstream knows no keys, so only an operator's wish reaches it.
+    request.keep_alive = request.keep_alive.filter(|_| caller.account.limits.is_operator);
+    let loaded = load(targets, &target, wish, watch).await;
     if let (Err(error), false) = (&loaded, target.has_fallback()) {
         return Err(error.clone());
     }
@@ -117,11 +121,11 @@ fn apply_sampling_defaults(target: &Target, request: &mut GenerateRequest) {
 async fn load(
     targets: &Targets,
     target: &Target,
-    request: &GenerateRequest,
+    wish: KeepWish,
     watch: &RequestWatch,
 ) -> Result<Loaded, RequestError> {
     let asked = Instant::now();
-    let lease = targets.lease(target, request.keep_alive);
+    let lease = targets.lease(target, wish);
     let lease = match target.served_model() {
         Some(_) => {
             let span = tracing::info_span!(target: TARGET, parent: watch.span(), "model_load");

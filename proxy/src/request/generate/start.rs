@@ -24,6 +24,7 @@ use crate::request::plan::{Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
 use crate::request::prompt_logprobs::{ScoredPrompt, prompt_logprobs};
 use crate::request::seats::{Seats, planned};
+use crate::request::warnings::{Warning, Warnings};
 use crate::targets::model_loading::ModelLease;
 use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::upstreams::StartedChoice;
@@ -99,6 +100,7 @@ pub(super) async fn start_on_nodes(
     has_fallback: bool,
 ) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
+    warn_of_unheld(starting.request, &starting.caller.warnings)?;
     let mut retry = StartRetry::about(starting.request.images(), PoisonMark::of_prompt(&starting.caller.poison));
     // An upstream has its own vocabulary, so a request that continues earlier tokens waits for an engine.
     let falls_back = has_fallback && starting.request.earlier_tokens().is_empty();
@@ -119,6 +121,19 @@ pub(super) async fn start_on_nodes(
             Ok(started) => return Ok(StartedRequest { loaded, ..started }),
         }
     }
+}
+
+/// Names the parts of schemas that nodes do not hold. Errors: the client asks to hold every part.
+fn warn_of_unheld(request: &GenerateRequest, warnings: &Warnings) -> Result<(), RequestError> {
+    for (asker, unheld) in request.unheld() {
+        if let Some(part) = &unheld.refused {
+            let of = asker.tool.map(|tool| format!("the schema of {tool:?}: ")).unwrap_or_default();
+            let problem = format!("{of}'{part}' cannot be enforced; without 'strict' it is left out");
+            return Err(EngineError::invalid_field(asker.field, problem).into());
+        }
+        warnings.add(Warning::unheld(asker, unheld));
+    }
+    Ok(())
 }
 
 /// Waits for an engine, prepares the prompt, plans, and starts every choice that has a place.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::keep_wish::KeepWish;
 use super::load_report::{LoadHistory, LoadReport, LoadState, UnloadReason};
 use super::memory::MemoryUse;
 use crate::error::RequestError;
@@ -233,11 +234,12 @@ impl LoadableModel {
     }
 
     /// Counts one more request that uses it.
-    pub(super) fn lease(self: &Arc<Self>, keep_alive: Option<KeepAlive>) -> ModelLease {
+    pub(super) fn lease(self: &Arc<Self>, wish: KeepWish) -> ModelLease {
+        let configured = self.settings().keep_alive;
         let mut usage = self.usage();
         usage.n_active += 1;
         usage.last_used = Instant::now();
-        usage.keep_alive = keep_alive.unwrap_or(usage.keep_alive);
+        usage.keep_alive = wish.apply(usage.keep_alive, configured);
         ModelLease { model: Arc::clone(self) }
     }
 

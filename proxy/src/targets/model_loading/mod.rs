@@ -9,6 +9,7 @@
 //! A model's memory is estimated from its file (weights, KV cache, compute buffers). If its process is measured to use
 //! more, that value counts. `[model]` is always loaded, and its memory is reserved.
 
+mod keep_wish;
 mod load_report;
 mod loadable_model;
 mod machine;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use baton_schemas::keep_alive::KeepAlive;
 use tokio::time::Instant;
 
+pub use self::keep_wish::KeepWish;
 pub use self::load_report::{LoadHistory, LoadReport, LoadState, UnloadReason};
 pub use self::loadable_model::{LoadableModel, LoadableSettings, ModelLease, ModelProcess};
 pub use self::machine::total_memory;
@@ -136,20 +138,21 @@ impl ModelLoader {
         self.lock().limits
     }
 
-    /// Leases a model, and loads it first if it is not in memory. `keep_alive` overrides how long it stays in memory after
-    /// this use. Dropping the future ends the wait.
+    /// Leases a model, and loads it first if it is not in memory. `wish` says how long it stays in memory after this use.
+    /// Dropping the future ends the wait.
     ///
     /// Errors: too many requests wait already, the model cannot be loaded, or memory does not become free in time.
     pub async fn lease(
         &self,
         model: &Arc<LoadableModel>,
-        keep_alive: Option<KeepAlive>,
+        wish: impl Into<KeepWish>,
     ) -> Result<ModelLease, RequestError> {
+        let wish = wish.into();
         let LoadLimits { max_waiting, max_wait, .. } = self.limits();
         let waiting = model.start_waiting(max_waiting)?;
         let deadline = Instant::now() + max_wait;
         let lease = loop {
-            match self.try_lease(model, keep_alive)? {
+            match self.try_lease(model, wish)? {
                 LeaseAttempt::Granted(lease) => break lease,
                 LeaseAttempt::Wait if Instant::now() >= deadline => {
                     return Err(RequestError::unavailable(
@@ -198,11 +201,7 @@ impl ModelLoader {
     }
 
     /// Makes one attempt. Starts the model's process if there is memory for it.
-    fn try_lease(
-        &self,
-        model: &Arc<LoadableModel>,
-        keep_alive: Option<KeepAlive>,
-    ) -> Result<LeaseAttempt, RequestError> {
+    fn try_lease(&self, model: &Arc<LoadableModel>, wish: KeepWish) -> Result<LeaseAttempt, RequestError> {
         let inner = self.lock();
         if model.is_retired() && !model.is_wanted() {
             return Err(RequestError::unavailable("it was removed", RETRY_AFTER));
@@ -215,7 +214,7 @@ impl ModelLoader {
             let long_ago = now.checked_sub(YIELD_AFTER);
             let waits = |other: &Arc<LoadableModel>| long_ago.is_some_and(|then| waits_longer(&other, then));
             let yields = inner.models.iter().any(|other| waits(other) && inner.would_make_room(model, other));
-            return Ok(if yields { LeaseAttempt::Wait } else { LeaseAttempt::Granted(model.lease(keep_alive)) });
+            return Ok(if yields { LeaseAttempt::Wait } else { LeaseAttempt::Granted(model.lease(wish)) });
         }
         if let Some((why, wait)) = model.failing() {
             return Err(RequestError::unavailable(&why, wait));
@@ -228,7 +227,7 @@ impl ModelLoader {
         match memory::find(model.bytes(), inner.budget(), &uses) {
             MemoryFit::Now => {
                 model.load();
-                Ok(LeaseAttempt::Granted(model.lease(keep_alive)))
+                Ok(LeaseAttempt::Granted(model.lease(wish)))
             }
             MemoryFit::AfterUnloading(idle) => {
                 for i in idle {

@@ -73,8 +73,15 @@ mod tests {
         let name = "f".to_owned();
         let description = Some(long);
         let parameters = Tool::no_parameters();
-        let tool =
-            Tool { name, description, parameters, strict: Strictness::Loose, held: None, described: Described::InList };
+        let tool = Tool {
+            name,
+            description,
+            parameters,
+            strict: Strictness::Loose,
+            held: None,
+            unheld: Default::default(),
+            described: Described::InList,
+        };
         let told = GenerateRequest { tools: ToolUse { tools: [tool].into(), ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);
     }

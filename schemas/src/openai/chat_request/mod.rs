@@ -1,35 +1,36 @@
 //! `POST /v1/chat/completions`, and `/baton/plan`, which has the same body: a body → one [`GenerateRequest`].
 //!
-//! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
-//! `verbosity`, `user`, and any unknown field. `not_yet.rs` refuses unsupported fields that would change the answer.
+//! What becomes of fields that it does not declare: see `request/foreign.rs`.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::generate::{Conversation, GenerateRequest, Input, Sampling, Thinking};
+use crate::message_role::MessageRole;
 use crate::openai::functions::FunctionsBody;
 use crate::openai::messages::ChatMessage;
-use crate::openai::not_yet::{MediaBody, NotYetBody};
+use crate::openai::modalities::ModalitiesBody;
+use crate::openai::reply_length::ReplyLengthBody;
 use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::TemplateBody;
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, Required, object};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
 use crate::request::tool_choice::ChatToolsBody;
-use crate::request::values::{Integer, MAX_U32, ModelName};
+use crate::request::values::{Integer, ModelName};
 
 /// `n`. Each choice needs a slot, so more than 16 from one request would block all other requests. OpenAI allows 128,
 /// on far larger machines.
 pub(crate) type NChoices = Integer<1, 16>;
 /// `top_logprobs`, with OpenAI's limit: each alternative costs bytes at every token.
 pub(crate) type TopLogprobs = Integer<0, 20>;
-/// `max_tokens`. As in llama.cpp, -1 means 'until the context ends'.
-pub(crate) type MaxTokens = Integer<-1, MAX_U32>;
 
 object! {
     /// A chat to continue.
@@ -43,10 +44,9 @@ object! {
         messages: Required<MessageList<ChatMessage>>,
         /// How many replies to generate. They differ only in their seeds.
         n: Field<NChoices>,
-        /// The most tokens in a reply. Null or -1: until the context ends. 0: only compute the prompt.
-        max_completion_tokens: Field<MaxTokens>,
-        /// The older name of `max_completion_tokens`, which takes precedence.
-        max_tokens: Field<MaxTokens>,
+        /// The most tokens in a reply. By default, it ends with the context at the latest.
+        #[schemars(flatten)]
+        length: ReplyLengthBody,
         /// Texts before which a reply ends.
         stop: Field<StopStrings>,
         /// How tokens are sampled.
@@ -76,10 +76,21 @@ object! {
         ignore_eos: Field<bool>,
         /// The kinds of output.
         #[schemars(flatten)]
-        media: MediaBody,
+        modalities: ModalitiesBody,
         #[schemars(skip)]
-        not_yet: NotYetBody,
+        foreign: Foreign<ChatFields>,
     }
+}
+
+/// The inputs of other routes.
+#[derive(Debug)]
+pub(crate) struct ChatFields;
+
+impl ForeignFields for ChatFields {
+    const REFUSED: &'static [RefusedField] = &[
+        RefusedField::new("input", Off::ZERO, "'input'", "send it as a message of the user"),
+        RefusedField::new("prompt", Off::ZERO, "'prompt'", "send it as a message of the user"),
+    ];
 }
 
 object! {
@@ -117,15 +128,12 @@ impl ChatRequest {
 
 impl ChatBody {
     fn check(mut self, drawn_seed: u64) -> Result<ChatRequest, InvalidRequest> {
-        self.not_yet.check()?;
-        self.media.check()?;
+        self.foreign.check()?;
+        self.modalities.check()?;
         let conversation = conversation(self.messages, self.template)?;
         let functions = self.functions.check(&mut self.tools)?;
         let has_functions = functions.is_some();
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        // Both are checked, even though only one has an effect.
-        let older = self.max_tokens.get("")?;
-        let newer = self.max_completion_tokens.get("")?;
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         // `top_logprobs: 0` alone has no effect.
@@ -138,7 +146,7 @@ impl ChatBody {
                 model: self.model.get("")?.0,
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
-                max_tokens: newer.or(older).and_then(Integer::count),
+                max_tokens: self.length.check()?.and_then(Integer::count),
                 stop: self.stop.get("")?.unwrap_or_default().0.into(),
                 sampling,
                 chosen,
@@ -146,7 +154,7 @@ impl ChatBody {
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
                 constraint: self.structured.check()?.map(Arc::new),
                 tools: functions.map_or_else(|| self.tools.check(), Ok)?,
-                wants_thinking: false,
+                thinking: Thinking::AsSaid,
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
@@ -164,12 +172,10 @@ pub(crate) fn conversation(
     template: TemplateBody,
 ) -> Result<Conversation, InvalidRequest> {
     let mut images = Images::default();
-    Ok(Conversation {
-        messages: messages.get("")?.check(&mut images)?,
-        tools: Vec::new(),
-        template_args: template.check()?,
-        images: images.into_vec(),
-    })
+    let messages = messages.get("")?.check(&mut images)?;
+    let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
+    let template_args = template.check(None, after_tool)?.args;
+    Ok(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
 }
 
 #[cfg(test)]

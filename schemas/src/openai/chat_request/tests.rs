@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::MessageRole;
-use crate::generate::{Message, Sampling};
+use crate::generate::{Message, Sampling, Thinking};
 use crate::sampling_fields::SamplingFields;
 use crate::tools::ToolUse;
 
@@ -33,7 +33,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             ignore_eos: false,
             constraint: None,
             tools: ToolUse::default(),
-            wants_thinking: false,
+            thinking: Thinking::AsSaid,
             keep_alive: None,
             num_ctx: None,
             context: None,

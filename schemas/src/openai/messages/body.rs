@@ -5,11 +5,11 @@ use serde::de::{MapAccess, SeqAccess};
 use serde_json::{Map, Value, json};
 
 use crate::json_values::count_values;
+use crate::request::demand::Demand;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::room;
 use crate::request::schema::{Variant, described};
-use crate::request::unsupported::Demand;
 use crate::request::values::NonEmpty;
 
 /// Requires one of these fields in an assistant's message.

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, pattern_of, whole};
+use crate::held_schema::Unheld;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, join, object};
 use crate::request::room;
@@ -79,6 +80,7 @@ impl CustomTool {
             description: Some(description),
             parameters: parameters(json!({ "type": "string" })),
             strict: if self.pattern.is_some() { Strictness::Strict } else { Strictness::IfKnown },
+            unheld: Unheld::default(),
             held: self.pattern.map(|all| parameters(json!({ "type": "string", "pattern": format!("^(?:{all})$") }))),
             described: Described::InList,
         }

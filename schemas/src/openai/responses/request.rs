@@ -1,8 +1,8 @@
 //! A body of `/v1/responses` → one [`GenerateRequest`].
 //!
 //! Echoed without any other effect: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`.
-//! Accepted and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, other words in `include`, and any
-//! unknown field.
+//! Accepted and ignored: `text.verbosity`, and other words in `include`. What becomes of fields that it does not declare: see
+//! `request/foreign.rs`.
 
 use std::sync::Arc;
 
@@ -13,19 +13,21 @@ use super::input::ResponsesInput;
 use super::response::Echo;
 use super::tools::{ResponseTools, ResponseToolsBody};
 use crate::constraint::{Constraint, check_schema};
-use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::generate::{Conversation, GenerateRequest, Input, Sampling, Thinking};
+use crate::message_role::MessageRole;
 use crate::openai::chat_request::TopLogprobs;
+use crate::openai::modalities::ModalitiesBody;
 use crate::openai::structured::StructuredBody;
-use crate::openai::template_args::TemplateBody;
-use crate::reasoning_effort::ReasoningEffort;
+use crate::openai::template_args::{TemplateBody, TemplateChoice};
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, Items, Required, object};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::images::Images;
 use crate::request::read::{Echoed, read};
 use crate::request::sampling::SamplingBody;
 use crate::request::schema::Variant;
 use crate::request::stop::StopStrings;
-use crate::request::unsupported::Demand;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 
 /// The most entries in `metadata`: OpenAI's limit.
@@ -69,9 +71,8 @@ object! {
         /// The same by the names of chats and of other servers.
         #[schemars(flatten)]
         structured: StructuredBody,
-        /// How the model should think.
-        reasoning: Field<ReasoningBody>,
-        /// Variables for the chat template. `reasoning_effort` is the name in chats of `reasoning.effort`.
+        /// How the model should think, and variables for the chat template. `reasoning_effort` is the name in chats of
+        /// `reasoning.effort`.
         #[schemars(flatten)]
         template: TemplateBody,
         /// The tools that the model may call.
@@ -101,13 +102,35 @@ object! {
         user: Field<String>,
         /// Continue after the model has ended its turn.
         ignore_eos: Field<bool>,
+        /// The kinds of output.
+        #[schemars(flatten)]
+        modalities: ModalitiesBody,
         #[schemars(skip)]
-        previous_response_id: Field<Demand>,
-        #[schemars(skip)]
-        conversation: Field<Demand>,
-        #[schemars(skip)]
-        prompt: Field<Demand>,
+        foreign: Foreign<ResponsesFields>,
     }
+}
+
+/// Fields of chats that this dialect has under another name, and those that need a store.
+#[derive(Debug)]
+pub(crate) struct ResponsesFields;
+
+const STORE: &str = "A stored conversation or prompt";
+const HISTORY: &str = "send the whole history as 'input'";
+const LENGTH: &str = "send 'max_output_tokens'";
+
+impl ForeignFields for ResponsesFields {
+    const REFUSED: &'static [RefusedField] = &[
+        RefusedField::new("previous_response_id", Off::ZERO, STORE, HISTORY),
+        RefusedField::new("conversation", Off::ZERO, STORE, HISTORY),
+        RefusedField::new("prompt", Off::ZERO, STORE, HISTORY),
+        RefusedField::new("messages", Off::ZERO, "'messages'", "send them as 'input'"),
+        RefusedField::new("max_tokens", Off::NEVER, "'max_tokens'", LENGTH),
+        RefusedField::new("max_completion_tokens", Off::NEVER, "'max_completion_tokens'", LENGTH),
+        RefusedField::new("n_predict", Off::NEVER, "'n_predict'", LENGTH),
+        RefusedField::new("max_new_tokens", Off::NEVER, "'max_new_tokens'", LENGTH),
+        RefusedField::new("logprobs", Off::ZERO, "'logprobs'", "send 'message.output_text.logprobs' in 'include'"),
+        RefusedField::new("system", Off::ZERO, "'system'", "send it as 'instructions'"),
+    ];
 }
 
 object! {
@@ -125,19 +148,13 @@ object! {
         r#type: Field<String>,
         /// The schema.
         schema: Field<SchemaObject>,
+        /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
+        /// `x-baton-warning` names it.
+        strict: Field<bool>,
     }
     by "type" {
         Variant { words: &["text", "json_object"], is_default: true, ..Variant::NEW },
-        Variant { words: &["json_schema"], needs: &["schema"], ..Variant::NEW },
-    }
-}
-
-object! {
-    /// How the model should think.
-    #[schemars(rename = "Reasoning")]
-    pub(crate) struct ReasoningBody {
-        /// How hard the model should think.
-        effort: Field<ReasoningEffort>,
+        Variant { words: &["json_schema"], needs: &["schema"], may_have: &["strict"], ..Variant::NEW },
     }
 }
 
@@ -162,22 +179,18 @@ impl ResponsesRequest {
 impl ResponsesBody {
     fn check(mut self, drawn_seed: u64) -> Result<ResponsesRequest, InvalidRequest> {
         self.refuse()?;
+        self.foreign.check()?;
+        self.modalities.check()?;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let max_tokens = self.max_output_tokens.get("")?.and_then(Integer::count);
         let (constraint, format) = TextConfig::check(self.text.get("")?)?;
         let constraint = self.structured.check_beside(constraint.map(|constraint| (FORMAT, constraint)))?;
-        let effort = match self.reasoning.get("")? {
-            Some(reasoning) => reasoning.effort.get("reasoning")?,
-            None => None,
-        };
-        let mut template_args = self.template.check()?;
-        if let Some(effort) = effort {
-            effort.set(&mut template_args);
-        }
         let mut images = Images::default();
         let instructions = self.instructions.get("")?;
         let ResponseTools { tools: tool_use, client: tools, choice: tool_choice } = self.tools.check()?;
         let messages = self.input.get("")?.check(instructions.as_deref(), &tools, &mut images)?;
+        let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
+        let TemplateChoice { args: template_args, effort, .. } = self.template.check(None, after_tool)?;
         let top = self.top_logprobs.get("")?.and_then(Integer::count);
         let is_included = self.include.get("")?.unwrap_or_default().sound().any(|name| name == LOGPROBS);
         // Log-probabilities are requested by `include`, or by a number of alternatives.
@@ -223,7 +236,7 @@ impl ResponsesBody {
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
                 constraint: constraint.map(Arc::new),
                 tools: tool_use,
-                wants_thinking: false,
+                thinking: Thinking::AsSaid,
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
@@ -236,16 +249,6 @@ impl ResponsesBody {
 
     /// Refuses fields that need a store, and unsupported ones. Values that ask for nothing pass.
     fn refuse(&mut self) -> Result<(), InvalidRequest> {
-        let stored = [
-            (self.previous_response_id.peek(), "previous_response_id"),
-            (self.conversation.peek(), "conversation"),
-            (self.prompt.peek(), "prompt"),
-        ];
-        if let Some((_, field)) =
-            stored.iter().find(|(demand, _)| demand.is_some_and(|demand| demand.is_one(Some(0.0))))
-        {
-            return Err(InvalidRequest::at(*field, "nothing is stored here; send the whole history as 'input'"));
-        }
         if self.store.take().get("")?.unwrap_or(false) {
             return Err(InvalidRequest::at("store", "nothing is stored here; send false, or nothing"));
         }
@@ -271,11 +274,10 @@ impl TextConfig {
             Some("json_schema") => {
                 let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FORMAT, "needs a schema"))?.0;
                 // The reply repeats all fields next to the schema, too.
-                [&schema, &written]
-                    .into_iter()
-                    .try_for_each(check_schema)
-                    .map_err(|e| InvalidRequest::at(FORMAT, e))?;
-                Ok((Some(Constraint::JsonSchema { schema, field: FORMAT.to_owned() }), written))
+                check_schema(&written).map_err(|e| InvalidRequest::at(FORMAT, e))?;
+                let is_strict = read.strict.get(FORMAT)?.unwrap_or(false);
+                let constraint = Constraint::json_schema(schema, FORMAT, is_strict);
+                Ok((Some(constraint.map_err(|e| InvalidRequest::at(FORMAT, e))?), written))
             }
             Some(_) => Err(InvalidRequest::at(FORMAT, "type must be text, json_object or json_schema")),
         }
@@ -325,7 +327,7 @@ mod tests {
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
         assert_eq!(
             request.generate.constraint,
-            Some(Constraint::JsonSchema { schema, field: "text.format".to_owned() }.into())
+            Some(Constraint::json_schema(schema, "text.format", false).unwrap().into())
         );
         assert_eq!((request.echo.format, request.echo.metadata["a"].as_str()), (format, Some("b")));
         let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };

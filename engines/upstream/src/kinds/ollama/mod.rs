@@ -4,7 +4,7 @@ mod lines;
 
 use baton_schemas::constraint::Constraint;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
-use baton_schemas::generate::{Conversation, Input, Message};
+use baton_schemas::generate::{Conversation, Input, Message, Thinking};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::tools::Strictness;
@@ -230,10 +230,11 @@ fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), 
         (_, Some(_)) => "high".into(),
         (Some(true), None) => true.into(),
     };
-    if !fields.takes(UpstreamField::ReasoningEffort) {
-        return Err(unsupported(UpstreamField::ReasoningEffort));
+    match fields.takes(UpstreamField::ReasoningEffort) {
+        true => fields.set("think", think),
+        false if request.thinking == Thinking::OffByDefault => {}
+        false => return Err(unsupported(UpstreamField::ReasoningEffort)),
     }
-    fields.set("think", think);
     Ok(())
 }
 

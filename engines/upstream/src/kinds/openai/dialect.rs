@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask};
-use baton_schemas::generate::{Conversation, Input};
+use baton_schemas::generate::{Conversation, Input, Thinking};
 use baton_schemas::tools::{Strictness, Tool, ToolChoice};
 use serde_json::{Map, Value, json};
 
@@ -239,6 +239,10 @@ impl DialectWriter<'_> {
         }
         if args.keys().any(|name| !matches!(name.as_str(), "enable_thinking" | "reasoning_effort")) {
             return Err(unsupported(UpstreamField::ChatTemplateKwargs));
+        }
+        // Servers refuse an effort for models that cannot think, so a default is not worth it.
+        if self.body.asked.request.thinking == Thinking::OffByDefault && !args.contains_key("reasoning_effort") {
+            return Ok(());
         }
         let effort = args.get("reasoning_effort").cloned();
         let switch = args.get("enable_thinking").and_then(Value::as_bool);

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use baton_schemas::constraint::Constraint;
-use baton_schemas::generate::{Conversation, Input, Message, Sampling};
+use baton_schemas::generate::{Conversation, Input, Message, Sampling, Thinking};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::{Described, Strictness, Tool, ToolChoice, ToolUse};
@@ -46,7 +46,7 @@ pub(crate) fn request() -> GenerateRequest {
         ignore_eos: false,
         constraint: None,
         tools: ToolUse::default(),
-        wants_thinking: false,
+        thinking: Thinking::AsSaid,
         keep_alive: None,
         num_ctx: None,
         context: None,
@@ -118,7 +118,7 @@ fn fields_that_a_kind_does_not_take_are_refused_and_never_dropped() {
     refused(|r| r.sampling.repeat_penalty = 1.5, "repeat_penalty");
     refused(|r| r.ignore_eos = true, "ignore_eos");
     refused(|r| with_args(r, json!({ "x": 1 })), "chat_template_kwargs");
-    let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }), field: "f".to_owned() };
+    let schema = Constraint::exactly(json!({ "type": "object" }), "f");
     let on_text = |r: &mut GenerateRequest| {
         r.input = Input::Text("x".into());
         r.constraint = Some(schema.into());
@@ -139,6 +139,20 @@ fn fields_have_the_names_of_each_server() {
     assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false);
 }
 
+#[test]
+fn a_dialects_default_of_no_thinking_reaches_servers_that_have_a_switch_and_is_no_error_elsewhere() {
+    let by_default = |request: &mut GenerateRequest| {
+        with_args(request, json!({ "enable_thinking": false }));
+        request.thinking = Thinking::OffByDefault;
+    };
+    let (_, body) = call(UpstreamKind::Vllm, by_default).unwrap();
+    assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false);
+    let (_, body) = call(UpstreamKind::Ollama, by_default).unwrap();
+    assert_eq!(body["think"], false);
+    let (_, body) = call(UpstreamKind::OpenAi, by_default).unwrap();
+    assert_eq!((&body["reasoning_effort"], &body["chat_template_kwargs"]), (&Value::Null, &Value::Null));
+}
+
 fn tool(name: &str, strict: Strictness) -> Tool {
     Tool {
         name: name.into(),
@@ -146,6 +160,7 @@ fn tool(name: &str, strict: Strictness) -> Tool {
         parameters: Tool::no_parameters(),
         strict,
         held: None,
+        unheld: Default::default(),
         described: Described::InList,
     }
 }

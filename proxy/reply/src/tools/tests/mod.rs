@@ -24,6 +24,7 @@ fn tools() -> Arc<[Tool]> {
         parameters,
         strict: Strictness::Loose,
         held: None,
+        unheld: Default::default(),
         described: Described::InList,
     };
     let look = json!({ "type": "object", "properties": {

@@ -20,10 +20,12 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::request_steps::{DrainDeadline, keeping, steps};
-use crate::http::reply::skipped_tools::SkippedTools;
+use crate::http::reply::request_steps::DrainDeadline;
+use crate::http::reply::request_steps::keeping;
+use crate::http::reply::request_steps::steps;
 use crate::http::reply::streamed;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpFailure;
+use crate::http::HttpState;
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 use crate::request::generate::EventStream;
@@ -52,7 +54,6 @@ pub async fn create(
         echo,
         tools,
     };
-    let skipped = SkippedTools::of(&generate);
     let is_streamed = generate.is_streamed;
     // The reply repeats the fields of the request.
     let mut repeated = caller.memory.part();
@@ -66,8 +67,7 @@ pub async fn create(
     } else {
         whole(steps, head).await
     };
-    let response = response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
-    Ok(skipped.noted_in(response))
+    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
 /// Collects a whole reply. Dropping the future cancels the request.

@@ -1,0 +1,460 @@
+//! The part of a JSON Schema that sampling can hold a text to.
+//!
+//! The engines' compiler refuses keywords that it cannot enforce. JSON Schema takes unknown formats for annotations
+//! (validation, 7.2), and a schema without `strict` is held as far as it can be, so those parts are left out of it here, and
+//! named. Upstreams get the schema as it was written.
+
+mod ecma;
+
+use serde_json::{Map, Number, Value};
+
+use self::ecma::of_ecma;
+
+/// The formats of strings that engines hold.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Keywords that engines cannot enforce.
+const KEYWORDS: [&str; 18] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "$recursiveAnchor",
+    "$dynamicAnchor",
+];
+
+/// Keywords whose values are schemas, lists of schemas, or maps of schemas.
+const SCHEMAS: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+const LISTS: [&str; 5] = ["items", "prefixItems", "allOf", "anyOf", "oneOf"];
+const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
+/// Counts, which some clients write as `1.0`.
+const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+
+/// Engines compute bounds of integers with 64-bit floats and integers of at most 18 digits.
+const MAX_BOUND: f64 = 999_999_999_999_999_999.0;
+
+/// The largest integer from which on a 64-bit float stands for several.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// The most parts that are named.
+const MAX_NAMED: usize = 8;
+
+/// The most characters of a part's name.
+const MAX_NAME_CHARS: usize = 40;
+
+/// A schema as engines hold a text to it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct HeldSchema {
+    /// The schema without the parts that cannot be held. `None`: it is the same.
+    pub(crate) schema: Option<Value>,
+    pub(crate) unheld: Unheld,
+}
+
+/// The parts of a schema that are not held: keywords, and formats as `format NAME`. Each once, a few.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unheld {
+    /// Their names, in printable ASCII.
+    pub parts: Vec<String>,
+    /// The client asks to hold every part, so a keyword among them is an error.
+    pub refused: Option<String>,
+}
+
+/// Returns the part of a schema that can be held. Unknown formats are left out even of a strict one.
+pub(crate) fn held(schema: &Value, is_strict: bool) -> HeldSchema {
+    let mut holding = Holding { root: schema, is_strict, unheld: Unheld::default() };
+    let mut held = schema.clone();
+    holding.hold(&mut held);
+    let Holding { mut unheld, .. } = holding;
+    if !is_strict {
+        unheld.refused = None;
+    }
+    HeldSchema { schema: (held != *schema).then_some(held), unheld }
+}
+
+struct Holding<'s> {
+    root: &'s Value,
+    is_strict: bool,
+    unheld: Unheld,
+}
+
+impl Holding<'_> {
+    fn name(&mut self, part: &str) {
+        let shown = |c: char| if c.is_ascii_graphic() && !matches!(c, ',' | ';') || c == ' ' { c } else { '?' };
+        let part: String = part.chars().take(MAX_NAME_CHARS).map(shown).collect();
+        if self.unheld.parts.len() < MAX_NAMED && !self.unheld.parts.contains(&part) {
+            self.unheld.parts.push(part);
+        }
+    }
+
+    /// Names a keyword that is not held, which is an error in a strict schema.
+    fn leave_out(&mut self, keyword: &str) {
+        self.name(keyword);
+        self.unheld.refused.get_or_insert_with(|| keyword.to_owned());
+    }
+
+    fn hold(&mut self, schema: &mut Value) {
+        let Value::Object(fields) = schema else { return };
+        self.keywords(fields);
+        self.strings(fields);
+        self.numbers(fields);
+        self.objects(fields);
+        self.alternatives(fields);
+        let is_remote = |reference: &Value| reference.as_str().is_some_and(|reference| !reference.starts_with('#'));
+        if fields.get("$ref").is_some_and(is_remote) {
+            fields.remove("$ref");
+            self.leave_out("$ref");
+        }
+        for key in SCHEMAS {
+            if let Some(inner) = fields.get_mut(key) {
+                self.hold(inner);
+            }
+        }
+        for key in LISTS {
+            let list = fields.get_mut(key).and_then(Value::as_array_mut);
+            list.into_iter().flatten().for_each(|inner| self.hold(inner));
+        }
+        for key in MAPS {
+            let map = fields.get_mut(key).and_then(Value::as_object_mut);
+            map.into_iter().flat_map(Map::values_mut).for_each(|inner| self.hold(inner));
+        }
+    }
+
+    /// Leaves out keywords that cannot be enforced. Values that allow everything do not count.
+    fn keywords(&mut self, fields: &mut Map<String, Value>) {
+        const IN_PLACE: [&str; 6] = ["allOf", "anyOf", "oneOf", "$ref", "if", "additionalProperties"];
+        let is_closed = fields.get("unevaluatedProperties") == Some(&Value::Bool(false));
+        if is_closed && !IN_PLACE.iter().any(|key| fields.contains_key(*key)) {
+            // Nothing else evaluates properties, so it means the same.
+            fields.remove("unevaluatedProperties");
+            fields.insert("additionalProperties".to_owned(), false.into());
+        }
+        for key in KEYWORDS {
+            let Some(value) = fields.remove(key) else { continue };
+            let allows_all = match key {
+                "not" | "uniqueItems" => value == Value::Bool(false),
+                // They do nothing without the keyword that they belong to.
+                "then" | "else" | "minContains" | "maxContains" | "$recursiveAnchor" | "$dynamicAnchor" => true,
+                _ => value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty),
+            };
+            if !allows_all {
+                self.leave_out(key);
+            }
+        }
+    }
+
+    fn strings(&mut self, fields: &mut Map<String, Value>) {
+        if let Some(Value::String(format)) = fields.get("format").filter(|format| !is_known_format(format)) {
+            let format = format!("format {format}");
+            // `int32` and its like annotate numbers.
+            if may_be(fields, "string") {
+                self.name(&format);
+            }
+            fields.remove("format");
+        }
+        if let Some(Value::String(pattern)) = fields.get_mut("pattern") {
+            match of_ecma(pattern) {
+                Some(written) => *pattern = written,
+                None => {
+                    fields.remove("pattern");
+                    self.leave_out("pattern");
+                }
+            }
+        }
+    }
+
+    fn numbers(&mut self, fields: &mut Map<String, Value>) {
+        for key in COUNTS {
+            if let Some(count) = fields.get_mut(key)
+                && let Some(float) = count.as_f64().filter(|float| float.fract() == 0.0 && (0.0..EXACT).contains(float))
+            {
+                *count = (float as u64).into();
+            }
+        }
+        if may_be(fields, "integer") {
+            for key in BOUNDS {
+                let bound = fields.get(key).and_then(Value::as_f64);
+                if bound.is_some_and(|bound| bound.abs() > MAX_BOUND) {
+                    fields.remove(key);
+                    self.leave_out(key);
+                }
+            }
+        }
+        if fields.get("multipleOf").and_then(Value::as_f64).is_some_and(|step| !is_held_step(step.abs())) {
+            fields.remove("multipleOf");
+            self.leave_out("multipleOf");
+        }
+        if fields.get("const").is_some_and(has_inexact) {
+            let number = fields.remove("const").unwrap_or_default();
+            self.leave_out("const");
+            near(fields, &number);
+        }
+        if let Some(Value::Array(values)) = fields.get("enum")
+            && values.iter().any(has_inexact)
+        {
+            fields.remove("enum");
+            self.leave_out("enum");
+        }
+    }
+
+    fn objects(&mut self, fields: &mut Map<String, Value>) {
+        self.patterns(fields);
+        let n_required = fields.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+        let n_named = fields.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+        // Engines count properties only where none is optional, or where one more than the required ones decides.
+        let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false));
+        let more = |key| fields.get(key).and_then(Value::as_u64).map(|n| n.saturating_sub(n_required as u64));
+        let (least, most) = (more("minProperties").unwrap_or(0), more("maxProperties"));
+        let one_decides =
+            is_closed && !fields.contains_key("patternProperties") && least <= 1 && most.is_none_or(|n| n == 1);
+        if n_named > n_required && !one_decides && (least > 0 || most.is_some()) {
+            for key in ["minProperties", "maxProperties"] {
+                if fields.remove(key).is_some() {
+                    self.leave_out(key);
+                }
+            }
+        }
+    }
+
+    /// Translates the patterns of names. Engines need to know that no name has two of them, so only the first one of several
+    /// stays, and so do others that begin with another letter.
+    fn patterns(&mut self, fields: &mut Map<String, Value>) {
+        let Some(Value::Object(patterns)) = fields.remove("patternProperties") else { return };
+        let (mut kept, mut begins, mut all_held) = (Map::new(), Vec::new(), true);
+        for (pattern, inner) in patterns {
+            let begin =
+                pattern.strip_prefix('^').and_then(|rest| rest.chars().next()).filter(char::is_ascii_alphanumeric);
+            let is_apart = kept.is_empty() || begin.is_some() && !begins.contains(&begin) && !begins.contains(&None);
+            match of_ecma(&pattern).filter(|_| is_apart) {
+                Some(pattern) => {
+                    kept.insert(pattern, inner);
+                    begins.push(begin);
+                }
+                None => all_held = false,
+            }
+        }
+        if !all_held {
+            self.leave_out("patternProperties");
+            // Otherwise the names of the patterns that are left out would be forbidden.
+            fields.insert("additionalProperties".to_owned(), true.into());
+        }
+        if !kept.is_empty() {
+            fields.insert("patternProperties".to_owned(), kept.into());
+        }
+    }
+
+    /// Engines hold `oneOf` only if no text fits two of its alternatives. Any of them is the nearest thing.
+    fn alternatives(&mut self, fields: &mut Map<String, Value>) {
+        if self.is_strict || !fields.get("oneOf").is_some_and(Value::is_array) {
+            return;
+        }
+        let alternatives = fields.remove("oneOf").unwrap_or_default();
+        if !alternatives.as_array().is_some_and(|all| self.are_apart(all)) {
+            self.name("oneOf");
+        }
+        match fields.contains_key("anyOf") {
+            false => _ = fields.insert("anyOf".to_owned(), alternatives),
+            true => {
+                let all = fields.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
+                if let Value::Array(all) = all {
+                    all.push(serde_json::json!({ "anyOf": alternatives }));
+                }
+            }
+        }
+    }
+
+    /// Returns true if no text surely fits two of these schemas: their types differ, or the constant of a property.
+    fn are_apart(&self, all: &[Value]) -> bool {
+        let all: Vec<&Value> = all.iter().map(|one| self.resolved(one)).collect();
+        let apart = |a: &Value, b: &Value| {
+            let kinds = (a["type"].as_str(), b["type"].as_str());
+            let constants =
+                |a: &Value, b: &Value| !a["const"].is_null() && !b["const"].is_null() && a["const"] != b["const"];
+            let names = a["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let by_property = |name: &str| constants(&a["properties"][name], &b["properties"][name]);
+            matches!(kinds, (Some(a), Some(b)) if a != b && (a, b) != ("integer", "number") && (a, b) != ("number", "integer"))
+                || constants(a, b)
+                || names.into_iter().any(by_property)
+        };
+        (0..all.len()).all(|i| (i + 1..all.len()).all(|k| apart(all[i], all[k])))
+    }
+
+    /// Follows a reference within the schema, once.
+    fn resolved<'v>(&'v self, schema: &'v Value) -> &'v Value {
+        let reference = schema.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix('#'));
+        reference.and_then(|pointer| self.root.pointer(pointer)).unwrap_or(schema)
+    }
+}
+
+fn is_known_format(format: &Value) -> bool {
+    format.as_str().is_none_or(|format| FORMATS.contains(&format))
+}
+
+/// Returns true if a value that the schema describes may have this type.
+fn may_be(fields: &Map<String, Value>, kind: &str) -> bool {
+    match fields.get("type") {
+        Some(Value::String(only)) => only == kind,
+        Some(Value::Array(kinds)) => kinds.iter().any(|one| one == kind),
+        _ => true,
+    }
+}
+
+/// Returns true for numbers that engines can count in.
+fn is_held_step(mut step: f64) -> bool {
+    while step.fract() != 0.0 && step.is_finite() {
+        step *= 10.0;
+    }
+    step > 0.0 && step <= f64::from(u32::MAX)
+}
+
+/// Returns true if a value has a number of which a 64-bit float is only the nearest.
+fn has_inexact(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => is_inexact(number),
+        Value::Array(items) => items.iter().any(has_inexact),
+        Value::Object(fields) => fields.values().any(has_inexact),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
+    }
+}
+
+fn is_inexact(number: &Number) -> bool {
+    let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
+    match (integer, number.as_f64()) {
+        (Some(integer), Some(float)) => float as i128 != integer || float.abs() > MAX_BOUND,
+        (None, Some(float)) => float.abs() >= EXACT && float.fract() == 0.0,
+        _ => true,
+    }
+}
+
+/// Holds a text near a number that cannot be held exactly: to an integer of the same size, if it is one.
+fn near(fields: &mut Map<String, Value>, number: &Value) {
+    if !number.is_number() || fields.contains_key("type") {
+        return;
+    }
+    fields.insert("type".to_owned(), "integer".into());
+    if let Some(float) = number.as_f64().filter(|float| float.abs() < MAX_BOUND) {
+        fields.insert("minimum".to_owned(), float.next_down().into());
+        fields.insert("maximum".to_owned(), float.next_up().into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `parts` are the named ones, joined.
+    fn check(schema: Value, expected: Value, parts: &str) {
+        let HeldSchema { schema: held, unheld } = held(&schema, false);
+        assert_eq!(
+            (held.unwrap_or_else(|| schema.clone()), unheld.parts.join(", ").as_str()),
+            (expected, parts),
+            "{schema}"
+        );
+    }
+
+    fn same(schema: Value) {
+        check(schema.clone(), schema, "");
+    }
+
+    #[test]
+    fn a_schema_that_can_be_held_stays() {
+        same(json!({}));
+        same(json!({"type": "object", "properties": {"a": {"type": "string", "format": "uuid", "pattern": "^a{2}$"}},
+            "required": ["a"], "additionalProperties": false, "minProperties": 1}));
+        same(json!({"type": "integer", "minimum": -5, "maximum": 1e17, "multipleOf": 0.25}));
+        same(json!({"properties": {"not": {}, "if": {}}, "enum": [{"not": 1, "format": "x"}]}));
+        assert_eq!(held(&json!({"type": "object"}), false).schema, None, "nothing is copied");
+    }
+
+    #[test]
+    fn unknown_formats_are_annotations() {
+        for format in ["password", "path", "binary", "idn-email", "no such"] {
+            check(json!({"type": "string", "format": format}), json!({"type": "string"}), &format!("format {format}"));
+        }
+        check(json!({"type": "integer", "format": "int64"}), json!({"type": "integer"}), "");
+        let strict = held(&json!({"items": {"type": "string", "format": "password"}}), true);
+        assert_eq!((strict.schema, strict.unheld.refused), (Some(json!({"items": {"type": "string"}})), None));
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_left_out_and_named() {
+        check(
+            json!({"type": "array", "uniqueItems": true, "items": {"not": {"type": "null"}, "type": "string"}, "contains": {"const": 1}}),
+            json!({"type": "array", "items": {"type": "string"}}),
+            "contains, uniqueItems, not",
+        );
+        check(json!({"type": "object", "propertyNames": {"pattern": "a"}}), json!({"type": "object"}), "propertyNames");
+        check(json!({"if": {}, "then": {"type": "null"}, "else": {}}), json!({}), "");
+        check(json!({"uniqueItems": false, "propertyNames": {}, "not": false}), json!({}), "");
+        check(json!({"unevaluatedProperties": false}), json!({"additionalProperties": false}), "");
+        check(json!({"$ref": "https://example.com/x", "type": "null"}), json!({"type": "null"}), "$ref");
+        check(json!({"pattern": "(?=a)b"}), json!({}), "pattern");
+        check(json!({"pattern": "^[[a]{2}$"}), json!({"pattern": "^[\\[a]{2}$"}), "");
+        check(
+            json!({"properties": {"a": {}, "b": {}}, "required": ["a"], "minProperties": 2, "maxProperties": 2}),
+            json!({"properties": {"a": {}, "b": {}}, "required": ["a"]}),
+            "minProperties, maxProperties",
+        );
+        check(
+            json!({"patternProperties": {"^a": {}, "^b": {}, "c$": {}}, "additionalProperties": false}),
+            json!({"patternProperties": {"^a": {}, "^b": {}}, "additionalProperties": true}),
+            "patternProperties",
+        );
+        let strict = held(&json!({"items": {"uniqueItems": true}}), true);
+        assert_eq!(strict.unheld.refused.as_deref(), Some("uniqueItems"));
+    }
+
+    #[test]
+    fn numbers_are_held_exactly_or_named() {
+        check(json!({"type": "array", "minItems": 2.0}), json!({"type": "array", "minItems": 2}), "");
+        check(
+            json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
+            json!({"type": "integer", "minimum": 0}),
+            "maximum",
+        );
+        check(
+            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+            json!({"type": "integer"}),
+            "minimum, maximum",
+        );
+        same(json!({"type": "number", "maximum": 1e30}));
+        check(json!({"type": "number", "multipleOf": 1e12}), json!({"type": "number"}), "multipleOf");
+        let long: Value = serde_json::from_str(r#"{"const": 12345678901234567890123}"#).unwrap();
+        check(long, json!({"type": "integer"}), "const");
+        check(json!({"enum": ["a", 9_007_199_254_740_993_u64]}), json!({}), "enum");
+        same(json!({"enum": [9_007_199_254_740_992_u64, 0.1, -3]}));
+    }
+
+    #[test]
+    fn one_of_becomes_any_of_and_is_named_unless_its_schemas_are_apart() {
+        let kinds = json!([{"type": "string"}, {"type": "null"}]);
+        check(json!({"oneOf": kinds}), json!({"anyOf": kinds}), "");
+        let tagged = |tag: &str| json!({"properties": {"t": {"const": tag}}, "required": ["t"]});
+        let schema = json!({"$defs": {"a": tagged("a")}, "oneOf": [{"$ref": "#/$defs/a"}, tagged("b")]});
+        assert_eq!(held(&schema, false).unheld.parts, [""; 0]);
+        let overlapping = json!([{"minimum": 1}, {"maximum": 2}]);
+        check(json!({"oneOf": overlapping}), json!({"anyOf": overlapping}), "oneOf");
+        check(
+            json!({"anyOf": [{}], "oneOf": overlapping}),
+            json!({"anyOf": [{}], "allOf": [{"anyOf": overlapping}]}),
+            "oneOf",
+        );
+        assert_eq!(held(&json!({"oneOf": overlapping}), true).schema, None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Fields that a body's type does not declare: those of other servers, and those that nobody knows.
+//!
+//! A client of another server sends that server's fields. Ignoring one that changes the reply would give a wrong answer in
+//! silence, so each field of the published request types has its effect in a list: none, refused with what serves instead,
+//! or ignored and named in the reply's header, as a field is that no list has. A field leaves its list when it is declared.
+
+use std::marker::PhantomData;
+
+use serde::de::MapAccess;
+
+use super::demand::Demand;
+use super::field::{ObjectMember, join};
+use super::foreign_fields::{REFUSED, WITHOUT_EFFECT};
+use super::invalid::InvalidRequest;
+use super::notes;
+use super::read::JsonReader;
+pub(crate) use super::refused_field::RefusedField;
+
+/// What a kind of body makes of fields that it does not declare. Its own lists come before those for all bodies.
+pub(crate) trait ForeignFields: std::fmt::Debug {
+    /// The path of the object that has the fields.
+    const AT: &'static str = "";
+    /// Fields that do not change the reply.
+    const WITHOUT_EFFECT: &'static [&'static str] = &[];
+    const REFUSED: &'static [RefusedField] = &[];
+}
+
+/// Takes every field that the other members of its body do not take, so it is the last one. `/openapi.json` does not
+/// mention it.
+#[derive(Debug)]
+pub(crate) struct Foreign<L> {
+    /// The first field that asks for something refused.
+    refused: Option<&'static RefusedField>,
+    list: PhantomData<L>,
+}
+
+/// What becomes of a field.
+enum Effect {
+    None,
+    Refused(&'static RefusedField),
+    /// It is ignored, and the reply's header names it.
+    Told,
+}
+
+impl<L: ForeignFields> Foreign<L> {
+    /// Refuses the first field that asks for something that this server does not do.
+    pub(crate) fn check(self) -> Result<(), InvalidRequest> {
+        self.refused.map_or(Ok(()), |refused| Err(refused.error(L::AT)))
+    }
+
+    fn effect(key: &str) -> Effect {
+        let refused = |list: &'static [RefusedField]| list.iter().find(|refused| refused.field == key);
+        match refused(L::REFUSED) {
+            Some(refused) => Effect::Refused(refused),
+            None if L::WITHOUT_EFFECT.contains(&key) || WITHOUT_EFFECT.contains(&key) => Effect::None,
+            None => refused(REFUSED).map_or(Effect::Told, Effect::Refused),
+        }
+    }
+}
+
+impl<L: ForeignFields> ObjectMember for Foreign<L> {
+    const IS_REQUIRED: bool = false;
+
+    fn named(_: &'static str) -> Self {
+        Foreign { refused: None, list: PhantomData }
+    }
+
+    fn accept<'de, A: MapAccess<'de>>(&mut self, _: &'static str, key: &str, fields: &mut A) -> Result<bool, A::Error> {
+        let demand = fields.next_value_seed(JsonReader::<Demand>::new())?.unwrap_or(Demand::Other);
+        match Self::effect(key) {
+            Effect::Refused(refused) if demand.is_one(&refused.off) => {
+                self.refused.get_or_insert(refused);
+            }
+            Effect::Told if demand != Demand::Missing => notes::ignored(&join(L::AT, key)),
+            Effect::None | Effect::Refused(_) | Effect::Told => {}
+        }
+        Ok(true)
+    }
+}
+
+/// A body without lists of its own.
+#[derive(Debug)]
+pub(crate) struct NoOwnFields;
+
+impl ForeignFields for NoOwnFields {}

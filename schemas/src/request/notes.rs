@@ -1,0 +1,49 @@
+//! What the parser of a body notes for the reply's header, beside what it returns.
+//!
+//! As the room that is left, it belongs to the thread, because one thread reads a body from its first byte to its last.
+
+use std::cell::RefCell;
+
+/// The most fields that a header names.
+const MAX_NAMED: usize = 8;
+
+/// The most characters of a field's name in a header.
+const MAX_NAME_CHARS: usize = 64;
+
+/// What a body has that changes nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BodyNotes {
+    /// Fields that no list knows, as a client may read them: printable ASCII, cut, a few.
+    pub ignored: Vec<String>,
+    /// Ignored fields that are not among `ignored`.
+    pub n_more_ignored: usize,
+    /// Free-form JSON, such as a schema, has an integer of more than 64 bits, which is only the nearest float here.
+    pub has_rounded: bool,
+}
+
+thread_local! {
+    static NOTES: RefCell<BodyNotes> = RefCell::default();
+}
+
+/// Takes the notes of the body that this thread has read, and begins those of the next.
+pub(super) fn take() -> BodyNotes {
+    NOTES.take()
+}
+
+/// Notes that a number is not what was written.
+pub(super) fn rounded() {
+    NOTES.with_borrow_mut(|notes| notes.has_rounded = true);
+}
+
+/// Notes a field that has no effect.
+pub(crate) fn ignored(path: &str) {
+    NOTES.with_borrow_mut(|notes| {
+        if notes.ignored.len() == MAX_NAMED {
+            notes.n_more_ignored += 1;
+            return;
+        }
+        let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, ',' | ';');
+        let shown = |c: char| if is_plain(c) { c } else { '?' };
+        notes.ignored.push(path.chars().take(MAX_NAME_CHARS).map(shown).collect());
+    });
+}

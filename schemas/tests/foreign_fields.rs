@@ -1,0 +1,343 @@
+//! Every field of the published request types is known: held, refused by its name, or without effect. The types are those of
+//! the table in docs/compatibility.md; a newer version adds its fields here first.
+#![cfg(test)]
+
+use baton_schemas::openai::InvalidRequest;
+use baton_schemas::request::{BodyNotes, MeasuredParse, measured};
+use baton_schemas::{anthropic, llama_server, ollama, openai};
+use serde_json::{Value, json};
+
+const CHATS: &str = "\
+    add_generation_prompt add_special_tokens allowed_token_ids audio bad_words bootstrap_host bootstrap_port \
+    bootstrap_room cache_prompt cache_salt chat_template chat_template_kwargs continue_final_message \
+    custom_logit_processor custom_params data_parallel_rank disagg_prefill_dp_rank documents draft_model \
+    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent \
+    dynatemp_range ebnf ec_transfer_params echo extra_key frequency_penalty function_call functions \
+    generation_prompt grammar id_slot ignore_eos images_config include_reasoning include_stop_str_in_output \
+    input_ids json_schema kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs lora lora_path \
+    max_completion_tokens max_dynamic_patch max_tokens media_io_kwargs messages metadata min_dynamic_patch min_keep \
+    min_p min_tokens mirostat mirostat_eta mirostat_tau mm_payload mm_processor_kwargs modalities model moderation n \
+    n_cache_reuse n_cmpl n_indent n_keep n_predict n_probs no_stop_trim parallel_tool_calls parse_tool_calls \
+    post_sampling_probs prediction presence_penalty priority prompt_cache_key prompt_cache_options \
+    prompt_cache_retention prompt_logprobs reasoning_control reasoning_effort reasoning_format regex repeat_last_n \
+    repeat_penalty repetition_detection repetition_penalty request_id response_fields response_format \
+    return_cached_tokens_details return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64 \
+    return_hidden_states return_input_ids_in_sglext return_meta_info return_mm_kwargs return_output_ids_in_sglext \
+    return_progress return_prompt_text return_prompt_token_ids return_routed_experts return_sampling_mask \
+    return_spec_tokens_details return_token_ids return_token_offsets return_tokens return_tokens_as_token_ids \
+    return_weight_versions rid routed_dp_rank routed_experts_prompt_start routed_experts_start_len safety_identifier \
+    samplers sampling_logprobs_mode seed separate_reasoning service_tier session_id session_params \
+    skip_special_tokens spaces_between_special_tokens sse_ping_interval stop stop_regex stop_token_ids store stream \
+    stream_interval stream_options stream_reasoning structured_outputs t_max_predict_ms task temperature thinking \
+    thinking_token_budget timings_per_token tool_choice tools top_k top_logprobs top_p truncate_prompt_tokens \
+    truncation_side ttl typical_p use_audio_in_video use_beam_search user verbosity video_config vllm_xargs \
+    watermark watermarking web_search_options xtc_probability xtc_threshold";
+const COMPLETIONS: &str = "\
+    add_special_tokens allowed_token_ids bad_words best_of bootstrap_host bootstrap_port bootstrap_room cache_salt \
+    custom_labels custom_logit_processor custom_params data_parallel_rank disagg_prefill_dp_rank ebnf \
+    ec_transfer_params echo extra_key frequency_penalty ignore_eos images_config include_stop_str_in_output \
+    json_schema kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs lora_path max_tokens min_p \
+    min_tokens mm_payload mm_processor_kwargs model n no_stop_trim presence_penalty priority prompt prompt_embeds \
+    prompt_logprobs regex repetition_detection repetition_penalty request_id response_format \
+    return_cached_tokens_details return_hidden_states return_mm_kwargs return_routed_experts \
+    return_spec_tokens_details return_token_ids return_token_offsets return_tokens_as_token_ids \
+    return_weight_versions rid routed_dp_rank routed_experts_prompt_start routed_experts_start_len seed session_id \
+    session_params skip_special_tokens spaces_between_special_tokens stop stop_regex stop_token_ids stream \
+    stream_interval stream_options structured_outputs suffix temperature thinking_token_budget top_k top_p \
+    truncate_prompt_tokens truncation_side use_beam_search user vllm_xargs watermark watermarking";
+const RESPONSES: &str = "\
+    access_programs background background_options cache_salt chat_template_kwargs context_management conversation \
+    data_parallel_rank ec_transfer_params enable_response_messages extra_key frequency_penalty ignore_eos image \
+    include include_reasoning include_stop_str_in_output input instructions kv_transfer_params logit_bias \
+    max_output_tokens max_tool_calls media_io_kwargs metadata min_p mm_payload mm_processor_kwargs model moderation \
+    parallel_tool_calls presence_penalty previous_input_messages previous_response_id priority prompt \
+    prompt_cache_key prompt_cache_options prompt_cache_retention reasoning repetition_penalty request_id \
+    return_mm_kwargs safety_identifier seed service_tier session_id skip_special_tokens \
+    spaces_between_special_tokens stop stop_token_ids store stream stream_options structured_outputs temperature \
+    text tool_choice tools top_k top_logprobs top_p truncation user vllm_xargs watermarking";
+const MESSAGES: &str = "\
+    betas billing_policy cache_control cache_salt chat_template_kwargs compaction container context_management \
+    diagnostics ec_transfer_params fallback_credit_token fallbacks inference_geo kv_transfer_params max_tokens \
+    mcp_servers messages metadata mm_payload model output_config return_mm_kwargs service_tier speed stop_sequences \
+    stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id vllm_xargs watermarking \
+    workspace_id";
+const EMBEDDINGS: &str = "\
+    add_special_tokens cache_salt dimensions embed_dtype embed_override_token_id embed_overrides encoding_format \
+    endianness input lora_path mm_processor_kwargs model padding priority request_id rid truncate_prompt_tokens \
+    truncation_side use_activation user";
+const OLLAMA_CHAT: &str = "\
+    format keep_alive logprobs messages model options stream think tools top_logprobs";
+const OLLAMA_GENERATE: &str = "\
+    context format height images keep_alive logprobs model options prompt raw steps stream suffix system template \
+    think top_logprobs width";
+const OLLAMA_OPTIONS: &str = "\
+    embedding_only f16_kv frequency_penalty logits_all low_vram main_gpu mirostat mirostat_eta mirostat_tau \
+    num_batch num_ctx num_gpu num_keep num_predict num_thread numa penalize_newline presence_penalty repeat_last_n \
+    repeat_penalty seed stop temperature tfs_z top_k top_p typical_p use_mlock use_mmap vocab_only";
+const LLAMA: &str = "\
+    adaptive_decay adaptive_target backend_sampling cache_prompt chat_format chat_parser continue_final_message \
+    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent \
+    dynatemp_range echo frequency_penalty generation_prompt grammar grammar_lazy grammar_triggers id_slot ignore_eos \
+    json_schema logit_bias logprobs lora max_completion_tokens max_tokens min_keep min_p mirostat mirostat_eta \
+    mirostat_tau n n_cache_reuse n_cmpl n_discard n_indent n_keep n_predict n_probs parse_tool_calls \
+    post_sampling_probs presence_penalty preserved_tokens prompt reasoning_budget_end_tag reasoning_budget_end_tags \
+    reasoning_budget_message reasoning_budget_start_tag reasoning_budget_tokens reasoning_control reasoning_format \
+    repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers seed sse_ping_interval stop \
+    stream stream_options t_max_predict_ms temperature timings_per_token top_k top_n_sigma top_p typical_p verbose \
+    xtc_probability xtc_threshold";
+
+/// Fields that no route holds, and whose loss changes no word that a client could rely on: they are ignored, and named in the
+/// header.
+const TOLD: &str = "verbosity task response_fields options include";
+
+type Parse = fn(&[u8]) -> Result<(), InvalidRequest>;
+
+const CHAT: Parse = |body| openai::ChatRequest::parse(body, 0).map(drop);
+const COMPLETION: Parse = |body| openai::CompletionRequest::parse(body, 0).map(drop);
+const RESPONSE: Parse = |body| openai::ResponsesRequest::parse(body, 0).map(drop);
+const EMBEDDING: Parse = |body| openai::EmbeddingsRequest::parse(body).map(drop);
+const MESSAGE: Parse = |body| anthropic::MessagesRequest::parse(body, 0).map(drop);
+const OLLAMAS_CHAT: Parse = |body| ollama::OllamaChatRequest::parse(body, 0).map(drop);
+const OLLAMAS_GENERATE: Parse = |body| ollama::OllamaGenerateRequest::parse(body, 0).map(drop);
+const LLAMAS_COMPLETION: Parse = |body| llama_server::generate::LlamaGenerate::parse_completion(body, 0).map(drop);
+
+/// A smallest body of each route.
+fn bodies() -> [(&'static str, Parse, Value); 8] {
+    let user = json!([{"role": "user", "content": "hi"}]);
+    [
+        ("chat", CHAT, json!({"model": "m", "messages": user})),
+        ("completion", COMPLETION, json!({"model": "m", "prompt": "hi"})),
+        ("response", RESPONSE, json!({"model": "m", "input": "hi"})),
+        ("message", MESSAGE, json!({"model": "m", "messages": user, "max_tokens": 9})),
+        ("embedding", EMBEDDING, json!({"model": "m", "input": "hi"})),
+        ("ollama chat", OLLAMAS_CHAT, json!({"model": "m", "messages": user})),
+        ("ollama generate", OLLAMAS_GENERATE, json!({"model": "m", "prompt": "hi"})),
+        ("llama completion", LLAMAS_COMPLETION, json!({"prompt": "hi"})),
+    ]
+}
+
+fn route(name: &str) -> (Parse, Value) {
+    let found = bodies().into_iter().find(|(known, ..)| *known == name);
+    found.map(|(_, parse, body)| (parse, body)).unwrap()
+}
+
+/// What a route makes of a body with this field: the field that it refuses, and its notes.
+fn outcome(name: &str, field: &str, value: Value) -> (Option<String>, BodyNotes) {
+    let (parse, mut body) = route(name);
+    body[field] = value;
+    let MeasuredParse { value, notes, .. } = measured(|| parse(body.to_string().as_bytes()));
+    (value.err().map(|error| error.param.unwrap_or_default()), notes)
+}
+
+fn refused(routes: &[&str], field: &str, value: Value) {
+    for route in routes {
+        assert_eq!(outcome(route, field, value.clone()).0.as_deref(), Some(field), "{route}: {value}");
+    }
+}
+
+fn accepted(routes: &[&str], field: &str, value: Value) {
+    for route in routes {
+        let (error, notes) = outcome(route, field, value.clone());
+        assert_eq!((error, notes), (None, BodyNotes::default()), "{route}: {field}: {value}");
+    }
+}
+
+const GENERATING: [&str; 7] =
+    ["chat", "completion", "response", "message", "ollama chat", "ollama generate", "llama completion"];
+
+#[test]
+fn every_published_field_is_known() {
+    for (name, fields) in [
+        ("chat", CHATS),
+        ("completion", COMPLETIONS),
+        ("response", RESPONSES),
+        ("message", MESSAGES),
+        ("embedding", EMBEDDINGS),
+        ("ollama chat", OLLAMA_CHAT),
+        ("ollama generate", OLLAMA_GENERATE),
+        ("llama completion", LLAMA),
+    ] {
+        let told: Vec<&str> = TOLD.split(' ').collect();
+        let unknown = fields.split(' ').filter(|field| !told.contains(field));
+        let unknown = unknown
+            .filter(|field| outcome(name, field, json!({"x": 1})).1.ignored.iter().any(|ignored| ignored == field));
+        assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "{name}");
+    }
+    for option in OLLAMA_OPTIONS.split(' ') {
+        let (_, notes) = outcome("ollama chat", "options", json!({ option: {"x": 1} }));
+        assert_eq!(notes, BodyNotes::default(), "{option}");
+    }
+}
+
+#[test]
+fn what_would_change_a_reply_is_refused_by_name_on_every_route() {
+    for (field, value) in [
+        ("thinking_token_budget", json!(5)),
+        ("stop_regex", json!("a+")),
+        ("include_stop_str_in_output", json!(true)),
+        ("skip_special_tokens", json!(false)),
+        ("truncate_prompt_tokens", json!(100)),
+        ("documents", json!([{"text": "x"}])),
+        ("reasoning_format", json!("none")),
+        ("parse_tool_calls", json!(false)),
+        ("prefill", json!("Sure")),
+        ("lora", json!([{"id": 0, "scale": 0.5}])),
+        ("top_a", json!(0.2)),
+        ("mirostat_mode", json!(2)),
+        ("banned_strings", json!(["x"])),
+        ("t_max_predict_ms", json!(500)),
+        ("best_of", json!(2)),
+        ("min_tokens", json!(5)),
+    ] {
+        refused(&GENERATING, field, value);
+    }
+    refused(&["response", "message", "ollama chat", "ollama generate", "llama completion"], "n", json!(2));
+}
+
+#[test]
+fn what_is_switched_off_asks_for_nothing() {
+    for (field, value) in [
+        ("thinking_token_budget", json!(null)),
+        ("thinking_token_budget", json!(-1)),
+        ("stop_regex", json!("")),
+        ("include_stop_str_in_output", json!(false)),
+        ("skip_special_tokens", json!(true)),
+        ("documents", json!([])),
+        ("reasoning_format", json!("auto")),
+        ("parse_tool_calls", json!(true)),
+        ("lora", json!([])),
+        ("top_a", json!(0)),
+        ("mirostat_mode", json!(0.0)),
+        ("banned_strings", json!([])),
+        ("t_max_predict_ms", json!(-1)),
+        ("best_of", json!(1)),
+        ("typical_p", json!(1)),
+        ("user", json!("u")),
+        ("priority", json!(3)),
+        ("cache_prompt", json!(true)),
+    ] {
+        accepted(&GENERATING, field, value);
+    }
+}
+
+#[test]
+fn a_field_of_another_dialect_names_what_serves_instead() {
+    let message = |name: &str, field: &str, value: Value| {
+        let (parse, mut body) = route(name);
+        body[field] = value;
+        parse(body.to_string().as_bytes()).unwrap_err().message
+    };
+    for (name, field, value, instead) in [
+        ("response", "max_tokens", json!(5), "max_output_tokens"),
+        ("response", "max_completion_tokens", json!(5), "max_output_tokens"),
+        ("response", "messages", json!([{"role": "user", "content": "hi"}]), "'input'"),
+        ("response", "logprobs", json!(true), "include"),
+        ("message", "stop", json!(["x"]), "stop_sequences"),
+        ("message", "mcp_servers", json!([{"url": "x"}]), "at the client"),
+        ("message", "container", json!("c"), "at the client"),
+        ("message", "max_completion_tokens", json!(5), "'max_tokens'"),
+        ("chat", "max_output_tokens", json!(5), "'max_tokens'"),
+        ("chat", "format", json!("json"), "response_format"),
+        ("chat", "input", json!("hi"), "message"),
+        ("completion", "messages", json!([{}]), "/v1/chat/completions"),
+        ("ollama chat", "num_predict", json!(5), "options"),
+    ] {
+        let message = message(name, field, value);
+        assert!(message.contains(instead), "{name}: {field}: {message}");
+    }
+    let modalities = json!(["text", "audio"]);
+    refused(&["chat", "response"], "modalities", modalities);
+    accepted(&["chat", "response"], "modalities", json!(["text"]));
+}
+
+#[test]
+fn the_length_of_a_reply_has_every_usual_name() {
+    let length = |name: &str, field: &str| {
+        let (_, mut body) = route(name);
+        body[field] = json!(5);
+        let body = body.to_string();
+        match name {
+            "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate.max_tokens,
+            "ollama chat" => ollama::OllamaChatRequest::parse(body.as_bytes(), 0).unwrap().generate.max_tokens,
+            "completion" => openai::CompletionRequest::parse(body.as_bytes(), 0).unwrap().prompts[0].max_tokens,
+            _ => llama_server::generate::LlamaGenerate::parse_completion(body.as_bytes(), 0).unwrap().0[0].max_tokens,
+        }
+    };
+    for name in ["chat", "completion", "ollama chat", "llama completion"] {
+        for field in ["max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"] {
+            assert_eq!(length(name, field), Some(5), "{name}: {field}");
+        }
+    }
+}
+
+#[test]
+fn reasoning_is_turned_off_in_every_dialect_of_chats() {
+    let args = |name: &str, field: &str, value: Value| {
+        let (_, mut body) = route(name);
+        body[field] = value;
+        let body = body.to_string();
+        let generate = match name {
+            "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            "response" => openai::ResponsesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            "message" => anthropic::MessagesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            "ollama chat" => ollama::OllamaChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            _ => ollama::OllamaGenerateRequest::parse(body.as_bytes(), 0).unwrap().generate,
+        };
+        let baton_schemas::generate::Input::Chat(conversation) = generate.input else { panic!("not a chat") };
+        conversation.template_args
+    };
+    for name in ["chat", "response", "message", "ollama chat", "ollama generate"] {
+        for (field, value) in [
+            ("reasoning", json!({"enabled": false})),
+            ("reasoning", json!({"effort": "none"})),
+            ("reasoning", json!("off")),
+            ("reasoning_effort", json!("none")),
+            ("thinking", json!({"type": "disabled"})),
+            ("think", json!(false)),
+            ("enable_thinking", json!(false)),
+            ("chat_template_kwargs", json!({"enable_thinking": false})),
+        ] {
+            assert_eq!(args(name, field, value.clone())["enable_thinking"], false, "{name}: {field}: {value}");
+        }
+    }
+}
+
+#[test]
+fn a_field_that_no_list_knows_is_ignored_and_noted() {
+    for (name, ..) in bodies() {
+        let (error, notes) = outcome(name, "made_up", json!({"x": [1]}));
+        assert_eq!((error, notes.ignored), (None, vec!["made_up".to_owned()]), "{name}");
+        accepted(&[name], "made_up", json!(null));
+    }
+    let (_, notes) = outcome("ollama chat", "options", json!({"made_up": 1, "num_gpu": 3}));
+    assert_eq!(notes.ignored, ["options.made_up"]);
+    let (parse, mut body) = route("chat");
+    for i in 0..20 {
+        body[format!("odd\n, {i}{}", "x".repeat(100))] = json!(1);
+    }
+    let notes = measured(|| parse(body.to_string().as_bytes())).notes;
+    assert_eq!((notes.ignored.len(), notes.n_more_ignored), (8, 12));
+    assert!(notes.ignored.iter().all(|name| name.len() == 64 && name.starts_with("odd???")), "{notes:?}");
+}
+
+#[test]
+fn a_number_that_is_not_what_was_written_is_noted() {
+    let body = |number: &str| {
+        format!(
+            r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], "json_schema": {{"const": {number}}}}}"#
+        )
+    };
+    let notes = |number: &str| measured(|| CHAT(body(number).as_bytes())).notes.has_rounded;
+    assert!(notes("12345678901234567890123") && notes("-12345678901234567890123"));
+    assert!(!notes("18446744073709551615") && !notes("-9223372036854775808") && !notes("0.1"));
+    let strict = |number: &str| {
+        let constraint = baton_schemas::constraint::Constraint::json_schema(
+            serde_json::from_str(&format!(r#"{{"const": {number}}}"#)).unwrap(),
+            "f",
+            true,
+        );
+        let baton_schemas::constraint::Constraint::JsonSchema { unheld, .. } = constraint.unwrap() else { panic!() };
+        unheld.refused
+    };
+    assert_eq!((strict("12345678901234567890123").as_deref(), strict("123")), (Some("const"), None));
+}
