@@ -12,7 +12,9 @@ use super::requests::model;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::generate::{GenerateRequest, InfillNames, Input, Sampling, Thinking};
 use crate::openai::usage::TimingsReport;
-use crate::openai::{MAX_CHOICES, PlainPromptFields, ReplyLengthBody, StructuredBody, TopLogprobs, nth_prompt};
+use crate::openai::{
+    MAX_CHOICES, MaxTokens, PlainPromptFields, ReplyLengthBody, StructuredBody, TopLogprobs, nth_prompt,
+};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::foreign::{Foreign, NoOwnFields};
@@ -71,8 +73,9 @@ object! {
     pub(crate) struct LlamaGenerateBody {
         /// A model's name; by default the first model.
         model: Field<String>,
-        /// The most tokens in the reply. By default, it ends with the context at the latest.
-        #[schemars(flatten)]
+        /// The most tokens in the reply. -1: until the context ends.
+        n_predict: Field<MaxTokens>,
+        #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which the reply ends.
         stop: Field<StopStrings>,
@@ -148,7 +151,7 @@ impl LlamaGenerateBody {
             model: model(self.model)?.unwrap_or_default(),
             input: Input::Tokens(Vec::new()),
             n: 1,
-            max_tokens: self.length.check()?.and_then(Integer::count),
+            max_tokens: self.n_predict.get("")?.or(self.length.check()?).and_then(Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,

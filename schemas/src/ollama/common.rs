@@ -44,8 +44,8 @@ object! {
         logprobs: Field<bool>,
         /// How many of the most likely tokens to report at each position.
         top_logprobs: Field<TopLogprobs>,
-        /// The most tokens in a reply, under the names of other servers. `num_predict` in `options` takes precedence.
-        #[schemars(flatten)]
+        // `num_predict` in `options` takes precedence.
+        #[schemars(skip)]
         length: ReplyLengthBody,
         /// Sampling and limits.
         options: Field<OptionsBody>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::chat_request::{NChoices, StreamOptions, TopLogprobs};
-use super::reply_length::ReplyLengthBody;
+use super::reply_length::{MaxTokens, ReplyLengthBody};
 use super::structured::StructuredBody;
 use crate::generate::{GenerateRequest, InfillNames, Input, PromptLogprobs, Sampling, Thinking};
 use crate::request::InvalidRequest;
@@ -43,8 +43,9 @@ object! {
         suffix: Field<String>,
         /// How many choices to generate for each prompt.
         n: Field<NChoices>,
-        /// The most tokens in a choice; 16 by default.
-        #[schemars(flatten)]
+        /// The most tokens in a choice. Null: 16. -1: until the context ends.
+        max_tokens: Field<MaxTokens>,
+        #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which a choice ends.
         stop: Field<StopStrings>,
@@ -149,7 +150,11 @@ impl CompletionBody {
             input: Input::Tokens(Vec::new()),
             n,
             // Null also means OpenAI's default.
-            max_tokens: self.length.check()?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
+            max_tokens: self
+                .max_tokens
+                .get("")?
+                .or(self.length.check()?)
+                .map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,

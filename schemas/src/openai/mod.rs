@@ -30,7 +30,7 @@ pub use completion_request::{CompletionBody, CompletionRequest};
 pub(crate) use completion_request::{MAX_CHOICES, PlainPromptFields, nth_prompt};
 pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
-pub(crate) use reply_length::ReplyLengthBody;
+pub(crate) use reply_length::{MaxTokens, ReplyLengthBody};
 pub use responses::{ResponsesBody, ResponsesRequest};
 pub(crate) use structured::StructuredBody;
 pub(crate) use template_args::TemplateBody;

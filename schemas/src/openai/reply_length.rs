@@ -8,7 +8,8 @@ use crate::request::values::{Integer, MAX_U32};
 pub(crate) type MaxTokens = Integer<-1, MAX_U32>;
 
 object! {
-    /// The most tokens in a reply. The first of these fields that is given counts.
+    /// The most tokens in a reply, under the names that a dialect does not have itself. The first that is given counts, after
+    /// the dialect's own, which stands before this in its body. `/openapi.json` does not mention them.
     pub(crate) struct ReplyLengthBody {
         /// The most tokens in a reply. Null or -1: until the context ends. 0: only compute the prompt.
         max_completion_tokens: Field<MaxTokens>,

@@ -11,7 +11,7 @@ use crate::message_role::MessageRole;
 use crate::openai::functions::FunctionsBody;
 use crate::openai::messages::ChatMessage;
 use crate::openai::modalities::ModalitiesBody;
-use crate::openai::reply_length::ReplyLengthBody;
+use crate::openai::reply_length::{MaxTokens, ReplyLengthBody};
 use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::TemplateBody;
 use crate::request::InvalidRequest;
@@ -44,8 +44,11 @@ object! {
         messages: Required<MessageList<ChatMessage>>,
         /// How many replies to generate. They differ only in their seeds.
         n: Field<NChoices>,
-        /// The most tokens in a reply. By default, it ends with the context at the latest.
-        #[schemars(flatten)]
+        /// The most tokens in a reply. Null or -1: until the context ends. 0: only compute the prompt.
+        max_completion_tokens: Field<MaxTokens>,
+        /// The older name of `max_completion_tokens`, which takes precedence.
+        max_tokens: Field<MaxTokens>,
+        #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which a reply ends.
         stop: Field<StopStrings>,
@@ -134,6 +137,9 @@ impl ChatBody {
         let functions = self.functions.check(&mut self.tools)?;
         let has_functions = functions.is_some();
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        // All are checked, even though only one has an effect.
+        let (older, length) = (self.max_tokens.get("")?, self.length.check()?);
+        let newer = self.max_completion_tokens.get("")?;
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         // `top_logprobs: 0` alone has no effect.
@@ -146,7 +152,7 @@ impl ChatBody {
                 model: self.model.get("")?.0,
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
-                max_tokens: self.length.check()?.and_then(Integer::count),
+                max_tokens: newer.or(older).or(length).and_then(Integer::count),
                 stop: self.stop.get("")?.unwrap_or_default().0.into(),
                 sampling,
                 chosen,
