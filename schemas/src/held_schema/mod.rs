@@ -46,7 +46,7 @@ const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "mi
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
 /// Engines compute bounds of integers with 64-bit floats and integers of at most 18 digits.
-const MAX_BOUND: f64 = 999_999_999_999_999_999.0;
+const MAX_BOUND: f64 = 1e18;
 
 /// The largest integer from which on a 64-bit float stands for several.
 const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -188,7 +188,7 @@ impl Holding<'_> {
         if may_be(fields, "integer") {
             for key in BOUNDS {
                 let bound = fields.get(key).and_then(Value::as_f64);
-                if bound.is_some_and(|bound| bound.abs() > MAX_BOUND) {
+                if bound.is_some_and(|bound| bound.abs() >= MAX_BOUND) {
                     fields.remove(key);
                     self.leave_out(key);
                 }
@@ -334,7 +334,7 @@ fn has_inexact(value: &Value) -> bool {
 fn is_inexact(number: &Number) -> bool {
     let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
     match (integer, number.as_f64()) {
-        (Some(integer), Some(float)) => float as i128 != integer || float.abs() > MAX_BOUND,
+        (Some(integer), Some(float)) => float as i128 != integer || float.abs() >= MAX_BOUND,
         (None, Some(float)) => float.abs() >= EXACT && float.fract() == 0.0,
         _ => true,
     }
