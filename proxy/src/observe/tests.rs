@@ -4,12 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
-use baton_schemas::CacheScope;
-use baton_schemas::GenerateRequest;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Input, Sampling, Thinking};
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::ToolUse;
+use baton_schemas::{CacheScope, GenerateRequest};
 use futures::StreamExt;
 use serde_json::json;
 

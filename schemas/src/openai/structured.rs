@@ -8,12 +8,11 @@ use super::response_format::ResponseFormat;
 use crate::constraint::{Constraint, Rule};
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, rule_of};
 use crate::json_values::memory_bytes;
-use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
 use crate::request::read::{Read, Reading, ValueProblem, read_written};
-use crate::request::room;
 use crate::request::schema::described;
 use crate::request::values::{NonEmpty, SchemaObject};
+use crate::request::{InvalidRequest, room};
 
 /// The most texts among which a reply may have to choose.
 const MAX_CHOICES: usize = 4096;

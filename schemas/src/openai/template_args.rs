@@ -7,11 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::generate::Thinking;
 use crate::reasoning_effort::ReasoningEffort;
-use crate::request::InvalidRequest;
 use crate::request::demand::Demand;
 use crate::request::field::{Field, object};
-use crate::request::notes;
 use crate::request::read::{Read, Reading};
+use crate::request::{InvalidRequest, notes};
 use crate::thinking_switches::{ReasoningSwitch, ReasoningWish, Switch, Think, ThinkingSwitch};
 
 /// Variables that the server sets. A client that could set them could bypass the checks of the conversation.

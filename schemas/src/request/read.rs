@@ -17,9 +17,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::invalid::{InvalidRequest, quoted};
-use super::notes;
-use super::room;
 use super::schema::described;
+use super::{notes, room};
 
 /// A value, or the problem with it.
 pub(crate) type Reading<T> = Result<T, ValueProblem>;

@@ -15,11 +15,9 @@ use super::whole;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
-use crate::http::reply::request_steps::DrainDeadline;
-use crate::http::reply::request_steps::steps;
+use crate::http::reply::request_steps::{DrainDeadline, steps};
 use crate::http::reply::streamed;
-use crate::http::HttpFailure;
-use crate::http::HttpState;
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
 type Body = Result<JsonBody, HttpFailure>;

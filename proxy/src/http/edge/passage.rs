@@ -19,14 +19,10 @@ use super::super::access::key_check::{self, KeyCheck};
 use super::super::access::{SharedAccess, origin_check, rate_headers};
 use super::super::body::unread_body::UnreadBody;
 use super::super::dialect::Dialect;
+use super::super::reply::warning::warn;
 use super::super::{HttpBackend, errors};
 use super::draining;
-use super::super::reply::warning::warn;
 use super::request_id::RequestId;
-use crate::http::body::unread_body::UnreadBody;
-use super::HttpBackend;
-use crate::http::edge::draining;
-use super::errors;
 
 /// The checks that all listeners share.
 pub(in crate::http) struct Checks {

@@ -171,8 +171,9 @@ fn headers(status: u16, operation: &Operation) -> Value {
     match status {
         200 if operation.is_planned => {
             headers["x-baton-route"] = text("Which nodes serve the request, and why.");
-            headers["x-baton-warning"] =
-                text("What the request asks for and does not get (fields, tools, parts of schemas), and what an upstream's reply loses.");
+            headers["x-baton-warning"] = text(
+                "What the request asks for and does not get (fields, tools, parts of schemas), and what an upstream's reply loses.",
+            );
         }
         429 | 503 => {
             headers["retry-after"] =

@@ -6,8 +6,10 @@
 
 use std::sync::Arc;
 
-use baton_schemas::embed::{EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTask, EmbedTimings};
-use baton_schemas::embed::{EmbeddingFacts, MAX_INPUTS, MAX_TOTAL_TOKENS};
+use baton_schemas::embed::{
+    EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTask, EmbedTimings, EmbeddingFacts, MAX_INPUTS,
+    MAX_TOTAL_TOKENS,
+};
 use baton_schemas::node::{NodeInfo, PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, Token};
 use futures::StreamExt;

@@ -27,7 +27,7 @@ impl RouteRun {
                 let others_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
                 // The decode node pulls KV only once it has a slot.
                 let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - others_ms.max(0.0);
-                if self.plan.computes(handoff.n_computed) {
+                if self.plan.is_tried_by(handoff.n_computed) {
                     routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
                 }
             }
@@ -68,7 +68,7 @@ impl RouteRun {
         if self.is_first_route && request.images.is_none() {
             model.learn_stream(self.plan.route, timings);
         }
-        let predicted = self.plan.prediction.filter(|_| self.plan.computes(timings.prompt_n));
+        let predicted = self.plan.prediction.filter(|_| self.plan.is_tried_by(timings.prompt_n));
         if let Some((prediction, actual_ms)) = predicted.zip(self.times.first_token_ms) {
             let others_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
             let own_ms = actual_ms - timings.queue_ms - others_ms.max(0.0);

@@ -14,10 +14,9 @@ use baton_planner::cost::{Candidate, Prediction, Route, candidates};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
-use baton_schemas::CacheScope;
-use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::NodeInfo;
+use baton_schemas::{CacheScope, Token};
 
 use crate::error::RequestError;
 use crate::observe::PlannedRoute;
@@ -26,8 +25,9 @@ use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
 use crate::targets::nodes::{Node, NodeClaim, Task};
 
-/// The difference between planned and computed tokens of a short prompt that is no other work. The last token is decoded.
-const UNPLANNED_TOKENS: u32 = 16;
+/// Fewer computed tokens measure the launch and not the rate. Also the difference between planned and computed tokens of a
+/// short prompt that is no other work: the last token is decoded.
+const MIN_COMPUTED: u32 = 16;
 
 /// The chosen route of a request, with its reason.
 #[derive(Clone)]
@@ -283,10 +283,10 @@ impl Plan {
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
     }
 
-    /// Returns true if about as many prompt tokens were computed as planned. If not, a cache was not known or is gone, and the
-    /// prediction was about other work.
-    pub fn computes(&self, n_computed: u32) -> bool {
-        n_computed.abs_diff(self.n_missing) <= UNPLANNED_TOKENS.max(self.n_missing / 8)
+    /// Returns true if a request that computed so many prompt tokens shows how wrong the route's predictions are. It does not
+    /// if it computed few, or others than planned: a cache was not known or is gone, so the prediction was about other work.
+    pub fn is_tried_by(&self, n_computed: u32) -> bool {
+        n_computed >= MIN_COMPUTED && n_computed.abs_diff(self.n_missing) <= MIN_COMPUTED.max(self.n_missing / 8)
     }
 
     /// The plan of one of several choices that share a prompt. Only the first choice computes the prompt and is used

@@ -5,10 +5,9 @@ use serde_json::{Value, json};
 
 use crate::grammar::{GrammarError, MAX_GRAMMAR, WriteBudget, pattern_of, whole};
 use crate::held_schema::Unheld;
-use crate::request::InvalidRequest;
 use crate::request::field::{Field, join, object};
-use crate::request::room;
 use crate::request::schema::Variant;
+use crate::request::{InvalidRequest, room};
 use crate::tools::{Described, Strictness, Tool};
 
 /// The argument that stands for the whole input of a custom tool.

@@ -53,6 +53,10 @@ impl Drop for RunningStream {
     }
 }
 
+fn late_sim() -> Late {
+    Late { sim: sim(), by: Duration::ZERO, from_the_start: false, n_running: Arc::default() }
+}
+
 #[async_trait]
 impl EngineWrapper for Late {
     fn inner(&self) -> &dyn Engine {
@@ -341,6 +345,17 @@ async fn predictions_are_learned_from_what_happens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_few_computed_tokens_teach_no_correction() {
+    // The rate was measured with long prompts, and short ones take longer.
+    let model = model(vec![node("a", Late { by: Duration::from_millis(300), ..late_sim() }).await]);
+    for t in 0..24 {
+        let prompt = [&[t % 250][..], &(1..15).collect::<Vec<Token>>()].concat();
+        run_of(SequenceRequest { prompt, ..request() }, Span::none(), &model).await.unwrap();
+    }
+    assert!((0.99..1.01).contains(&model.routes.view().corrections[0][0]), "{:?}", model.routes.view().corrections);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cache_that_was_not_known_teaches_no_correction() {
     let model = model(vec![node("a", sim()).await]);
     let prompt: Vec<Token> = (0..8_000).map(|t| t % 250).collect();
@@ -364,7 +379,7 @@ async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<Se
 
 /// A model on this node and on one that is late by `other`, with the rates of both known.
 async fn late(first: Late, other: Duration, deadlines: Deadlines) -> Arc<ServedModel> {
-    let second = Late { sim: sim(), by: other, from_the_start: false, n_running: Arc::default() };
+    let second = Late { by: other, ..late_sim() };
     let decode = vec![node("late", first).await, node("spare", second).await];
     for node in &decode {
         node.learn(|rates| {
