@@ -19,6 +19,7 @@
 //! | room | what it has |
 //! |---|---|
 //! | [`registry`] | all engines, and the one place that starts one |
+//! | [`engine_options`] | the options of every engine, declared once |
 //! | [`sim`] | the deterministic engine, and links of configured speed |
 //! | `serving` | for every engine that computes: the scheduler, slots, sampling, constraints, prompts |
 //! | `llama`, `candle`, `mlx` | a loaded model: with llama.cpp, in Rust alone, with mlx-lm in Python |
@@ -34,6 +35,7 @@ pub mod candle;
 #[cfg(feature = "models")]
 pub mod codec_profile;
 pub mod embed;
+pub mod engine_options;
 #[cfg(feature = "llama")]
 pub mod llama;
 #[cfg(feature = "mlx")]

@@ -32,12 +32,12 @@ use futures::StreamExt;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-pub use self::abort::{ABORT_VARIABLE, SimAbort, SimWork};
 use self::cache::PrefixCache;
-pub use self::machine::SimMachine;
 pub use self::paced::PacedPuller;
 use self::text::{N_VOCAB, SimReply};
 use crate::embed;
+use crate::engine_options::SimWork;
+pub use crate::engine_options::{SimAbort, SimMachine};
 
 /// Texts of up to so many tokens are tokenized, even if they do not fit the context.
 const MAX_LISTED: u32 = 1 << 20;

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_link::node::ListenAddress;
 use baton_node::{CertificateFiles, NodeEvent, NodeOptions, NodeTask, ReadyNode, Serves, WayToRun};
 use baton_pairing::PairingCode;
-use baton_proxy::config::engine_args::EngineArgs;
+use baton_proxy::config::engine_options::{self, EngineFlags, OPTIONS_FLAG};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::serve::{CommandFailure, signals};
 use baton_schemas::node::Role;
@@ -52,7 +53,10 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     lend_memory: Option<u32>,
     #[command(flatten)]
-    engine: EngineArgs,
+    engine: EngineFlags,
+    /// The engine's options as one JSON value, for a child; flags win
+    #[arg(long = OPTIONS_FLAG, value_name = "JSON", hide = true, requires = "child", value_parser = engine_options::of_json)]
+    engine_options: Option<WrittenOptions>,
     /// Serve at this address instead of --listen, and end when standard input does: another process restarts this one
     #[arg(long, value_name = "ADDRESS", hide = true, conflicts_with = "child")]
     kept: Option<ListenAddress>,
@@ -114,7 +118,7 @@ impl NodeArgs {
             transport: self.transport,
             announces: matches!(self.announce, Announce::On),
             lend_memory: self.lend_memory,
-            engine: self.engine,
+            engine: self.engine.0.or(self.engine_options.unwrap_or_default()),
         }
     }
 }

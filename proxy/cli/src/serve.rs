@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_process::parent;
-use baton_proxy::config::engine_args;
 use baton_proxy::config::transport_args::found_pairing;
-use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig};
+use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig, engine_options};
 use baton_proxy::serve::{
     CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems, signals,
 };
@@ -54,7 +53,7 @@ impl ServeArgs {
     /// A remark about a configuration without mistakes.
     fn remark(&self) -> Option<String> {
         let model = self.read().ok()?.raw.model;
-        engine_args::unused_model(model.source.is_some(), &model.engine)
+        engine_options::unused_model(model.source.is_some(), &model.engine)
     }
 
     fn read(&self) -> Result<ConfigFile, ConfigError> {

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_engines::engine_options::{EngineKind, EngineOptions, WrittenOptions};
+use baton_engines::registry;
 use baton_engines::registry::{self, EngineKind, EngineOptions};
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_link::node::{LateEngine, stoppable_router};
-use baton_proxy::config::DEFAULT_MODEL;
-use baton_proxy::config::engine_args::{self, EngineArgs};
+use baton_proxy::config::{DEFAULT_MODEL, engine_options};
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::{CommandFailure, mlx_environment, model_files};
 use baton_schemas::node::{PULL_KEY_VARIABLE, Role};
@@ -39,17 +40,17 @@ pub(crate) async fn start(
     let router = stoppable_router(Arc::new(late.clone()), role, cluster_key, stop.clone());
     let server = tokio::spawn(listener.serve(router, stop.clone()));
     let NodeOptions { model, name, engine, transport: addresses, .. } = options;
-    if !is_child && let Some(remark) = engine_args::unused_model(model.is_some(), &engine) {
+    if !is_child && let Some(remark) = engine_options::unused_model(model.is_some(), &engine) {
         tell(NodeEvent::Remark(remark));
     }
-    let kind = engine.engine.unwrap_or_default();
+    let kind = engine.kind();
     let model = match model {
         // The parent has located the file; if it is gone by now, the engine says so in words for clients.
         model if is_child || !kind.needs_file() => NodeModel { path: model, name },
         model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
     };
     let workers = workers::connect(&engine, &addresses, &key, transport, tell).await?;
-    let engine_options = EngineOptions { workers: workers.endpoints.clone(), ..engine_options(engine, model)? };
+    let engine_options = EngineOptions { workers: workers.endpoints.clone(), ..found_options(engine, model)? };
     let started = registry::start(engine_options, puller).await;
     let engine = started.map_err(|error| workers.blamed(error))?;
     let info = engine.info().await.ok();
@@ -97,15 +98,16 @@ fn puller(options: &NodeOptions, role: Role, door: &Door) -> Result<Option<Arc<d
     Ok(Some(Arc::new(puller)))
 }
 
-fn engine_options(mut args: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
-    if args.engine == Some(EngineKind::Mlx) && args.mlx_python.is_none() {
+fn found_options(mut written: WrittenOptions, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
+    if written.engine == Some(EngineKind::Mlx) && written.mlx_python.is_none() {
         let environment = mlx_environment().map_err(|CommandFailure(message)| NodeFailure::setup(message))?;
-        args.mlx_python = Some(environment.python());
+        written.mlx_python = Some(environment.python());
     }
-    let template = args.chat_template_file.as_ref().map(|path| {
+    let template = written.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
     });
     let chat_template = template.transpose()?;
-    Ok(args.into_options(model.path, model.name, chat_template))
+    let NodeModel { path: model, name } = model;
+    Ok(EngineOptions { model, name, chat_template, ..written.into() })
 }

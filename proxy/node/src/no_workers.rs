@@ -1,9 +1,9 @@
 //! The workers of a build without llama.cpp: none.
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_engines::registry::EngineStartError;
 use baton_link::transport::Transport;
 use baton_model::options::WorkerEndpoint;
-use baton_proxy::config::engine_args::EngineArgs;
 use baton_proxy::config::transport_args::TransportArgs;
 
 use super::event::Tell;
@@ -20,7 +20,7 @@ impl ConnectedWorkers {
 }
 
 pub(crate) async fn connect(
-    _args: &EngineArgs,
+    _options: &WrittenOptions,
     _addresses: &TransportArgs,
     _key: &str,
     _transport: Transport,

@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_link::node::ListenAddress;
-use baton_proxy::config::engine_args::{self, EngineArgs};
+use baton_proxy::config::engine_options;
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_schemas::node::Role;
 
@@ -66,7 +67,7 @@ pub struct NodeOptions {
     pub announces: bool,
     /// MiB of each device that a worker lends at most.
     pub lend_memory: Option<u32>,
-    pub engine: EngineArgs,
+    pub engine: WrittenOptions,
 }
 
 impl NodeOptions {
@@ -86,9 +87,9 @@ impl NodeOptions {
         if self.lend_memory.is_some() {
             return Some("--lend-memory is for --role worker".to_owned());
         }
-        let problem = self.engine.problems().into_iter().next();
-        let problem = problem.or_else(|| self.engine.handoff_problem().filter(|_| role == Role::Prefill));
-        problem.map(|(key, message)| format!("{} {message}", engine_args::flag(key)))
+        let problem = engine_options::problems(&self.engine).into_iter().next();
+        let for_handoffs = || engine_options::handoff_problem(&self.engine).filter(|_| role == Role::Prefill);
+        problem.or_else(for_handoffs).map(|(key, message)| format!("{} {message}", engine_options::flag(key)))
     }
 
     fn worker_problem(&self) -> Option<String> {
@@ -96,8 +97,8 @@ impl NodeOptions {
             let message = "this build of baton has no llama.cpp, so it lends no devices. Use the full build";
             return Some(message.to_owned());
         }
-        let EngineArgs { device, threads, .. } = self.engine.clone();
-        let of_worker = EngineArgs { device, threads, ..EngineArgs::default() };
+        let WrittenOptions { device, threads, .. } = self.engine.clone();
+        let of_worker = WrittenOptions { device, threads, ..WrittenOptions::default() };
         let has_others = self.model.is_some() || self.name.is_some() || self.engine != of_worker;
         let message = "a worker has no engine: of the options of models and engines, it takes --device and --threads";
         has_others.then(|| message.to_owned())
@@ -107,7 +108,7 @@ impl NodeOptions {
     async fn refuse_itself(&self) -> Result<(), NodeFailure> {
         let ListenAddress::Tcp(listen) = &self.listen else { return Ok(()) };
         let own = resolved(listen).await;
-        for worker in self.engine.remote_workers() {
+        for worker in engine_options::workers::remote(&self.engine) {
             let address = worker.split_once("://").map_or(&**worker, |(_, address)| address).trim_end_matches('/');
             let address = resolved(address).await;
             if own.iter().any(|own| address.iter().any(|address| reaches(*address, *own))) {
@@ -157,7 +158,7 @@ mod tests {
             transport: TransportArgs::default(),
             announces: false,
             lend_memory: None,
-            engine: EngineArgs { workers, ..EngineArgs::default() },
+            engine: WrittenOptions { workers, ..WrittenOptions::default() },
         }
     }
 

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use baton_engines::registry::{EngineKind, THREADS_VARIABLE};
-use baton_proxy::config::engine_args::EngineArgs;
+use baton_engines::engine_options::{EngineKind, WrittenOptions};
+use baton_engines::registry::THREADS_VARIABLE;
 use baton_proxy::serve::{CommandFailure, THREAD_WAIT};
 
 /// Bounds how long OpenMP's threads spin before they sleep. See [`THREAD_WAIT`]. A choice that is already in the environment
@@ -20,8 +20,8 @@ pub fn with_bounded_spinning() -> Result<(), CommandFailure> {
 }
 
 /// Gives candle its number of threads.
-pub(crate) fn set_threads(engine: &EngineArgs) -> Result<(), CommandFailure> {
-    let threads = engine.threads.filter(|_| engine.engine.unwrap_or_default() == EngineKind::Candle);
+pub(crate) fn set_threads(engine: &WrittenOptions) -> Result<(), CommandFailure> {
+    let threads = engine.threads.filter(|_| engine.kind() == EngineKind::Candle);
     let Some(threads) = threads.map(|n| OsString::from(n.to_string())) else { return Ok(()) };
     if std::env::var_os(THREADS_VARIABLE).as_ref() == Some(&threads) {
         return Ok(());

@@ -40,7 +40,7 @@ pub async fn check(options: &NodeOptions) -> Result<(), CommandFailure> {
     options.transport.transport()?;
     match options.task {
         NodeTask::Engine(_) => {
-            let needs_file = options.engine.engine.unwrap_or_default().needs_file();
+            let needs_file = options.engine.kind().needs_file();
             if let Some(source) = options.model.as_ref().filter(|_| needs_file).and_then(|model| model.to_str()) {
                 model_files::find(source)?;
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_engines::llama::devices::{self, CPU};
 use baton_engines::llama::shares::told_memory;
 use baton_engines::registry::EngineStartError;
@@ -11,7 +12,7 @@ use baton_engines::workers::tunnel::{Refusals, TunnelSetup, WorkerFailure, Worke
 use baton_link::transport::Transport;
 use baton_model::options::WorkerEndpoint;
 use baton_process::parent;
-use baton_proxy::config::engine_args::EngineArgs;
+use baton_proxy::config::engine_options;
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_schemas::node::WORKERS_KEY_VARIABLE;
 use baton_schemas::worker::LOCAL_WORKER;
@@ -42,16 +43,16 @@ impl ConnectedWorkers {
 /// Opens a port of loopback for each configured worker, in their order. Waits for workers that cannot be used yet, as
 /// long as it takes: the machines of a cluster start in any order. Errors: mistakes of the operator.
 pub(crate) async fn connect(
-    args: &EngineArgs,
+    options: &WrittenOptions,
     addresses: &TransportArgs,
     key: &str,
     transport: Transport,
     tell: Tell,
 ) -> Result<ConnectedWorkers, NodeFailure> {
-    let Some(workers) = args.workers.as_deref().filter(|workers| !workers.is_empty()) else {
+    let Some(workers) = options.workers.as_deref().filter(|workers| !workers.is_empty()) else {
         return Ok(ConnectedWorkers::default());
     };
-    let told = match args.shares() {
+    let told = match engine_options::workers::shares(options) {
         None => vec![None; workers.len()],
         Some(shares) => {
             let own_free = devices::free_gpu_memory().map_err(NodeFailure::setup)?;
@@ -66,18 +67,18 @@ pub(crate) async fn connect(
     let setup = TunnelSetup { key, transport, on_lost: Arc::new(end_process), refusals: refusals.clone() };
     let mut endpoints = Vec::with_capacity(workers.len());
     for (name, told) in workers.iter().zip(told) {
-        let source = source(name, args, addresses).await?;
+        let source = source(name, options, addresses).await?;
         endpoints.push(open(&setup, &source, told, tell).await?);
     }
     Ok(ConnectedWorkers { endpoints, refusals })
 }
 
-async fn source(name: &str, args: &EngineArgs, addresses: &TransportArgs) -> Result<WorkerSource, NodeFailure> {
+async fn source(name: &str, options: &WrittenOptions, addresses: &TransportArgs) -> Result<WorkerSource, NodeFailure> {
     if name != LOCAL_WORKER {
         return Ok(WorkerSource::Node { name: name.to_owned(), url: addresses.node_url(name) });
     }
     let program = std::env::current_exe().map_err(NodeFailure::setup)?;
-    let options = LenderOptions { program, device: Some(CPU.to_owned()), threads: args.threads, max_memory: None };
+    let options = LenderOptions { program, device: Some(CPU.to_owned()), threads: options.threads, max_memory: None };
     Lender::start(options).await.map(|lender| WorkerSource::Local(Arc::new(lender))).map_err(NodeFailure::setup)
 }
 

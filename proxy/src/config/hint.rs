@@ -117,6 +117,12 @@ pub(super) fn unknown_key(path: &[&str], is_table: bool) -> String {
     }
 }
 
+/// The key that was probably meant, if one of them is alike.
+pub(super) fn nearest(written: &str, keys: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let alike = keys.map(|key| (key, likeness(written, key))).filter(|(_, likeness)| *likeness >= ALIKE);
+    alike.max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(key, _)| key)
+}
+
 /// From 0 to 1.
 fn likeness(written: &str, key: &str) -> f64 {
     if OTHERS_WORDS.contains(&(written, key)) { 1.0 } else { strsim::jaro_winkler(written, key) }

@@ -2,11 +2,11 @@
 //!
 //! Flags win over the file, the file over the defaults. Every mistake is reported at once, in the file and in the flags.
 //! Nothing reads the environment after start-up. A key is a field in `raw.rs`, with its flag if it has one;
-//! `serve_config.rs` has its checked form.
+//! `serve_config.rs` has its checked form. Options of engines are declared in [`baton_engines::engine_options`].
 
 mod defaults;
 mod diagnose;
-pub mod engine_args;
+pub mod engine_options;
 mod error;
 mod file;
 mod flags;

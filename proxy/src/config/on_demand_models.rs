@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::engine_args::EngineArgs;
+use super::engine_options;
 use super::error::ConfigProblem;
 use crate::model_name;
 
@@ -43,7 +44,7 @@ pub struct RawOnDemandModel {
     /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// How the engine runs it.
-    pub engine: EngineArgs,
+    pub engine: WrittenOptions,
 }
 
 /// A duration as written.
@@ -129,7 +130,7 @@ pub struct OnDemandModelConfig {
     /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// How the engine runs it.
-    pub engine: EngineArgs,
+    pub engine: WrittenOptions,
 }
 
 /// How they are loaded.
@@ -162,7 +163,7 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
             problem(key("source"), format!("is one model too many: there may be {MAX_MODELS}"));
             break;
         }
-        if model.source.trim().is_empty() && model.engine.engine.unwrap_or_default().needs_file() {
+        if model.source.trim().is_empty() && model.engine.kind().needs_file() {
             problem(key("source"), "must be a .gguf file, a catalogue name, or OWNER/REPO[:FILE]".into());
         }
         for (field, list) in [("name", model.name.as_slice()), ("aliases", &model.aliases[..])] {
@@ -182,7 +183,7 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
         for (field, message) in model.sampling.problems() {
             problem(key(&format!("sampling.{field}")), message);
         }
-        for (field, message) in model.engine.problems() {
+        for (field, message) in engine_options::problems(&model.engine) {
             problem(key(&format!("engine.{field}")), message);
         }
         if model.engine.workers.as_ref().is_some_and(|workers| !workers.is_empty()) {

@@ -4,7 +4,7 @@ use baton_link::transport::Transport;
 use baton_planner::policy::PolicyName;
 
 use super::defaults::{DEFAULT_LISTEN, OLLAMA_LISTEN};
-use super::engine_args::flag;
+use super::engine_options::{self, flag};
 use super::error::ConfigProblem;
 use super::node_address::is_node_address;
 use super::raw::RawConfig;
@@ -93,14 +93,14 @@ impl RawConfig {
                 problem(key, flag, format!("names {} twice", twice[0]));
             }
         }
-        let of_no_engine = if self.has_own_engine() { Vec::new() } else { self.model.engine.keys() };
-        for key in of_no_engine {
+        for option in self.model.engine.set().filter(|_| !self.has_own_engine()) {
             let message = "is for an engine here, and there is none: nodes run the models they were started with. Name a \
                            model here to generate here, too (--model, or source in [model])";
-            problem(&format!("model.engine.{key}"), &flag(&key), message.into());
+            problem(&format!("model.engine.{}", option.key), &option.flag(), message.into());
         }
-        let for_handoffs = self.model.engine.handoff_problem().filter(|_| !self.model.prefill.is_empty());
-        for (key, message) in self.model.engine.problems().into_iter().chain(for_handoffs) {
+        let engine = &self.model.engine;
+        let for_handoffs = engine_options::handoff_problem(engine).filter(|_| !self.model.prefill.is_empty());
+        for (key, message) in engine_options::problems(engine).into_iter().chain(for_handoffs) {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
         for (key, message) in self.model.sampling.problems() {

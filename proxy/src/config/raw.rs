@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
-use super::engine_args::EngineArgs;
+use super::engine_options::{self, EngineFlags};
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
 use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
@@ -184,7 +184,7 @@ pub struct RawModel {
     pub sampling: SamplingFields,
     /// How the engine runs it.
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub engine: EngineFlags,
 }
 
 impl RawModel {
@@ -204,13 +204,10 @@ impl RawConfig {
 
     /// Takes relative paths from this folder.
     pub(super) fn resolve(&mut self, folder: &Path) {
-        let engines = std::iter::once(&mut self.model.engine).chain(self.models.iter_mut().map(|own| &mut own.engine));
-        let of_engines = engines.flat_map(|engine| {
-            engine.resolve_scaled_lora(folder);
-            [&mut engine.chat_template_file, &mut engine.mmproj, &mut engine.lora]
-        });
+        let of_models = self.models.iter_mut().map(|own| &mut own.engine);
+        of_models.chain([&mut self.model.engine.0]).for_each(|options| engine_options::resolve(options, folder));
         let of_upstreams = self.upstream.iter_mut().map(|upstream| &mut upstream.key_file);
-        for path in of_engines.chain(of_upstreams).chain([&mut self.tls_ca]).flatten() {
+        for path in of_upstreams.chain([&mut self.tls_ca]).flatten() {
             *path = folder.join(&*path);
         }
         let sources = self.model.source.iter_mut().chain(self.models.iter_mut().map(|own| &mut own.source));
@@ -245,7 +242,7 @@ impl RawConfig {
                 transport,
                 discover: self.discover.unwrap_or(false),
                 source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
-                engine: self.model.engine,
+                engine: self.model.engine.0,
                 otlp_endpoint: self.tracing.otlp_endpoint,
             },
             admission: AdmissionLimits {

@@ -1,11 +1,11 @@
 //! The checked configuration of `baton serve`, in parts by what a reload does with them.
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_upstream::UpstreamSettings;
 
-use super::engine_args::EngineArgs;
 use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
 use crate::admission::AdmissionLimits;
@@ -50,7 +50,7 @@ pub struct StartupConfig {
     /// A path, a catalogue name, or `owner/repo[:file]`: what this endpoint's own engine runs.
     pub source: String,
     /// How the engine runs it.
-    pub engine: EngineArgs,
+    pub engine: WrittenOptions,
     /// A collector of traces, without the path.
     pub otlp_endpoint: Option<String>,
 }

@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use baton_engines::registry::EngineKind;
+use baton_engines::engine_options::EngineKind;
 use baton_schemas::keep_alive::KeepAlive;
 use clap::Parser;
 
@@ -154,6 +154,19 @@ fn a_value_of_the_wrong_type_is_one_mistake() {
     let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
     assert!(mistakes[0].starts_with("line 4: upstream[0].url must be a string but is 3"), "{mistakes:#?}");
+}
+
+#[test]
+fn an_option_that_the_engine_does_not_have_is_a_mistake_with_its_line() {
+    let text = "[model.engine]\nengine = \"candle\"\nslots = 2\ngpu_layers = 9\n[[models]]\nsource = \"m\"\n\
+                [models.engine]\nengine = \"mlx\"\nmlock = true\nmlok = true\n[[models]]\nsource = \"sim\"\n\
+                [models.engine]\nengine = \"sim\"\ngpu_layers = 9\nsim_decode_tps = 5.0\n";
+    let expected = [
+        "line 4: model.engine.gpu_layers is not an option of the engine candle, but of llama",
+        "line 9: models[0].engine.mlock is not an option of the engine mlx, but of llama",
+        "line 10: unknown key \"mlok\"; did you mean \"mlock\"?",
+    ];
+    assert_eq!(mistakes(text), expected);
 }
 
 #[test]

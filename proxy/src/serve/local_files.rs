@@ -4,6 +4,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_engines::registry::EngineKind;
 use baton_fetch::{self as models, Located, cache};
 use baton_model::gguf::Gguf;
@@ -12,8 +13,7 @@ use baton_model::template::{ChatTemplate, SpecialTokens};
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
 use super::on_demand_models::{LocalModelRef, limits, size_model};
-use crate::config::engine_args::EngineArgs;
-use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
+use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, engine_options, read_text};
 use crate::model_name;
 use crate::targets::model_loading::LoadLimits;
 
@@ -42,32 +42,26 @@ impl fmt::Display for ModelTable {
 #[derive(Debug, Clone, Copy)]
 enum FileKey {
     Source,
-    ChatTemplate,
-    Projector,
-    Lora,
-    LoraScaled,
+    /// An option of the engine.
+    Option(&'static str),
+}
+
+impl fmt::Display for FileKey {
+    /// The key in the model's table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileKey::Source => f.write_str("source"),
+            FileKey::Option(key) => write!(f, "engine.{key}"),
+        }
+    }
 }
 
 impl FileKey {
-    /// The key in the model's table.
-    fn as_str(self) -> &'static str {
-        match self {
-            FileKey::Source => "source",
-            FileKey::ChatTemplate => "engine.chat_template_file",
-            FileKey::Projector => "engine.mmproj",
-            FileKey::Lora => "engine.lora",
-            FileKey::LoraScaled => "engine.lora_scaled",
-        }
-    }
-
     /// The flag for `[model]`.
-    fn flag(self) -> &'static str {
+    fn flag(self) -> String {
         match self {
-            FileKey::Source => "--model",
-            FileKey::ChatTemplate => "--chat-template-file",
-            FileKey::Projector => "--mmproj",
-            FileKey::Lora => "--lora",
-            FileKey::LoraScaled => "--lora-scaled",
+            FileKey::Source => "--model".to_owned(),
+            FileKey::Option(key) => engine_options::flag(key),
         }
     }
 }
@@ -76,7 +70,7 @@ impl FileKey {
 struct LocalModel<'a> {
     table: ModelTable,
     source: &'a str,
-    engine: &'a EngineArgs,
+    engine: &'a WrittenOptions,
     name: Option<&'a String>,
     aliases: &'a [String],
     /// Decode nodes can serve if the local engine fails, so an unusable file is not a mistake.
@@ -88,9 +82,9 @@ struct LocalModel<'a> {
 
 impl LocalModel<'_> {
     fn problem(&mut self, file_key: FileKey, message: String) {
-        let key = format!("{}.{}", self.table, file_key.as_str());
+        let key = format!("{}.{file_key}", self.table);
         let flag = match self.table {
-            ModelTable::Model => file_key.flag().to_owned(),
+            ModelTable::Model => file_key.flag(),
             ModelTable::Models(_) => key.clone(),
         };
         self.problems.push(ConfigProblem { key, flag, message });
@@ -120,7 +114,7 @@ impl LocalModel<'_> {
     }
 
     fn kind(&self) -> EngineKind {
-        self.engine.engine.unwrap_or_default()
+        self.engine.kind()
     }
 
     /// Finds and opens its files.
@@ -128,7 +122,7 @@ impl LocalModel<'_> {
         if let Some(path) = &self.engine.chat_template_file
             && let Err(error) = check_template(path)
         {
-            self.problem(FileKey::ChatTemplate, format!("cannot be used: {}: {error}", path.display()));
+            self.problem(FileKey::Option("chat_template_file"), format!("cannot be used: {}: {error}", path.display()));
         }
         if !self.kind().needs_file() {
             return;
@@ -145,17 +139,17 @@ impl LocalModel<'_> {
             Err(error) => self.problem(FileKey::Source, format!("cannot be used: {error}")),
         }
         if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
-            self.problem(FileKey::Projector, format!("cannot be used: {error}"));
+            self.problem(FileKey::Option("mmproj"), format!("cannot be used: {error}"));
         }
         if let Some(Err(error)) = self.engine.lora_file().map(|lora| Gguf::open_adapter(lora.path)) {
-            let key = if self.engine.lora.is_some() { FileKey::Lora } else { FileKey::LoraScaled };
-            self.problem(key, format!("cannot be used: {error}"));
+            let key = if self.engine.lora.is_some() { "lora" } else { "lora_scaled" };
+            self.problem(FileKey::Option(key), format!("cannot be used: {error}"));
         }
     }
 
     /// Adds a problem if the model can never fit into memory. A model with other mistakes is not checked.
     fn check_memory(&mut self, limits: &LoadLimits) {
-        let is_sound = self.problems.is_empty() && self.engine.problems().is_empty();
+        let is_sound = self.problems.is_empty() && engine_options::problems(self.engine).is_empty();
         if let Some(path) = self.path.as_deref().filter(|_| is_sound)
             && let Err(CommandFailure(error)) = size_model(self.as_ref(), path, limits)
         {
@@ -206,7 +200,7 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
 
 /// Checks the models that are loaded on demand against the budget, less what `[model]` always holds.
 fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<ConfigProblem> {
-    let is_sound = |own: &&LocalModel| own.problems.is_empty() && own.engine.problems().is_empty();
+    let is_sound = |own: &&LocalModel| own.problems.is_empty() && engine_options::problems(own.engine).is_empty();
     let always_loaded = named.iter().filter(is_sound).find(|named| named.table == ModelTable::Model);
     let always_loaded = always_loaded.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
     match limits(&raw.loading.typed(), always_loaded) {

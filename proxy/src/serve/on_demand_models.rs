@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_engines::registry::EngineKind;
 use baton_link::Engine;
 use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
@@ -15,8 +16,7 @@ use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::supervisor::{self, ChildSpec, Supervised};
-use crate::config::engine_args::EngineArgs;
-use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConfig};
+use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConfig, engine_options};
 use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
@@ -51,7 +51,7 @@ pub(super) struct MissingModel {
 pub(super) fn missing(config: &ServeConfig) -> Result<Vec<MissingModel>, CommandFailure> {
     let mut missing = Vec::new();
     for model in &config.models {
-        let engine = model.engine.engine.unwrap_or_default();
+        let engine = model.engine.kind();
         if engine.needs_file() && model_files::find(&model.source)?.is_none() {
             missing.push(MissingModel { source: model.source.clone(), engine });
         }
@@ -67,7 +67,7 @@ pub(super) fn limits(
     let memory_budget = loading.budget();
     let mut limits =
         LoadLimits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
-    if let Some(model) = always_loaded.filter(|model| model.engine.engine.unwrap_or_default().needs_file())
+    if let Some(model) = always_loaded.filter(|model| model.engine.kind().needs_file())
         && let Some(path) = model_files::find(model.source)?
     {
         limits.reserved = size_model(model, &path, &limits)?.sizes.memory_bytes;
@@ -87,7 +87,7 @@ pub(super) fn limits_of(config: &ServeConfig) -> Result<LoadLimits, CommandFailu
 pub(super) struct LocalModelRef<'a> {
     /// A path, a catalogue name or a hub's repository.
     pub source: &'a str,
-    pub engine: &'a EngineArgs,
+    pub engine: &'a WrittenOptions,
 }
 
 /// A model's sizes within the memory budget, and the metadata of its file.
@@ -103,7 +103,7 @@ pub(super) fn size_model(
     limits: &LoadLimits,
 ) -> Result<SizedModel, CommandFailure> {
     let LocalModelRef { source, engine } = model;
-    let kind = engine.engine.unwrap_or_default();
+    let kind = engine.kind();
     let header = kind.header(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let adapter = engine.lora_file().map(|lora| lora.path);
@@ -169,10 +169,10 @@ async fn plan_process(
     limits: &LoadLimits,
 ) -> Result<ProcessPlan, CommandFailure> {
     let transport = config.startup.transport.to_args();
-    let kind = model.engine.engine.unwrap_or_default();
+    let kind = model.engine.kind();
     if !kind.needs_file() {
         let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
-        let args = [model.engine.to_args(), transport].concat();
+        let args = engine_options::to_args(&model.engine)?.into_iter().chain(transport).collect();
         return Ok(ProcessPlan { name, aliases: model.aliases.clone(), args, estimated_bytes: 0, outline: None });
     }
     let path = model_files::locate_or_pull(&model.source, kind).await?;
@@ -185,8 +185,9 @@ async fn plan_process(
     });
     let SizedModel { sizes, outline } = sized.await.unwrap_or_else(|panic| Err(panic.into()))?;
     // The child must use the sizes that the budget counts, and not choose others for the memory that it finds.
-    let engine = EngineArgs { ctx_size: Some(sizes.n_ctx), kv_cells: Some(sizes.n_cells), ..model.engine.clone() };
-    let args = [engine.to_args(), transport, vec!["--model".into(), path.into()]].concat();
+    let engine = WrittenOptions { ctx_size: Some(sizes.n_ctx), kv_cells: Some(sizes.n_cells), ..model.engine.clone() };
+    let model_args = [OsString::from("--model"), path.into()];
+    let args = engine_options::to_args(&engine)?.into_iter().chain(transport).chain(model_args).collect();
     Ok(ProcessPlan {
         // The catalogue's aliases belong to the catalogue's name.
         aliases: match model.name {

@@ -13,7 +13,7 @@ use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::{cluster_key, key_to_discover};
 use super::supervisor::{self, ChildSpec, StartError, Supervised};
-use crate::config::{ServeConfig, StartupConfig};
+use crate::config::{ServeConfig, StartupConfig, engine_options};
 use crate::observe::telemetry;
 use crate::targets::nodes::Node;
 
@@ -28,7 +28,7 @@ pub(super) struct PrimaryNames {
 impl PrimaryNames {
     /// The configured names, then those of the model's file if it is on this machine.
     pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, CommandFailure> {
-        let of_file = match config.startup.engine.engine.unwrap_or_default() {
+        let of_file = match config.startup.engine.kind() {
             _ if !config.routing.has_own_engine => None,
             kind if !kind.needs_file() => Some(ModelNames { name: kind.as_str().to_owned(), aliases: Vec::new() }),
             _ => match models::locate(&config.startup.source, &cache::default_folder()?)? {
@@ -52,8 +52,8 @@ pub(super) struct OwnEngine {
 /// Starts a child process with the configured model, which is fetched first if need be.
 pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
     let StartupConfig { transport, source, engine, otlp_endpoint, .. } = &config.startup;
-    let mut args = [engine.to_args(), transport.to_args()].concat();
-    let kind = engine.engine.unwrap_or_default();
+    let mut args: Vec<OsString> = engine_options::to_args(engine)?.into_iter().chain(transport.to_args()).collect();
+    let kind = engine.kind();
     if kind.needs_file() {
         let path = model_files::locate_or_pull(source, kind).await?;
         args.extend([OsString::from("--model"), path.into()]);
@@ -65,7 +65,7 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
             true => Some(key_to_discover(transport)?),
             false => cluster_key(&config.routing.prefill, transport)?,
         },
-        workers_key: cluster_key(engine.remote_workers(), transport)?,
+        workers_key: cluster_key(engine_options::workers::remote(engine), transport)?,
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;

@@ -5,10 +5,12 @@
 mod args;
 mod report;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_engines::llama::devices;
 use baton_fetch as models;
 use baton_model::gguf::Gguf;
-use baton_proxy::config::engine_args::{self, EngineArgs};
+use baton_proxy::config::engine_args;
+use baton_proxy::config::engine_options;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::node::KEY_VARIABLE;
@@ -51,10 +53,12 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         return Err(CommandFailure(format!("--prefill needs the cluster's key: {cure} {KEY_VARIABLE}")));
     }
     let DoctorArgs { threads, max_canary_distance, .. } = args;
-    let engine = EngineArgs { threads, max_canary_distance, ..EngineArgs::default() };
-    if let Some((key, problem)) = engine.problems().first() {
-        return Err(CommandFailure(format!("{} {problem}", engine_args::flag(key))));
+    let engine = WrittenOptions { threads, max_canary_distance, ..WrittenOptions::default() };
+    if let Some((key, problem)) = engine_options::problems(&engine).first() {
+        return Err(CommandFailure(format!("{} {problem}", engine_options::flag(key))));
     }
+    let threads = threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]);
+    let distance = max_canary_distance.into_iter().flat_map(|n| ["--max-canary-distance".into(), n.to_string().into()]);
     let known = devices::all()?;
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
@@ -67,7 +71,7 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         n_new: args.new_tokens,
         n_rounds: 1,
         warms_up: false,
-        node_args: engine.to_args().into_iter().chain(transport.to_args()).collect(),
+        node_args: threads.chain(distance).chain(transport.to_args()).collect(),
         transport: transport.transport()?,
         key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
     };

@@ -1,0 +1,54 @@
+//! Values that several written options make together.
+
+use baton_model::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, parse_override};
+
+use super::kind::EngineKind;
+use super::table::{DECLARED, DeclaredOption, WrittenOptions};
+
+impl WrittenOptions {
+    /// Which engine runs the model.
+    pub fn kind(&self) -> EngineKind {
+        self.engine.unwrap_or_default()
+    }
+
+    /// The options that have a value.
+    pub fn set(&self) -> impl Iterator<Item = &'static DeclaredOption> {
+        DECLARED.iter().filter(|option| (option.field.is_set)(self))
+    }
+
+    /// The types of the KV cache.
+    pub fn cache_types(&self) -> CacheTypes {
+        CacheTypes { k: self.cache_type_k.unwrap_or_default(), v: self.cache_type_v.unwrap_or_default() }
+    }
+
+    /// The changes of the position embedding.
+    pub fn rope(&self) -> RopeOptions {
+        let number = |n: Option<f64>| n.map(|n| n as f32);
+        RopeOptions {
+            scaling: self.rope_scaling,
+            freq_base: number(self.rope_freq_base),
+            freq_scale: number(self.rope_freq_scale.or(self.rope_scale.map(|scale| 1.0 / scale))),
+            yarn_orig_ctx: self.yarn_orig_ctx,
+            yarn_ext_factor: number(self.yarn_ext_factor),
+            yarn_attn_factor: number(self.yarn_attn_factor),
+            yarn_beta_slow: number(self.yarn_beta_slow),
+            yarn_beta_fast: number(self.yarn_beta_fast),
+        }
+    }
+
+    /// The adapter, if there is one in the right form.
+    pub fn lora_file(&self) -> Option<LoraFile> {
+        let scaled = self.lora_scaled.as_deref().and_then(|scaled| LoraFile::parse_scaled(scaled).ok());
+        self.lora.clone().map(LoraFile::unscaled).or(scaled)
+    }
+
+    /// Tensors that stay with the processor. An override in a wrong form is left out.
+    pub fn cpu_tensors(&self) -> CpuTensors {
+        let overrides = self.override_tensor.iter().flatten();
+        CpuTensors {
+            all_experts: self.cpu_moe.unwrap_or(false),
+            n_expert_layers: self.n_cpu_moe.unwrap_or(0),
+            patterns: overrides.filter_map(|text| parse_override(text).ok()).collect(),
+        }
+    }
+}
