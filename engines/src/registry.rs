@@ -97,6 +97,7 @@ fn sim(options: EngineOptions) -> SimConfig {
         n_ctx: options.n_ctx.unwrap_or(defaults.n_ctx),
         prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
         decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
+        decode_sharing_cost: options.sim_decode_sharing.unwrap_or(defaults.decode_sharing_cost),
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         abort: options.sim_abort,
         ..SimConfig::default()

@@ -278,6 +278,13 @@ engine_options! {
             engines: SIM,
             shown_in: HelpLength::Long,
         }
+        /// Simulator: the share by which each further stream makes a decode step longer
+        sim_decode_sharing => sim_decode_sharing: f64 {
+            value_name: "SHARE",
+            range: Some(0.0..=1000.0),
+            engines: SIM,
+            shown_in: HelpLength::Long,
+        }
     }
     flags {
         /// Simulator: abort during this work on a text that contains TEXT, for tests
