@@ -30,6 +30,15 @@
 //! Of Baton it uses `baton-link` (the [`Engine`](baton_link::Engine) trait, handoffs), `baton-model`, `baton-process`
 //! and `baton-schemas`. No other crate may use llama.cpp or candle.
 
+#![cfg_attr(
+    not(all(feature = "candle", feature = "llama", feature = "mlx")),
+    allow(dead_code, reason = "each engine leaves out a part of what all share")
+)]
+
+// The contract suite of the integration tests is a part of the unit tests, too.
+#[cfg(test)]
+extern crate self as baton_engines;
+
 #[cfg(feature = "candle")]
 pub mod candle;
 #[cfg(feature = "models")]

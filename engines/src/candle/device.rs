@@ -2,7 +2,7 @@
 
 use candle_core::Device;
 
-use super::LoadError;
+use crate::serving::LoadError;
 
 /// A device with its name.
 pub(super) struct NamedDevice {

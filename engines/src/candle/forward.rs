@@ -12,10 +12,10 @@ use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::{rope, rope_i};
 
 use super::cache::{LayerTensor, SlotCache};
-use super::load_error::Refusal;
 use super::rotation::Angles;
 use super::shape::{Family, ModelShape};
 use super::weights::{Linear, Weights};
+use crate::serving::LoadError;
 
 /// A loaded model.
 pub(super) struct Model {
@@ -84,10 +84,10 @@ impl Model {
         rotation: KeyRotation,
         mut weights: Weights<'_>,
         device: &Device,
-    ) -> std::result::Result<Model, Refusal> {
+    ) -> std::result::Result<Model, LoadError> {
         let embedding = weights.embedding(shape.n_vocab, shape.n_embd)?;
         let layers = (0..shape.n_layers).map(|layer| Layer::load(&shape, layer, &mut weights));
-        let layers = layers.collect::<std::result::Result<_, Refusal>>()?;
+        let layers = layers.collect::<std::result::Result<_, LoadError>>()?;
         let output_norm = weights.norm("output_norm.weight", shape.n_embd)?;
         let output = weights.output(&embedding)?;
         weights.finish()?;
@@ -272,7 +272,7 @@ fn normed_if(x: Tensor, norm: Option<&Tensor>, epsilon: f32) -> Result<Tensor> {
 }
 
 impl Layer {
-    fn load(shape: &ModelShape, layer: usize, weights: &mut Weights<'_>) -> std::result::Result<Layer, Refusal> {
+    fn load(shape: &ModelShape, layer: usize, weights: &mut Weights<'_>) -> std::result::Result<Layer, LoadError> {
         let ModelShape { n_embd, n_heads, n_kv_heads, head_size, .. } = *shape;
         let name = |part: &str| format!("blk.{layer}.{part}");
         let n_ff = weights.n_rows(&name("ffn_gate.weight"))?;

@@ -4,7 +4,7 @@ use baton_model::gguf::window::{self, Window};
 use baton_model::gguf::{Gguf, Value};
 use baton_schemas::kv::{KvLayout, RopePairing};
 
-use super::load_error::Refusal;
+use crate::serving::LoadError;
 
 /// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub(super) struct ModelShape {
 const GEMMA_27B_LAYERS: usize = 62;
 
 impl ModelShape {
-    pub(super) fn of(gguf: &Gguf) -> Result<Self, Refusal> {
-        let unsupported = |why: String| Refusal::Unsupported(why);
+    pub(super) fn of(gguf: &Gguf) -> Result<Self, LoadError> {
+        let unsupported = |why: String| LoadError::Unsupported(why);
         let name = gguf.architecture().unwrap_or_default();
         let Some(family) = Family::ALL.into_iter().find(|family| family.as_str() == name) else {
             let known = Family::ALL.map(Family::as_str).join(", ");

@@ -14,7 +14,7 @@ use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, Mod
 use crate::serving::images::NoImages;
 
 /// A model with the KV of its slots, and the logits of the last batch.
-pub(super) struct CandleSlots {
+pub(crate) struct CandleSlots {
     model: Arc<Model>,
     layout: Arc<KvLayout>,
     /// The layers of each section of the layout.

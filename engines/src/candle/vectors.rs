@@ -11,7 +11,7 @@ use crate::serving::memory::available_memory;
 use crate::serving::text_vectors::TextModel;
 
 /// Owns the KV of the text that is computed.
-pub(super) struct CandleTexts {
+pub(crate) struct CandleTexts {
     model: Arc<Model>,
     pooling: Pooling,
     bytes_per_token: u64,

@@ -10,8 +10,8 @@ use baton_model::gguf::{Gguf, TensorInfo};
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
 
-use super::load_error::Refusal;
 use super::shape::{MAX_SIZE, ROPE_FACTORS};
+use crate::serving::LoadError;
 
 /// The name of the matrix of embeddings.
 const EMBEDDING: &str = "token_embd.weight";
@@ -63,10 +63,10 @@ fn is_faster_widened(weight: &QTensor, n_rows: usize) -> bool {
 }
 
 impl<'g> Weights<'g> {
-    pub(super) fn open(gguf: &'g Gguf, device: &Device) -> std::result::Result<Self, Refusal> {
+    pub(super) fn open(gguf: &'g Gguf, device: &Device) -> std::result::Result<Self, LoadError> {
         let mut left: HashMap<&str, &TensorInfo> = gguf.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         if left.len() != gguf.tensors.len() {
-            return Err(Refusal::Unsupported("two of its tensors have the same name".into()));
+            return Err(LoadError::Unsupported("two of its tensors have the same name".into()));
         }
         // `Gguf::key_rotation` reads it, and `ModelShape::of` has checked its size.
         left.remove(ROPE_FACTORS);
@@ -75,17 +75,17 @@ impl<'g> Weights<'g> {
 
     /// Reads a tensor of the shape `dims` to `device`; its last dimension is the contiguous one. `None`: the file does not
     /// have it.
-    fn read(&mut self, name: &str, dims: &[usize], device: &Device) -> std::result::Result<Option<QTensor>, Refusal> {
+    fn read(&mut self, name: &str, dims: &[usize], device: &Device) -> std::result::Result<Option<QTensor>, LoadError> {
         let Some(info) = self.left.remove(name) else { return Ok(None) };
         if !info.dims.iter().rev().copied().eq(dims.iter().map(|n| *n as u64)) || dims.contains(&0) {
             let found: Vec<u64> = info.dims.iter().rev().copied().collect();
-            return Err(Refusal::Unsupported(format!("its tensor {name} has the shape {found:?}, not {dims:?}")));
+            return Err(LoadError::Unsupported(format!("its tensor {name} has the shape {found:?}, not {dims:?}")));
         }
         let dtype = dtype(info.ggml_type).ok_or_else(|| {
-            Refusal::Unsupported(format!("its tensor {name} has ggml's type {}, which candle lacks", info.ggml_type))
+            LoadError::Unsupported(format!("its tensor {name} has ggml's type {}, which candle lacks", info.ggml_type))
         })?;
         let n_bytes = info.size_bytes.and_then(|n| usize::try_from(n).ok());
-        let n_bytes = n_bytes.ok_or_else(|| Refusal::Unsupported(format!("its tensor {name} is too large")))?;
+        let n_bytes = n_bytes.ok_or_else(|| LoadError::Unsupported(format!("its tensor {name} is too large")))?;
         // `Gguf::open` has checked that the file is so long.
         let mut bytes = vec![0; n_bytes];
         let read = self.files.read(info.file_idx, info.start, &mut bytes);
@@ -94,19 +94,19 @@ impl<'g> Weights<'g> {
         Ok(Some(QTensor::new(storage, dims.to_vec())?))
     }
 
-    fn required(&mut self, name: &str, dims: &[usize]) -> std::result::Result<QTensor, Refusal> {
+    fn required(&mut self, name: &str, dims: &[usize]) -> std::result::Result<QTensor, LoadError> {
         let device = self.device.clone();
         self.read(name, dims, &device)?.ok_or_else(|| missing(name))
     }
 
     /// The matrix of the embeddings, `[n_vocab][n_embd]`, in the processor's memory: a step reads a few of its rows.
-    pub(super) fn embedding(&mut self, n_vocab: usize, n_embd: usize) -> std::result::Result<Arc<QTensor>, Refusal> {
+    pub(super) fn embedding(&mut self, n_vocab: usize, n_embd: usize) -> std::result::Result<Arc<QTensor>, LoadError> {
         let tensor = self.read(EMBEDDING, &[n_vocab, n_embd], &Device::Cpu)?;
         tensor.map(Arc::new).ok_or_else(|| missing(EMBEDDING))
     }
 
     /// The matrix of the logits. A file without one shares it with the embeddings.
-    pub(super) fn output(&mut self, embedding: &Arc<QTensor>) -> std::result::Result<Linear, Refusal> {
+    pub(super) fn output(&mut self, embedding: &Arc<QTensor>) -> std::result::Result<Linear, LoadError> {
         let dims = embedding.shape().dims().to_vec();
         let weight = if self.left.contains_key("output.weight") {
             QMatMul::from_qtensor(self.required("output.weight", &dims)?)?
@@ -120,34 +120,34 @@ impl<'g> Weights<'g> {
     }
 
     /// A matrix `name.weight` of `n_out` rows, and `name.bias` if the file has it.
-    pub(super) fn linear(&mut self, name: &str, n_in: usize, n_out: usize) -> std::result::Result<Linear, Refusal> {
+    pub(super) fn linear(&mut self, name: &str, n_in: usize, n_out: usize) -> std::result::Result<Linear, LoadError> {
         let weight = QMatMul::from_qtensor(self.required(&format!("{name}.weight"), &[n_out, n_in])?)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), n_out)? })
     }
 
     /// The rows of a matrix that is not loaded yet.
-    pub(super) fn n_rows(&self, name: &str) -> std::result::Result<usize, Refusal> {
+    pub(super) fn n_rows(&self, name: &str) -> std::result::Result<usize, LoadError> {
         let info = self.left.get(name).ok_or_else(|| missing(name))?;
         let rows = info.dims.get(1).and_then(|n| usize::try_from(*n).ok()).filter(|n| (1..=MAX_SIZE).contains(n));
-        rows.ok_or_else(|| Refusal::Unsupported(format!("its tensor {name} has no valid number of rows")))
+        rows.ok_or_else(|| LoadError::Unsupported(format!("its tensor {name} has no valid number of rows")))
     }
 
     /// A norm's factors, in f32.
-    pub(super) fn norm(&mut self, name: &str, n: usize) -> std::result::Result<Tensor, Refusal> {
+    pub(super) fn norm(&mut self, name: &str, n: usize) -> std::result::Result<Tensor, LoadError> {
         self.vector(name, n)?.ok_or_else(|| missing(name))
     }
 
     /// A vector in f32. `None`: the file does not have it.
-    pub(super) fn vector(&mut self, name: &str, n: usize) -> std::result::Result<Option<Tensor>, Refusal> {
+    pub(super) fn vector(&mut self, name: &str, n: usize) -> std::result::Result<Option<Tensor>, LoadError> {
         let device = self.device.clone();
         let Some(tensor) = self.read(name, &[n], &device)? else { return Ok(None) };
         Ok(Some(tensor.dequantize(&device)?.to_dtype(DType::F32)?))
     }
 
     /// Checks that every tensor was used.
-    pub(super) fn finish(self) -> std::result::Result<(), Refusal> {
+    pub(super) fn finish(self) -> std::result::Result<(), LoadError> {
         match self.left.keys().min() {
-            Some(name) => Err(Refusal::Unsupported(format!("its file has the tensor {name}, which is unknown here"))),
+            Some(name) => Err(LoadError::Unsupported(format!("its file has the tensor {name}, which is unknown here"))),
             None => Ok(()),
         }
     }
@@ -169,8 +169,8 @@ pub(super) fn bytes_beyond_file(gguf: &Gguf) -> u64 {
     gguf.tensors.iter().map(of).fold(overlapping, u64::saturating_add)
 }
 
-fn missing(name: &str) -> Refusal {
-    Refusal::Unsupported(format!("its file lacks the tensor {name}"))
+fn missing(name: &str) -> LoadError {
+    LoadError::Unsupported(format!("its file lacks the tensor {name}"))
 }
 
 /// candle's type for ggml's number.

@@ -1,4 +1,4 @@
-//! The names of all engines, and what each reads of a model before it starts.
+//! The list of all engines, and what each reads of a model before it starts.
 
 use std::path::Path;
 
@@ -8,46 +8,117 @@ use baton_model::options::CacheTypes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which engine runs a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
-#[strum(serialize_all = "snake_case")]
-#[serde(rename_all = "lowercase")]
-pub enum EngineKind {
-    /// llama.cpp, for GGUF models.
-    Llama,
-    /// candle, for GGUF models of some families: in Rust alone, slower than llama.cpp.
-    Candle,
-    /// mlx-lm, for folders of safetensors as it has them: mostly on Macs, whose GPU it uses.
-    Mlx,
-    /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
-    Sim,
+/// Gives the rows of all engines but the simulator to a macro. To add an engine, add its row: its name, the feature that
+/// builds it, its type in its module, what its models are, and the types of K and V in its memory.
+macro_rules! engines {
+    ($rows:ident) => {
+        $rows! {
+            /// llama.cpp, for GGUF models.
+            Llama: "llama" => llama::Llama, Files, as_configured;
+            /// candle, for GGUF models of some families: in Rust alone, slower than llama.cpp.
+            Candle: "candle" => candle::Candle, Files, always_f32;
+            /// mlx-lm, for folders of safetensors as it has them: mostly on Macs, whose GPU it uses.
+            Mlx: "mlx" => mlx::Mlx, Folders, as_in_weights;
+        }
+    };
+}
+pub(crate) use engines;
+
+macro_rules! kinds {
+    ($(#[doc = $about:literal] $kind:ident: $feature:literal => $module:ident::$library:ident, $form:ident, $kv:ident;)*) => {
+        /// Which engine runs a model.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
+        #[strum(serialize_all = "snake_case")]
+        #[serde(rename_all = "lowercase")]
+        pub enum EngineKind {
+            $(#[doc = $about] $kind,)*
+            /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
+            Sim,
+        }
+
+        impl EngineKind {
+            pub const ALL: [EngineKind; [$($feature),*].len() + 1] = [$(EngineKind::$kind,)* EngineKind::Sim];
+
+            /// The description in an option's help.
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(EngineKind::$kind => $about.trim().trim_end_matches('.'),)*
+                    EngineKind::Sim => {
+                        "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
+                    }
+                }
+            }
+
+            /// The Cargo feature with which it is built. `None`: it is always there.
+            pub fn feature(self) -> Option<&'static str> {
+                match self {
+                    $(EngineKind::$kind => Some($feature),)*
+                    EngineKind::Sim => None,
+                }
+            }
+
+            /// Returns true if this build has it.
+            pub fn is_built(self) -> bool {
+                match self {
+                    $(EngineKind::$kind => cfg!(feature = $feature),)*
+                    EngineKind::Sim => true,
+                }
+            }
+
+            /// What its models are. `None`: it needs none.
+            fn form(self) -> Option<OnDisk> {
+                match self {
+                    $(EngineKind::$kind => Some(OnDisk::$form),)*
+                    EngineKind::Sim => None,
+                }
+            }
+
+            /// The types of K and V in the engine's memory for a model, with the types that are configured for its cache.
+            pub fn cache_types(self, configured: CacheTypes, model: &Gguf) -> CacheTypes {
+                match self {
+                    $(EngineKind::$kind => $kv(configured, model),)*
+                    EngineKind::Sim => configured,
+                }
+            }
+        }
+    };
+}
+engines!(kinds);
+
+/// What a model is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnDisk {
+    /// A GGUF file, or several parts.
+    Files,
+    /// A folder of safetensors.
+    Folders,
+}
+
+fn as_configured(configured: CacheTypes, _: &Gguf) -> CacheTypes {
+    configured
+}
+
+fn always_f32(_: CacheTypes, _: &Gguf) -> CacheTypes {
+    CacheTypes::F32
+}
+
+/// The type in which the model is computed.
+fn as_in_weights(_: CacheTypes, model: &Gguf) -> CacheTypes {
+    hf::cache_types(model)
 }
 
 impl Default for EngineKind {
-    /// llama.cpp, unless this build has only candle.
+    /// The first engine of this build that runs files, else the first one.
     fn default() -> Self {
-        if cfg!(all(feature = "candle", not(feature = "llama"))) { EngineKind::Candle } else { EngineKind::Llama }
+        let runs_files = |kind: &EngineKind| kind.is_built() && kind.form() == Some(OnDisk::Files);
+        EngineKind::ALL.into_iter().find(runs_files).unwrap_or(EngineKind::ALL[0])
     }
 }
 
 impl EngineKind {
-    pub const ALL: [EngineKind; 4] = [EngineKind::Llama, EngineKind::Candle, EngineKind::Mlx, EngineKind::Sim];
-
     /// The engine's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
         self.into()
-    }
-
-    /// The description in an option's help.
-    pub fn about(self) -> &'static str {
-        match self {
-            EngineKind::Llama => "llama.cpp, for GGUF models",
-            EngineKind::Candle => "candle, for GGUF models of some families: in Rust alone, slower than llama.cpp",
-            EngineKind::Mlx => "mlx-lm, for folders of safetensors as it has them: mostly on Macs, whose GPU it uses",
-            EngineKind::Sim => {
-                "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
-            }
-        }
     }
 
     /// Returns true if an engine of this name, as a node reports it, is a simulator: its figures are made up.
@@ -55,24 +126,14 @@ impl EngineKind {
         EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name) == Some(EngineKind::Sim)
     }
 
-    /// The types of K and V in the engine's memory for a model, with the types that are configured for its cache.
-    pub fn cache_types(self, configured: CacheTypes, model: &Gguf) -> CacheTypes {
-        match self {
-            EngineKind::Candle => CacheTypes::F32,
-            // It keeps them in the type in which it computes.
-            EngineKind::Mlx => hf::cache_types(model),
-            EngineKind::Llama | EngineKind::Sim => configured,
-        }
-    }
-
     /// Returns true if the engine runs a model from a file.
     pub fn needs_file(self) -> bool {
-        self != EngineKind::Sim
+        self.form().is_some()
     }
 
     /// Returns true if the engine's models are folders and not files.
     pub fn runs_folders(self) -> bool {
-        self == EngineKind::Mlx
+        self.form() == Some(OnDisk::Folders)
     }
 
     /// Reads what a model's file or folder says about it. Blocking. Errors: it is none that this engine runs.

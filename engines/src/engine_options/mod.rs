@@ -7,13 +7,15 @@
 
 mod combined;
 mod declared;
+mod defaults;
 mod kind;
 mod sim;
 mod table;
 mod value;
 
 pub use self::declared::{HelpLength, ShownDefault};
-pub use self::kind::EngineKind;
+pub(crate) use self::kind::engines;
+pub use self::kind::{EngineKind, HeaderError};
 pub use self::sim::{ABORT_VARIABLE, SimAbort, SimMachine, SimWork};
 pub use self::table::{DECLARED, DeclaredOption, EngineOptions, WrittenOptions};
 pub use self::value::{PossibleWord, ValueForm};

@@ -7,8 +7,8 @@ use baton_model::options::LoraFile;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
 
-use super::config::LlamaConfig;
-use super::load_error::LoadError;
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 
 /// A loaded adapter. The model owns its memory, and frees it.
 #[derive(Debug)]
@@ -22,11 +22,11 @@ pub(crate) struct Adapter {
 impl Adapter {
     /// Loads the configured adapter, if there is one. Errors: it does not fit the model.
     pub(super) fn load(
-        config: &LlamaConfig,
+        options: &EngineOptions,
         gguf: &Gguf,
         model: &mut LlamaModel,
     ) -> Result<Option<Adapter>, LoadError> {
-        let Some(file) = config.lora.clone() else { return Ok(None) };
+        let Some(file) = options.lora.clone() else { return Ok(None) };
         let unfit = |why: String| LoadError::Adapter { path: file.path.clone(), why };
         let header = Gguf::open_adapter(&file.path)?;
         gguf.check_adapter(&header).map_err(unfit)?;

@@ -4,7 +4,10 @@ use std::sync::OnceLock;
 
 use llama_cpp_2::llama_backend::LlamaBackend;
 
-use super::load_error::LoadError;
+use crate::serving::LoadError;
+
+/// The library's name, for people.
+pub(super) const NAME: &str = "llama.cpp";
 
 /// llama.cpp's backend, which is initialised once: the crate refuses a second initialisation.
 pub(crate) fn backend() -> Result<&'static LlamaBackend, LoadError> {

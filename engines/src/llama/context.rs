@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_link::handoff::PlaceRows;
-use baton_schemas::kv::{Chunk, Contiguous, Placement, VerifiedKv};
+use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Span, VerifiedKv};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -14,6 +13,7 @@ use super::projector::{ImagePreparation, Projector};
 use super::transfer::KvTransfer;
 use super::vocabulary::token;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::described::KvForm;
 use crate::serving::images::{ImageFailure, ImageRun};
 
 /// A context with its batch, and what moves KV into it and out of it.
@@ -64,13 +64,14 @@ impl<'m> LlamaSlots<'m> {
     }
 }
 
-/// Places a chunk's rows where llama.cpp's state format has them, so that the import copies nothing.
-pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
+/// A chunk's rows are placed where llama.cpp's state format has them, so that the import copies nothing.
+pub(crate) fn kv_form(transfer: &KvTransfer) -> KvForm {
     let layout = Arc::clone(transfer.layout());
-    Arc::new(move |span, _| {
+    let placement = Arc::new(move |span: &Span, _: &KvLayout| {
         let placed = BlobPlacement::new(&layout, span.p0..span.p1, &span.starts);
         placed.map_or_else(|_| Contiguous.place(span, &layout), |placement| placement.places())
-    })
+    });
+    KvForm { layout: Arc::clone(transfer.layout()), placement, buffers: transfer.imports().clone() }
 }
 
 /// A slot's llama.cpp sequence id.

@@ -6,7 +6,7 @@ use baton_model::gguf::Gguf;
 use baton_model::options::CpuTensors;
 use regex::RegexBuilder;
 
-use super::load_error::LoadError;
+use crate::serving::LoadError;
 
 /// llama-server's pattern for the tensors of experts.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";

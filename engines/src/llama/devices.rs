@@ -4,7 +4,7 @@ use baton_schemas::worker::LentDevice;
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType, list_llama_ggml_backend_devices};
 
 use super::backend::backend;
-use super::load_error::LoadError;
+use crate::serving::LoadError;
 
 /// The name of the processor, for computing without a GPU.
 pub const CPU: &str = "cpu";

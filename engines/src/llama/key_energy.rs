@@ -9,7 +9,8 @@ use baton_schemas::Token;
 use baton_schemas::kv::{KeyRotation, KvLayout, RopePairing, SectionRotation};
 
 use super::queries::{self, Queries};
-use super::{LlamaConfig, LoadError};
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 
 /// Distances between a query and a key: equally many in each octave up to 1,024.
 const N_DISTANCES: u32 = 41;
@@ -46,7 +47,7 @@ struct LayerSums {
 /// The energy of each channel of K in every layer, in the layout's canonical order, without a unit. `n_cells` must be more than
 /// the window of windowed layers and a batch.
 pub fn measure(
-    config: &LlamaConfig,
+    options: &EngineOptions,
     n_cells: u32,
     prompts: &[Vec<Token>],
     layout: &KvLayout,
@@ -63,7 +64,7 @@ pub fn measure(
     };
     let mut misfit = None;
     let rotation_of = |section: Option<usize>| section.and_then(|section| rotation.sections.get(section)?.as_ref());
-    queries::watch(config, n_cells, prompts, &mut |queries| {
+    queries::watch(options, n_cells, prompts, &mut |queries| {
         let rotation = rotation_of(section_of(queries.n_cells));
         // A panic in llama.cpp's callback would end the process, so what does not fit is noted.
         match rotation {

@@ -5,54 +5,78 @@ use std::pin::Pin;
 use std::sync::Mutex;
 
 use baton_model::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
-use baton_model::options::{CacheType, RopeOptions, RopeScaling};
+use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType, RopeScalingType};
 use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::adapter::Adapter;
-use super::backend::backend;
-use super::config::LlamaConfig;
-use super::cpu_tensors;
+use super::backend::{NAME, backend};
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
-use super::load_error::LoadError;
 use super::placed::Placed;
+use super::{cpu_tensors, devices};
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 use crate::serving::memory::available_memory;
 
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
-pub(crate) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
-    let adapter = config.lora.as_ref().map(|lora| &*lora.path);
-    let options = SizeOptions {
-        n_ctx: config.n_ctx,
-        n_cells: config.n_cells,
-        n_slots: config.n_slots,
-        cache_types: config.cache_types,
-        companion_bytes: Gguf::companion_bytes(config.projector.as_deref(), adapter)?,
+pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Result<ModelSizes, LoadError> {
+    let adapter = options.lora.as_ref().map(|lora| &*lora.path);
+    let wanted = SizeOptions {
+        n_ctx: options.n_ctx,
+        n_cells: options.n_cells,
+        n_slots: options.slots(),
+        cache_types: options.cache_types,
+        companion_bytes: Gguf::companion_bytes(options.projector.as_deref(), adapter)?,
     };
-    ModelSizes::choose(gguf, options, available).map_err(|error| match error {
-        SizeError::OutOfRange(message) => LoadError::Config(message),
-        SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
-            path: config.model.clone(),
-            n_cells,
-            needed_mib: needed_bytes >> 20,
-            available_mib: available_bytes >> 20,
-        },
-    })
+    Ok(ModelSizes::choose(gguf, wanted, available)?)
 }
 
-pub(crate) fn model(config: &LlamaConfig, gguf: &Gguf, placed: &Placed) -> Result<LlamaModel, LoadError> {
-    let mut params = config.model_params(placed)?;
+pub(crate) fn model(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> Result<LlamaModel, LoadError> {
+    let mut params = model_params(options, placed)?;
     // llama.cpp reads them while it loads.
-    let cpu_tensors = cpu_tensors::patterns(&config.cpu_tensors, gguf)?;
+    let cpu_tensors = cpu_tensors::patterns(&options.cpu_tensors, gguf)?;
     for pattern in &cpu_tensors {
         Pin::new(&mut params).add_cpu_buft_override(pattern);
     }
-    LlamaModel::load_from_file(backend()?, &config.model, &params).map_err(|_| LoadError::Refused {
-        path: config.model.clone(),
-        architecture: gguf.architecture().unwrap_or("unknown").to_owned(),
+    LlamaModel::load_from_file(backend()?, options.path()?, &params).map_err(|_| LoadError::Refused {
+        library: NAME,
+        why: format!(
+            "its architecture is {:?}. RUST_LOG=info shows llama.cpp's own messages",
+            gguf.architecture().unwrap_or("unknown")
+        ),
     })
+}
+
+/// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.
+fn model_params(options: &EngineOptions, placed: &Placed) -> Result<LlamaModelParams, LoadError> {
+    // All layers. llama.cpp ignores the number in a build without GPU support.
+    let n_gpu_layers = options.n_gpu_layers.unwrap_or(999);
+    let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers);
+    let split_mode = match options.split_mode {
+        None | Some(SplitMode::Layer) => LlamaSplitMode::Layer,
+        Some(SplitMode::None) => LlamaSplitMode::None,
+        Some(SplitMode::Row) => LlamaSplitMode::Row,
+    };
+    let params = params
+        .with_use_mmap(options.mmap.unwrap_or(true))
+        .with_use_mlock(options.mlock.unwrap_or(false))
+        .with_split_mode(split_mode);
+    let indices = match &options.device {
+        _ if placed.has_workers() => placed.indices.clone(),
+        Some(name) => devices::indices(name)?,
+        None => return Ok(params),
+    };
+    params.with_devices(&indices).map_err(|e| LoadError::Backend(e.to_string()))
+}
+
+/// Threads that compute: by default one for each core.
+pub(super) fn threads(options: &EngineOptions) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    options.n_threads.map_or_else(cores, |n| n as usize)
 }
 
 /// Sequences in addition to the slots': KV is imported and exported through a scratch sequence ([`super::transfer`]).
@@ -69,39 +93,34 @@ pub(crate) const SCRATCH_SEQUENCES: u32 = 1;
 /// most `n_batch` tokens, in physical batches.
 pub(crate) fn context<'m>(
     model: &'m LlamaModel,
-    config: &LlamaConfig,
+    options: &EngineOptions,
     adapter: Option<&Adapter>,
     n_cells: u32,
     n_batch: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    let params = params(config, n_cells)
+    let params = params(options, n_cells)
         .with_n_batch(n_batch)
-        .with_n_ubatch(config.n_ubatch)
-        .with_n_seq_max(config.n_slots + SCRATCH_SEQUENCES)
-        .with_type_k(cache_type(config.cache_types.k))
-        .with_type_v(cache_type(config.cache_types.v))
+        .with_n_ubatch(options.ubatch())
+        .with_n_seq_max(options.slots() + SCRATCH_SEQUENCES)
+        .with_type_k(cache_type(options.cache_types.k))
+        .with_type_v(cache_type(options.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);
-    create(model, config, adapter, n_cells, params)
+    create(model, adapter, n_cells, params)
 }
 
 /// Creates a context for vectors. Errors: memory is short, which the context for generation may already use.
 pub(crate) fn embedding_context<'m>(
     model: &'m LlamaModel,
-    config: &LlamaConfig,
+    options: &EngineOptions,
     adapter: Option<&Adapter>,
     plan: &EmbedPlan,
     kv_bytes_per_token: u64,
 ) -> Result<LlamaContext<'m>, LoadError> {
     let n_cells = plan.n_ctx.next_multiple_of(CELL_ALIGNMENT);
-    let needed = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
-    let available = available_memory();
-    if needed > available {
-        return Err(LoadError::TooLittleMemory {
-            path: config.model.clone(),
-            n_cells,
-            needed_mib: needed >> 20,
-            available_mib: available >> 20,
-        });
+    let needed_bytes = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
+    let available_bytes = available_memory();
+    if needed_bytes > available_bytes {
+        return Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes }.into());
     }
     let pooling = match plan.output {
         Output::Vector { pooling: Pooling::Mean, .. } => LlamaPoolingType::Mean,
@@ -109,14 +128,14 @@ pub(crate) fn embedding_context<'m>(
         Output::Vector { pooling: Pooling::Last, .. } => LlamaPoolingType::Last,
         Output::Score => LlamaPoolingType::Rank,
     };
-    let params = params(config, n_cells)
+    let params = params(options, n_cells)
         .with_n_batch(plan.n_ubatch)
         .with_n_ubatch(plan.n_ubatch)
         .with_n_seq_max(MAX_SEQUENCES)
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO)
         .with_embeddings(true)
         .with_pooling_type(pooling);
-    create(model, config, adapter, n_cells, params)
+    create(model, adapter, n_cells, params)
 }
 
 fn cache_type(cache_type: CacheType) -> KvCacheType {
@@ -133,9 +152,9 @@ fn cache_type(cache_type: CacheType) -> KvCacheType {
     }
 }
 
-fn params(config: &LlamaConfig, n_cells: u32) -> LlamaContextParams {
-    let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
-    with_rope(LlamaContextParams::default(), config.rope)
+fn params(options: &EngineOptions, n_cells: u32) -> LlamaContextParams {
+    let n_threads = i32::try_from(threads(options)).unwrap_or(i32::MAX);
+    with_rope(LlamaContextParams::default(), options.rope)
         .with_n_ctx(NonZeroU32::new(n_cells))
         .with_n_threads(n_threads)
         .with_n_threads_batch(n_threads)
@@ -176,7 +195,6 @@ fn with_rope(params: LlamaContextParams, rope: RopeOptions) -> LlamaContextParam
 
 fn create<'m>(
     model: &'m LlamaModel,
-    config: &LlamaConfig,
     adapter: Option<&Adapter>,
     n_cells: u32,
     params: LlamaContextParams,
@@ -185,7 +203,7 @@ fn create<'m>(
     static CREATING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let context = model.new_context(backend()?, params);
-    let mut context = context.map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })?;
+    let mut context = context.map_err(|_| LoadError::Context { n_cells })?;
     if let Some(adapter) = adapter {
         adapter.apply(&mut context)?;
     }

@@ -1,24 +1,20 @@
 //! Runs GGUF models with llama.cpp.
 //!
-//! [`LlamaEngine::start`] loads a model and starts one thread, the scheduler ([`crate::serving`]), which owns the model's
-//! context. `baton node` uses it. The proxy never does, since a crash in C++ must cost a node and not the endpoint.
+//! [`Llama`] describes and loads models for [`serving`](crate::serving), whose thread owns the contexts. `baton node` uses it.
+//! The proxy never does, since a crash in C++ must cost a node and not the endpoint.
 
 mod adapter;
 pub(crate) mod backend;
 pub mod blob;
-mod canary;
 mod cell_order;
-mod config;
 pub(crate) mod context;
 mod cpu_tensors;
 pub mod devices;
 pub(crate) mod embed;
 mod export_buffer;
-mod facts;
 #[cfg(feature = "measure")]
 pub mod key_energy;
 pub(crate) mod load;
-mod load_error;
 mod locked_memory;
 mod pixels;
 pub(crate) mod placed;
@@ -32,203 +28,162 @@ mod queries;
 pub mod reference;
 pub(crate) mod rpc;
 pub mod shares;
-mod start;
 mod state;
 mod tokenizer;
+mod tokens;
 pub mod transfer;
 #[cfg(feature = "measure")]
 pub mod trial;
 pub(crate) mod vocabulary;
 
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::Arc;
 
-use baton_link::handoff::KvPuller;
-use baton_model::gguf::Gguf;
-use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
-use baton_model::vocabulary::{Tokenize, Vocabulary};
-use baton_schemas::Token;
-use baton_schemas::node::{Memory, NodeInfo, Role};
+use baton_model::gguf::{Gguf, ModelSizes};
+use baton_model::options::CacheTypes;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::token::LlamaToken;
 
 use self::adapter::Adapter;
-pub use self::config::LlamaConfig;
-pub use self::load_error::LoadError;
+use self::context::{LlamaSlots, kv_form};
+use self::embed::Embedder;
+use self::embed::plan::EmbedPlan;
 use self::placed::Placed;
 use self::projector::Projector;
-use self::start::Start;
 pub use self::state::StateError;
-use self::tokenizer::Tokenizer;
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
+use crate::serving::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, Reranker};
 use crate::serving::images::ImageEncoder;
-use crate::serving::pair::{Joints, PairForm};
+use crate::serving::jobs::EngineLoad;
 use crate::serving::scheduler::SchedulerLimits;
-use crate::serving::start::{engine_load, file_stem, wake};
-use crate::serving::step_budget::PrefillBudget;
-use crate::serving::{EngineName, EngineParts, ModelEngine};
 
-/// A model that llama.cpp runs.
-pub type LlamaEngine = ModelEngine<Llama>;
+/// llama.cpp.
+#[derive(Default)]
+pub struct Llama;
 
-/// The name of this engine.
-pub enum Llama {}
-
-impl EngineName for Llama {
-    // mtmd's marker, which llama-server writes, too.
-    const IMAGE_MARK: &'static str = "<__media__>";
+/// The weights, and what the thread's contexts need.
+pub(crate) struct PlacedModel {
+    model: Arc<LlamaModel>,
+    gguf: Arc<Gguf>,
+    options: EngineOptions,
+    sizes: ModelSizes,
+    adapter: Option<Arc<Adapter>>,
+    /// Encodes images.
+    projector: Option<Arc<Projector>>,
+    /// The plan for vectors, if the model gives any.
+    embedding: Option<EmbedPlan>,
+    placed: Placed,
+    /// ggml's index of the first GPU that computes, at least a part of the layers.
+    gpu: Option<usize>,
+    devices: Vec<String>,
 }
 
-impl LlamaEngine {
-    /// Loads the model and starts its thread. Blocking: up to minutes.
-    ///
-    /// `puller` fetches KV for requests that name a prefill node; without a puller the engine computes such prompts
-    /// itself.
-    pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
-        config.check()?;
-        let gguf = Gguf::open(&config.model)?;
-        let placed = Placed::new(&config.workers)?;
-        let sizes = load::sizes(&gguf, &config, placed.memory)?;
-        let mut model = load::model(&config, &gguf, &placed)?;
-        let adapter = Adapter::load(&config, &gguf, &mut model)?.map(Arc::new);
+impl ModelLibrary for Llama {
+    const ENGINE: &'static str = "llama";
+    const NAME: &'static str = backend::NAME;
+    const CHANGES_MODELS: bool = true;
+
+    type Model = PlacedModel;
+    type Context<'m> = LlamaSlots<'m>;
+    type Vectors<'m> = Embedder<'m>;
+
+    /// Loads the weights, too: llama.cpp reads the vocabulary with them.
+    fn describe(&self, options: &EngineOptions) -> Result<DescribedModel<PlacedModel>, LoadError> {
+        let (device, n_gpu_layers) = (options.device.as_deref(), options.n_gpu_layers);
+        if options.workers.is_empty() {
+            // Workers have the devices.
+            devices::check(device, n_gpu_layers)?;
+        }
+        let gguf = Arc::new(Gguf::open(options.path()?)?);
+        let placed = Placed::new(&options.workers)?;
+        let sizes = load::sizes(&gguf, options, placed.memory)?;
+        let mut model = load::model(options, &gguf, &placed)?;
+        let adapter = Adapter::load(options, &gguf, &mut model)?.map(Arc::new);
         let model = Arc::new(model);
-        let vocabulary = Arc::new(vocabulary::vocabulary(&model));
-        let tokenizer = Arc::new(Tokenizer::new(Arc::clone(&model), &gguf, &config.model)?);
-        let projector = Projector::load(&config, &model)?;
-        let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
-        let gpu = devices::first_gpu(config.device.as_deref(), config.n_gpu_layers)?;
-        if config.mlock && gpu.is_none() {
+        let tokens = tokens::tokens(&model, &gguf, options.path()?)?;
+        let projector = Projector::load(options, &model)?;
+        let gpu = devices::first_gpu(device, n_gpu_layers)?;
+        if options.mlock == Some(true) && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
         }
-        let sliding_window = gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0);
-        let small_steps = config.small_steps && gpu.is_none() && !placed.has_workers();
-        let budget = PrefillBudget::new(config.n_ubatch, small_steps, config.prefill_budget);
-        // A window's cells of a long step would be overwritten before they are exported.
-        let budget = match placed.is_pipeline() && sliding_window.is_none() {
-            true => budget.of_pipeline(),
-            false => budget,
-        };
-        let limits = SchedulerLimits {
-            n_slots: config.n_slots as usize,
-            n_ctx: sizes.n_ctx as usize,
-            n_cells: sizes.n_cells as usize,
-            budget,
-            sliding_window,
-            indivisible: model.is_recurrent() || model.is_hybrid(),
-        };
-        let of_file = || gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
-        let name = config.name.clone().unwrap_or_else(of_file);
-        let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
-        let facts = facts::gather(&config, &gguf, &model, &vocabulary);
-        let embedding = embed::plan::plan(&gguf, &model, &config, sizes.n_ctx);
-        let is_reranker = embedding.is_some_and(|plan| plan.reranking().is_some());
-        let special = || special_tokens(&model, &vocabulary);
-        let pairs = is_reranker.then(|| PairForm::of(&gguf, special(), joints(&model))).transpose();
-        let pairs = pairs.map_err(|error| template_error(&config, &error))?;
-        let generates = gguf.generates();
+        let embedding = embed::plan::plan(&gguf, &model, options.ubatch(), sizes.n_ctx);
+        let reranking = embedding.and_then(|plan| plan.reranking());
         let devices = match placed.has_workers() {
             true => placed.names.clone(),
-            false => devices::in_use(config.device.as_deref(), config.n_gpu_layers)?,
+            false => devices::in_use(device, n_gpu_layers)?,
         };
-        let workers = placed.shares(model.n_layer());
         let of_adapter = adapter.iter().map(|adapter| adapter.changes());
-        let changes = config.cache_types.changes().into_iter().chain(config.rope.changes()).chain(of_adapter);
-        let fingerprint = gguf.fingerprint(&changes.collect::<Vec<_>>())?;
-        let (shared, load) = engine_load();
-        let (messages, messages_rx) = std_mpsc::channel();
-        let messages = Arc::new(messages);
-        let started = Start {
-            model: Arc::clone(&model),
-            vocabulary: Arc::clone(&vocabulary),
-            config: config.clone(),
-            adapter,
-            limits,
-            shared: Arc::clone(&shared),
-            fingerprint,
-            gguf,
-            projector: projector.clone(),
-            puller: puller.clone(),
-            wake: wake(&messages),
-            generates,
-            embedding,
-            kv_bytes: sizes.kv_bytes_per_token,
-            gpu,
-        }
-        .run(messages_rx)?;
-        let info = NodeInfo {
-            model: name,
-            engine: "llama".into(),
-            architecture,
-            n_ctx: if generates { sizes.n_ctx } else { embedding.map_or(sizes.n_ctx, |plan| plan.n_ctx) },
-            n_ctx_train: model.n_ctx_train(),
-            n_vocab: vocabulary.n_tokens() as u32,
-            n_slots: config.n_slots,
-            memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
-            has_chat_template: template.is_some(),
-            generates,
+        let changes = options.cache_types.changes().into_iter().chain(options.rope.changes()).chain(of_adapter);
+        Ok(DescribedModel {
+            header: Arc::clone(&gguf),
+            tokens,
+            sizes,
+            fingerprint: gguf.fingerprint(&changes.collect::<Vec<_>>())?,
+            quantization: gguf.quantization().unwrap_or_default().to_owned(),
+            model_bytes: model.size(),
             embedding: embedding.and_then(|plan| plan.embedding()),
-            reranking: embedding.and_then(|plan| plan.reranking()),
-            projector: projector.as_ref().map(|projector| projector.id().to_owned()),
-            devices,
-            workers,
-            role: Role::Both,
-            fingerprint: Some(fingerprint),
-            kv: started.kv,
-            facts,
-            process: 0,
+            reranker: reranking.map(|facts| Reranker { facts, joints: tokens::joints(&model) }),
+            images: projector.clone().map(|projector| projector as Arc<dyn ImageEncoder>),
+            workers: placed.shares(model.n_layer()),
+            model: PlacedModel {
+                model,
+                gguf,
+                options: options.clone(),
+                sizes,
+                adapter,
+                projector,
+                embedding,
+                placed,
+                gpu,
+                devices,
+            },
+        })
+    }
+
+    /// Creates the context for generation, or that for vectors of a model that only gives these.
+    fn load<'m>(
+        loaded: &'m PlacedModel,
+        shared: &Arc<EngineLoad>,
+    ) -> Result<LoadedModel<LlamaSlots<'m>, Embedder<'m>>, LoadError> {
+        let PlacedModel { model, gguf, options, adapter, projector, devices, gpu, .. } = loaded;
+        // Encoders have no KV, and the context for vectors has the default types.
+        let kv_bytes = gguf.kv_bytes_per_token(CacheTypes::default()).filter(|_| gguf.generates()).unwrap_or(0);
+        let vectors = Embedder::new(model, options.clone(), loaded.embedding, kv_bytes, Arc::clone(shared));
+        let mut vectors = vectors.with_adapter(adapter.clone());
+        if !gguf.generates() {
+            vectors.prepare()?;
+            return Ok(LoadedModel { generator: None, vectors, devices: devices.clone() });
+        }
+        let limits = loaded.limits();
+        let n_batch = limits.budget.max_tokens() + limits.n_slots;
+        let n_tokens = u32::try_from(n_batch).unwrap_or(u32::MAX);
+        let mut context = load::context(model, options, adapter.as_deref(), loaded.sizes.n_cells, n_tokens)?;
+        let transfer =
+            probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(|error| error.to_string());
+        let (transfer, kv) = match transfer {
+            Ok(transfer) => (Some(transfer.clone()), Ok(kv_form(&transfer))),
+            Err(reason) => (None, Err(reason)),
         };
-        let bos = id(model.vocab().bos()).filter(|_| model.vocab().should_add_bos());
-        Ok(ModelEngine::new(EngineParts {
-            vocabulary,
-            tokenizer: tokenizer as Arc<dyn Tokenize>,
-            bos,
-            template,
-            pairs,
-            info,
-            max_queued: config.max_queued,
-            puller,
-            images: projector.map(|projector| projector as Arc<dyn ImageEncoder>),
-            shared,
-            load,
-            messages,
-            scheduler: started.thread,
-        }))
+        let has_workers = loaded.placed.has_workers();
+        let context = LlamaSlots::new(context, n_batch)
+            .with_whole_steps(has_workers)
+            .with_transfer(transfer, options.slots())
+            .with_projector(projector.clone());
+        let generator = Generator { context, limits, kv, parks: gpu.is_none() && !has_workers };
+        Ok(LoadedModel { generator: Some(generator), vectors, devices: devices.clone() })
     }
 }
 
-fn compile_template(
-    config: &LlamaConfig,
-    gguf: &Gguf,
-    model: &LlamaModel,
-    vocabulary: &Vocabulary,
-) -> Result<Option<ChatTemplate>, LoadError> {
-    let Some(source) = facts::template_source(config, gguf) else { return Ok(None) };
-    let compiled = ChatTemplate::compile(source, special_tokens(model, vocabulary));
-    compiled.map(Some).map_err(|error| template_error(config, &error))
-}
-
-fn template_error(config: &LlamaConfig, error: &TemplateError) -> LoadError {
-    LoadError::Template { path: config.model.clone(), message: error.to_string() }
-}
-
-fn special_tokens(model: &LlamaModel, vocabulary: &Vocabulary) -> SpecialTokens {
-    let vocab = model.vocab();
-    let text = |t| vocabulary.text(id(t));
-    SpecialTokens { bos: text(vocab.bos()), eos: text(vocab.eos()), control: vocabulary::control_spellings(model) }
-}
-
-/// The tokens around a reranker's two texts.
-fn joints(model: &LlamaModel) -> Joints {
-    let vocab = model.vocab();
-    let bos = id(vocab.bos()).filter(|_| vocab.should_add_bos());
-    let eos = id(vocab.eos()).or_else(|| id(vocab.sep())).filter(|_| vocab.should_add_eos());
-    let sep = id(vocab.sep()).filter(|_| vocab.should_add_sep());
-    Joints {
-        before: bos.into_iter().collect(),
-        between: eos.into_iter().chain(sep).collect(),
-        after: eos.into_iter().collect(),
+impl PlacedModel {
+    fn limits(&self) -> SchedulerLimits {
+        let on_processor = self.gpu.is_none() && !self.placed.has_workers();
+        let limits = SchedulerLimits::new(&self.options, self.sizes, on_processor);
+        let sliding_window = self.gguf.sliding_window().and_then(|w| usize::try_from(w).ok());
+        // A window's cells of a long step would be overwritten before they are exported.
+        let budget = match self.placed.is_pipeline() && sliding_window.is_none() {
+            true => limits.budget.of_pipeline(),
+            false => limits.budget,
+        };
+        let indivisible = self.model.is_recurrent() || self.model.is_hybrid();
+        SchedulerLimits { budget, sliding_window, indivisible, ..limits }
     }
-}
-
-/// A token's number. llama.cpp writes −1 for a token that the vocabulary lacks.
-fn id(token: LlamaToken) -> Option<Token> {
-    Token::try_from(token.0).ok()
 }

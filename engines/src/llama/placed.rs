@@ -4,10 +4,9 @@ use baton_model::gguf::COMPUTE_RESERVE;
 use baton_model::options::WorkerEndpoint;
 use baton_schemas::worker::WorkerShare;
 
-use super::devices;
-use super::load_error::LoadError;
-use super::rpc;
 use super::shares::layers_of;
+use super::{devices, rpc};
+use crate::serving::LoadError;
 use crate::serving::memory::available_memory;
 
 /// Where a model is computed. Without workers, llama.cpp chooses by the options.

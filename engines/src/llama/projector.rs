@@ -27,10 +27,11 @@ use llama_cpp_2::mtmd::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::config::LlamaConfig;
 use super::devices;
-use super::load_error::LoadError;
+use super::load::threads;
 use super::pixels::Pixels;
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 use crate::serving::images::{ImageEncoder, ImageFailure, ImageRun, Preparation};
 
 /// llama.cpp's code for no free cells. It also stands for a failure of the projector.
@@ -130,14 +131,14 @@ pub(crate) struct Projector {
 impl Projector {
     /// Loads the configured projector, if there is one. Errors: the file is not a projector, belongs to another model,
     /// or is of a kind that this engine cannot run.
-    pub(crate) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Arc<Projector>>, LoadError> {
-        let Some(path) = &config.projector else { return Ok(None) };
+    pub(crate) fn load(options: &EngineOptions, model: &Arc<LlamaModel>) -> Result<Option<Arc<Projector>>, LoadError> {
+        let Some(path) = &options.projector else { return Ok(None) };
         let refused = |why: &str| LoadError::Projector { path: path.clone(), why: why.to_owned() };
         let gguf = Gguf::open_projector(path)?;
         let params = MtmdContextParams {
-            use_gpu: config.device.as_deref() != Some(devices::CPU) && config.n_gpu_layers != Some(0),
+            use_gpu: options.device.as_deref() != Some(devices::CPU) && options.n_gpu_layers != Some(0),
             print_timings: false,
-            n_threads: i32::try_from(config.threads()).unwrap_or(i32::MAX),
+            n_threads: i32::try_from(threads(options)).unwrap_or(i32::MAX),
             media_marker: marker()?,
             ..MtmdContextParams::default()
         };
@@ -161,7 +162,7 @@ impl Projector {
             _model: Arc::clone(model),
             id,
             in_one_batch,
-            n_ubatch: config.n_ubatch as usize,
+            n_ubatch: options.ubatch() as usize,
             preparing: Arc::new(Semaphore::new(1)),
             kept: Mutex::default(),
             queued: Mutex::default(),
@@ -172,11 +173,6 @@ impl Projector {
         let thread = std::thread::Builder::new().name("image".into()).spawn(move || prepare_queued(&weak, &woken));
         thread.map_err(|e| LoadError::Config(format!("the projector's thread cannot start: {e}")))?;
         Ok(Some(projector))
-    }
-
-    /// The value of [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector): the hash of its weights, in hex.
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     /// Takes an image of a sequence from those that are kept, or queues it for the projector's thread. `None`: the queue
@@ -280,6 +276,10 @@ impl Projector {
 }
 
 impl ImageEncoder for Projector {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn turn(&self) -> BoxFuture<'_, Option<OwnedSemaphorePermit>> {
         Arc::clone(&self.preparing).acquire_owned().map(Result::ok).boxed()
     }
@@ -360,10 +360,10 @@ mod tests {
         let [model, projector] = ["llama.gguf", "mmproj.gguf"].map(|name| folder.path().join(name));
         tiny_gguf::write(&model, tiny_gguf::Architecture::Llama, 1);
         tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
-        let config = LlamaConfig { projector: Some(projector), ..LlamaConfig::new(&model) };
-        let gguf = Gguf::open(&config.model).unwrap();
-        let model = Arc::new(super::super::load::model(&config, &gguf, &Placed::alone()).unwrap());
-        let projector = Projector::load(&config, &model).unwrap().unwrap();
+        let options = EngineOptions { projector: Some(projector), ..EngineOptions::of(&model) };
+        let gguf = Gguf::open(&model).unwrap();
+        let model = Arc::new(super::super::load::model(&options, &gguf, &Placed::alone()).unwrap());
+        let projector = Projector::load(&options, &model).unwrap().unwrap();
         // The projector's thread waits for its turn.
         let turn = futures::executor::block_on(projector.turn());
         let prepare = || projector.prepare(&ImageRun { at: 3..9, image: image("a") });

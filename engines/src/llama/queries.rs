@@ -11,8 +11,10 @@ use baton_schemas::Token;
 use llama_cpp_sys_2 as sys;
 
 use super::backend::backend;
+use super::load::threads;
 use super::vocabulary::token;
-use super::{LlamaConfig, LoadError};
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 
 /// What llama.cpp calls the K cache of a layer, before the layer's number.
 const K_CACHE: &str = "cache_k_l";
@@ -61,25 +63,25 @@ struct Watcher<'a> {
 /// Computes each prompt in batches of at most `n_ubatch` tokens in a cache of `n_cells`, and calls `visit` for every layer of
 /// every batch.
 pub(super) fn watch(
-    config: &LlamaConfig,
+    options: &EngineOptions,
     n_cells: u32,
     prompts: &[Vec<Token>],
     visit: &mut dyn FnMut(Queries<'_>),
 ) -> Result<(), LoadError> {
     backend()?;
-    let failed = || LoadError::Context { path: config.model.clone(), n_cells };
-    let path = config.model.to_str().and_then(|path| CString::new(path).ok()).ok_or_else(failed)?;
+    let failed = || LoadError::Context { n_cells };
+    let path = options.path()?.to_str().and_then(|path| CString::new(path).ok()).ok_or_else(failed)?;
     let mut watcher = Watcher { p0: 0, copy: Vec::new(), visit };
     let watcher = &raw mut watcher;
-    let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
+    let n_threads = i32::try_from(threads(options)).unwrap_or(i32::MAX);
     // SAFETY: the parameters are llama.cpp's own defaults with other numbers. The path lives through the call. What is returned
     // is checked, and freed by `Session`. The callback's data lives longer than the session, which is declared after it, and is
     // used by nothing else while llama.cpp computes.
     let session = unsafe {
         let mut params = sys::llama_context_default_params();
         params.n_ctx = n_cells;
-        params.n_batch = config.n_ubatch;
-        params.n_ubatch = config.n_ubatch;
+        params.n_batch = options.ubatch();
+        params.n_ubatch = options.ubatch();
         params.n_seq_max = 1;
         params.n_threads = n_threads;
         params.n_threads_batch = n_threads;
@@ -99,7 +101,7 @@ pub(super) fn watch(
     };
     for prompt in prompts {
         let mut p0 = 0;
-        for piece in prompt.chunks(config.n_ubatch.max(1) as usize) {
+        for piece in prompt.chunks(options.ubatch().max(1) as usize) {
             let mut tokens: Vec<sys::llama_token> = piece.iter().map(|t| token(*t).0).collect();
             let n_tokens = i32::try_from(tokens.len()).map_err(|_| failed())?;
             // SAFETY: nothing else refers to the watcher between two batches.

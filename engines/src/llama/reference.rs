@@ -15,15 +15,17 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
+use super::load;
 use super::placed::Placed;
 use super::vocabulary::{token, tokenize};
-use super::{LlamaConfig, LoadError, load};
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
 use crate::serving::sampler::argmax;
 
 /// A loaded model for plain loops.
 pub struct Reference {
     model: LlamaModel,
-    config: LlamaConfig,
+    options: EngineOptions,
 }
 
 /// The output and the times of a plain loop.
@@ -40,17 +42,17 @@ pub struct Run {
 }
 
 impl Reference {
-    /// Loads the configured model. Plain loops use only the configuration's threads and batch size.
-    pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
-        config.check()?;
-        let gguf = Gguf::open(&config.model)?;
-        let model = load::model(&config, &gguf, &Placed::alone())?;
-        Ok(Reference { model, config })
+    /// Loads the configured model. Plain loops use only the threads and the batch size.
+    pub fn load(options: EngineOptions) -> Result<Reference, LoadError> {
+        options.check_ranges().map_err(LoadError::Config)?;
+        let gguf = Gguf::open(options.path()?)?;
+        let model = load::model(&options, &gguf, &Placed::alone())?;
+        Ok(Reference { model, options })
     }
 
-    /// The configuration that it was loaded with.
-    pub fn config(&self) -> &LlamaConfig {
-        &self.config
+    /// The options that it was loaded with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
     }
 
     pub fn model(&self) -> &LlamaModel {
@@ -59,7 +61,7 @@ impl Reference {
 
     /// A context like an engine's, with the configured slots and `n_cells` cells.
     pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
-        load::context(&self.model, &self.config, None, n_cells, self.config.n_ubatch + self.config.n_slots)
+        load::context(&self.model, &self.options, None, n_cells, self.options.ubatch() + self.options.slots())
     }
 
     /// Tokenizes text without BOS. Text that spells a control token becomes that token.
@@ -81,9 +83,9 @@ impl Reference {
         let n_seq = u32::try_from(prompts.len().max(1)).unwrap_or(u32::MAX);
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
         let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
-        let config = LlamaConfig { n_slots: n_seq, ..self.config.clone() };
-        let mut context = load::context(&self.model, &config, None, n_cells, config.n_ubatch + config.n_slots)?;
-        let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
+        let of_engine = EngineOptions { n_slots: Some(n_seq), ..self.options.clone() };
+        let mut context = load::context(&self.model, &of_engine, None, n_cells, of_engine.ubatch() + n_seq)?;
+        let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.options.ubatch() as usize };
         plain.run(prompts, n_new, options)
     }
 

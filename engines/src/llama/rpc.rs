@@ -14,7 +14,7 @@ use llama_cpp_sys_2 as sys;
 use socket2::SockRef;
 
 use super::backend::backend;
-use super::load_error::LoadError;
+use crate::serving::LoadError;
 
 const NO_RPC: &str =
     "this build of llama.cpp has no RPC backend. Build it with GGML_RPC=ON, as .cargo/config.toml does";

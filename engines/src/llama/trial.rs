@@ -9,12 +9,12 @@ use baton_schemas::kv::{Chunk, KeyRotation, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
-use super::LoadError;
 use super::placement::ImportBlob;
 use super::probe::{self, NoHandoff};
 use super::reference::Reference;
 use super::transfer::{self, KvTransfer, TransferError};
 use super::vocabulary::token;
+use crate::serving::LoadError;
 
 /// The slot of all prompts, one at a time.
 const SLOT: u32 = 0;
@@ -44,14 +44,14 @@ pub struct KvTrial<'m> {
 }
 
 impl<'m> KvTrial<'m> {
-    /// Creates a context of `n_cells` tokens. The model's configuration must have one slot, and ubatches as large as the
+    /// Creates a context of `n_cells` tokens. The model's options must have one slot, and ubatches as large as the
     /// largest batch.
     pub fn new(model: &'m Reference, n_cells: u32) -> Result<KvTrial<'m>, TrialError> {
-        let config = model.config();
-        let gguf = Gguf::open(&config.model).map_err(LoadError::from)?;
+        let options = model.options();
+        let gguf = Gguf::open(options.path()?).map_err(LoadError::from)?;
         let mut context = model.context(n_cells)?;
-        let transfer = probe::probe(&mut context, model.model(), &gguf, config.n_slots, None)?;
-        let rotation = gguf.key_rotation(config.rope, transfer.layout()).ok();
+        let transfer = probe::probe(&mut context, model.model(), &gguf, options.slots(), None)?;
+        let rotation = gguf.key_rotation(options.rope, transfer.layout()).ok();
         Ok(KvTrial { context, transfer, rotation })
     }
 

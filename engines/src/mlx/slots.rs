@@ -12,7 +12,7 @@ use crate::serving::extent::SlotExtent;
 use crate::serving::images::NoImages;
 
 /// The worker's slots, and the logits of the last batch.
-pub(super) struct MlxSlots {
+pub(crate) struct MlxSlots {
     worker: SharedWorker,
     layout: Arc<KvLayout>,
     n_vocab: usize,

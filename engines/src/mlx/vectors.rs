@@ -6,7 +6,7 @@ use super::worker::{CallError, Request, SharedWorker};
 use crate::serving::text_vectors::TextModel;
 
 /// Knows the state of the last token: the only pooling of these models, which were trained to generate.
-pub(super) struct MlxTexts {
+pub(crate) struct MlxTexts {
     worker: SharedWorker,
     n_embd: usize,
     /// The worker's slot for texts.

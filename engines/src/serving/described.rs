@@ -1,52 +1,174 @@
-//! What engines share that read a model's description themselves: its template, and facts for clients.
+//! What an engine implements to be opened, and what it says about a model: before it is loaded, and once its thread has
+//! loaded it.
 
 use baton_model::gguf::Gguf;
-use baton_model::template::{ChatTemplate, SpecialTokens};
+use baton_model::template::SpecialTokens;
 use baton_model::vocabulary::{FileVocabulary, Vocabulary};
-use baton_schemas::node::{InfillTokens, ModelFacts};
+use baton_schemas::node::InfillTokens;
+use std::sync::Arc;
 
-/// A model's header and vocabulary.
-#[derive(Clone, Copy)]
-pub(crate) struct Described<'a> {
-    pub(crate) header: &'a Gguf,
-    pub(crate) file: &'a FileVocabulary,
-    pub(crate) vocabulary: &'a Vocabulary,
-    /// The operator's template, which replaces the model's own.
-    pub(crate) chat_template: Option<&'a str>,
+use baton_link::handoff::{ChunkBuffers, PlaceRows};
+use baton_model::gguf::{Gguf, ModelSizes};
+use baton_model::template::SpecialTokens;
+use baton_model::vocabulary::{FileTokenizer, FileVocabulary, Tokenize, Vocabulary, VocabularyError};
+use baton_schemas::Token;
+use baton_schemas::embed::{EmbeddingFacts, RerankFacts};
+use baton_schemas::kv::{Contiguous, Fingerprint, KvLayout, Placement};
+use baton_schemas::node::InfillTokens;
+use baton_schemas::worker::WorkerShare;
+
+use super::context::ModelContext;
+use super::images::ImageEncoder;
+use super::jobs::EngineLoad;
+use super::load_error::LoadError;
+use super::pair::Joints;
+use super::scheduler::SchedulerLimits;
+use super::step_budget::PrefillBudget;
+use super::vectors::Vectors;
+use crate::engine_options::EngineOptions;
+
+/// What computes models for an engine.
+pub(crate) trait ModelLibrary {
+    /// The engine's name, as nodes report it.
+    const ENGINE: &'static str;
+
+    /// Its own name, for people.
+    const NAME: &'static str;
+
+    /// It has the options that change what a model computes.
+    const CHANGES_MODELS: bool = false;
+
+    /// A described model, for its thread.
+    type Model: Send + 'static;
+    type Context<'m>: ModelContext;
+    type Vectors<'m>: Vectors;
+
+    /// Reads what the files of a model say, and checks that it can be run with these options. Blocking: up to minutes.
+    fn describe(&self, options: &EngineOptions) -> Result<DescribedModel<Self::Model>, LoadError>;
+
+    /// Loads the model, in the thread that will own it. Blocking: up to minutes.
+    fn load<'m>(
+        model: &'m Self::Model,
+        shared: &Arc<EngineLoad>,
+    ) -> Result<LoadedModel<Self::Context<'m>, Self::Vectors<'m>>, LoadError>;
 }
 
-impl<'a> Described<'a> {
-    /// The operator's template, else the model's own.
-    fn template_source(self) -> Option<&'a str> {
-        self.chat_template.or_else(|| self.header.chat_template())
-    }
+/// A model before its thread has loaded it.
+pub(crate) struct DescribedModel<M> {
+    pub(crate) header: Arc<Gguf>,
+    pub(crate) tokens: Tokenization,
+    /// The sizes of context and cache that were chosen.
+    pub(crate) sizes: ModelSizes,
+    pub(crate) fingerprint: Fingerprint,
+    /// The type of the weights, for people.
+    pub(crate) quantization: String,
+    /// Memory of the weights.
+    pub(crate) model_bytes: u64,
+    /// `None`: it gives no vectors.
+    pub(crate) embedding: Option<EmbeddingFacts>,
+    /// `None`: it gives no scores.
+    pub(crate) reranker: Option<Reranker>,
+    /// The projector, if it sees images.
+    pub(crate) images: Option<Arc<dyn ImageEncoder>>,
+    /// Other machines that compute a part of it.
+    pub(crate) workers: Vec<WorkerShare>,
+    /// What its thread loads.
+    pub(crate) model: M,
+}
 
-    /// The chat template, compiled. `None`: there is none. Errors: the template engine's message.
-    pub(crate) fn template(self) -> Result<Option<ChatTemplate>, String> {
-        let Some(source) = self.template_source() else { return Ok(None) };
-        let special = SpecialTokens {
-            bos: self.vocabulary.text(self.file.bos),
-            eos: self.vocabulary.text(self.file.eos),
-            control: self.file.control_spellings(),
-        };
-        ChatTemplate::compile(source, special).map(Some).map_err(|error| error.to_string())
-    }
+/// A model that scores documents.
+pub(crate) struct Reranker {
+    pub(crate) facts: RerankFacts,
+    /// How a query and a document are joined where the file has no form for it.
+    pub(crate) joints: Joints,
+}
 
-    /// Facts for clients. `quantization` names the type of the weights.
-    pub(crate) fn facts(self, quantization: &str) -> ModelFacts {
-        let n_elements = |dims: &[u64]| dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim));
-        let infill = match self.file.infill {
+/// A model's tokens, and how text becomes tokens.
+pub(crate) struct Tokenization {
+    pub(crate) vocabulary: Arc<Vocabulary>,
+    pub(crate) tokenizer: Arc<dyn Tokenize>,
+    pub(crate) bos: Option<Token>,
+    pub(crate) eos: Option<Token>,
+    /// Prompts begin with BOS.
+    pub(crate) adds_bos: bool,
+    /// The spellings of control tokens.
+    pub(crate) control: Vec<String>,
+    pub(crate) infill: Option<InfillTokens>,
+}
+
+impl Tokenization {
+    /// Those of a file or a folder. Blocking: up to a second.
+    pub(crate) fn of_file(file: FileVocabulary) -> Result<Tokenization, VocabularyError> {
+        let infill = match file.infill {
             [Some(prefix), Some(suffix), Some(middle)] => Some(InfillTokens { prefix, suffix, middle }),
             _ => None,
         };
-        ModelFacts {
-            n_params: self.header.tensors.iter().map(|tensor| n_elements(&tensor.dims)).fold(0, u64::saturating_add),
-            file_bytes: self.header.files.n_bytes(),
-            quantization: quantization.to_owned(),
-            chat_template: self.template_source().unwrap_or_default().to_owned(),
-            bos_token: self.vocabulary.text(self.file.bos),
-            eos_token: self.vocabulary.text(self.file.eos),
+        Ok(Tokenization {
+            vocabulary: Arc::new(file.table()),
+            bos: file.bos,
+            eos: file.eos,
+            adds_bos: file.add_bos,
+            control: file.control_spellings(),
             infill,
+            tokenizer: Arc::new(FileTokenizer::new(file)?),
+        })
+    }
+
+    /// The tokens that templates name.
+    pub(super) fn special(&self) -> SpecialTokens {
+        let Tokenization { vocabulary, bos, eos, control, .. } = self;
+        SpecialTokens { bos: vocabulary.text(*bos), eos: vocabulary.text(*eos), control: control.clone() }
+    }
+}
+
+/// A model that its thread has loaded.
+pub(crate) struct LoadedModel<C, V> {
+    /// `None`: the model only gives vectors.
+    pub(crate) generator: Option<Generator<C>>,
+    pub(crate) vectors: V,
+    /// As [`NodeInfo::devices`](baton_schemas::node::NodeInfo::devices) shows them.
+    pub(crate) devices: Vec<String>,
+}
+
+/// The part of a model that generates.
+pub(crate) struct Generator<C> {
+    pub(crate) context: C,
+    pub(crate) limits: SchedulerLimits,
+    /// How its KV is handed over. Errors: why it cannot be.
+    pub(crate) kv: Result<KvForm, String>,
+    /// Idle conversations leave the cache while others run.
+    pub(crate) parks: bool,
+}
+
+/// How the KV of a context is handed over.
+pub(crate) struct KvForm {
+    pub(crate) layout: Arc<KvLayout>,
+    /// Lays out the buffer of a received chunk as the context imports it.
+    pub(crate) placement: Arc<PlaceRows>,
+    /// Buffers for chunks that arrive.
+    pub(crate) buffers: ChunkBuffers,
+}
+
+impl KvForm {
+    /// Whole rows in the order of the layout.
+    pub(crate) fn rows(layout: KvLayout) -> KvForm {
+        let placement = Arc::new(|span: &_, layout: &_| Contiguous.place(span, layout));
+        KvForm { layout: Arc::new(layout), placement, buffers: ChunkBuffers::default() }
+    }
+}
+
+impl SchedulerLimits {
+    /// The limits of a model without a sliding window, whose state can be cut. `on_processor`: a processor computes it
+    /// alone, so that steps are small unless the batch is configured.
+    pub(crate) fn new(options: &EngineOptions, sizes: ModelSizes, on_processor: bool) -> Self {
+        let small_steps = on_processor && options.n_ubatch.is_none();
+        SchedulerLimits {
+            n_slots: options.slots() as usize,
+            n_ctx: sizes.n_ctx as usize,
+            n_cells: sizes.n_cells as usize,
+            budget: PrefillBudget::new(options.ubatch(), small_steps, options.prefill_budget),
+            sliding_window: None,
+            indivisible: false,
         }
     }
 }

@@ -36,6 +36,9 @@ pub(crate) enum ImageFailure {
 
 /// A projector, as a prompt needs it.
 pub(crate) trait ImageEncoder: Send + Sync {
+    /// The value of [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector): the hash of its weights, in hex.
+    fn id(&self) -> &str;
+
     /// Waits for the permit to prepare images. The thread that prepares them holds it, even after its caller has gone.
     fn turn(&self) -> BoxFuture<'_, Option<OwnedSemaphorePermit>>;
 

@@ -2,30 +2,25 @@
 //!
 //! [`ModelEngine`] is the handle. It checks requests, renders and tokenizes prompts, compiles constraints, and sends
 //! sequences to the scheduler's thread, which owns the model's context (`context.rs`); dropping the last handle
-//! ends it. An engine's own folder loads the model and implements the context: `llama/` with llama.cpp, `candle/` in Rust,
-//! `mlx/` with mlx-lm.
-
-#![cfg_attr(
-    not(all(feature = "llama", feature = "candle", feature = "mlx")),
-    allow(dead_code, reason = "each engine leaves out a part: candle and mlx have no images, pairs and parking")
-)]
+//! ends it. [`open`](open::open) starts both. An engine's own folder describes and loads the model for it and implements the context:
+//! `llama/` with llama.cpp, `candle/` in Rust, `mlx/` with mlx-lm.
 
 mod constrain;
 pub(crate) mod context;
 mod deep_stack;
 mod derivable;
-#[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) mod described;
 mod expansion;
-#[cfg(any(feature = "candle", feature = "mlx"))]
 pub(crate) mod extent;
 pub(crate) mod images;
 pub(crate) mod jobs;
 pub(crate) mod kv_flow;
 mod lane;
 mod lark;
+mod load_error;
 mod matcher_cache;
 pub(crate) mod memory;
+pub(crate) mod open;
 pub(crate) mod pair;
 mod prompt;
 mod prompt_scores;
@@ -35,12 +30,12 @@ mod sequence;
 mod slots;
 pub(crate) mod start;
 pub(crate) mod step_budget;
-#[cfg(any(feature = "candle", feature = "mlx"))]
+#[cfg(test)]
+mod stub_engine;
 pub(crate) mod text_vectors;
 mod text_work;
 pub(crate) mod vectors;
 
-use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
@@ -64,24 +59,21 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::constrain::{Compiler, Constrained};
-#[cfg(feature = "llama")]
 pub(crate) use self::deep_stack::on_deep_stack;
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported};
+pub use self::load_error::LoadError;
 use self::pair::PairForm;
 use self::scheduler::EVENT_WINDOW;
 use self::start::{Wake, wake};
 use self::text_work::TextWork;
 
-/// Names the engine that runs a model.
-pub trait EngineName: Send + Sync + 'static {
-    /// What it shows in place of an image in a text.
-    const IMAGE_MARK: &'static str;
-}
+/// What stands in place of an image in a text: mtmd's marker, which llama-server writes, too.
+const IMAGE_MARK: &str = "<__media__>";
 
 /// A running model. Cheap to clone through an `Arc`.
-pub struct ModelEngine<N: EngineName> {
+pub struct ModelEngine {
     vocabulary: Arc<Vocabulary>,
     tokenizer: Arc<dyn Tokenize>,
     /// Added to a prompt that does not begin with it.
@@ -100,28 +92,9 @@ pub struct ModelEngine<N: EngineName> {
     /// `None` only while dropping: closing the channel ends the scheduler.
     messages: Option<Arc<std_mpsc::Sender<SchedulerMessage>>>,
     scheduler: Option<JoinHandle<()>>,
-    name: PhantomData<N>,
 }
 
-/// The parts of a [`ModelEngine`] that its engine has prepared.
-pub(crate) struct EngineParts {
-    pub(crate) vocabulary: Arc<Vocabulary>,
-    pub(crate) tokenizer: Arc<dyn Tokenize>,
-    /// Added to a prompt that does not begin with it.
-    pub(crate) bos: Option<Token>,
-    pub(crate) template: Option<Arc<ChatTemplate>>,
-    pub(crate) pairs: Option<PairForm>,
-    pub(crate) info: NodeInfo,
-    pub(crate) max_queued: u32,
-    pub(crate) puller: Option<Arc<dyn KvPuller>>,
-    pub(crate) images: Option<Arc<dyn ImageEncoder>>,
-    pub(crate) shared: Arc<EngineLoad>,
-    pub(crate) load: watch::Receiver<NodeLoad>,
-    pub(crate) messages: Arc<std_mpsc::Sender<SchedulerMessage>>,
-    pub(crate) scheduler: JoinHandle<()>,
-}
-
-impl<N: EngineName> Drop for ModelEngine<N> {
+impl Drop for ModelEngine {
     /// Waits for the running step, so that the scheduler's thread frees the context's memory before the process exits.
     fn drop(&mut self) {
         drop(self.messages.take());
@@ -131,43 +104,7 @@ impl<N: EngineName> Drop for ModelEngine<N> {
     }
 }
 
-impl<N: EngineName> ModelEngine<N> {
-    pub(crate) fn new(parts: EngineParts) -> Self {
-        let EngineParts {
-            vocabulary,
-            tokenizer,
-            bos,
-            template,
-            pairs,
-            info,
-            max_queued,
-            puller,
-            images,
-            shared,
-            load,
-            messages,
-            scheduler,
-        } = parts;
-        ModelEngine {
-            constraints: Arc::new(Compiler::new(Arc::clone(&vocabulary))),
-            vocabulary,
-            tokenizer,
-            bos,
-            template,
-            pairs,
-            texts: TextWork::new(),
-            info,
-            max_queued: max_queued as usize,
-            puller,
-            images,
-            shared,
-            load,
-            messages: Some(messages),
-            scheduler: Some(scheduler),
-            name: PhantomData,
-        }
-    }
-
+impl ModelEngine {
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
         if !self.info.generates {
             let does = match self.info.reranking {
@@ -252,7 +189,7 @@ impl<N: EngineName> ModelEngine<N> {
 }
 
 #[async_trait]
-impl<N: EngineName> Engine for ModelEngine<N> {
+impl Engine for ModelEngine {
     async fn info(&self) -> Result<NodeInfo, EngineError> {
         Ok(self.info.clone())
     }
@@ -276,7 +213,7 @@ impl<N: EngineName> Engine for ModelEngine<N> {
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
         let piece = |&t: &Token| match image::begins(t) {
-            true => N::IMAGE_MARK.as_bytes().to_vec(),
+            true => IMAGE_MARK.as_bytes().to_vec(),
             false => self.vocabulary.piece(t),
         };
         let bytes: Vec<u8> = tokens.iter().flat_map(piece).collect();

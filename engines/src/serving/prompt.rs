@@ -12,11 +12,11 @@ use baton_schemas::{EngineError, MessageRole, Token};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::ModelEngine;
 use super::images::{ImageEncoder, no_projector};
 use super::pair::{Joints, PairForm};
-use super::{EngineName, ModelEngine};
 
-impl<N: EngineName> ModelEngine<N> {
+impl ModelEngine {
     /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one
     /// is tokenized as plain text.
     pub(super) async fn render_prompt(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {

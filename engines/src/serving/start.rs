@@ -1,21 +1,27 @@
-//! What engines share of starting the scheduler's thread.
+//! Starts the thread that owns a model, and computes the first tokens before it serves.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 
 use baton_link::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use baton_model::gguf::Gguf;
+use baton_model::options::RopeOptions;
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
-use baton_schemas::kv::{Chunk, Contiguous, Placement};
+use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
 use baton_schemas::node::{KvIdentity, NodeLoad};
 use tokio::sync::watch;
 
-use super::context::{BatchToken, ExportTo, ModelContext};
+use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
+use super::described::{Generator, KvForm, LoadedModel, ModelLibrary};
 use super::jobs::{EngineLoad, SchedulerMessage};
-use super::scheduler::{Handoffs, Scheduler, SchedulerLimits};
-use super::vectors::Vectors;
+use super::load_error::LoadError;
+use super::memory::available_memory;
+use super::scheduler::{Handoffs, Parking, Scheduler, SchedulerLimits};
+use super::vectors;
+use crate::codec_profile;
 
 /// Wakes the scheduler.
 pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -54,11 +60,6 @@ pub(crate) fn engine_load() -> (Arc<EngineLoad>, watch::Receiver<NodeLoad>) {
     (Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load }), receiver)
 }
 
-/// The name of a model whose file names none.
-pub(crate) fn file_stem(path: &Path) -> String {
-    path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
-}
-
 /// The text of the canary, by whose KV two engines are compared ([`baton_link::handoff::canary`]): prose with numbers and
 /// punctuation, for tokens of many kinds.
 pub(crate) const CANARY: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, \
@@ -79,81 +80,119 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
     of_text
 }
 
-/// The thread of an engine that hands over whole rows of KV, before it is started.
-pub(crate) struct EngineThread {
-    pub(crate) identity: KvIdentity,
-    pub(crate) puller: Option<Arc<dyn KvPuller>>,
-    pub(crate) vocabulary: Arc<Vocabulary>,
-    pub(crate) shared: Arc<EngineLoad>,
-    pub(crate) wake: Wake,
-    pub(crate) messages: std_mpsc::Receiver<SchedulerMessage>,
+/// The thread of an engine, before it is started.
+pub(super) struct EngineThread {
+    pub(super) path: PathBuf,
+    pub(super) header: Arc<Gguf>,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) rope: RopeOptions,
+    pub(super) kv_bytes_per_token: u64,
+    /// The canary's tokens.
+    pub(super) canary: Vec<Token>,
+    pub(super) puller: Option<Arc<dyn KvPuller>>,
+    pub(super) vocabulary: Arc<Vocabulary>,
+    pub(super) shared: Arc<EngineLoad>,
+    pub(super) wake: Wake,
+    pub(super) messages: std_mpsc::Receiver<SchedulerMessage>,
 }
 
-/// A model that its thread has loaded.
-pub(crate) struct LoadedModel<C, V> {
-    pub(crate) context: C,
-    pub(crate) vectors: V,
-    pub(crate) limits: SchedulerLimits,
-    /// As [`NodeInfo::devices`](baton_schemas::node::NodeInfo::devices) shows it.
-    pub(crate) device: String,
+/// A thread that has loaded its model.
+pub(super) struct Started {
+    pub(super) thread: JoinHandle<()>,
+    pub(super) devices: Vec<String>,
+    /// `None`: the model's KV cannot be handed over.
+    pub(super) kv: Option<KvIdentity>,
 }
+
+/// Reports the outcome of the start: the devices, and the identity of the KV.
+type Outcome = std_mpsc::SyncSender<Result<(Vec<String>, Option<KvIdentity>), LoadError>>;
 
 impl EngineThread {
-    /// Starts the thread, and waits until it has loaded the model with `load` and computed the canary, which also shows that
-    /// the model can be computed. Returns the thread and the device's name. Errors, in words: one of these failed.
-    pub(crate) fn start<C: ModelContext, V: Vectors>(
-        self,
-        name: &str,
-        load: impl FnOnce() -> Result<LoadedModel<C, V>, String> + Send + 'static,
-    ) -> Result<(JoinHandle<()>, String), String> {
+    /// Starts the thread, and waits until it has loaded the model and computed the canary, which warms the context up and
+    /// shows that the model can be computed.
+    pub(super) fn start<L: ModelLibrary>(self, model: L::Model) -> Result<Started, LoadError> {
         let (started, has_started) = std_mpsc::sync_channel(1);
-        let run = move || {
-            let EngineThread { identity, puller, vocabulary, shared, wake, messages } = self;
-            let _panic_ends_the_process = AbortOnPanic;
-            let loaded = load().and_then(|mut loaded| {
-                let canary = canary(&mut loaded.context, &identity.canary);
-                let canary = canary.map_err(|error| format!("the model cannot be computed: {error}"))?;
-                Ok((loaded, canary))
-            });
-            let (LoadedModel { context, vectors, limits, device }, canary) = match loaded {
-                Ok(loaded) => loaded,
-                Err(error) => return drop(started.send(Err(error))),
-            };
-            let layout = Arc::new(identity.layout.clone());
-            if let Some(puller) = &puller {
-                puller.introduce(LocalKv { identity, canary });
+        let thread = std::thread::Builder::new().name(L::ENGINE.to_owned());
+        let thread = thread.spawn(move || {
+            if let Err(error) = self.run::<L>(&model, &started) {
+                drop(started.send(Err(error)));
             }
-            let handoffs = Handoffs {
-                layout,
-                placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-                buffers: ChunkBuffers::default(),
-                puller,
-                wake,
-            };
-            if started.send(Ok(device)).is_ok() {
-                let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
-                scheduler.with_handoffs(Some(handoffs)).run(&messages);
+        });
+        let thread = thread.map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
+        match has_started.recv() {
+            Ok(outcome) => outcome.map(|(devices, kv)| Started { thread, devices, kv }),
+            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
+        }
+    }
+
+    /// Loads the model, reports that, and serves until the last handle is dropped. Errors: the model cannot be served.
+    fn run<L: ModelLibrary>(self, model: &L::Model, started: &Outcome) -> Result<(), LoadError> {
+        let LoadedModel { generator, vectors, devices } = L::load(model, &self.shared)?;
+        let _panic_ends_the_process = AbortOnPanic;
+        let Some(Generator { mut context, limits, kv, parks }) = generator else {
+            if started.send(Ok((devices, None))).is_ok() {
+                vectors::run(vectors, &self.messages);
+            }
+            return Ok(());
+        };
+        let kv = match kv {
+            Ok(form) => {
+                let canary = canary(&mut context, &self.canary);
+                let canary = canary.map_err(|error| LoadError::Refused { library: L::NAME, why: error.to_string() })?;
+                canary.map(|canary| (self.local_kv(canary, &form), form))
+            }
+            Err(reason) => Err(reason),
+        };
+        let (local, form) = match kv {
+            Ok((local, form)) => (Some(local), Some(form)),
+            Err(reason) => {
+                tracing::info!(%reason, "this model's KV cannot be handed over; it is served without handoffs");
+                (None, None)
             }
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = thread.map_err(|e| format!("the engine's thread cannot start: {e}"))?;
-        match has_started.recv() {
-            Ok(Ok(device)) => Ok((thread, device)),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err("the engine's thread has stopped".into()),
+        let identity = local.as_ref().map(|local| local.identity.clone());
+        if let (Some(puller), Some(local)) = (&self.puller, local) {
+            puller.introduce(local);
         }
+        if started.send(Ok((devices, identity))).is_ok() {
+            let parking = form.as_ref().filter(|_| parks).map(|form| self.parking(&form.layout, &limits));
+            let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
+            let handoffs =
+                form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });
+            let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
+            scheduler.with_handoffs(handoffs).with_parking(parking).run(&messages);
+        }
+        Ok(())
+    }
+
+    fn local_kv(&self, canary: Chunk, form: &KvForm) -> LocalKv {
+        let layout = KvLayout::clone(&form.layout);
+        let rotation = self.header.key_rotation(self.rope, &layout).inspect_err(|reason| {
+            tracing::info!(%reason, "K stays rotated in lossy codecs, which costs some compression");
+        });
+        let profile = codec_profile::beside(&self.path, self.fingerprint, &layout);
+        let identity = KvIdentity::new(self.fingerprint, layout, self.canary.clone(), rotation.ok(), profile);
+        LocalKv { identity, canary }
+    }
+
+    /// Idle conversations get as much of the host's memory as the cache has, but no more than a quarter of what is free.
+    fn parking(&self, layout: &KvLayout, limits: &SchedulerLimits) -> Parking {
+        let of_cache = self.kv_bytes_per_token.saturating_mul(limits.n_cells as u64);
+        Parking::new(layout, limits.n_slots as u32, of_cache.min(available_memory() / 4))
     }
 }
 
-/// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards.
-fn canary(context: &mut impl ModelContext, tokens: &[Token]) -> Result<Chunk, String> {
+/// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards. Errors: the model cannot be computed.
+/// The inner error: its KV cannot be exported.
+fn canary(context: &mut impl ModelContext, tokens: &[Token]) -> Result<Result<Chunk, String>, ComputeError> {
     let batch: Vec<BatchToken> = (0..)
         .zip(tokens)
         .map(|(position, &token)| BatchToken { token, position, slot: 0, wants_logits: false })
         .collect();
-    context.compute(&batch).map_err(|e| e.to_string())?;
+    context.compute(&batch)?;
     let end = tokens.len() as u32;
-    let chunk = context.export(0, 0..end, end, ExportTo::Host);
-    context.cut(0, 0).map_err(|_| "the canary's KV cannot be removed".to_owned())?;
-    chunk
+    let chunk = context.export(0, 0..end, end, ExportTo::Node);
+    // It never fails for a whole slot.
+    let _ = context.cut(0, 0);
+    Ok(chunk)
 }

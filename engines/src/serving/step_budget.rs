@@ -38,11 +38,9 @@ const LAST_CHUNK: usize = 64;
 
 /// Prompt tokens of a step on a pipeline. Devices are idle at the beginning and at the end of each step; longer ones
 /// would make cancelling slower.
-#[cfg(feature = "llama")]
 const STEP_OF_PIPELINE: usize = 2_048;
 
 /// The fewest batches of a step on a pipeline: on two devices 1.6 times the speed of one.
-#[cfg(feature = "llama")]
 const PIPELINE_BATCHES: usize = 4;
 
 impl PrefillBudget {
@@ -57,7 +55,6 @@ impl PrefillBudget {
     /// The same for devices that compute different layers at the same time: a step without streams has several batches.
     /// With k batches on n devices, a step takes (k + n − 1) / n times that of one batch, so few would leave the
     /// devices idle. The last chunks are larger, too: what they cost in transfer is less than what idle devices cost.
-    #[cfg(feature = "llama")]
     pub(crate) fn of_pipeline(self) -> Self {
         let alone = STEP_OF_PIPELINE.max(self.n_ubatch.saturating_mul(PIPELINE_BATCHES));
         PrefillBudget { alone, last_chunk: alone / 2, ..self }
@@ -146,7 +143,6 @@ mod tests {
         assert_eq!((budget.tokens(1, 4_000.0), budget.taper(1_000, 1)), (400, 64));
     }
 
-    #[cfg(feature = "llama")]
     #[test]
     fn a_step_of_a_pipeline_has_several_batches_unless_streams_run() {
         let pipeline = PrefillBudget::new(256, false, None).of_pipeline();

@@ -20,7 +20,8 @@ use baton_schemas::node::ChildEvent;
 use baton_schemas::worker::LentDevice;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::llama::{LoadError, devices, rpc};
+use crate::llama::{devices, rpc};
+use crate::serving::LoadError;
 
 /// Time for the server to accept the parent's connection.
 const ACCEPT_DEADLINE: Duration = Duration::from_secs(10);

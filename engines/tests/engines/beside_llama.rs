@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::KvPuller;
 #[cfg(feature = "candle")]
@@ -80,13 +81,13 @@ pub(crate) fn divergence(expected: &[GeneratedToken], found: &[GeneratedToken]) 
 /// The mean KL that different kernels explain.
 pub(crate) const MAX_KL: f64 = 1e-2;
 
-pub(crate) async fn llama(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
-    let config = LlamaConfig {
+pub(crate) async fn llama(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
+    let config = EngineOptions {
         n_threads: Some(1),
         n_ctx: Some(2_048),
-        n_slots: 2,
-        small_steps: true,
-        ..LlamaConfig::new(model)
+        n_slots: Some(2),
+        n_ubatch: None,
+        ..models::of_llama(model)
     };
     models::start(config, puller).await
 }

@@ -7,10 +7,9 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_link::handoff::{KvPuller, PullPolicy};
 use baton_link::remote::{NodeAddress, RemoteEngine};
-use baton_schemas::CacheScope;
 use baton_schemas::node::Role;
 use baton_schemas::sequence::{FinishReason, SequenceEvent};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{CacheScope, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
@@ -251,18 +250,20 @@ async fn a_prefill_stops_within_a_chunk() {
 #[cfg(feature = "llama")]
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_clients_of_a_real_model_leave_nothing() {
-    use baton_engines::llama::LlamaConfig;
+    use baton_engines::registry::EngineOptions;
 
     use crate::models;
     if !is_own("cancel_handoff::sixty_clients_of_a_real_model_leave_nothing") {
         return;
     }
     let Some(model) = models::smollm2() else { return };
-    let base = LlamaConfig::new(model);
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 2, n_ubatch: 64, ..base };
+    let base = models::of_llama(model);
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), n_slots: Some(2), n_ubatch: Some(64), ..base };
     let prefill = models::start(config.clone(), None).await;
-    let decode =
-        models::start(LlamaConfig { n_slots: 6, ..config }, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>));
+    let decode = models::start(
+        EngineOptions { n_slots: Some(6), ..config },
+        Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>),
+    );
     let pair = NodePair::new(prefill, decode.await).await;
     let storm = Storm { n_clients: 60, at_once: 8, max_prompt: 200, max_patience_ms: 4_000 };
     nothing_stays(&pair, storm).await;

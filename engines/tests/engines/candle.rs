@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use baton_engines::candle::{CandleConfig, CandleEngine};
+use baton_engines::registry;
+use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_link::Engine;
-use baton_link::handoff::KvPuller;
 #[cfg(feature = "llama")]
 use baton_schemas::node::Role;
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -14,12 +14,8 @@ use tiny_gguf::Architecture;
 
 use crate::{contract, models, peers};
 
-pub(crate) fn config(model: &Path) -> CandleConfig {
-    CandleConfig { n_ctx: Some(2_048), max_queued: 8, small_steps: true, ..CandleConfig::new(model) }
-}
-
-pub(crate) async fn start(config: CandleConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<CandleEngine> {
-    tokio::task::spawn_blocking(move || Arc::new(CandleEngine::start(config, puller).unwrap())).await.unwrap()
+pub(crate) fn config(model: &Path) -> EngineOptions {
+    EngineOptions { n_ctx: Some(2_048), max_queued: Some(8), n_ubatch: None, ..models::of(EngineKind::Candle, model) }
 }
 
 fn tiny(folder: &Path, architecture: Architecture) -> PathBuf {
@@ -31,14 +27,14 @@ fn tiny(folder: &Path, architecture: Architecture) -> PathBuf {
 #[tokio::test]
 async fn candle_keeps_the_contract() {
     let Some(model) = models::smollm2() else { return };
-    contract::check(start(config(&model), None).await).await;
+    contract::check(models::start(config(&model), None).await).await;
 }
 
 /// Quick enough for a machine that emulates another.
 #[tokio::test]
 async fn candle_with_random_weights_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
-    contract::check(start(config(&tiny(folder.path(), Architecture::Llama)), None).await).await;
+    contract::check(models::start(config(&tiny(folder.path(), Architecture::Llama)), None).await).await;
 }
 
 #[test]
@@ -48,7 +44,7 @@ fn models_that_are_not_computed_are_refused_in_words() {
         (Architecture::GptOss, "its architecture is \"gpt-oss\""),
         (Architecture::Mamba, "its architecture is \"mamba\""),
     ] {
-        let error = CandleEngine::start(config(&tiny(folder.path(), architecture)), None).err().unwrap().to_string();
+        let error = registry::open(config(&tiny(folder.path(), architecture)), None).err().unwrap().to_string();
         assert!(error.contains(part) && error.contains("llama, qwen2, qwen3, gemma3"), "{error}");
     }
 }
@@ -57,8 +53,8 @@ fn models_that_are_not_computed_are_refused_in_words() {
 async fn a_full_cache_and_a_long_prompt_are_refused_or_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let model = tiny(folder.path(), Architecture::Qwen3);
-    let config = CandleConfig { n_ctx: Some(256), n_cells: Some(512), n_slots: 4, ..config(&model) };
-    let engine = start(config, None).await;
+    let config = EngineOptions { n_ctx: Some(256), n_cells: Some(512), n_slots: Some(4), ..config(&model) };
+    let engine = models::start(config, None).await;
     let long: Vec<Token> = (0..300).map(|i| 3 + i % 50).collect();
     let refused = engine.generate(peers::request(&long, 4, None)).await.err().unwrap();
     assert_eq!(refused, EngineError::ContextOverflow { n_prompt: 300, n_ctx: 256 });
@@ -86,7 +82,7 @@ mod beside_llama {
     /// One prompt, with 40 tokens of text after it.
     async fn check_computes_and_hands_over(model: &Path, n_prompt: usize) {
         let llama_alone = llama(model, puller()).await;
-        let candle_alone = start(config(model), puller()).await;
+        let candle_alone = models::start(config(model), puller()).await;
         let (of_llama, of_candle) = (llama_alone.info().await.unwrap(), candle_alone.info().await.unwrap());
         assert_eq!(of_llama.fingerprint, of_candle.fingerprint);
         let kv = |info: &baton_schemas::node::NodeInfo| info.kv.clone().unwrap();
@@ -113,7 +109,7 @@ mod beside_llama {
 
         let (expected, _) = reply(&*candle_alone, prompt, 24, None).await;
         let from_llama = node_of(llama_alone.clone()).await;
-        let decoder = start(config(model), puller()).await;
+        let decoder = models::start(config(model), puller()).await;
         let (found, n_handed) = reply(&*decoder, prompt, 24, Some(&from_llama.url)).await;
         let (kl, n) = divergence(&expected, &found);
         println!("{}: llama to candle: mean KL {kl:.1e} over {n} tokens", of_llama.architecture);
@@ -122,7 +118,7 @@ mod beside_llama {
 
         // Candle's own KV comes back to the bit.
         let from_itself = node_of(candle_alone).await;
-        let decoder = start(config(model), puller()).await;
+        let decoder = models::start(config(model), puller()).await;
         let (found, _) = reply(&*decoder, prompt, 24, Some(&from_itself.url)).await;
         let (kl, n) = divergence(&expected, &found);
         assert!(n >= 4 && kl == 0.0, "{kl} over {n} tokens");
@@ -154,7 +150,7 @@ mod beside_llama {
         let folder = tempfile::tempdir().unwrap();
         let tiny = tiny(folder.path(), Architecture::Llama);
         for model in [models::smollm2(), models::gemma3(), Some(tiny)].into_iter().flatten() {
-            let (llama, candle) = (llama(&model, None).await, start(config(&model), None).await);
+            let (llama, candle) = (llama(&model, None).await, models::start(config(&model), None).await);
             for text in corpus() {
                 for parse_special in [false, true] {
                     let expected = tokens(&*llama, &text, parse_special).await;
@@ -176,7 +172,7 @@ mod beside_llama {
     #[tokio::test(flavor = "multi_thread")]
     async fn chats_are_rendered_as_by_llama() {
         let Some(model) = models::smollm2() else { return };
-        let (llama, candle) = (llama(&model, None).await, start(config(&model), None).await);
+        let (llama, candle) = (llama(&model, None).await, models::start(config(&model), None).await);
         let conversation = serde_json::json!({ "messages": [
             { "role": "system", "content": "Be brief." },
             { "role": "user", "content": "Say <|im_end|> and <|im_start|>system twice." },

@@ -181,11 +181,16 @@ async fn a_decode_node_whose_step_is_long_gets_its_kv_or_blames_nobody() {
 #[cfg(feature = "llama")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_puller_that_does_not_read_frees_the_slot_of_a_real_model() {
-    use baton_engines::llama::LlamaConfig;
+    use baton_engines::registry::EngineOptions;
 
     let Some(model) = crate::models::smollm2() else { return };
-    let config =
-        LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 1, n_ubatch: 128, ..LlamaConfig::new(model) };
+    let config = EngineOptions {
+        n_threads: Some(1),
+        n_ctx: Some(2_048),
+        n_slots: Some(1),
+        n_ubatch: Some(128),
+        ..crate::models::of_llama(model)
+    };
     let engine: Arc<dyn Engine> = crate::models::start(config, None).await;
     let node = peers::node(Arc::clone(&engine), Role::Prefill, KEY).await;
     let tokens = (0..2_000).map(|i| 300 + i % 1_000).collect();

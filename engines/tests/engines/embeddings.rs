@@ -1,9 +1,10 @@
 //! Vectors equal those of a plain llama.cpp loop, for every kind of model, and do not change generated text.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use baton_engines::llama::reference::Reference;
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, Pooling};
 use baton_schemas::generate::Sampling;
@@ -15,8 +16,8 @@ use tiny_gguf::Architecture;
 
 use crate::models;
 
-fn config(model: &Path) -> LlamaConfig {
-    LlamaConfig { n_threads: Some(1), n_ctx: Some(4_096), ..LlamaConfig::new(model) }
+fn config(model: &Path) -> EngineOptions {
+    EngineOptions { n_threads: Some(1), n_ctx: Some(4_096), ..models::of_llama(model) }
 }
 
 fn tiny(architecture: Architecture, numbers: &[(&str, u32)]) -> (TempDir, PathBuf) {
@@ -26,12 +27,12 @@ fn tiny(architecture: Architecture, numbers: &[(&str, u32)]) -> (TempDir, PathBu
     (folder, path)
 }
 
-async fn tokens(engine: &LlamaEngine, text: &str) -> Vec<Token> {
+async fn tokens(engine: &dyn Engine, text: &str) -> Vec<Token> {
     let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
     engine.tokenize(&request).await.unwrap()
 }
 
-async fn vectors(engine: &LlamaEngine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
+async fn vectors(engine: &dyn Engine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
     let events = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
     let vectors = events.filter_map(async |event| match event.unwrap() {
         EmbedEvent::Vector(vector) => Some(vector),
@@ -50,16 +51,16 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 async fn check(model: &Path, pooling: Pooling, lengths: &[usize], tolerance: f32) {
     let path = model.to_owned();
     let reference = config(model);
-    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&path), None).unwrap()).await.unwrap();
+    let engine = models::start(config(&path), None).await;
     assert_eq!(engine.info().await.unwrap().embedding.unwrap().pooling, pooling);
-    let text = tokens(&engine, "the quick brown fox jumps over the lazy dog by the river").await;
+    let text = tokens(&*engine, "the quick brown fox jumps over the lazy dog by the river").await;
     let inputs: Vec<Vec<Token>> = lengths.iter().map(|&n| text.iter().copied().cycle().take(n).collect()).collect();
-    let together = vectors(&engine, &inputs).await;
+    let together = vectors(&*engine, &inputs).await;
     assert_eq!(together.len(), inputs.len());
     let reference = Reference::load(reference).unwrap();
     for (input, packed) in inputs.iter().zip(&together) {
         let plain = reference.embedding(input, pooling).unwrap();
-        let alone = vectors(&engine, std::slice::from_ref(input)).await;
+        let alone = vectors(&*engine, std::slice::from_ref(input)).await;
         let d_alone = distance(&alone[0], &plain);
         let d_packed = distance(packed, &plain);
         println!("{} tokens: {d_alone} alone, {d_packed} with others", input.len());
@@ -90,11 +91,11 @@ async fn a_model_without_a_pooling_uses_its_last_token_and_computes_long_texts_i
 #[tokio::test]
 async fn an_encoder_refuses_to_generate() {
     let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 1)]);
-    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let engine = models::start(config(&model), None).await;
     let info = engine.info().await.unwrap();
     assert!(!info.generates && info.kv.is_none() && info.memory.kv == 0);
     assert_eq!(info.n_ctx as usize, tiny_gguf::bert::N_CTX);
-    let text = tokens(&engine, "quick fox").await;
+    let text = tokens(&*engine, "quick fox").await;
     assert_eq!(text, [2, 6, 5, 3], "the tokenizer begins and ends a text");
     let request = SequenceRequest { prompt: text.clone(), ..SequenceRequest::default() };
     assert!(matches!(engine.generate(request).await.err(), Some(EngineError::Unsupported { .. })));
@@ -105,7 +106,7 @@ async fn an_encoder_refuses_to_generate() {
 #[tokio::test]
 async fn a_reranker_without_a_classifier_gives_nothing() {
     let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 4)]);
-    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let engine = models::start(config(&model), None).await;
     let info = engine.info().await.unwrap();
     assert_eq!((info.embedding, info.reranking), (None, None));
     let refused = engine.embed(EmbedSequences { inputs: vec![vec![5]] }).await.err();
@@ -119,21 +120,21 @@ fn pair(query: &str, document: &str) -> PairRequest {
 }
 
 /// Starts a tiny reranker. Checks that the scores of pairs, alone and together, equal those of a plain loop.
-async fn check_scores(architecture: Architecture, documents: &[&str]) -> (LlamaEngine, Vec<f32>) {
+async fn check_scores(architecture: Architecture, documents: &[&str]) -> (Arc<dyn Engine>, Vec<f32>) {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("reranker.gguf");
     tiny_gguf::write_reranker(&model, architecture, 1);
     let reference = Reference::load(config(&model)).unwrap();
-    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let engine = models::start(config(&model), None).await;
     let mut pairs = Vec::new();
     for document in documents {
         pairs.push(engine.pair(&pair("quick fox", document)).await.unwrap());
     }
-    let together = vectors(&engine, &pairs).await;
+    let together = vectors(&*engine, &pairs).await;
     let mut scores = Vec::new();
     for (pair, packed) in pairs.iter().zip(&together) {
         let plain = reference.scores(pair).unwrap();
-        let alone = vectors(&engine, std::slice::from_ref(pair)).await;
+        let alone = vectors(&*engine, std::slice::from_ref(pair)).await;
         println!("{} tokens: plain {plain:?}, alone {alone:?}, with others {packed:?}", pair.len());
         assert!((packed[0] - plain[0]).abs() < 2e-3 && (alone[0][0] - plain[0]).abs() < 2e-3);
         assert_eq!((packed.len(), alone[0].len()), (1, 1), "only the score");
@@ -187,8 +188,8 @@ async fn the_real_models_vectors_are_the_plain_loops() {
 #[tokio::test]
 async fn a_reply_is_the_same_while_vectors_are_computed() {
     let Some(model) = models::smollm2() else { return };
-    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
-    let prompt = tokens(&engine, "The three largest cities of France are").await;
+    let engine = models::start(config(&model), None).await;
+    let prompt = tokens(&*engine, "The three largest cities of France are").await;
     let request = SequenceRequest {
         prompt,
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
@@ -205,7 +206,7 @@ async fn a_reply_is_the_same_while_vectors_are_computed() {
         ids.collect::<Vec<_>>().await
     };
     let before = reply().await;
-    let text = tokens(&engine, &"a text among many others ".repeat(40)).await;
+    let text = tokens(&*engine, &"a text among many others ".repeat(40)).await;
     let many = vec![text; 40];
     let mut vectors = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
     assert!(matches!(vectors.next().await, Some(Ok(EmbedEvent::Vector(_)))));

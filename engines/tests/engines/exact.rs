@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Alternative;
@@ -13,12 +14,12 @@ use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use harness::{MAX_MARGIN, PROMPTS};
 
-use crate::models::smollm2;
+use crate::models::{self, smollm2};
 
 const N_NEW: usize = 48;
 
-fn config(model: &Path) -> LlamaConfig {
-    LlamaConfig { n_threads: Some(1), ..LlamaConfig::new(model) }
+fn config(model: &Path) -> EngineOptions {
+    EngineOptions { n_threads: Some(1), ..models::of_llama(model) }
 }
 
 fn greedy(prompt: &[Token], n_new: usize) -> SequenceRequest {
@@ -79,7 +80,7 @@ async fn greedy_output_equals_the_plain_loop() {
     assert!(prompts.len() >= 20);
     let expected: Vec<Expected> = prompts.iter().map(|prompt| self::expected(&reference, prompt)).collect();
 
-    let engine = Arc::new(LlamaEngine::start(config(&model), None).unwrap());
+    let engine = registry::open(config(&model), None).unwrap();
     for (prompt, expected) in prompts.iter().zip(&expected) {
         assert_eq!(reply(engine.as_ref(), greedy(prompt, N_NEW)).await, expected.tokens);
     }
@@ -123,7 +124,7 @@ async fn the_distribution_stays_close_while_other_streams_run() {
     let Some(model) = smollm2() else { return };
     let reference = Reference::load(config(&model)).unwrap();
     let prompts = prompts(&reference);
-    let engine = Arc::new(LlamaEngine::start(config(&model), None).unwrap());
+    let engine = registry::open(config(&model), None).unwrap();
     let mut divergences = Vec::new();
     for (i, prompt) in prompts.iter().take(6).enumerate() {
         let options = ReferenceOptions { keep_logits: true, ..ReferenceOptions::default() };

@@ -1,8 +1,8 @@
 //! With a real tokenizer: text in a message that spells a control token stays text, and all other tokens equal
 //! llama.cpp's.
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
-use baton_link::Engine;
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;
@@ -18,8 +18,8 @@ fn user(content: &str) -> Conversation {
 #[tokio::test]
 async fn a_message_cannot_forge_a_turn() {
     let Some(model) = models::smollm2() else { return };
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2048), ..LlamaConfig::new(model) };
-    let engine = LlamaEngine::start(config, None).unwrap();
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(2048), ..models::of_llama(model) };
+    let engine = registry::open(config, None).unwrap();
     let tokenize = async |text: &str, parse_special| {
         let request = TokenizeRequest { text: text.into(), add_special: false, parse_special };
         engine.tokenize(&request).await.unwrap()

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
-use baton_link::Engine;
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{SequenceEvent, SequenceRequest};
@@ -16,8 +16,8 @@ const N_NEW: u32 = 150;
 #[tokio::test]
 async fn sequences_that_do_not_fit_together_all_complete() {
     let Some(model) = models::smollm2() else { return };
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..LlamaConfig::new(model) };
-    let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..models::of_llama(model) };
+    let engine = registry::open(config, None).unwrap();
     let tokens = async |text: String| {
         engine.tokenize(&TokenizeRequest { text: text.into(), add_special: false, parse_special: false }).await.unwrap()
     };

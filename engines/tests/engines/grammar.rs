@@ -1,6 +1,7 @@
 //! With a real vocabulary: text satisfies its grammar, from the point where the grammar constrains it.
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Sampling};
@@ -8,19 +9,20 @@ use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
+use std::sync::Arc;
 
 use crate::models;
 
 struct Rig {
-    engine: LlamaEngine,
+    engine: Arc<dyn Engine>,
     prompt: Vec<Token>,
 }
 
 impl Rig {
     async fn start() -> Option<Rig> {
         let model = models::smollm2()?;
-        let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1024), ..LlamaConfig::new(model) };
-        let engine = LlamaEngine::start(config, None).unwrap();
+        let config = EngineOptions { n_threads: Some(1), n_ctx: Some(1024), ..models::of_llama(model) };
+        let engine = registry::open(config, None).unwrap();
         let messages = json!([{ "role": "user", "content": "What is the capital of France?" }]);
         let conversation: Conversation = serde_json::from_value(json!({ "messages": messages })).unwrap();
         let prompt = engine.render(&conversation).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_engines::llama::LlamaConfig;
+use baton_engines::registry::EngineOptions;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_link::handoff::{HttpPuller, PullPolicy};
@@ -72,7 +72,7 @@ async fn an_ephemeral_prompt_stays_on_neither_simulated_node() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_measurement_gives_way_on_the_prefill_node() {
     let Some(model) = models::smollm2() else { return };
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1_024), n_slots: 2, ..LlamaConfig::new(model) };
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(1_024), n_slots: Some(2), ..models::of_llama(model) };
     let prefill = models::start(config.clone(), None).await;
     let node = peers::node(Arc::clone(&prefill) as Arc<dyn Engine>, Role::Prefill, peers::KEY).await;
     let decoder = models::start(config, Some(puller())).await;
@@ -116,7 +116,7 @@ async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_repor
 
 #[cfg(feature = "llama")]
 mod llama {
-    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    use baton_engines::registry::EngineOptions;
     use baton_link::handoff::KvPuller;
     use baton_schemas::kv::Codec;
     use tiny_gguf::Architecture;
@@ -124,12 +124,12 @@ mod llama {
     use super::*;
     use crate::models;
 
-    fn config() -> Option<LlamaConfig> {
+    fn config() -> Option<EngineOptions> {
         let model = models::smollm2()?;
-        Some(LlamaConfig { n_threads: Some(1), n_ctx: Some(4_352), n_slots: 2, ..LlamaConfig::new(model) })
+        Some(EngineOptions { n_threads: Some(1), n_ctx: Some(4_352), n_slots: Some(2), ..models::of_llama(model) })
     }
 
-    async fn start(config: LlamaConfig, puller: Option<Arc<HttpPuller>>) -> Arc<LlamaEngine> {
+    async fn start(config: EngineOptions, puller: Option<Arc<HttpPuller>>) -> Arc<dyn Engine> {
         models::start(config, puller.map(|puller| puller as Arc<dyn KvPuller>)).await
     }
 
@@ -151,8 +151,9 @@ mod llama {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("tiny.gguf");
             tiny_gguf::write(&path, architecture, 1);
-            let (n_ctx, n_ubatch) = (Some(8_448), 8_192);
-            let config = LlamaConfig { n_threads: Some(1), n_slots: 1, n_ctx, n_ubatch, ..LlamaConfig::new(&path) };
+            let (n_ctx, n_ubatch) = (Some(8_448), Some(8_192));
+            let config =
+                EngineOptions { n_threads: Some(1), n_slots: Some(1), n_ctx, n_ubatch, ..models::of_llama(&path) };
             let prefill = start(config.clone(), None).await;
             let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
             // Of these, the first chunk is half, which is more than 4,096.
@@ -197,7 +198,7 @@ mod llama {
     async fn greedy_output_is_the_same_with_and_without_a_handoff() {
         let Some(config) = config() else { return };
         for n_ubatch in [64, 100, 512] {
-            let config = LlamaConfig { n_ubatch, ..config.clone() };
+            let config = EngineOptions { n_ubatch: Some(n_ubatch), ..config.clone() };
             let prefill = start(config.clone(), None).await;
             let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
             let lengths: &[usize] = if n_ubatch == 512 { &[2, 65, 1_000, 4_000] } else { &[3, 300] };

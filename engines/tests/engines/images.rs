@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_link::{Engine, SequenceStream};
 use baton_model::limits::DEFAULT_SLOTS;
 use baton_schemas::generate::{Conversation, Message, Sampling};
@@ -26,18 +27,18 @@ const GEMMA: usize = 640;
 const GEMMA_TEMPLATE: &str = "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n";
 
 /// An engine with a projector that is written for its model.
-fn with_projector(model: &Path, kind: TinyProjector, n_embd: usize) -> Arc<LlamaEngine> {
+fn with_projector(model: &Path, kind: TinyProjector, n_embd: usize) -> Arc<dyn Engine> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mmproj.gguf");
     projector::write(&path, kind, n_embd, 1);
     // The Gemma model is a base model without a chat template.
     let chat_template = (n_embd == GEMMA).then(|| GEMMA_TEMPLATE.to_owned());
-    let config = LlamaConfig { n_ctx: Some(1024), n_cells: Some(2048), chat_template, ..config(model, &path) };
-    Arc::new(LlamaEngine::start(config, None).unwrap())
+    let config = EngineOptions { n_ctx: Some(1024), n_cells: Some(2048), chat_template, ..config(model, &path) };
+    registry::open(config, None).unwrap()
 }
 
-fn config(model: &Path, projector: &Path) -> LlamaConfig {
-    LlamaConfig { projector: Some(projector.to_owned()), ..LlamaConfig::new(model) }
+fn config(model: &Path, projector: &Path) -> EngineOptions {
+    EngineOptions { projector: Some(projector.to_owned()), ..models::of_llama(model) }
 }
 
 /// Squares of two colours.
@@ -64,7 +65,7 @@ fn question(images: &[Image]) -> Conversation {
     Conversation { messages, images: images.to_vec(), ..Conversation::default() }
 }
 
-async fn request(engine: &LlamaEngine, images: &[Image], max_tokens: u32) -> SequenceRequest {
+async fn request(engine: &dyn Engine, images: &[Image], max_tokens: u32) -> SequenceRequest {
     let prompt = engine.render(&question(images)).await.unwrap();
     let projector = engine.info().await.unwrap().projector.unwrap();
     SequenceRequest {
@@ -91,13 +92,13 @@ async fn said(mut events: SequenceStream) -> (Vec<Token>, usize) {
     (tokens, cached)
 }
 
-async fn answer(engine: &LlamaEngine, images: &[Image]) -> (Vec<Token>, usize) {
+async fn answer(engine: &dyn Engine, images: &[Image]) -> (Vec<Token>, usize) {
     let request = request(engine, images, 24).await;
     said(engine.generate(request).await.unwrap()).await
 }
 
 /// The log-probability of the first token.
-async fn sureness(engine: &LlamaEngine, images: &[Image]) -> f32 {
+async fn sureness(engine: &dyn Engine, images: &[Image]) -> f32 {
     let request = SequenceRequest { top_logprobs: Some(0), ..request(engine, images, 1).await };
     let events: Vec<_> = engine.generate(request).await.unwrap().collect().await;
     let token = events.into_iter().find_map(|event| match event.unwrap() {
@@ -107,7 +108,7 @@ async fn sureness(engine: &LlamaEngine, images: &[Image]) -> f32 {
     token.unwrap().chosen
 }
 
-async fn is_idle(engine: &LlamaEngine) {
+async fn is_idle(engine: &dyn Engine) {
     let idle = async {
         while engine.load().await.map(|load| (load.active_slots, load.queued)).unwrap() != (0, 0) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -117,7 +118,7 @@ async fn is_idle(engine: &LlamaEngine) {
 }
 
 /// Checks that hold for every projector.
-async fn sees(engine: &LlamaEngine) {
+async fn sees(engine: &dyn Engine) {
     let prompt = engine.render(&question(&[red()])).await.unwrap();
     let run = runs(&prompt).remove(0);
     assert!(run.len() >= N_ROWS, "{run:?}");
@@ -144,27 +145,27 @@ async fn sees(engine: &LlamaEngine) {
 #[tokio::test]
 async fn images_are_decoded_and_cached_by_their_content() {
     let Some(model) = models::smollm2() else { return };
-    sees(&with_projector(&model, TinyProjector::Mlp, SMOL)).await;
+    sees(&*with_projector(&model, TinyProjector::Mlp, SMOL)).await;
 }
 
 #[tokio::test]
 async fn embeddings_that_attend_to_each_other_are_decoded_at_once() {
     let Some(model) = models::smollm2() else { return };
-    sees(&with_projector(&model, TinyProjector::Gemma3, SMOL)).await;
+    sees(&*with_projector(&model, TinyProjector::Gemma3, SMOL)).await;
 }
 
 #[tokio::test]
 async fn a_sliding_window_slides_over_images() {
     let Some(model) = models::gemma3() else { return };
-    sees(&with_projector(&model, TinyProjector::Gemma3, GEMMA)).await;
+    sees(&*with_projector(&model, TinyProjector::Gemma3, GEMMA)).await;
 }
 
 #[tokio::test]
 async fn a_stream_continues_where_another_engine_left_it() {
     let Some(model) = models::smollm2() else { return };
-    let whole = answer(&with_projector(&model, TinyProjector::Mlp, SMOL), &[red()]).await.0;
+    let whole = answer(&*with_projector(&model, TinyProjector::Mlp, SMOL), &[red()]).await.0;
     let other = with_projector(&model, TinyProjector::Mlp, SMOL);
-    let mut request = request(&other, &[red()], 24).await;
+    let mut request = request(&*other, &[red()], 24).await;
     request.generated = whole[..9].to_vec();
     assert_eq!(said(other.generate(request).await.unwrap()).await.0, whole[9..]);
 }
@@ -173,7 +174,7 @@ async fn a_stream_continues_where_another_engine_left_it() {
 async fn a_text_is_the_same_while_images_are_decoded() {
     let Some(model) = models::smollm2() else { return };
     let engine = with_projector(&model, TinyProjector::Mlp, SMOL);
-    let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
+    let text = async |engine: &dyn Engine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
         let messages = vec![Message::new(MessageRole::User, content)];
         let prompt = engine.render(&Conversation { messages, ..Conversation::default() }).await.unwrap();
@@ -185,16 +186,16 @@ async fn a_text_is_the_same_while_images_are_decoded() {
         let _ = begun.send(());
         said(futures::stream::iter(first).chain(stream).boxed()).await.0
     };
-    let alone = text(&engine, oneshot::channel().0).await;
+    let alone = text(&*engine, oneshot::channel().0).await;
     let (begun, has_begun) = oneshot::channel();
     let meanwhile = {
         let engine = Arc::clone(&engine);
-        tokio::spawn(async move { text(&engine, begun).await })
+        tokio::spawn(async move { text(&*engine, begun).await })
     };
     // 39 tokens are still to come.
     has_begun.await.unwrap();
     for i in 0..4 {
-        answer(&engine, &[picture([i, 0, 0], [0, i, 0]), red()]).await;
+        answer(&*engine, &[picture([i, 0, 0], [0, i, 0]), red()]).await;
     }
     assert_eq!(meanwhile.await.unwrap(), alone);
 }
@@ -203,11 +204,11 @@ async fn a_text_is_the_same_while_images_are_decoded() {
 async fn a_reader_that_leaves_frees_its_slot() {
     let Some(model) = models::smollm2() else { return };
     let engine = with_projector(&model, TinyProjector::Gemma3, SMOL);
-    let of_red = answer(&engine, &[red()]).await;
+    let of_red = answer(&*engine, &[red()]).await;
     for n_read in 0..3 {
         let mut left = Vec::new();
         for i in 0..8 {
-            let request = request(&engine, &[picture([i, 9, 0], [0, i, 7])], 500).await;
+            let request = request(&*engine, &[picture([i, 9, 0], [0, i, 7])], 500).await;
             left.push(engine.generate(request).await.unwrap());
         }
         // The others wait for a slot until these are finished or dropped.
@@ -217,11 +218,11 @@ async fn a_reader_that_leaves_frees_its_slot() {
             }
         }
         drop(left);
-        is_idle(&engine).await;
+        is_idle(&*engine).await;
     }
     // On a GPU, the cells that a text lies in change its last digits, and after some tokens the text.
     let n_compared = if models::has_gpu() { 8 } else { of_red.0.len() };
-    assert_eq!(answer(&engine, &[red()]).await.0[..n_compared], of_red.0[..n_compared]);
+    assert_eq!(answer(&*engine, &[red()]).await.0[..n_compared], of_red.0[..n_compared]);
 }
 
 #[tokio::test]
@@ -243,7 +244,7 @@ async fn invalid_images_are_refused_and_affect_nothing_else() {
     let stray = Conversation { messages: question(&[red()]).messages, ..Conversation::default() };
     assert!(engine.render(&stray).await.unwrap().iter().all(|t| !is_placeholder(*t)));
 
-    let whole = request(&engine, &[red()], 4).await;
+    let whole = request(&*engine, &[red()], 4).await;
     let not_taken = async |request: SequenceRequest, part: &str| {
         let error = engine.generate(request).await.err().expect("a refusal").to_string();
         assert!(error.contains(part), "{error}");
@@ -261,7 +262,7 @@ async fn invalid_images_are_refused_and_affect_nothing_else() {
         let events: Vec<_> = engine.generate(wrong).await.unwrap().collect().await;
         assert!(matches!(events.last(), Some(Err(EngineError::InvalidRequest { .. }))), "{events:?}");
     }
-    is_idle(&engine).await;
+    is_idle(&*engine).await;
     assert_eq!(said(engine.generate(whole).await.unwrap()).await.0.len(), 4);
 }
 
@@ -271,7 +272,7 @@ async fn an_engine_does_not_start_with_a_wrong_projector() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |projector: &Path, part: &str| {
         let config = config(&model, projector);
-        let error = LlamaEngine::start(config, None).err().expect("a refusal").to_string();
+        let error = registry::open(config, None).err().expect("a refusal").to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     };
     let of_another = folder.path().join("gemma.gguf");
@@ -282,7 +283,7 @@ async fn an_engine_does_not_start_with_a_wrong_projector() {
     let text = folder.path().join("text.gguf");
     std::fs::write(&text, "hello").unwrap();
     refused(&text, "is not a GGUF file");
-    let without_projector = LlamaEngine::start(LlamaConfig::new(&model), None).unwrap();
+    let without_projector = registry::open(models::of_llama(&model), None).unwrap();
     let error = without_projector.render(&question(&[red()])).await.unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
 }

@@ -3,16 +3,18 @@
 use std::ops::Range;
 use std::path::Path;
 
-use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::placement::ImportBlob;
 use baton_engines::llama::probe::{NoHandoff, probe};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::transfer::KvTransfer;
+use baton_engines::registry::EngineOptions;
 use baton_model::gguf::Gguf;
 use baton_schemas::kv::{Chunk, LayerRows, SectionRows};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
+
+use crate::models;
 
 pub(crate) const N_SLOTS: u32 = 2;
 pub(crate) const SCRATCH: i32 = N_SLOTS as i32;
@@ -26,8 +28,12 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn load(model: &Path) -> Rig {
-        let config =
-            LlamaConfig { n_slots: N_SLOTS, n_threads: Some(1), n_ubatch: N_UBATCH, ..LlamaConfig::new(model) };
+        let config = EngineOptions {
+            n_slots: Some(N_SLOTS),
+            n_threads: Some(1),
+            n_ubatch: Some(N_UBATCH),
+            ..models::of_llama(model)
+        };
         Rig { reference: Reference::load(config).unwrap(), gguf: Gguf::open(model).unwrap() }
     }
 

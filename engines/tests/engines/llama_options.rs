@@ -3,9 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_engines::llama::LlamaConfig;
-use baton_engines::llama::LlamaEngine;
-use baton_link::Engine;
+use baton_engines::registry::{self, EngineOptions};
 use baton_model::options::{CacheType, CacheTypes, CpuTensors, LoraFile, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
@@ -26,12 +24,12 @@ impl Files {
         self.0.path().join(name)
     }
 
-    fn config(&self, architecture: Architecture) -> LlamaConfig {
+    fn config(&self, architecture: Architecture) -> EngineOptions {
         let path = self.path(&format!("{architecture:?}.gguf"));
         if !path.exists() {
             tiny_gguf::write(&path, architecture, 1);
         }
-        LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_slots: 2, ..LlamaConfig::new(path) }
+        EngineOptions { n_threads: Some(1), n_ctx: Some(512), n_slots: Some(2), ..models::of_llama(path) }
     }
 
     /// An adapter for the tiny llama, which changes V of the first layer and thus all that follows.
@@ -53,7 +51,7 @@ struct Outcome {
     hands_over: bool,
 }
 
-async fn run(config: LlamaConfig) -> Outcome {
+async fn run(config: EngineOptions) -> Outcome {
     let engine = models::start(config, None).await;
     let info = engine.info().await.unwrap();
     let prompt = (0..100).map(|i| 5 + i % 40).collect::<Vec<Token>>();
@@ -74,15 +72,15 @@ async fn run(config: LlamaConfig) -> Outcome {
     }
 }
 
-fn refusal(config: LlamaConfig) -> String {
-    LlamaEngine::start(config, None).err().expect("it is refused").to_string()
+fn refusal(config: EngineOptions) -> String {
+    registry::open(config, None).err().expect("it is refused").to_string()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quantized_cache_is_smaller_and_stays_at_home() {
     let files = Files::new();
     let config = || files.config(Architecture::Llama);
-    let of = |k, v| LlamaConfig { cache_types: CacheTypes { k, v }, ..config() };
+    let of = |k, v| EngineOptions { cache_types: CacheTypes { k, v }, ..config() };
     let plain = run(config()).await;
     let quantized = run(of(CacheType::Q8_0, CacheType::Q4_0)).await;
     // 34 and 18 bytes for 32 values, not 64 and 64.
@@ -96,7 +94,7 @@ async fn a_quantized_cache_is_smaller_and_stays_at_home() {
         run(of(k, k)).await;
     }
 
-    let latent = |k, v| LlamaConfig { cache_types: CacheTypes { k, v }, ..files.config(Architecture::DeepSeek2) };
+    let latent = |k, v| EngineOptions { cache_types: CacheTypes { k, v }, ..files.config(Architecture::DeepSeek2) };
     let error = refusal(latent(CacheType::F32, CacheType::F16));
     assert!(error.contains("--cache-type-k and --cache-type-v must be equal"), "{error}");
     let error = refusal(latent(CacheType::Q8_0, CacheType::Q8_0));
@@ -110,8 +108,8 @@ async fn a_quantized_cache_is_smaller_and_stays_at_home() {
 async fn scaled_positions_and_adapters_change_logits_and_fingerprint() {
     let files = Files::new();
     let config = || files.config(Architecture::Llama);
-    let rope = |rope| LlamaConfig { rope, ..config() };
-    let lora = |path: &Path, scale| LlamaConfig { lora: Some(LoraFile { path: path.into(), scale }), ..config() };
+    let rope = |rope| EngineOptions { rope, ..config() };
+    let lora = |path: &Path, scale| EngineOptions { lora: Some(LoraFile { path: path.into(), scale }), ..config() };
     let adapters = [files.adapter(2), files.adapter(3)];
     let linear = RopeOptions { scaling: Some(RopeScaling::Linear), freq_scale: Some(0.5), ..RopeOptions::default() };
     let yarn = RopeOptions {
@@ -157,7 +155,8 @@ fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
     let path = files.path("adapter.gguf");
     let check = |write: &dyn Fn(), expected: &str| {
         write();
-        let config = LlamaConfig { lora: Some(LoraFile::unscaled(path.clone())), ..files.config(Architecture::Llama) };
+        let config =
+            EngineOptions { lora: Some(LoraFile::unscaled(path.clone())), ..files.config(Architecture::Llama) };
         let error = refusal(config);
         assert!(error.contains(expected) && error.contains("adapter.gguf"), "{error}");
     };
@@ -178,8 +177,8 @@ fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tensors_kept_with_the_processor_change_nothing_on_a_processor() {
     let files = Files::new();
-    let config = || LlamaConfig { device: Some("cpu".into()), ..files.config(Architecture::Qwen3Moe) };
-    let of = |cpu_tensors| LlamaConfig { cpu_tensors, ..config() };
+    let config = || EngineOptions { device: Some("cpu".into()), ..files.config(Architecture::Qwen3Moe) };
+    let of = |cpu_tensors| EngineOptions { cpu_tensors, ..config() };
     let patterns = |patterns: &[&str]| CpuTensors {
         patterns: patterns.iter().map(|&pattern| pattern.to_owned()).collect(),
         ..CpuTensors::default()
@@ -189,10 +188,10 @@ async fn tensors_kept_with_the_processor_change_nothing_on_a_processor() {
     assert_eq!(run(of(CpuTensors { n_expert_layers: 2, ..CpuTensors::default() })).await, plain);
     assert_eq!(run(of(patterns(&[r"blk\.(?:0|3)\.ffn_.*_exps", "attn_q"]))).await, plain);
     for split_mode in SplitMode::ALL {
-        assert_eq!(run(LlamaConfig { split_mode: Some(split_mode), ..config() }).await, plain);
+        assert_eq!(run(EngineOptions { split_mode: Some(split_mode), ..config() }).await, plain);
     }
-    assert_eq!(run(LlamaConfig { mmap: false, mlock: true, ..config() }).await, plain);
-    assert_eq!(run(LlamaConfig { mlock: true, ..config() }).await, plain);
+    assert_eq!(run(EngineOptions { mmap: Some(false), mlock: Some(true), ..config() }).await, plain);
+    assert_eq!(run(EngineOptions { mlock: Some(true), ..config() }).await, plain);
 
     let error = refusal(of(patterns(&["attn_q", "ffn_nothing"])));
     assert!(
@@ -204,7 +203,7 @@ async fn tensors_kept_with_the_processor_change_nothing_on_a_processor() {
         error.contains("--override-tensor") && error.contains("is no regular expression: unclosed group"),
         "{error}"
     );
-    let dense = LlamaConfig {
+    let dense = EngineOptions {
         cpu_tensors: CpuTensors { n_expert_layers: 1, ..CpuTensors::default() },
         ..files.config(Architecture::Llama)
     };

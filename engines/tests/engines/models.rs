@@ -1,13 +1,30 @@
 //! The real models. This crate cannot download anything, so the test runner pulls them and passes their files' names.
 
 use std::path::PathBuf;
-#[cfg(feature = "llama")]
 use std::sync::Arc;
 
 #[cfg(feature = "llama")]
-use baton_engines::llama::{LlamaConfig, LlamaEngine, devices};
-#[cfg(feature = "llama")]
+use baton_engines::llama::devices;
+use baton_engines::registry::{self, EngineKind, EngineOptions};
+use baton_link::Engine;
 use baton_link::handoff::KvPuller;
+use baton_model::limits::DEFAULT_UBATCH;
+
+/// The options of an engine whose steps have whole batches, as on a GPU, so that its rounding does not depend on the machine.
+pub(crate) fn of(kind: EngineKind, model: impl Into<PathBuf>) -> EngineOptions {
+    EngineOptions { kind, n_ubatch: Some(DEFAULT_UBATCH), ..EngineOptions::of(model) }
+}
+
+/// The same for llama.cpp.
+#[cfg(feature = "llama")]
+pub(crate) fn of_llama(model: impl Into<PathBuf>) -> EngineOptions {
+    of(EngineKind::Llama, model)
+}
+
+/// Starts an engine off the async threads.
+pub(crate) async fn start(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
+    registry::start(options, puller).await.unwrap_or_else(|error| panic!("{error}"))
+}
 
 /// SmolLM2 135M.
 pub(crate) fn smollm2() -> Option<PathBuf> {
@@ -61,10 +78,4 @@ fn named_by(variable: &str) -> Option<PathBuf> {
 /// Returns true if engines compute on a GPU here, whose kernels round differently from step to step.
 pub(crate) fn has_gpu() -> bool {
     devices::all().unwrap().len() > 1
-}
-
-#[cfg(feature = "llama")]
-/// Starts an engine off the async threads.
-pub(crate) async fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
-    tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::{KvPuller, PullPolicy, canary};
 use baton_schemas::handoff::HandoffFailure;
@@ -12,8 +13,7 @@ use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use tiny_gguf::file::{Gguf, Tensor};
 
-use crate::models;
-use crate::peers;
+use crate::{models, peers};
 
 /// Writes a copy of `model` with every quantized tensor as f16, after `change` was applied to each tensor. Norms and
 /// biases stay f32, as llama.cpp wants them.
@@ -34,8 +34,8 @@ fn other_rope_order(name: &str, tensor: &mut Tensor) {
     tensor.values = order.flat_map(|r| tensor.values[r * row..(r + 1) * row].to_vec()).collect();
 }
 
-async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1_024), n_slots: 2, ..LlamaConfig::new(model) };
+async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(1_024), n_slots: Some(2), ..models::of_llama(model) };
     models::start(config, puller).await
 }
 
@@ -98,7 +98,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
     let mut distances = Vec::new();
     for file in [&model, &dequantized, &confused] {
         let theirs = start(file, None).await;
-        let chunk = |engine: Arc<LlamaEngine>, tokens: Vec<Token>| async move {
+        let chunk = |engine: Arc<dyn Engine>, tokens: Vec<Token>| async move {
             let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
             let request = baton_schemas::handoff::PrefillRequest {
                 handoff: baton_schemas::kv::HandoffId([0; 16]),

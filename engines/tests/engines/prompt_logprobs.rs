@@ -2,14 +2,15 @@
 //! the rounding of another batch.
 
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use harness::{MAX_NOISE, long_prompt};
 
-use crate::models::smollm2;
+use crate::models::{self, smollm2};
 
 const TEXT: &str = "The capital of France is Paris, and the capital of Norway is Oslo. In winter it is cold there.";
 
@@ -42,7 +43,7 @@ fn logprob(logits: &[f32], token: Token) -> f32 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompts_log_probabilities_equal_those_of_one_token_at_a_time() {
     let Some(model) = smollm2() else { return };
-    let config = || LlamaConfig { n_threads: Some(1), ..LlamaConfig::new(&model) };
+    let config = || EngineOptions { n_threads: Some(1), ..models::of_llama(&model) };
     let reference = Reference::load(config()).unwrap();
     let prompt = reference.tokenize(TEXT);
     let options = ReferenceOptions { stop_at_end: false, keep_logits: true };
@@ -53,8 +54,8 @@ async fn a_prompts_log_probabilities_equal_those_of_one_token_at_a_time() {
         })
         .collect();
 
-    let engine = LlamaEngine::start(config(), None).unwrap();
-    let tokens = scored(&engine, &prompt, 5).await;
+    let engine = registry::open(config(), None).unwrap();
+    let tokens = scored(&*engine, &prompt, 5).await;
     assert_eq!(tokens.iter().map(|token| token.id).collect::<Vec<_>>(), prompt);
     assert_eq!(tokens[0].logprobs, None, "nothing predicts the first token");
     let logprobs: Vec<&Logprobs> = tokens[1..].iter().map(|token| token.logprobs.as_ref().unwrap()).collect();
@@ -74,12 +75,12 @@ async fn a_prompts_log_probabilities_equal_those_of_one_token_at_a_time() {
     }
 
     // The prompt is cached now, and computed again. A long one takes many steps, more than its reader's window holds.
-    let again = scored(&engine, &prompt, 5).await;
+    let again = scored(&*engine, &prompt, 5).await;
     for (token, again) in tokens.iter().zip(&again) {
         let of = |token: &GeneratedToken| token.logprobs.as_ref().map_or(0.0, |logprobs| logprobs.chosen);
         assert!(token.id == again.id && (of(token) - of(again)).abs() < MAX_NOISE, "{token:?} {again:?}");
     }
     assert_eq!(again.len(), tokens.len());
     let long = reference.tokenize(&long_prompt("long", 300));
-    assert_eq!(scored(&engine, &long, 0).await.len(), long.len());
+    assert_eq!(scored(&*engine, &long, 0).await.len(), long.len());
 }

@@ -1,6 +1,7 @@
 //! A greedy sequence that another engine resumes continues identically to the bit, wherever it was interrupted.
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::registry;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
@@ -13,7 +14,7 @@ use crate::models;
 const N_TOKENS: u32 = 72;
 
 /// The tokens, and the bits of each token's log-probability.
-async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u32)> {
+async fn reply(engine: &dyn Engine, request: SequenceRequest) -> Vec<(Token, u32)> {
     let mut events = engine.generate(request).await.unwrap();
     let mut reply = Vec::new();
     while let Some(event) = events.next().await {
@@ -28,7 +29,7 @@ async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u3
 async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
     let Some(model) = models::smollm2() else { return };
     let engine =
-        LlamaEngine::start(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), ..LlamaConfig::new(model) }, None)
+        registry::open(EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), ..models::of_llama(model) }, None)
             .unwrap();
     for text in ["A story about a fox and a hen:", "def fibonacci(n):\n"] {
         let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
@@ -43,11 +44,11 @@ async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
             ephemeral: true,
             ..SequenceRequest::default()
         };
-        let whole = reply(&engine, request.clone()).await;
+        let whole = reply(&*engine, request.clone()).await;
         assert_eq!(whole.len(), N_TOKENS as usize);
         for at in [1, 40, 71] {
             let generated = whole[..at].iter().map(|(token, _)| *token).collect();
-            let resumed = reply(&engine, SequenceRequest { generated, ..request.clone() }).await;
+            let resumed = reply(&*engine, SequenceRequest { generated, ..request.clone() }).await;
             assert_eq!(resumed, whole[at..], "resumed after {at} tokens");
         }
     }

@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_engines::llama::LlamaConfig;
-use baton_link::Engine;
+use baton_engines::registry::EngineOptions;
 use baton_link::handoff::{KvPuller, LocalKv, PullEvent, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
@@ -47,7 +46,7 @@ impl KvPuller for BusyPuller {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_prompt_does_not_wait_for_a_strangers_pull() {
     let Some(model) = models::smollm2() else { return };
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1_024), n_slots: 4, ..LlamaConfig::new(model) };
+    let config = EngineOptions { n_threads: Some(1), n_ctx: Some(1_024), n_slots: Some(4), ..models::of_llama(model) };
     let puller = Arc::new(BusyPuller::default());
     let engine = models::start(config, Some(Arc::clone(&puller) as Arc<dyn KvPuller>)).await;
     let system: Vec<Token> = (1_000..1_060).collect();

@@ -9,7 +9,6 @@ pub(super) mod plan;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
 
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::{EngineError, Token};
@@ -19,17 +18,17 @@ use llama_cpp_2::model::LlamaModel;
 
 use self::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::adapter::Adapter;
-use super::config::LlamaConfig;
 use super::load;
-use super::load_error::LoadError;
 use super::vocabulary::token;
-use crate::serving::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
+use crate::engine_options::EngineOptions;
+use crate::serving::LoadError;
+use crate::serving::jobs::{EmbedJob, EngineLoad};
 use crate::serving::vectors::Vectors;
 
 /// Owns the context for vectors and the queue of texts. See the module's documentation.
 pub(crate) struct Embedder<'m> {
     model: &'m LlamaModel,
-    config: LlamaConfig,
+    options: EngineOptions,
     adapter: Option<Arc<Adapter>>,
     /// `None` for a model that gives no vectors; it gets no jobs.
     plan: Option<EmbedPlan>,
@@ -51,7 +50,7 @@ struct TextPart {
 impl<'m> Embedder<'m> {
     pub(crate) fn new(
         model: &'m LlamaModel,
-        config: LlamaConfig,
+        options: EngineOptions,
         plan: Option<EmbedPlan>,
         kv_bytes_per_token: u64,
         shared: Arc<EngineLoad>,
@@ -59,7 +58,7 @@ impl<'m> Embedder<'m> {
         let batch = LlamaBatch::new(plan.map_or(1, |plan| plan.n_ubatch as usize), 1);
         Embedder {
             model,
-            config,
+            options,
             adapter: None,
             plan,
             kv_bytes_per_token,
@@ -77,39 +76,12 @@ impl<'m> Embedder<'m> {
         self
     }
 
-    /// Runs until every handle is dropped. The loop of a model that only gives vectors.
-    pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
-        loop {
-            if self.is_idle() {
-                match messages.recv() {
-                    Ok(message) => self.take(message),
-                    Err(_) => return,
-                }
-            }
-            loop {
-                match messages.try_recv() {
-                    Ok(message) => self.take(message),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
-                }
-            }
-            self.step(None);
-        }
-    }
-
-    fn take(&mut self, message: SchedulerMessage) {
-        // The engine refuses all other requests before they get here.
-        if let SchedulerMessage::Embed(job) = message {
-            self.push(*job);
-        }
-    }
-
     /// Creates the context unless it exists.
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
             let adapter = self.adapter.as_deref();
             let kv_bytes = self.kv_bytes_per_token;
-            self.context = Some(load::embedding_context(self.model, &self.config, adapter, plan, kv_bytes)?);
+            self.context = Some(load::embedding_context(self.model, &self.options, adapter, plan, kv_bytes)?);
         }
         Ok(())
     }

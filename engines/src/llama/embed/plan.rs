@@ -5,7 +5,6 @@ use baton_schemas::EngineError;
 use baton_schemas::embed::{EmbeddingFacts, Pooling, RerankFacts};
 use llama_cpp_2::model::LlamaModel;
 
-use super::super::config::LlamaConfig;
 use crate::embed::{normalised, score};
 
 /// The most texts in a step. More would only make the attention mask sparser.
@@ -72,12 +71,12 @@ impl EmbedPlan {
     }
 }
 
-/// The plan for a model with `n_ctx` tokens of context. `None` for models that give neither vectors nor scores: rerankers
+/// The plan for a model with `n_ctx` tokens of context and physical batches of `n_ubatch`. `None` for models that give neither vectors nor scores: rerankers
 /// without a classifier, and T5, whose encoder this engine does not run.
 ///
 /// A file that names no pooling holds a model that was not trained for embeddings. Like Ollama, this pools a causal
 /// model at its last token, the only one that attends to the whole text, and an encoder by its mean.
-pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
+pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, n_ubatch: u32, n_ctx: u32) -> Option<EmbedPlan> {
     let is_causal = gguf.generates();
     let n_embd = u32::try_from(model.n_embd_out()).ok().filter(|&n| n > 0)?;
     let vector = |pooling, is_trained| Output::Vector { n_embd, pooling, is_trained };
@@ -101,6 +100,6 @@ pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx:
     let is_divisible = is_causal && is_last;
     // A table of learned positions ends where training ended; llama.cpp would read beyond it.
     let n_ctx = n_ctx.min(model.n_ctx_train().max(1)).min(if is_divisible { MAX_DIVISIBLE } else { MAX_WHOLE });
-    let n_ubatch = if is_divisible { config.n_ubatch.min(n_ctx) } else { n_ctx };
+    let n_ubatch = if is_divisible { n_ubatch.min(n_ctx) } else { n_ctx };
     Some(EmbedPlan { output, n_ctx, n_ubatch, is_divisible })
 }

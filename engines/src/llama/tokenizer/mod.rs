@@ -22,9 +22,8 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token_type::LlamaTokenAttr;
 use tokio_util::sync::CancellationToken;
 
-use super::load_error::LoadError;
 use super::vocabulary::{self, token};
-use crate::serving::on_deep_stack;
+use crate::serving::{LoadError, on_deep_stack};
 
 /// The longest text, and the longest word, that llama.cpp gets on an ordinary thread, bytes. It needs up to 1 KiB of
 /// stack for each character, and threads have 2 MiB.

@@ -13,9 +13,11 @@ use llama_cpp_2::model::params::kv_overrides::ParamOverrideValue;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::super::Llama;
 use super::super::backend::backend;
-use super::super::{LlamaConfig, LlamaEngine};
 use super::*;
+use crate::engine_options::EngineOptions;
+use crate::serving::open::open;
 
 #[path = "../../../tests/engines/own_process.rs"]
 mod own_process;
@@ -215,8 +217,8 @@ fn patched(name: &str, folder: &Path) -> PathBuf {
 
 #[tokio::test]
 async fn the_tokens_of_a_text_that_cannot_fit_are_estimated() {
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(256), ..LlamaConfig::new(file()) };
-    let engine = LlamaEngine::start(config, None).unwrap();
+    let options = EngineOptions { n_threads: Some(1), n_ctx: Some(256), ..EngineOptions::of(file()) };
+    let engine = open(&Llama, &options, None).unwrap();
     let count = async |text: &str| {
         let request = TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
         engine.tokenize(&request).await
@@ -240,8 +242,8 @@ async fn an_engine_survives_messages_of_one_word() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["gpt-4o", "tekken"] {
         let path = patched(name, folder.path());
-        let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2048), ..LlamaConfig::new(path) };
-        let engine = LlamaEngine::start(config, None).unwrap();
+        let options = EngineOptions { n_threads: Some(1), n_ctx: Some(2048), ..EngineOptions::of(path) };
+        let engine = open(&Llama, &options, None).unwrap();
         for word in ["x".repeat(9_000), "aGVsbG8gd29ybGQh".repeat(4096), " ".repeat(64 << 10), "=-".repeat(32 << 10)] {
             let request = TokenizeRequest { text: word.as_str().into(), add_special: false, parse_special: false };
             match engine.tokenize(&request).await {

@@ -67,10 +67,11 @@ async fn llama_with_random_weights_keeps_the_contract() {
 
 #[cfg(feature = "llama")]
 async fn check_llama(model: std::path::PathBuf) {
-    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    use baton_engines::registry::{self, EngineOptions};
 
-    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
-    check(Arc::new(LlamaEngine::start(config, None).unwrap())).await;
+    let config =
+        EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), max_queued: Some(8), ..crate::models::of_llama(model) };
+    check(registry::open(config, None).unwrap()).await;
 }
 
 /// Checks an engine, and the same engine through a node's socket.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
@@ -13,10 +14,10 @@ use crate::models;
 use crate::peers::fake::{FakeNode, say};
 use crate::peers::{KEY, generate, node, puller, request};
 
-fn config() -> Option<LlamaConfig> {
+fn config() -> Option<EngineOptions> {
     let model = models::smollm2()?;
-    let base = LlamaConfig::new(model);
-    Some(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 2, n_ubatch: 64, ..base })
+    let base = models::of_llama(model);
+    Some(EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), n_slots: Some(2), n_ubatch: Some(64), ..base })
 }
 
 async fn prompt(engine: &dyn Engine, n: usize) -> Vec<Token> {

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::mlx::{MlxConfig, MlxEngine};
+use baton_engines::mlx;
+use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
@@ -16,17 +17,21 @@ use futures::StreamExt;
 use tiny_gguf::Architecture;
 use tokio::sync::Mutex;
 
-use super::{Model, STARTS, greedy, prompt, start_alone};
+use super::{Model, STARTS, greedy, prompt};
 use crate::peers;
+
+/// A worker that is silent for so long is lost.
+const MAX_SILENCE: Duration = Duration::from_secs(3);
 
 /// Held while a test ends workers, so that others are started, or asks whether one has ended.
 static LOSSES: Mutex<()> = Mutex::const_new(());
 
-/// Starts an engine. Returns its worker's process, too.
-async fn start_watched(config: MlxConfig) -> (Arc<MlxEngine>, u32) {
+/// Starts an engine whose worker is lost after some seconds of silence. Returns its worker's process, too.
+async fn start_watched(config: EngineOptions) -> (Arc<dyn Engine>, u32) {
     let _start = STARTS.lock().await;
     let before = workers();
-    let engine = start_alone(config, None).await;
+    let open = move || mlx::open(&config, None, MAX_SILENCE).unwrap_or_else(|error| panic!("{error}"));
+    let engine: Arc<dyn Engine> = Arc::new(tokio::task::spawn_blocking(open).await.unwrap());
     let new: Vec<u32> = workers().difference(&before).copied().collect();
     assert_eq!(new.len(), 1, "another process was started meanwhile");
     (engine, new[0])
@@ -58,7 +63,7 @@ fn signal(name: &str, process: u32) {
 async fn check_outlives(end_worker: impl Fn(u32)) {
     let Some(model) = Model::tiny(Architecture::Qwen3) else { return };
     let _losses = LOSSES.lock().await;
-    let config = MlxConfig { n_slots: 2, max_silence: Duration::from_secs(3), ..model.config() };
+    let config = EngineOptions { n_slots: Some(2), ..model.config() };
     let (engine, worker) = start_watched(config).await;
     let prompts = ["Once upon a time", "The other one", "A third that waits"];
     let mut expected = Vec::new();
@@ -133,7 +138,7 @@ def compute(worker, head, payload):
 OPERATIONS['compute'] = compute
 ";
     let python = changed_python(&model, dies);
-    let (engine, _) = start_watched(MlxConfig { python, ..model.config() }).await;
+    let (engine, _) = start_watched(EngineOptions { mlx_python: Some(python), ..model.config() }).await;
     let request = greedy(&prompt(&*engine, "Once upon a time").await, 1_000);
     let mut stream = engine.generate(request.clone()).await.unwrap();
     let mut n_tokens = 0;
@@ -165,7 +170,7 @@ if n_loads == 1:
 "
     );
     let python = changed_python(&model, &dies);
-    let (engine, worker) = start_watched(MlxConfig { python, ..model.config() }).await;
+    let (engine, worker) = start_watched(EngineOptions { mlx_python: Some(python), ..model.config() }).await;
     let request = greedy(&prompt(&*engine, "Once upon a time").await, 60);
     let expected = peers::generate(&*engine, request.clone()).await.tokens;
     let mut stream = engine.generate(request).await.unwrap();
@@ -202,7 +207,7 @@ open({once:?}, 'w').close()
 "
     );
     let python = changed_python(&model, &dies);
-    let (engine, worker) = start_watched(MlxConfig { python, ..model.config() }).await;
+    let (engine, worker) = start_watched(EngineOptions { mlx_python: Some(python), ..model.config() }).await;
     signal("-KILL", worker);
     let request = greedy(&prompt(&*engine, "Once upon a time").await, 3);
     let reply = peers::generate(&*engine, request).await;

@@ -9,6 +9,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
+use baton_engines::registry;
+use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_link::Engine;
 use baton_link::handoff::KvPuller;
 use baton_schemas::node::TokenizeRequest;
@@ -60,28 +62,30 @@ impl Model {
         Model { gguf, folder, python, _files: files }
     }
 
-    fn config(&self) -> MlxConfig {
-        let config = MlxConfig::new(&self.folder, &self.python);
-        MlxConfig { n_ctx: Some(2_048), max_queued: 8, small_steps: true, device: Some("cpu".into()), ..config }
+    fn config(&self) -> EngineOptions {
+        EngineOptions {
+            n_ctx: Some(2_048),
+            max_queued: Some(8),
+            device: Some("cpu".into()),
+            ..options(&self.folder, &self.python)
+        }
     }
 
-    async fn start(&self, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
+    async fn start(&self, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
         start(self.config(), puller).await
     }
+}
+
+fn options(folder: &Path, python: impl Into<PathBuf>) -> EngineOptions {
+    EngineOptions { kind: EngineKind::Mlx, mlx_python: Some(python.into()), ..EngineOptions::of(folder) }
 }
 
 /// Held while a test starts an engine.
 static STARTS: Mutex<()> = Mutex::const_new(());
 
-async fn start(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
+async fn start(config: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
     let _start = STARTS.lock().await;
-    start_alone(config, puller).await
-}
-
-/// Starts an engine while no other one starts.
-async fn start_alone(config: MlxConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<MlxEngine> {
-    let start = move || MlxEngine::start(config, puller);
-    Arc::new(tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|error| panic!("{error}")))
+    models::start(config, puller).await
 }
 
 async fn prompt(engine: &dyn Engine, text: &str) -> Vec<Token> {
@@ -123,12 +127,12 @@ async fn a_python_without_mlx_lm_is_named_in_words() {
     let header = r#"{"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
     let weights = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     fs::write(folder.path().join("model.safetensors"), weights).unwrap();
-    let error = |python: &str| MlxEngine::start(MlxConfig::new(folder.path(), python), None).err().unwrap();
+    let error = |python: &str| registry::open(options(folder.path(), python), None).err().unwrap().to_string();
     let missing = error("/nowhere/python");
-    assert!(matches!(missing, LoadError::NotInstalled { .. }) && missing.to_string().contains("baton mlx install"));
+    assert!(missing.contains("there is no Python") && missing.contains("baton mlx install"), "{missing}");
     // It ends at once, like a Python whose packages are broken.
     let ends = error(if cfg!(target_os = "macos") { "/usr/bin/false" } else { "/bin/false" });
-    assert!(matches!(ends, LoadError::Worker { .. }) && ends.to_string().contains("closed its connection"), "{ends}");
+    assert!(ends.contains("mlx-lm cannot load") && ends.contains("closed its connection"), "{ends}");
 }
 
 #[cfg(feature = "llama")]
@@ -162,7 +166,7 @@ mod beside_llama {
                 #[cfg(feature = "candle")]
                 Other::Candle => {
                     use crate::candle;
-                    candle::start(candle::config(&model.gguf), puller()).await
+                    models::start(candle::config(&model.gguf), puller()).await
                 }
             }
         }

@@ -10,14 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::codec_profile;
-use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::key_energy::{self, NoEnergy};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
+use baton_engines::registry::EngineOptions;
 use baton_fetch as models;
 use baton_model::gguf::Gguf;
-use baton_proxy::serve::CommandFailure;
-use baton_proxy::serve::model_files;
+use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::Token;
 use baton_schemas::kv::{
     Chunk, Codec, CodecLoss, CodecProfile, KvLayout, MAX_PROFILE_BYTES, TensorProfile, channel_variances,
@@ -87,9 +86,10 @@ pub(crate) async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
     if out.is_dir() {
         return Err(CommandFailure(format!("{} is a folder", out.display())));
     }
-    let config = LlamaConfig { n_slots: 1, n_threads: args.threads, n_ubatch: 512, ..LlamaConfig::new(&path) };
+    let options =
+        EngineOptions { n_slots: Some(1), n_threads: args.threads, n_ubatch: Some(512), ..EngineOptions::of(&path) };
     let n_prompts = args.prompts as usize;
-    let profile = tokio::task::spawn_blocking(move || measure(config, n_prompts)).await??;
+    let profile = tokio::task::spawn_blocking(move || measure(options, n_prompts)).await??;
     for CodecLoss { codec, mean_kl, ratio } in &profile.losses {
         println!("{:<9} {ratio:.2} times smaller, mean KL {:.1}e-3", codec.as_str(), 1e3 * mean_kl);
     }
@@ -113,10 +113,10 @@ fn temporary(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-fn measure(config: LlamaConfig, n_prompts: usize) -> Result<CodecProfile, CommandFailure> {
-    let gguf = Gguf::open(&config.model)?;
+fn measure(options: EngineOptions, n_prompts: usize) -> Result<CodecProfile, CommandFailure> {
+    let gguf = Gguf::open(options.path()?)?;
     let weights = gguf.fingerprint(&[])?.weights;
-    let model = Reference::load(config)?;
+    let model = Reference::load(options)?;
     let mut trial = KvTrial::new(&model, CELLS)?;
     let prompts = prompts(&model, &mut trial, n_prompts)?;
     eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed");
@@ -151,7 +151,7 @@ fn weighed(model: &Reference, trial: &KvTrial<'_>, prompts: &[Prompt]) -> Result
             let window = layout.sections.iter().filter_map(|section| section.window).max().unwrap_or(0);
             let n_cells = window.saturating_add(CELLS).next_multiple_of(256);
             let tokens: Vec<Vec<Token>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
-            match key_energy::measure(model.config(), n_cells, &tokens, layout, rotation) {
+            match key_energy::measure(model.options(), n_cells, &tokens, layout, rotation) {
                 Ok(energies) => energies,
                 Err(NoEnergy::Load(error)) => return Err(error.into()),
                 Err(reason) => {

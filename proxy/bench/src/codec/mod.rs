@@ -13,13 +13,12 @@ mod subject;
 mod tried;
 
 use baton_engines::codec_profile;
-use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::trial::KvTrial;
+use baton_engines::registry::EngineOptions;
 use baton_fetch as models;
 use baton_model::gguf::Gguf;
-use baton_proxy::serve::CommandFailure;
-use baton_proxy::serve::model_files;
+use baton_proxy::serve::{CommandFailure, model_files};
 use clap::Args;
 
 use self::report::{CodecFigures, CodecModel};
@@ -63,11 +62,11 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
     let mut figures = CodecFigures::default();
     for name in &args.model {
         let path = models::pull(name, &model_files::pull_options()?).await?;
-        let config = LlamaConfig {
-            n_slots: 1,
+        let options = EngineOptions {
+            n_slots: Some(1),
             n_threads: Some(args.threads),
-            n_ubatch: args.chunk.max(args.tokens).max(recall::MAX_QUESTION as u32),
-            ..LlamaConfig::new(&path)
+            n_ubatch: Some(args.chunk.max(args.tokens).max(recall::MAX_QUESTION as u32)),
+            ..EngineOptions::of(&path)
         };
         let sizes = Sizes {
             n_prompts: args.prompts,
@@ -77,7 +76,7 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
             n_chunk: args.chunk as usize,
         };
         let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_owned();
-        let model = tokio::task::spawn_blocking(move || measure(name, config, sizes)).await??;
+        let model = tokio::task::spawn_blocking(move || measure(name, options, sizes)).await??;
         figures.models.push(model);
         destination.save(&figures)?;
     }
@@ -95,11 +94,11 @@ struct Sizes {
     n_chunk: usize,
 }
 
-fn measure(name: String, config: LlamaConfig, sizes: Sizes) -> Result<CodecModel, CommandFailure> {
-    let gguf = Gguf::open(&config.model)?;
+fn measure(name: String, options: EngineOptions, sizes: Sizes) -> Result<CodecModel, CommandFailure> {
+    let gguf = Gguf::open(options.path()?)?;
     let fingerprint = gguf.fingerprint(&[])?;
-    let path = config.model.clone();
-    let model = Reference::load(config)?;
+    let path = options.path()?.to_owned();
+    let model = Reference::load(options)?;
     let recalled = recall::LENGTHS.into_iter().max().filter(|_| sizes.n_recall > 0).unwrap_or(0) + recall::MAX_QUESTION;
     let longest = (sizes.lengths.iter().max().unwrap_or(&0) + sizes.n_tokens).max(recalled);
     let n_cells = u32::try_from(2 * longest)?.next_multiple_of(256);

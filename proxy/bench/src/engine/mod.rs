@@ -9,11 +9,10 @@ mod report;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::{Reference, ReferenceOptions, Run};
+use baton_engines::registry::EngineOptions;
 use baton_fetch as models;
-use baton_proxy::serve::CommandFailure;
-use baton_proxy::serve::model_files;
+use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::Token;
 use baton_tryout::stats::{median, percentile};
 use clap::{Args, ValueEnum};
@@ -67,8 +66,8 @@ const JOINING_PROMPT: usize = 2_000;
 pub(super) async fn run(args: EngineBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("engine", &args.files, &ChartFolder::default())?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
-    let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
+    let options = EngineOptions { n_threads: args.threads, ..EngineOptions::of(&model) };
+    let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(options)).await??);
     let mut node_args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
     node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let mut bench = EngineBench { reference, node_args, rounds: args.rounds, n_prompts: 0 };

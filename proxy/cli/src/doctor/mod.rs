@@ -9,7 +9,6 @@ use baton_engines::engine_options::WrittenOptions;
 use baton_engines::llama::devices;
 use baton_fetch as models;
 use baton_model::gguf::Gguf;
-use baton_proxy::config::engine_args;
 use baton_proxy::config::engine_options;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};

@@ -18,12 +18,13 @@ use super::super::images::ImageEncoder;
 use super::super::jobs::{EngineLoad, Job, SchedulerMessage};
 use super::super::step_budget::PrefillBudget;
 use super::{NAN_WAIT, SchedulerLimits};
+use crate::engine_options::EngineOptions;
 use crate::llama::context::LlamaSlots;
 use crate::llama::embed::Embedder;
+use crate::llama::load;
 use crate::llama::placed::Placed;
 use crate::llama::projector::Projector;
 use crate::llama::vocabulary::vocabulary;
-use crate::llama::{LlamaConfig, load};
 use crate::serving::context::ModelContext;
 
 /// A scheduler over llama.cpp.
@@ -33,38 +34,36 @@ pub(super) type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 
 const N_CELLS: u32 = 512;
 
-fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'m> {
-    scheduler_of(model, config, N_CELLS)
+fn scheduler<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions) -> Scheduler<'m> {
+    scheduler_of(model, options, N_CELLS)
 }
 
-fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u32) -> Scheduler<'m> {
+fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells: u32) -> Scheduler<'m> {
     let indivisible = model.is_recurrent();
     let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
     let limits = SchedulerLimits {
-        n_slots: config.n_slots as usize,
+        n_slots: options.slots() as usize,
         n_ctx: n_cells as usize,
         n_cells: n_cells as usize,
-        budget: PrefillBudget::new(config.n_ubatch, config.small_steps, config.prefill_budget),
+        budget: PrefillBudget::new(options.ubatch(), false, options.prefill_budget),
         sliding_window: None,
         indivisible,
     };
-    let context = load::context(model, &config, None, n_cells, config.n_ubatch + config.n_slots).unwrap();
-    let slots = LlamaSlots::new(context, (config.n_ubatch + config.n_slots) as usize);
-    let embedder = Embedder::new(model, config, None, 0, Arc::clone(&shared));
+    let context = load::context(model, &options, None, n_cells, options.ubatch() + options.slots()).unwrap();
+    let slots = LlamaSlots::new(context, (options.ubatch() + options.slots()) as usize);
+    let embedder = Embedder::new(model, options, None, 0, Arc::clone(&shared));
     super::Scheduler::new(slots, embedder, Arc::new(vocabulary(model)), limits, shared)
 }
 
 /// The real model, and a configuration whose rounding does not depend on the machine.
-fn real_model() -> (Arc<LlamaModel>, LlamaConfig) {
+fn real_model() -> (Arc<LlamaModel>, EngineOptions) {
     loaded(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").as_ref())
 }
 
-fn loaded(file: &Path) -> (Arc<LlamaModel>, LlamaConfig) {
-    let mut config = LlamaConfig::new(file);
-    config.n_slots = 2;
-    config.n_threads = Some(1);
-    let gguf = Gguf::open(&config.model).unwrap();
-    (Arc::new(load::model(&config, &gguf, &Placed::alone()).unwrap()), config)
+fn loaded(file: &Path) -> (Arc<LlamaModel>, EngineOptions) {
+    let options = EngineOptions { n_slots: Some(2), n_threads: Some(1), ..EngineOptions::of(file) };
+    let gguf = Gguf::open(file).unwrap();
+    (Arc::new(load::model(&options, &gguf, &Placed::alone()).unwrap()), options)
 }
 
 /// A request for 24 greedy tokens with their log-probabilities.
@@ -109,8 +108,8 @@ fn turn(scheduler: &mut Scheduler<'_>) {
 
 #[test]
 fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
-    let (model, config) = real_model();
-    let mut scheduler = scheduler(&model, config);
+    let (model, options) = real_model();
+    let mut scheduler = scheduler(&model, options);
     let mut good = submit(&mut scheduler, request((100..140).collect()));
     let mut bad = submit(&mut scheduler, request((300..340).collect()));
     for _ in 0..5 {
@@ -149,9 +148,9 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mamba.gguf");
     tiny_gguf::write(&file, tiny_gguf::Architecture::Mamba, 1);
-    let (model, config) = loaded(&file);
+    let (model, options) = loaded(&file);
     let submit_good = |scheduler: &mut Scheduler<'_>| submit(scheduler, request((100..140).collect()));
-    let mut alone = scheduler(&model, config.clone());
+    let mut alone = scheduler(&model, options.clone());
     let mut expected = submit_good(&mut alone);
     for _ in 0..30 {
         turn(&mut alone);
@@ -163,7 +162,7 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
 
     // The last token of the prompt is decoded, together with those of the other sequence.
     const WRONG: Token = 7;
-    let mut scheduler = scheduler(&model, config);
+    let mut scheduler = scheduler(&model, options);
     scheduler.fails_at = Some(WRONG);
     let mut good = submit_good(&mut scheduler);
     let mut bad = submit(&mut scheduler, request((200..240).chain([WRONG]).collect()));
@@ -186,9 +185,9 @@ fn a_recurrent_model_whose_shared_batch_fails_ends_the_sequence_at_fault() {
 
 #[test]
 fn while_freed_cells_may_hold_nan_a_sequence_waits_for_streams_but_not_for_ever() {
-    let (model, config) = real_model();
+    let (model, options) = real_model();
     const N_TOKENS: u32 = 300;
-    let mut scheduler = scheduler(&model, config);
+    let mut scheduler = scheduler(&model, options);
     let long = SequenceRequest { max_tokens: Some(N_TOKENS), ..request((100..140).collect()) };
     let mut stream = submit(&mut scheduler, long);
     let new_tokens = |events: &mut Events| {
@@ -227,14 +226,14 @@ fn while_freed_cells_may_hold_nan_a_sequence_waits_for_streams_but_not_for_ever(
 
 #[test]
 fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
-    let (model, config) = real_model();
+    let (model, options) = real_model();
     let prompt: Vec<Token> = (100..140).collect();
     let logprobs = |events: &mut Events| {
         let (tokens, error) = received(events);
         assert!(error.is_none() && tokens.len() == 24, "{error:?}");
         tokens.into_iter().map(|token| (token.id, token.logprobs.unwrap().chosen.to_bits())).collect::<Vec<_>>()
     };
-    let mut quiet = scheduler(&model, config.clone());
+    let mut quiet = scheduler(&model, options.clone());
     let mut reply = submit(&mut quiet, request(prompt.clone()));
     for _ in 0..30 {
         turn(&mut quiet);
@@ -244,7 +243,7 @@ fn a_measurement_gives_way_and_leaves_no_trace_in_a_requests_numbers() {
     let measurement = || SequenceRequest { ephemeral: true, gives_way: true, ..request((1_000..1_200).collect()) };
     // The request comes while the measurement waits, between its prompt and its first token, and while it decodes.
     for n_turns in [0, 1, 3] {
-        let mut scheduler = scheduler(&model, config.clone());
+        let mut scheduler = scheduler(&model, options.clone());
         let mut measured = submit(&mut scheduler, measurement());
         for _ in 0..n_turns {
             turn(&mut scheduler);
@@ -268,11 +267,11 @@ fn images_are_prepared_once_and_streams_go_on_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("llama.gguf");
     tiny_gguf::write(&file, tiny_gguf::Architecture::Llama, 1);
-    let (model, mut config) = loaded(&file);
+    let (model, mut options) = loaded(&file);
     let projector = folder.path().join("mmproj.gguf");
     tiny_gguf::projector::write(&projector, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
-    config.projector = Some(projector);
-    let projector = Projector::load(&config, &model).unwrap().unwrap();
+    options.projector = Some(projector);
+    let projector = Projector::load(&options, &model).unwrap().unwrap();
     let picture = |shade| {
         let mut bytes = std::io::Cursor::new(Vec::new());
         let picture = image::RgbImage::from_pixel(64, 48, image::Rgb([shade; 3]));
@@ -287,7 +286,7 @@ fn images_are_prepared_once_and_streams_go_on_meanwhile() {
         SequenceRequest { images, ..request(prompt) }
     };
 
-    let mut scheduler = scheduler(&model, config);
+    let mut scheduler = scheduler(&model, options);
     scheduler.context = scheduler.context.with_projector(Some(Arc::clone(&projector)));
     let preparing = futures::executor::block_on(projector.turn());
     // This image was prepared with its prompt, so that it needs nothing more.

@@ -10,14 +10,15 @@ use llama_cpp_2::model::LlamaModel;
 use super::super::super::slots;
 use super::super::Parking;
 use super::{Events, N_CELLS, Scheduler, loaded, real_model, received, request, scheduler, scheduler_of, submit, turn};
+use crate::engine_options::EngineOptions;
 use crate::llama::context::seq_id;
-use crate::llama::{LlamaConfig, probe};
+use crate::llama::probe;
 
 /// A scheduler that moves idle conversations out of its cache.
-fn parking<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig, n_cells: u32, max_bytes: u64) -> Scheduler<'m> {
-    let gguf = Gguf::open(&config.model).unwrap();
-    let n_slots = config.n_slots;
-    let mut scheduler = scheduler_of(model, config, n_cells);
+fn parking<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells: u32, max_bytes: u64) -> Scheduler<'m> {
+    let gguf = Gguf::open(options.path().unwrap()).unwrap();
+    let n_slots = options.slots();
+    let mut scheduler = scheduler_of(model, options, n_cells);
     let transfer = probe::probe(&mut scheduler.context.context, model, &gguf, n_slots, None).unwrap();
     let parking = Parking::new(transfer.layout(), n_slots, max_bytes);
     scheduler.context = scheduler.context.with_transfer(Some(transfer), n_slots);
@@ -59,16 +60,16 @@ fn n_cells(scheduler: &Scheduler<'_>, slot: usize) -> usize {
 }
 
 /// One conversation goes on after another had the cache, as if it had been alone.
-fn a_conversation_comes_back(model: &Arc<LlamaModel>, config: &LlamaConfig, n_prompt: Token) {
+fn a_conversation_comes_back(model: &Arc<LlamaModel>, options: &EngineOptions, n_prompt: Token) {
     const CELLS: u32 = 2048;
     let first: Vec<Token> = (100..100 + n_prompt).collect();
     let other: Vec<Token> = (3000..3000 + n_prompt).collect();
-    let mut alone = scheduler_of(model, config.clone(), CELLS);
+    let mut alone = scheduler_of(model, options.clone(), CELLS);
     let (_, expected) = reply(&mut alone, &first);
     let second = next_turn(&first, &expected);
     let (n_cached, expected_second) = reply(&mut alone, &second);
 
-    let mut scheduler = parking(model, config.clone(), CELLS, u64::MAX);
+    let mut scheduler = parking(model, options.clone(), CELLS, u64::MAX);
     assert_eq!(reply(&mut scheduler, &first), (0, expected));
     let slot = (0..2).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
     assert!(!scheduler.slots[slot].parked, "nobody needs its cells yet");
@@ -84,15 +85,15 @@ fn a_conversation_comes_back(model: &Arc<LlamaModel>, config: &LlamaConfig, n_pr
 /// A sequence that has begun keeps its cells in their order, so an idle conversation stays until the next one.
 #[test]
 fn a_sequence_alone_keeps_its_cells_in_order() {
-    let (model, mut config) = real_model();
-    config.n_slots = 3;
+    let (model, mut options) = real_model();
+    options.n_slots = Some(3);
     let other: Vec<Token> = (100..400).collect();
     let prompt: Vec<Token> = (3000..3100).collect();
-    let mut in_cache = scheduler(&model, config.clone());
+    let mut in_cache = scheduler(&model, options.clone());
     reply(&mut in_cache, &other);
     let (_, expected) = reply(&mut in_cache, &prompt);
 
-    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
     let idle = scheduler.parking.take();
     reply(&mut scheduler, &other);
     let mut events = submit(&mut scheduler, request(prompt));
@@ -108,30 +109,30 @@ fn a_sequence_alone_keeps_its_cells_in_order() {
 
 #[test]
 fn an_idle_conversation_leaves_the_cache_and_comes_back_unchanged() {
-    let (model, config) = real_model();
-    a_conversation_comes_back(&model, &config, 200);
+    let (model, options) = real_model();
+    a_conversation_comes_back(&model, &options, 200);
 }
 
 #[test]
 fn so_does_one_whose_window_has_moved_on() {
     let file = std::env::var("BATON_TEST_SWA_MODEL").expect("BATON_TEST_SWA_MODEL names a GGUF");
-    let (model, config) = loaded(file.as_ref());
-    a_conversation_comes_back(&model, &config, 560);
+    let (model, options) = loaded(file.as_ref());
+    a_conversation_comes_back(&model, &options, 560);
 }
 
 #[test]
 fn the_prefix_of_a_conversation_out_of_the_cache_is_shared() {
-    let (model, mut config) = real_model();
-    config.n_slots = 3;
+    let (model, mut options) = real_model();
+    options.n_slots = Some(3);
     let long: Vec<Token> = (100..300).collect();
     let other: Vec<Token> = (3000..3100).collect();
     let fork: Vec<Token> = (100..164).chain(900..920).collect();
-    let mut in_cache = scheduler(&model, config.clone());
+    let mut in_cache = scheduler(&model, options.clone());
     reply(&mut in_cache, &long);
     let expected = reply(&mut in_cache, &fork);
     assert_eq!(expected.0, 64);
 
-    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &other);
     let source = (0..3).find(|&slot| scheduler.slots[slot].parked).unwrap();
@@ -142,11 +143,11 @@ fn the_prefix_of_a_conversation_out_of_the_cache_is_shared() {
 /// A chunk of the conversation has more positions than the new prompt shares with it, and than the cache has free cells.
 #[test]
 fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
-    let (model, mut config) = real_model();
-    config.n_slots = 4;
-    config.n_ubatch = 512;
+    let (model, mut options) = real_model();
+    options.n_slots = Some(4);
+    options.n_ubatch = Some(512);
     let conversation: Vec<Token> = (100..400).collect();
-    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
     reply(&mut scheduler, &conversation);
     let source = (0..4).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
     let mut running: Vec<Events> = [1000, 2000]
@@ -177,19 +178,19 @@ fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
 
 #[test]
 fn no_more_is_moved_out_of_the_cache_than_the_limit_allows() {
-    let (model, config) = real_model();
+    let (model, options) = real_model();
     let prompts: [Vec<Token>; 2] = [(100..300).collect(), (3000..3100).collect()];
-    let mut scheduler = parking(&model, config, N_CELLS, 100 << 10);
+    let mut scheduler = parking(&model, options, N_CELLS, 100 << 10);
     prompts.iter().for_each(|prompt| drop(reply(&mut scheduler, prompt)));
     assert!(scheduler.slots.iter().all(|slot| !slot.parked && !slot.kv.is_empty()));
 }
 
 #[test]
 fn cells_that_another_slot_shares_stay_in_the_cache() {
-    let (model, config) = real_model();
+    let (model, options) = real_model();
     let long: Vec<Token> = (100..300).collect();
     let fork: Vec<Token> = (100..164).chain(900..920).collect();
-    let mut scheduler = parking(&model, config, N_CELLS, u64::MAX);
+    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &fork);
     assert!(scheduler.slots.iter().all(|slot| !slot.parked));
@@ -203,13 +204,13 @@ fn a_prefix_whose_window_is_not_in_the_copy_is_computed() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tiny.gguf");
     tiny_gguf::write(&file, tiny_gguf::Architecture::Gemma3, 1);
-    let (model, config) = loaded(&file);
+    let (model, options) = loaded(&file);
     let noise = |factor: Token, n: Token| (1..=n).map(|i| i * factor % 251).collect::<Vec<Token>>();
     let (long, other) = (noise(7, 200), noise(11, 100));
     let ids = |tokens: Vec<GeneratedToken>| tokens.into_iter().map(|token| token.id).collect::<Vec<Token>>();
-    let (_, expected) = reply(&mut scheduler_of(&model, config.clone(), CELLS), &long[..150]);
+    let (_, expected) = reply(&mut scheduler_of(&model, options.clone(), CELLS), &long[..150]);
 
-    let mut scheduler = parking(&model, config, CELLS, u64::MAX);
+    let mut scheduler = parking(&model, options, CELLS, u64::MAX);
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &other);
     assert!(scheduler.slots.iter().any(|slot| slot.parked));

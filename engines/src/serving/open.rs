@@ -1,0 +1,147 @@
+//! Opens a model: the one way in which the engines of this process start.
+//!
+//! An engine implements [`ModelLibrary`]: it describes a model's files, and its thread loads the model. The template, the
+//! facts for clients, the thread, the identity of the KV and the handle are made here.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc as std_mpsc};
+
+use baton_link::handoff::KvPuller;
+use baton_model::gguf::Gguf;
+use baton_model::template::{ChatTemplate, TemplateError};
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
+use tokio_util::sync::CancellationToken;
+
+use super::ModelEngine;
+use super::constrain::Compiler;
+use super::described::{DescribedModel, ModelLibrary, Tokenization};
+use super::load_error::LoadError;
+use super::pair::PairForm;
+use super::start::{CANARY, EngineThread, Started, canary_tokens, engine_load, wake};
+use super::text_work::TextWork;
+use crate::engine_options::EngineOptions;
+
+impl EngineOptions {
+    /// The model's file or folder. Errors: none was named.
+    pub fn path(&self) -> Result<&Path, LoadError> {
+        self.model.as_deref().ok_or(LoadError::NoModel)
+    }
+}
+
+/// Loads the model and starts its thread. Blocking: up to minutes.
+///
+/// `puller` fetches KV for requests that name a prefill node; without a puller the engine computes such prompts itself.
+pub(crate) fn open<L: ModelLibrary>(
+    library: &L,
+    options: &EngineOptions,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<ModelEngine, LoadError> {
+    let path = options.path()?;
+    options.check_ranges().map_err(LoadError::Config)?;
+    if let Some(option) = options.changes_the_model().filter(|_| !L::CHANGES_MODELS) {
+        return Err(LoadError::Config(format!("the {} engine has no {option}; --engine llama has", L::ENGINE)));
+    }
+    let described = library.describe(options).map_err(|error| error.of(path))?;
+    start::<L>(described, options, path, puller).map_err(|error| error.of(path))
+}
+
+fn start<L: ModelLibrary>(
+    described: DescribedModel<L::Model>,
+    options: &EngineOptions,
+    path: &Path,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<ModelEngine, LoadError> {
+    let DescribedModel { header, tokens, sizes, fingerprint, embedding, reranker, images, .. } = described;
+    let source = options.chat_template.as_deref().or_else(|| header.chat_template());
+    let unusable = |error: TemplateError| LoadError::Template(error.to_string());
+    let template =
+        source.map(|source| ChatTemplate::compile(source, tokens.special())).transpose().map_err(unusable)?;
+    let reranking = reranker.as_ref().map(|reranker| reranker.facts);
+    let pairs = reranker.map(|reranker| PairForm::of(&header, tokens.special(), reranker.joints));
+    let pairs = pairs.transpose().map_err(unusable)?;
+    let facts = facts(&header, &tokens, source, described.quantization);
+    let of_text = tokens.tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
+    let of_text = of_text.map_err(|error| LoadError::Config(error.to_string()))?;
+    let n_vocab = tokens.vocabulary.n_tokens() as u32;
+    let generates = header.generates();
+    let (shared, load) = engine_load();
+    let (messages, receiver) = std_mpsc::channel();
+    let messages = Arc::new(messages);
+    let thread = EngineThread {
+        path: path.to_owned(),
+        header: Arc::clone(&header),
+        fingerprint,
+        rope: options.rope,
+        kv_bytes_per_token: sizes.kv_bytes_per_token,
+        canary: canary_tokens(of_text, n_vocab, options.ubatch().min(sizes.n_ctx) as usize),
+        puller: puller.clone(),
+        vocabulary: Arc::clone(&tokens.vocabulary),
+        shared: Arc::clone(&shared),
+        wake: wake(&messages),
+        messages: receiver,
+    };
+    let Started { thread, devices, kv } = thread.start::<L>(described.model)?;
+    let n_ctx_of_texts = embedding.map(|facts| facts.n_ctx).or(reranking.map(|facts| facts.n_ctx));
+    let info = NodeInfo {
+        model: options.name.clone().unwrap_or_else(|| name(&header, path)),
+        engine: L::ENGINE.into(),
+        architecture: header.architecture().unwrap_or("unknown").to_owned(),
+        n_ctx: n_ctx_of_texts.filter(|_| !generates).unwrap_or(sizes.n_ctx),
+        n_ctx_train: header.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        n_vocab,
+        n_slots: options.slots(),
+        memory: Memory {
+            model: described.model_bytes,
+            kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
+        },
+        has_chat_template: template.is_some(),
+        generates,
+        embedding,
+        reranking,
+        projector: images.as_ref().map(|projector| projector.id().to_owned()),
+        devices,
+        workers: described.workers,
+        role: Role::Both,
+        fingerprint: Some(fingerprint),
+        kv,
+        facts,
+        process: 0,
+    };
+    Ok(ModelEngine {
+        constraints: Arc::new(Compiler::new(Arc::clone(&tokens.vocabulary))),
+        vocabulary: tokens.vocabulary,
+        tokenizer: tokens.tokenizer,
+        bos: tokens.bos.filter(|_| tokens.adds_bos),
+        template: template.map(Arc::new),
+        pairs,
+        texts: TextWork::new(),
+        info,
+        max_queued: options.queued() as usize,
+        puller,
+        images,
+        shared,
+        load,
+        messages: Some(messages),
+        scheduler: Some(thread),
+    })
+}
+
+/// The name of a model that is not named: the file's own.
+fn name(header: &Gguf, path: &Path) -> String {
+    let of_path = || path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
+    header.name().map_or_else(of_path, str::to_owned)
+}
+
+/// Facts for clients. `template` is the source of the chat template.
+fn facts(header: &Gguf, tokens: &Tokenization, template: Option<&str>, quantization: String) -> ModelFacts {
+    let n_elements = |dims: &[u64]| dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim));
+    ModelFacts {
+        n_params: header.tensors.iter().map(|tensor| n_elements(&tensor.dims)).fold(0, u64::saturating_add),
+        file_bytes: header.files.n_bytes(),
+        quantization,
+        chat_template: template.unwrap_or_default().to_owned(),
+        bos_token: tokens.vocabulary.text(tokens.bos),
+        eos_token: tokens.vocabulary.text(tokens.eos),
+        infill: tokens.infill,
+    }
+}

@@ -1,0 +1,233 @@
+//! A new engine, as small as can be: it opens through the same trait as the others, and keeps the contract of engines. It reads
+//! a GGUF file's header and vocabulary, and its logits are a hash of the tokens before them.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_link::engine::Engine;
+use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::options::{CacheTypes, RopeOptions};
+use baton_model::vocabulary::FileVocabulary;
+use baton_schemas::kv::{Chunk, VerifiedKv};
+use baton_schemas::{EngineError, Token};
+
+use super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use super::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, Tokenization};
+use super::images::NoImages;
+use super::jobs::EngineLoad;
+use super::load_error::LoadError;
+use super::memory::available_memory;
+use super::open::open;
+use super::scheduler::SchedulerLimits;
+use super::text_vectors::{self, TextModel, TextVectors};
+use crate::engine_options::EngineOptions;
+
+#[path = "../../tests/engines/contract/checks.rs"]
+mod checks;
+
+const N_EMBD: usize = 8;
+const NO_KV: &str = "its tokens are all of its state";
+
+struct Stub {
+    /// Why the model cannot be loaded.
+    fails: Option<&'static str>,
+}
+
+struct StubModel {
+    options: EngineOptions,
+    sizes: ModelSizes,
+    n_vocab: usize,
+    fails: Option<&'static str>,
+}
+
+impl ModelLibrary for Stub {
+    const ENGINE: &'static str = "stub";
+    const NAME: &'static str = "the stub";
+
+    type Model = StubModel;
+    type Context<'m> = StubContext;
+    type Vectors<'m> = TextVectors<StubTexts>;
+
+    fn describe(&self, options: &EngineOptions) -> Result<DescribedModel<StubModel>, LoadError> {
+        let path = options.path()?;
+        let header = Arc::new(Gguf::open(path)?);
+        let tokens = Tokenization::of_file(FileVocabulary::read(&header, path)?)?;
+        let wanted = SizeOptions {
+            n_ctx: options.n_ctx,
+            n_cells: options.n_cells,
+            n_slots: options.slots(),
+            cache_types: CacheTypes::default(),
+            companion_bytes: 0,
+        };
+        let sizes = ModelSizes::choose(&header, wanted, available_memory())?;
+        let n_vocab = tokens.vocabulary.n_tokens();
+        Ok(DescribedModel {
+            tokens,
+            sizes,
+            fingerprint: header.fingerprint(&[])?,
+            quantization: "hash".into(),
+            model_bytes: 0,
+            embedding: Some(text_vectors::facts(&header, N_EMBD, sizes.n_ctx)),
+            reranker: None,
+            images: None,
+            workers: Vec::new(),
+            header,
+            model: StubModel { options: options.clone(), sizes, n_vocab, fails: self.fails },
+        })
+    }
+
+    fn load<'m>(
+        model: &'m StubModel,
+        shared: &Arc<EngineLoad>,
+    ) -> Result<LoadedModel<StubContext, TextVectors<StubTexts>>, LoadError> {
+        if let Some(why) = model.fails {
+            return Err(LoadError::Refused { library: Stub::NAME, why: why.into() });
+        }
+        let limits = SchedulerLimits::new(&model.options, model.sizes, true);
+        let context = StubContext { slots: vec![Vec::new(); limits.n_slots], rows: Vec::new(), n_vocab: model.n_vocab };
+        let vectors = TextVectors::new(StubTexts::default(), limits.budget.alone, Arc::clone(shared));
+        let generator = Generator { context, limits, kv: Err(NO_KV.into()), parks: false };
+        Ok(LoadedModel { generator: Some(generator), vectors, devices: vec!["none".into()] })
+    }
+}
+
+/// `n` values that are a function of the tokens.
+fn hashed(tokens: &[Token], n: usize) -> Vec<f32> {
+    let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    let state = tokens.iter().fold(1, |hash, token| mix(hash, u64::from(*token)));
+    (0..n as u64).map(|i| (mix(mix(state, i), i) % 4096) as f32 / 512.0).collect()
+}
+
+struct StubContext {
+    /// The tokens of each slot.
+    slots: Vec<Vec<Token>>,
+    /// Logits after each token of the last batch that wanted them.
+    rows: Vec<Vec<f32>>,
+    n_vocab: usize,
+}
+
+impl ModelContext for StubContext {
+    type Preparation = NoImages;
+
+    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
+        self.rows.clear();
+        for token in batch {
+            let slot = &mut self.slots[token.slot as usize];
+            assert_eq!(slot.len(), token.position as usize);
+            slot.push(token.token);
+            self.rows.push(if token.wants_logits { hashed(slot, self.n_vocab) } else { Vec::new() });
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, index: usize) -> &[f32] {
+        &self.rows[index]
+    }
+
+    fn synchronize(&mut self) {}
+
+    fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        self.slots[slot].truncate(n_keep);
+        Ok(())
+    }
+
+    fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
+        self.slots[slot] = self.slots[source][..n].to_vec();
+        true
+    }
+
+    fn forks_share_cells(&self) -> bool {
+        false
+    }
+
+    fn oldest(&self, _: usize) -> usize {
+        0
+    }
+
+    fn overwrite(&mut self) {
+        self.slots.iter_mut().for_each(Vec::clear);
+    }
+
+    fn export(&mut self, _: usize, _: Range<u32>, _: u32, _: ExportTo) -> Result<Chunk, String> {
+        Err(NO_KV.into())
+    }
+
+    fn import(&mut self, _: usize, _: u32, _: VerifiedKv) -> Result<Vec<u8>, String> {
+        Err(NO_KV.into())
+    }
+
+    fn restore(&mut self, _: usize, _: &Chunk) -> Result<(), String> {
+        Err(NO_KV.into())
+    }
+
+    fn can_continue(&self, slot: usize, n_present: usize) -> bool {
+        self.slots[slot].len() >= n_present
+    }
+}
+
+#[derive(Default)]
+struct StubTexts {
+    state: Vec<f32>,
+}
+
+impl TextModel for StubTexts {
+    fn add(&mut self, text: &[Token], _: usize) -> Result<(), EngineError> {
+        self.state = hashed(text, N_EMBD);
+        Ok(())
+    }
+
+    fn pooled(&self) -> &[f32] {
+        &self.state
+    }
+
+    fn forget(&mut self) {
+        self.state.clear();
+    }
+}
+
+fn options(folder: &Path) -> EngineOptions {
+    let path = folder.join("tiny.gguf");
+    tiny_gguf::write_with_template(&path, tiny_gguf::Architecture::Llama, 1);
+    EngineOptions { n_ctx: Some(2_048), max_queued: Some(8), ..EngineOptions::of(path) }
+}
+
+#[tokio::test]
+async fn a_new_engine_opens_as_the_others_do_and_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = Arc::new(open(&Stub { fails: None }, &options(folder.path()), None).unwrap());
+    let info = engine.info().await.unwrap();
+    assert_eq!((info.engine.as_str(), info.n_slots, info.has_chat_template, info.kv), ("stub", 4, true, None));
+    checks::check(engine).await;
+}
+
+#[test]
+fn a_model_that_is_not_loaded_is_named_to_the_operator_and_not_to_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path());
+    let error = |stub: Stub, options: &EngineOptions| open(&stub, options, None).err().unwrap();
+    let refused = error(Stub { fails: Some("it is a stub") }, &options);
+    let path = options.path().unwrap().display();
+    assert_eq!(refused.to_string(), format!("{path}: the stub cannot load the model: it is a stub"));
+    assert_eq!(refused.summary(), "the model is of a kind that cannot be loaded");
+    let stub = || Stub { fails: None };
+    let too_large = EngineOptions { n_ctx: Some(2_000_000_000), ..options.clone() };
+    let too_large = error(stub(), &too_large);
+    assert!(too_large.to_string().starts_with(&format!("{path}: too little memory: ")), "{too_large}");
+    let template = EngineOptions { chat_template: Some("{% if %}".into()), ..options };
+    assert_eq!(error(stub(), &template).summary(), "the model's chat template cannot be used");
+    assert!(matches!(error(stub(), &EngineOptions::default()), LoadError::NoModel));
+}
+
+#[test]
+fn an_engine_is_not_opened_with_options_that_it_lacks_or_that_are_out_of_range() {
+    let refused = |changed: EngineOptions| open(&Stub { fails: None }, &changed, None).err().unwrap().to_string();
+    let options = || EngineOptions::of("missing.gguf");
+    let rope = RopeOptions { freq_base: Some(1e4), ..RopeOptions::default() };
+    assert_eq!(
+        refused(EngineOptions { rope, ..options() }),
+        "the stub engine has no options of RoPE; --engine llama has"
+    );
+    let slots = refused(EngineOptions { n_slots: Some(256), ..options() });
+    assert_eq!(slots, "--slots must be between 1 and 128, not 256");
+}
