@@ -96,8 +96,8 @@ impl ModelLibrary for Candle {
         })
     }
 
-    fn load<'m>(
-        described: &'m CandleModel,
+    fn load(
+        described: &CandleModel,
         shared: &Arc<EngineLoad>,
     ) -> Result<LoadedModel<CandleSlots, TextVectors<CandleTexts>>, LoadError> {
         let CandleModel { header, shape, rotation, device, pooling, sizes, options } = described;

@@ -130,8 +130,8 @@ impl ModelLibrary for Mlx {
     }
 
     /// Starts the worker, which ends with the thread that starts it.
-    fn load<'m>(
-        model: &'m MlxModel,
+    fn load(
+        model: &MlxModel,
         shared: &Arc<EngineLoad>,
     ) -> Result<LoadedModel<MlxSlots, TextVectors<MlxTexts>>, LoadError> {
         let MlxModel { worker, layout, n_vocab, n_embd, sizes, options } = model;

@@ -77,8 +77,8 @@ impl ModelLibrary for Stub {
         })
     }
 
-    fn load<'m>(
-        model: &'m StubModel,
+    fn load(
+        model: &StubModel,
         shared: &Arc<EngineLoad>,
     ) -> Result<LoadedModel<StubContext, TextVectors<StubTexts>>, LoadError> {
         if let Some(why) = model.fails {
