@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use baton_link::engine::Engine;
 use baton_link::handoff::KvPuller;
-use baton_model::hf;
 
 use crate::engine_options::engines;
 pub use crate::engine_options::{EngineKind, EngineOptions};

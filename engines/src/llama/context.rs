@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Span, VerifiedKv};
+use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Placement, Span, VerifiedKv};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;

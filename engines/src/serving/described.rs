@@ -1,10 +1,6 @@
 //! What an engine implements to be opened, and what it says about a model: before it is loaded, and once its thread has
 //! loaded it.
 
-use baton_model::gguf::Gguf;
-use baton_model::template::SpecialTokens;
-use baton_model::vocabulary::{FileVocabulary, Vocabulary};
-use baton_schemas::node::InfillTokens;
 use std::sync::Arc;
 
 use baton_link::handoff::{ChunkBuffers, PlaceRows};

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 
-use baton_link::handoff::{ChunkBuffers, KvPuller, LocalKv};
+use baton_link::handoff::{KvPuller, LocalKv};
 use baton_model::gguf::Gguf;
 use baton_model::options::RopeOptions;
 use baton_model::vocabulary::Vocabulary;

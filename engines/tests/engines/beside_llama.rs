@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::KvPuller;
@@ -51,8 +50,8 @@ async fn collect(engine: &dyn Engine, request: SequenceRequest) -> (Vec<Generate
     panic!("the stream was cut");
 }
 
-/// The mean divergence of the second's probabilities from the first's, nats a token, up to the first token that differs; and
-/// the number of these tokens. It is over the likeliest tokens of the first and one more for all others.
+/// The mean divergence of the second's probabilities from the first's, nats a token, over the likeliest tokens of the first
+/// and one more for all others; up to the first token that differs. And the number of tokens that it is over.
 pub(crate) fn divergence(expected: &[GeneratedToken], found: &[GeneratedToken]) -> (f64, usize) {
     let mut sum = 0.0;
     let mut n = 0;

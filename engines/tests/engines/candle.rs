@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use baton_engines::registry;
-use baton_engines::registry::{EngineKind, EngineOptions};
+use baton_engines::registry::{self, EngineKind, EngineOptions};
 use baton_link::Engine;
 #[cfg(feature = "llama")]
 use baton_schemas::node::Role;

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Alternative;

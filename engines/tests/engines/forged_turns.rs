@@ -1,8 +1,7 @@
 //! With a real tokenizer: text in a message that spells a control token stays text, and all other tokens equal
 //! llama.cpp's.
 
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;

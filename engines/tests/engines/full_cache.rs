@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{SequenceEvent, SequenceRequest};

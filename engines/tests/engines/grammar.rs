@@ -1,7 +1,8 @@
 //! With a real vocabulary: text satisfies its grammar, from the point where the grammar constrains it.
 
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use std::sync::Arc;
+
+use baton_engines::registry::{self, EngineOptions};
 use baton_link::Engine;
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Sampling};
@@ -9,7 +10,6 @@ use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
-use std::sync::Arc;
 
 use crate::models;
 

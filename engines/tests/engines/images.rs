@@ -6,8 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_link::{Engine, SequenceStream};
 use baton_model::limits::DEFAULT_SLOTS;
 use baton_schemas::generate::{Conversation, Message, Sampling};

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::{KvPuller, PullPolicy, canary};
@@ -13,7 +12,8 @@ use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use tiny_gguf::file::{Gguf, Tensor};
 
-use crate::{models, peers};
+use crate::models;
+use crate::peers;
 
 /// Writes a copy of `model` with every quantized tensor as f16, after `change` was applied to each tensor. Norms and
 /// biases stay f32, as llama.cpp wants them.

@@ -2,8 +2,7 @@
 //! the rounding of another batch.
 
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_link::Engine;
 use baton_schemas::sequence::{GeneratedToken, Logprobs};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};

@@ -1,7 +1,6 @@
 //! A greedy sequence that another engine resumes continues identically to the bit, wherever it was interrupted.
 
-use baton_engines::registry;
-use baton_engines::registry::EngineOptions;
+use baton_engines::registry::{self, EngineOptions};
 use baton_link::Engine;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use baton_engines::engine_options::{EngineKind, EngineOptions, WrittenOptions};
 use baton_engines::registry;
-use baton_engines::registry::{self, EngineKind, EngineOptions};
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_link::node::{LateEngine, stoppable_router};
 use baton_proxy::config::{DEFAULT_MODEL, engine_options};

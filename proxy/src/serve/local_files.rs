@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
-use baton_engines::registry::EngineKind;
 use baton_fetch::{self as models, Located, cache};
 use baton_model::gguf::Gguf;
 use baton_model::template::{ChatTemplate, SpecialTokens};

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
-use baton_engines::registry::EngineKind;
 use baton_link::Engine;
 use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
 use baton_model::limits::DEFAULT_SLOTS;

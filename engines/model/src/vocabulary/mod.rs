@@ -16,15 +16,10 @@ use baton_schemas::{EngineError, Token};
 use tokio_util::sync::CancellationToken;
 
 pub use self::file::FileVocabulary;
-pub(crate) use self::file::FileVocabulary;
 pub use self::file::VocabularyError;
-pub(crate) use self::file::VocabularyError;
 pub use self::table::TokenFacts;
-pub(crate) use self::table::TokenFacts;
 pub use self::table::Vocabulary;
-pub(crate) use self::table::Vocabulary;
 pub use self::tokenizer::FileTokenizer;
-pub(crate) use self::tokenizer::FileTokenizer;
 
 /// Control tokens of gpt-oss. llama.cpp gives them the type of user-defined tokens so that replies show them. Then it reads
 /// their spellings in any text as these tokens (`llama-vocab.cpp`, "hack for gpt-oss").

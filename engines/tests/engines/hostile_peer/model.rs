@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use baton_engines::llama::LlamaConfig;
 use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::PullPolicy;

@@ -118,8 +118,8 @@ fn changed_python(model: &Model, change: &str) -> PathBuf {
         "#!{} -I\nimport sys\nprogram = sys.argv[-1].removesuffix('main()\\n') + {change:?} + '\\nmain()'\nexec(program)\n",
         model.python.display()
     );
-    // Written by another process. A test that forks while this one has the file open for writing would inherit it, and the
-    // system starts no program that is open for writing.
+    // Written by another process: a test that forks while this one has the file open for writing would inherit it, and the
+    // system starts no program that anybody can write to.
     let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
     assert!(Command::new("sh").args(["-c", write]).arg(&path).arg(script).status().unwrap().success());
     path

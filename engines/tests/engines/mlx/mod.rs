@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use baton_engines::mlx::{LoadError, MlxConfig, MlxEngine};
-use baton_engines::registry;
-use baton_engines::registry::{EngineKind, EngineOptions};
+use baton_engines::registry::{self, EngineKind, EngineOptions};
 use baton_link::Engine;
 use baton_link::handoff::KvPuller;
 use baton_schemas::node::TokenizeRequest;
