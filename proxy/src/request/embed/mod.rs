@@ -41,15 +41,12 @@ pub async fn embed(
     admission: &Admission,
     targets: &Targets,
     observer: &Arc<Observer>,
-    mut request: EmbedRequest,
+    request: EmbedRequest,
     caller: &Caller,
 ) -> Result<Embedded, RequestError> {
-    let wish = KeepWish::of(request.keep_alive, &caller.account);
-    // An upstream knows no keys, so only an operator's wish reaches it.
-    request.keep_alive = request.keep_alive.filter(|_| caller.account.limits.is_operator);
     let mut watch = EmbedWatch::begin(observer, &caller.request_id, caller.trace.clone());
     let span = watch.span().clone();
-    let outcome = admit_and_compute(admission, targets, &request, wish, caller, &mut watch).instrument(span).await;
+    let outcome = admit_and_compute(admission, targets, request, caller, &mut watch).instrument(span).await;
     match &outcome {
         Ok(embedded) => watch.done(embedded.vectors.len() as u64, embedded.n_tokens),
         Err(error) => watch.failed(error),
@@ -60,11 +57,14 @@ pub async fn embed(
 async fn admit_and_compute(
     admission: &Admission,
     targets: &Targets,
-    request: &EmbedRequest,
-    wish: KeepWish,
+    mut request: EmbedRequest,
     caller: &Caller,
     watch: &mut EmbedWatch,
 ) -> Result<Embedded, RequestError> {
+    let wish = KeepWish::of(request.keep_alive, &caller.account);
+    // An upstream knows no keys, so only an operator's wish reaches it.
+    request.keep_alive = request.keep_alive.filter(|_| caller.account.limits.is_operator);
+    let request = &request;
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
     // The rate before memory, and memory before admission, as for generation. Texts count by their tokens.
@@ -170,7 +170,7 @@ async fn tokens(
     let mut n_tokens = 0;
     for (chunk_idx, chunk) in request.inputs.chunks(TOKENIZED_TOGETHER).enumerate() {
         let first = chunk_idx * TOKENIZED_TOGETHER;
-        let tokens = chunk.iter().zip(first..).map(|(input, idx)| one_input(node, info, idx, input, request, n_ctx));
+        let tokens = chunk.iter().zip(first..).map(|numbered| one_input(node, info, numbered, request, n_ctx));
         let tokens = try_join_all(tokens).await?;
         n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
         // A long query counts with each document, so a small body can have many tokens.
@@ -188,8 +188,7 @@ async fn tokens(
 async fn one_input(
     node: &Node,
     info: &NodeInfo,
-    idx: usize,
-    input: &EmbedInput,
+    (input, idx): (&EmbedInput, usize),
     request: &EmbedRequest,
     n_ctx: u32,
 ) -> Result<Vec<Token>, RequestError> {
