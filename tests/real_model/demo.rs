@@ -19,13 +19,9 @@ fn the_demo_draws_a_handoff_and_a_direct_reply() {
     println!("{text}");
     assert!(output.status.success());
     assert!(text.contains("route: handoff; prefill=") && text.contains("route: direct;"), "{text}");
-    for bar in [
-        "queue on node A",
-        "prefill on node A",
-        "transfer during the prefill",
-        "import on node B",
-        "first token on node B",
-    ] {
+    for bar in
+        ["queue on node A", "prefill on node A", "sent during prefill", "import on node B", "first token on node B"]
+    {
         assert!(text.contains(bar), "{bar}: {text}");
     }
     assert!(!text.contains("failed"), "{text}");

@@ -66,7 +66,7 @@ fn a_mistake_at_start_up_is_one_clear_line() {
     let with = |args: &[&'static str]| [&sim[..], args].concat();
     check(&with(&["--prefill", "127.0.0.1:1", "--cache-type-k", "q4_0"]), None, "--cache-type-k must be f16");
     check(&with(&["--flash-attn", "off"]), None, "--flash-attn cannot be off");
-    check(&with(&["--tensor-split", "3,1"]), None, "--tensor-split is not supported");
+    check(&with(&["--tensor-split", "3,1"]), None, "--tensor-split is not an option of the engine sim");
     check(&with(&["--rope-scale", "0"]), None, "--rope-scale must be between");
     check(&["--listen", free, "--model", &good, "--lora", &good], None, "cannot be used as a LoRA adapter");
     check(&["--listen", free, "--model", &good, "--override-tensor", "blk.999=CPU"], None, "no tensor of this model");
@@ -118,5 +118,6 @@ async fn the_endpoint_is_small_and_starts_quickly() {
     }
     let (all, own) = (server.resident_kib(), server.anonymous_kib());
     println!("the endpoint's process: {all} KiB resident, of them {own:?} KiB not of files");
-    assert!(all < 40 * 1024 && own.is_none_or(|own| own < 8 * 1024), "{all} KiB, {own:?} KiB");
+    // Unoptimised, as tests have it, the program's file alone has 40 MiB in memory; as it is installed, 25 to 29.
+    assert!(all < 64 * 1024 && own.is_none_or(|own| own < 8 * 1024), "{all} KiB, {own:?} KiB");
 }

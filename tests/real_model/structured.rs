@@ -182,7 +182,8 @@ async fn a_schema_that_is_too_large_to_follow_is_an_error_and_no_part_of_an_obje
     }
     let one_of = json!({ "type": "object", "properties": { "a": { "oneOf": [
         { "type": "object", "properties": { "b": { "type": "integer" } } }, { "type": "object" } ] } } });
-    let (status, reply) = ask(one_of).await;
+    let strict = json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": true, "schema": one_of } });
+    let (status, reply) = post(&server, &chat("Write JSON.", json!({ "response_format": strict }))).await;
     let message = reply["error"]["message"].to_string();
     assert!(status == 400 && message.contains("Use anyOf") && !message.contains("coerce"), "{reply}");
 }
@@ -270,11 +271,15 @@ async fn a_schema_without_strict_is_held_as_far_as_it_can_be_and_the_header_says
         "propertyNames": { "maxLength": 9 } });
     let named = json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": false, "schema": schema } });
     for (path, body, field) in [
-        ("/v1/chat/completions", chat("Hi", json!({ "response_format": named, "max_tokens": 200 })), "response_format"),
+        (
+            "/v1/chat/completions",
+            chat("Hi", json!({ "response_format": named, "max_tokens": 1000 })),
+            "response_format",
+        ),
         (
             "/api/chat",
             json!({ "model": "smollm2", "messages": [{ "role": "user", "content": "Hi" }], "format": schema,
-            "stream": false, "options": { "num_predict": 200 } }),
+            "stream": false, "options": { "num_predict": 1000 } }),
             "format",
         ),
     ] {

@@ -334,10 +334,11 @@ fn a_lender_serves_the_caller_that_its_parent_names_and_nobody_else() {
 
 #[test]
 fn a_model_runs_on_two_workers_that_is_too_large_for_one() {
-    // 94 MiB of weights.
-    let [first, second] =
-        [1, 2].map(|_| BatonNode::with(&["--role", "worker", "--threads", "1", "--lend-memory", "70"]));
     let model = model();
+    // Three quarters of the weights each.
+    let lent = (std::fs::metadata(&model).unwrap().len() * 3 / 4 / (1 << 20)).to_string();
+    let [first, second] =
+        [1, 2].map(|_| BatonNode::with(&["--role", "worker", "--threads", "1", "--lend-memory", &lent]));
     let node = |workers: &str| {
         let mut node = Command::new(&*BATON);
         node.args([

@@ -227,7 +227,7 @@ engine_options! {
         flash_attn: FlashAttention {
             engines: LLAMA,
             shown_in: HelpLength::Long,
-            page: "`on` or `auto`. [It cannot be off](benchmarks.md#beside-llama-server)",
+            page: "`on` or `auto`. [It cannot be off](results/engines.md#beside-llama-server)",
         }
         /// Prompt tokens per step while streams run
         prefill_budget => prefill_budget: u32 {

@@ -80,6 +80,7 @@ object! {
 pub(crate) struct CountFields;
 
 impl ForeignFields for CountFields {
+    const GENERATES: bool = false;
     const WITHOUT_EFFECT: &'static [&'static str] =
         &["max_tokens", "stop_sequences", "stop", "stream", "temperature", "top_k", "top_p", "min_p", "seed"];
 }

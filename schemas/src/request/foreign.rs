@@ -23,6 +23,8 @@ pub(crate) trait ForeignFields: std::fmt::Debug {
     /// Fields that do not change the reply.
     const WITHOUT_EFFECT: &'static [&'static str] = &[];
     const REFUSED: &'static [RefusedField] = &[];
+    /// Whether the request has a reply that a field could change. Without one, the list for all bodies refuses nothing.
+    const GENERATES: bool = true;
 }
 
 /// Takes every field that the other members of its body do not take, so it is the last one. `/openapi.json` does not
@@ -53,6 +55,7 @@ impl<L: ForeignFields> Foreign<L> {
         match refused(L::REFUSED) {
             Some(refused) => Effect::Refused(refused),
             None if L::WITHOUT_EFFECT.contains(&key) || WITHOUT_EFFECT.contains(&key) => Effect::None,
+            None if !L::GENERATES => Effect::Told,
             None => refused(REFUSED).map_or(Effect::Told, Effect::Refused),
         }
     }
@@ -83,3 +86,11 @@ impl<L: ForeignFields> ObjectMember for Foreign<L> {
 pub(crate) struct NoOwnFields;
 
 impl ForeignFields for NoOwnFields {}
+
+/// A body whose request generates nothing. Clients send it the whole body of a chat.
+#[derive(Debug)]
+pub(crate) struct NoReplyFields;
+
+impl ForeignFields for NoReplyFields {
+    const GENERATES: bool = false;
+}

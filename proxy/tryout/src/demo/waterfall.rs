@@ -74,8 +74,8 @@ pub(super) fn bars(handoff: &DemoHandoff, ttft_ms: f64, names: PairNames) -> Vec
     vec![
         bar(format!("queue on {prefill}"), (began - queue_ms).max(0.0), began, ""),
         bar(format!("prefill on {prefill}"), began, prefilled, ""),
-        bar("transfer during the prefill".into(), hidden_from, prefilled, &bytes),
-        bar("transfer after the prefill".into(), prefilled, total_ms, ""),
+        bar("sent during prefill".into(), hidden_from, prefilled, &bytes),
+        bar("sent after prefill".into(), prefilled, total_ms, ""),
         bar(format!("import on {decode}"), (total_ms - import_ms).max(0.0), total_ms, "sum of chunks"),
         bar(format!("first token on {decode}"), total_ms, ttft_ms, ""),
     ]
@@ -123,14 +123,8 @@ mod tests {
         let bars = bars(&handoff, 4_200.0, NODES);
         let find = |name| bars.iter().find(|bar| bar.name == name).unwrap();
         assert_eq!((find("prefill on node A").from, find("prefill on node A").to), (50.0, 4_050.0));
-        assert_eq!(
-            (find("transfer during the prefill").from, find("transfer during the prefill").to),
-            (1_150.0, 4_050.0)
-        );
-        assert_eq!(
-            (find("transfer after the prefill").from, find("transfer after the prefill").to),
-            (4_050.0, 4_150.0)
-        );
+        assert_eq!((find("sent during prefill").from, find("sent during prefill").to), (1_150.0, 4_050.0));
+        assert_eq!((find("sent after prefill").from, find("sent after prefill").to), (4_050.0, 4_150.0));
         let text = draw(&reply(4_200.0, Some(handoff)), &reply(4_100.0, None));
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
         let drawn = text.lines().filter(|line| line.contains('|'));
