@@ -1,4 +1,4 @@
-//! Every option of an engine, declared once in [`table`]: its key, type, range, default and help, the engines that have it,
+//! Every option of an engine, declared once in `table`: its key, type, range, default and help, the engines that have it,
 //! and whether it changes a model's identity.
 //!
 //! From the declaration come [`WrittenOptions`] (what an operator writes: keys of the configuration file, flags, and the JSON

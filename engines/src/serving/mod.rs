@@ -2,7 +2,7 @@
 //!
 //! [`ModelEngine`] is the handle. It checks requests, renders and tokenizes prompts, compiles constraints, and sends
 //! sequences to the scheduler's thread, which owns the model's context (`context.rs`); dropping the last handle
-//! ends it. [`open`](open::open) starts both. An engine's own folder describes and loads the model for it and implements the context:
+//! ends it. `open` starts both. An engine's own folder describes and loads the model for it and implements the context:
 //! `llama/` with llama.cpp, `candle/` in Rust, `mlx/` with mlx-lm.
 
 mod constrain;

@@ -120,7 +120,7 @@ impl PoisonMark {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if the choice has lost an engine since its last [`CLEARING_TOKENS`] tokens.
+    /// Returns true if the choice has lost an engine since its last `CLEARING_TOKENS` tokens.
     pub fn is_quarantined(&self) -> bool {
         self.level > QuarantineLevel::Free
     }
