@@ -11,7 +11,7 @@ use crate::openai::TemplateBody;
 use crate::openai::messages::ChatMessage;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, missing, object};
-use crate::request::foreign::{Foreign, NoReplyFields};
+use crate::request::foreign::{Foreign, NoOwnFields, NoReplyFields};
 use crate::request::history::MessageList;
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tool_choice::ChatToolsBody;
@@ -44,7 +44,7 @@ object! {
         /// List each token as an object with its `id` and its `piece`.
         with_pieces: Field<bool>,
         #[schemars(skip)]
-        foreign: Foreign<NoReplyFields>,
+        foreign: Foreign<NoOwnFields>,
     }
 }
 
@@ -57,7 +57,7 @@ object! {
         /// The tokens.
         tokens: Required<TextTokens>,
         #[schemars(skip)]
-        foreign: Foreign<NoReplyFields>,
+        foreign: Foreign<NoOwnFields>,
     }
 }
 

@@ -22,6 +22,10 @@ impl RefusedField {
 
     /// The refusal of the field of the object at `at`.
     pub(super) fn error(&self, at: &str) -> InvalidRequest {
-        InvalidRequest::unsupported_but(join(at, self.field), self.feature, self.instead)
+        let field = join(at, self.field);
+        // A client may show the message alone, so it names the field.
+        let is_named = self.feature.starts_with('\'');
+        let feature = if is_named { self.feature.to_owned() } else { format!("{} ('{field}')", self.feature) };
+        InvalidRequest::unsupported_but(field, &feature, self.instead)
     }
 }

@@ -49,9 +49,12 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
 fn the_workers_benchmark_measures_none_one_and_two_and_a_model_too_large_for_one() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("figures.json");
+    let model = model();
+    // Three quarters of the weights each.
+    let lent = (std::fs::metadata(&model).unwrap().len() * 3 / 4 / (1 << 20)).to_string();
     let output = Command::new(&*BATON_BENCH)
-        .args(["workers", "--quick", "--lend-memory", "70", "--model"])
-        .arg(model())
+        .args(["workers", "--quick", "--lend-memory", &lent, "--model"])
+        .arg(model)
         .arg("--json")
         .arg(&json)
         .stderr(Stdio::inherit())
