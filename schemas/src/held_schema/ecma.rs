@@ -37,7 +37,8 @@ impl Reader<'_> {
         let inside: String = self.rest.clone().take_while(|&c| c != '}').take(16).collect();
         let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        !least.is_empty() && is_number(least) && is_number(most) && self.rest.clone().any(|c| c == '}')
+        let ends = self.rest.clone().nth(inside.chars().count()) == Some('}');
+        ends && !least.is_empty() && is_number(least) && is_number(most)
     }
 
     /// Returns true if the text so far opens a repetition that `}` ends.
@@ -87,9 +88,16 @@ impl Reader<'_> {
             'b' if in_class => self.written.push_str("\\x08"),
             // Word boundaries, and references to groups.
             'b' | 'B' | 'k' | '1'..='9' => return None,
-            'd' | 'D' | 'w' | 'W' | 's' | 'S' | 'p' | 'P' | 't' | 'n' | 'r' | 'f' | 'v' | 'x' => {
-                self.written.extend(['\\', c]);
+            // Anchors in other notations, and letters in this one: nobody means the letters.
+            'A' | 'z' | 'Z' => return None,
+            'p' | 'P' => {
+                self.rest.next_if_eq(&'{')?;
+                let property: String = self.rest.by_ref().take_while(|&c| c != '}').collect();
+                self.written.extend(['\\', c, '{']);
+                self.written.push_str(&property);
+                self.written.push('}');
             }
+            'd' | 'D' | 'w' | 'W' | 's' | 'S' | 't' | 'n' | 'r' | 'f' | 'v' | 'x' => self.written.extend(['\\', c]),
             '0' => self.written.push_str("\\x00"),
             'c' => {
                 let letter = self.rest.next().filter(char::is_ascii_alphabetic)?;
@@ -143,15 +151,17 @@ mod tests {
             ("[^]", "(?s:.)"),
             ("a{,3}{x}", "a\\{,3\\}\\{x\\}"),
             ("a{2,}b{1,3}", "a{2,}b{1,3}"),
+            ("a{1x}{2}", "a\\{1x\\}{2}"),
             ("\\/\\-\\u00e9\\u{1F600}\\cA", "\\/\\-\\x{e9}\\x{1f600}\\x{1}"),
             ("\\uD83D\\uDE00", "\\x{1f600}"),
             ("[\\b\\]\\[]", "[\\x08\\]\\[]"),
             ("(?:a|b)(?<n>c)", "(?:a|b)(?<n>c)"),
             ("]", "\\]"),
+            ("^\\p{L}{3}[\\p{Lu}]\\P{Script=Greek}$", "^\\p{L}{3}[\\p{Lu}]\\P{Script=Greek}$"),
         ] {
             assert_eq!(of_ecma(ecma).as_deref(), Some(rust), "{ecma}");
         }
-        for beyond in ["(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "(a)\\1", "\\bword\\b", "[a", "\\", "\\uD83D"] {
+        for beyond in ["(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "(a)\\1", "\\bword\\b", "[a", "\\", "\\uD83D", "\\Aa\\z"] {
             assert_eq!(of_ecma(beyond), None, "{beyond}");
         }
     }

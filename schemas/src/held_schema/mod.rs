@@ -47,6 +47,10 @@ const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveM
 
 /// Engines compute bounds of integers with 64-bit floats and integers of at most 18 digits.
 const MAX_BOUND: f64 = 1e18;
+/// The smallest bound but 0 that engines hold: its digits become a pattern.
+const LEAST_BOUND: f64 = 1e-30;
+/// The most schemas of a `oneOf` that are compared with one another.
+const MAX_COMPARED: usize = 256;
 
 /// The largest integer from which on a 64-bit float stands for several.
 const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -194,6 +198,13 @@ impl Holding<'_> {
                 }
             }
         }
+        for key in BOUNDS {
+            let bound = fields.get(key).and_then(Value::as_f64).map_or(0.0, f64::abs);
+            if bound > MAX_BOUND || bound != 0.0 && bound < LEAST_BOUND {
+                fields.remove(key);
+                self.leave_out(key);
+            }
+        }
         if fields.get("multipleOf").and_then(Value::as_f64).is_some_and(|step| !is_held_step(step.abs())) {
             fields.remove("multipleOf");
             self.leave_out("multipleOf");
@@ -290,7 +301,7 @@ impl Holding<'_> {
                 || constants(a, b)
                 || names.into_iter().any(by_property)
         };
-        (0..all.len()).all(|i| (i + 1..all.len()).all(|k| apart(all[i], all[k])))
+        all.len() <= MAX_COMPARED && (0..all.len()).all(|i| (i + 1..all.len()).all(|k| apart(all[i], all[k])))
     }
 
     /// Follows a reference within the schema, once.
@@ -433,7 +444,9 @@ mod tests {
             json!({"type": "integer"}),
             "minimum, maximum",
         );
-        same(json!({"type": "number", "maximum": 1e30}));
+        same(json!({"type": "number", "minimum": -1e18, "maximum": 1e18}));
+        let beyond = json!({"type": "number", "minimum": 1e-300, "maximum": f64::from(f32::MAX)});
+        check(beyond, json!({"type": "number"}), "minimum, maximum");
         check(json!({"type": "number", "multipleOf": 1e12}), json!({"type": "number"}), "multipleOf");
         let long: Value = serde_json::from_str(r#"{"const": 12345678901234567890123}"#).unwrap();
         check(long, json!({"type": "integer"}), "const");

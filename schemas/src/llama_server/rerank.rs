@@ -9,7 +9,7 @@ use super::requests::model;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::foreign::{Foreign, NoOwnFields};
+use crate::request::foreign::{Foreign, VectorFields};
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::schema::described;
 use crate::request::values::{Integer, MAX_U32, NonEmpty};
@@ -30,7 +30,7 @@ object! {
         /// Repeat each result's document.
         return_documents: Field<bool>,
         #[schemars(skip)]
-        foreign: Foreign<NoOwnFields>,
+        foreign: Foreign<VectorFields>,
     }
 }
 

@@ -9,7 +9,7 @@ use super::common::KeepAliveBody;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::foreign::{Foreign, ForeignFields};
+use crate::request::foreign::{Foreign, ForeignFields, OF_VECTORS, RefusedField};
 use crate::request::read::{Read, Reading, read};
 use crate::request::schema::described;
 use crate::request::values::{Integer, MAX_U32, ModelName};
@@ -55,6 +55,8 @@ pub(crate) struct EmbedFields;
 impl ForeignFields for EmbedFields {
     // They change how Ollama loads a model.
     const WITHOUT_EFFECT: &'static [&'static str] = &["options"];
+    const GENERATES: bool = false;
+    const REFUSED: &'static [RefusedField] = OF_VECTORS;
 }
 
 /// One text, or several.

@@ -1,8 +1,9 @@
 //! `options`: what Ollama's Modelfiles call parameters.
 
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{Field, object};
-use crate::request::foreign::{Foreign, ForeignFields};
+use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32};
@@ -40,6 +41,8 @@ pub(super) struct Options {
     pub(super) chosen: SamplingFields,
 }
 
+const NUM_PREDICT: &str = "send 'num_predict'";
+
 /// Options that only change how Ollama loads a model.
 #[derive(Debug)]
 pub(crate) struct OptionsFields;
@@ -65,6 +68,11 @@ impl ForeignFields for OptionsFields {
         "rope_frequency_scale",
         "penalize_newline",
         "draft_num_predict",
+    ];
+    const REFUSED: &'static [RefusedField] = &[
+        RefusedField::new("max_tokens", Off::NEVER, "'max_tokens'", NUM_PREDICT),
+        RefusedField::new("max_new_tokens", Off::NEVER, "'max_new_tokens'", NUM_PREDICT),
+        RefusedField::new("n_predict", Off::NEVER, "'n_predict'", NUM_PREDICT),
     ];
 }
 

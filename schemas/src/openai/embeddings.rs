@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::embed::{EmbedInput, EmbedRequest, EmbedTask, MAX_INPUTS, le_bytes};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
-use crate::request::foreign::{Foreign, NoOwnFields};
+use crate::request::foreign::{Foreign, VectorFields};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::values::{Integer, MAX_U32, ModelName, Word, Words};
@@ -27,7 +27,7 @@ object! {
         /// The length of the vectors: only the model's own is allowed.
         dimensions: Field<Integer<1, MAX_U32>>,
         #[schemars(skip)]
-        foreign: Foreign<NoOwnFields>,
+        foreign: Foreign<VectorFields>,
     }
 }
 

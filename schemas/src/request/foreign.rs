@@ -10,6 +10,7 @@ use serde::de::MapAccess;
 
 use super::demand::Demand;
 use super::field::{ObjectMember, join};
+pub(crate) use super::foreign_fields::OF_VECTORS;
 use super::foreign_fields::{REFUSED, WITHOUT_EFFECT};
 use super::invalid::InvalidRequest;
 use super::notes;
@@ -56,7 +57,7 @@ impl<L: ForeignFields> Foreign<L> {
             Some(refused) => Effect::Refused(refused),
             None if L::WITHOUT_EFFECT.contains(&key) || WITHOUT_EFFECT.contains(&key) => Effect::None,
             None if !L::GENERATES => Effect::Told,
-            None => refused(REFUSED).map_or(Effect::Told, Effect::Refused),
+            None => refused(REFUSED).or_else(|| refused(OF_VECTORS)).map_or(Effect::Told, Effect::Refused),
         }
     }
 }
@@ -93,4 +94,13 @@ pub(crate) struct NoReplyFields;
 
 impl ForeignFields for NoReplyFields {
     const GENERATES: bool = false;
+}
+
+/// A body of texts whose vectors or scores are computed.
+#[derive(Debug)]
+pub(crate) struct VectorFields;
+
+impl ForeignFields for VectorFields {
+    const GENERATES: bool = false;
+    const REFUSED: &'static [RefusedField] = OF_VECTORS;
 }

@@ -184,13 +184,11 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     field("max_new_tokens", Off::NEVER, "'max_new_tokens'", LENGTH),
     field("num_predict", Off::NEVER, "'num_predict'", LENGTH),
     field("max_length", Off::NEVER, "'max_length'", LENGTH),
-    field("truncate_prompt_tokens", Off::NEVER, "Cutting a prompt", "send a prompt that fits the context"),
     field("continue_final_message", Off::ZERO, "Continuing the last message", LAST_MESSAGE),
     field("prefill", Off::ZERO, "Beginning the reply for the model", LAST_MESSAGE),
     field("response_prefix", Off::ZERO, "Beginning the reply for the model", LAST_MESSAGE),
     field("generation_prompt", Off::ZERO, "Beginning the reply for the model", LAST_MESSAGE),
     field("add_generation_prompt", Off::TRUE, "A prompt without the reply's opening", LAST_MESSAGE),
-    field("add_special_tokens", Off::ZERO, "Further control tokens before a prompt", "send them in the prompt"),
     // The input of another route.
     field("messages", Off::ZERO, "'messages'", "send the input of this route, or use /v1/chat/completions"),
     field("suffix", Off::ZERO, "'suffix'", "use /v1/completions"),
@@ -217,16 +215,12 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     field("function_call", Off { words: &["auto", "none"], ..Off::ZERO }, "'function_call'", "send 'tool_choice'"),
     // What is read besides the prompt.
     field("documents", Off::ZERO, "Documents beside a conversation", "put them into a message"),
-    field("prompt_embeds", Off::ZERO, "A prompt of vectors", "send its text or tokens"),
     field("input_ids", Off::ZERO, "A conversation of tokens", "send them as the 'prompt' of /v1/completions"),
     field("image_data", Off::ZERO, "An image beside a plain prompt", "send it in a message"),
     field("multimodal_data", Off::ZERO, "An image beside a plain prompt", "send it in a message"),
-    field("mm_processor_kwargs", Off::ZERO, "Options of a projector", ""),
     field("media_io_kwargs", Off::ZERO, "Options of a projector", ""),
     field("max_dynamic_patch", Off::NEVER, "Options of a projector", ""),
     field("min_dynamic_patch", Off::NEVER, "Options of a projector", ""),
-    field("lora", Off::ZERO, "Choosing adapters in a request", NO_ADAPTERS),
-    field("lora_path", Off::ZERO, "Choosing adapters in a request", NO_ADAPTERS),
     field("session_params", Off::ZERO, "A session of another server", "send the whole conversation"),
     field("thread", Off::ZERO, "A stored conversation", "send the whole conversation"),
     field(
@@ -292,7 +286,16 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     field("return_routed_experts", Off::ZERO, "The experts that computed a token", ""),
     field("return_mm_kwargs", Off::ZERO, "A projector's values", ""),
     field("enable_response_messages", Off::ZERO, "The prompt's messages in the reply", "use /apply-template"),
-    // Vectors.
+];
+
+/// Fields that change vectors and scores. No other list of refused fields holds where those are computed.
+pub(crate) const OF_VECTORS: &[RefusedField] = &[
+    field("add_special_tokens", Off::ZERO, "Further control tokens before a prompt", "send them in the prompt"),
+    field("lora", Off::ZERO, "Choosing adapters in a request", NO_ADAPTERS),
+    field("lora_path", Off::ZERO, "Choosing adapters in a request", NO_ADAPTERS),
+    field("mm_processor_kwargs", Off::ZERO, "Options of a projector", ""),
+    field("truncate_prompt_tokens", Off::NEVER, "Cutting a prompt", "send a prompt that fits the context"),
+    field("prompt_embeds", Off::ZERO, "A prompt of vectors", "send its text or tokens"),
     field("embed_dtype", Off { words: &["float32", "float"], ..Off::NEVER }, "Vectors of other numbers", ""),
     field("endianness", Off { words: &["native", "little"], ..Off::NEVER }, "Vectors in another order of bytes", ""),
     field("use_activation", Off::TRUE, "Scores without the model's own activation", ""),

@@ -42,7 +42,7 @@ impl InvalidRequest {
         match instead {
             "" => InvalidRequest::unsupported(param, what),
             _ => InvalidRequest {
-                message: format!("{what} is not supported by this server: {instead}."),
+                message: format!("This server does not support {}: {instead}.", within(what)),
                 param: Some(param.into()),
                 code: Some(ErrorCode::UnsupportedParameter),
             },
@@ -59,4 +59,10 @@ impl InvalidRequest {
 pub(crate) fn quoted(word: &str) -> String {
     let cut: String = word.chars().take(40).collect();
     format!("\"{}\"", cut.escape_debug())
+}
+
+/// A phrase that begins a sentence, as it stands within one.
+fn within(phrase: &str) -> String {
+    let mut chars = phrase.chars();
+    chars.next().map_or_else(String::new, |first| first.to_lowercase().chain(chars).collect())
 }

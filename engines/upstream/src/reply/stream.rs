@@ -21,6 +21,9 @@ use crate::{TextDelta, TextStream, UpstreamDeadlines, UpstreamError, UpstreamFai
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
+/// Lines or pieces without a delta that are read before others have their turn: a small packed reply can be millions of them.
+const MAX_STEPS: usize = 256;
+
 /// The largest reply in one piece: a short reply, a list of models, an error, a prefill server's answer.
 pub(crate) const MAX_WHOLE_BYTES: usize = 4 << 20;
 
@@ -125,7 +128,7 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        loop {
+        for _ in 0..MAX_STEPS {
             if let Some(delta) = this.ready.pop_front() {
                 return Poll::Ready(Some(Ok(delta)));
             }
@@ -141,6 +144,8 @@ where
                 return Poll::Ready(Some(Err(error)));
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

@@ -10,14 +10,16 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use super::SharedAccess;
 use crate::http::edge::request_id::X_REQUEST_ID;
 use crate::http::reply::route_header::X_BATON_ROUTE;
+use crate::http::reply::warning::X_BATON_WARNING;
 
 /// Browsers cap this at 2 h. Each cached preflight saves a round trip.
 const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Our response headers that a page's script may read.
-const EXPOSED: [HeaderName; 11] = [
+const EXPOSED: [HeaderName; 12] = [
     X_REQUEST_ID,
     X_BATON_ROUTE,
+    X_BATON_WARNING,
     header::RETRY_AFTER,
     HeaderName::from_static("retry-after-ms"),
     HeaderName::from_static("x-should-retry"),

@@ -3,7 +3,7 @@
 use baton_upstream::LeftOut;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-const X_BATON_WARNING: HeaderName = HeaderName::from_static("x-baton-warning");
+pub(in crate::http) const X_BATON_WARNING: HeaderName = HeaderName::from_static("x-baton-warning");
 
 /// Adds a warning. One that is not a valid header value is left out: the reply matters more.
 pub(in crate::http) fn warn(headers: &mut HeaderMap, warning: &str) {

@@ -215,10 +215,11 @@ impl UpstreamServer {
         }
     }
 
-    /// Returns true if its models are those that it lists, and it has not listed any yet.
+    /// Returns true if its models are those that it lists, and it has not listed any yet in a form that can be read.
     pub fn is_unlisted(&self) -> bool {
         let known = self.lock();
-        self.client.settings().models.is_empty() && known.listed.is_empty() && known.health != UpstreamHealth::Answering
+        let has_list = known.health == UpstreamHealth::Answering && known.is_list_readable;
+        self.client.settings().models.is_empty() && known.listed.is_empty() && !has_list
     }
 
     /// Takes over the list of models from another client of the same server.

@@ -12,6 +12,9 @@ use crate::{TextDelta, UpstreamError};
 /// The most bytes of calls that wait for an earlier one.
 const MAX_HELD_BYTES: usize = 4 << 20;
 
+/// The most bytes of a call's id, and of its name: both are kept as long as the reply runs.
+const MAX_NAME_BYTES: usize = 1 << 10;
+
 /// The calls of one reply.
 #[derive(Default)]
 pub(super) struct StreamedCalls {
@@ -92,6 +95,9 @@ impl StreamedCalls {
         let function = call.function.0.unwrap_or_default();
         let arguments = function.arguments()?;
         let piece = CallPiece { key, id: call.id.0, name: function.name.unwrap_or_default(), arguments };
+        if piece.id.len().max(piece.name.len()) > MAX_NAME_BYTES {
+            return Err(UpstreamError::malformed("a call whose id or name is too long"));
+        }
         if piece.id.is_empty() && piece.name.is_empty() && piece.arguments.is_empty() {
             return Ok(());
         }

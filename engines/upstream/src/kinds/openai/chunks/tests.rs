@@ -363,6 +363,14 @@ fn countless_calls_in_one_event_are_refused_before_they_are_kept() {
 }
 
 #[test]
+fn a_call_whose_id_or_name_is_too_long_is_refused() {
+    for field in [json!({ "id": "a".repeat(2_000) }), json!({ "function": { "name": "a".repeat(2_000) } })] {
+        let refused = read(&[delta(json!({ "tool_calls": [field] }))]).unwrap_err();
+        assert!(refused.to_string().contains("too long"), "{refused}");
+    }
+}
+
+#[test]
 fn a_reason_that_is_not_known_ends_a_reply_as_a_limit_does() {
     let end = |reason: &str| {
         let end = read(&[delta(json!({ "content": "Hi" })), finish(reason)]).unwrap().1.unwrap();
