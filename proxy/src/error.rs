@@ -40,7 +40,7 @@ pub enum RequestError {
     /// Only an operator's key may do this.
     #[error("Only an operator's API key may {what}.")]
     OperatorOnly {
-        /// What the caller wants to do.
+        /// The refused action, as it follows "may".
         what: &'static str,
     },
     /// The model lacks a capability that the request requires. The message is Ollama's; its clients match on it.

@@ -121,7 +121,7 @@ fn route(name: &str) -> (Parse, Value) {
     found.map(|(_, parse, body)| (parse, body)).unwrap()
 }
 
-/// What a route makes of a body with this field: the field that it refuses, and its notes.
+/// The route's answer to a body with this field: the field that it refuses, and its notes.
 fn outcome(name: &str, field: &str, value: Value) -> (Option<String>, BodyNotes) {
     let (parse, mut body) = route(name);
     body[field] = value;

@@ -85,7 +85,7 @@ macro_rules! kinds {
 }
 engines!(kinds);
 
-/// What a model is on disk.
+/// The form of a model on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OnDisk {
     /// A GGUF file, or several parts.

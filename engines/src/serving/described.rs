@@ -1,4 +1,4 @@
-//! What an engine implements to be opened, and what it says about a model: before it is loaded, and once its thread has
+//! The trait that opens an engine's models, and its facts about a model: before it is loaded, and once its thread has
 //! loaded it.
 
 use std::sync::Arc;

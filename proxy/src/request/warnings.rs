@@ -1,4 +1,4 @@
-//! What a request asks for and does not get, for the header of its reply and the log.
+//! Warnings of parts of a request that have no effect, for the header of its reply and the log.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

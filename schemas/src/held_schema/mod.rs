@@ -189,18 +189,11 @@ impl Holding<'_> {
                 *count = (float as u64).into();
             }
         }
-        if may_be(fields, "integer") {
-            for key in BOUNDS {
-                let bound = fields.get(key).and_then(Value::as_f64);
-                if bound.is_some_and(|bound| bound.abs() >= MAX_BOUND) {
-                    fields.remove(key);
-                    self.leave_out(key);
-                }
-            }
-        }
+        let has_integers = may_be(fields, "integer");
         for key in BOUNDS {
             let bound = fields.get(key).and_then(Value::as_f64).map_or(0.0, f64::abs);
-            if bound > MAX_BOUND || bound != 0.0 && bound < LEAST_BOUND {
+            let is_too_large = bound > MAX_BOUND || has_integers && bound == MAX_BOUND;
+            if is_too_large || bound != 0.0 && bound < LEAST_BOUND {
                 fields.remove(key);
                 self.leave_out(key);
             }

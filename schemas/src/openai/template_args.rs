@@ -128,7 +128,7 @@ impl TemplateChoice {
     }
 }
 
-/// What the fields of a body ask for together.
+/// The wishes about reasoning of all fields of a body.
 #[derive(Default)]
 struct ReasoningWishes {
     after_tool: bool,

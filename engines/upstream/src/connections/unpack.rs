@@ -96,7 +96,7 @@ mod tests {
         Unpacker::of(&HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static(packing))]))
     }
 
-    /// What a body becomes, and the largest part of it that came at once.
+    /// The unpacked body, and the most bytes that one step gave.
     fn unpacked(packing: &'static str, packed: Vec<u8>) -> io::Result<(Vec<u8>, usize)> {
         let mut unpacker = unpacker(packing).unwrap().unwrap();
         let mut packed = Bytes::from(packed);

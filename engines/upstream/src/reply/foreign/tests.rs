@@ -138,7 +138,7 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     };
     for (name, value) in inside {
         let at = format!("{at}/{name}");
-        // What is in arguments is the model's.
+        // The model, and not the server, chooses the fields of arguments.
         if name != "arguments" {
             places(value, &at, found);
         }
