@@ -11,6 +11,10 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 import server
 from conftest import MODEL
 
+# The model's token of a quotation mark.
+QUOTE = 18
+
+
 class TestChatModel(ChatModelIntegrationTests):
     # One route is enough: other files test both.
     @pytest.fixture(autouse=True)
@@ -26,8 +30,9 @@ class TestChatModel(ChatModelIntegrationTests):
         return {
             "model": MODEL, "base_url": self.base_url, "api_key": "none",
             "temperature": 0, "max_tokens": 500, "max_retries": 0, "timeout": 120, "stream_usage": True,
-            # Without a penalty this model repeats itself in a string without end, which the schemas do not bound.
-            "frequency_penalty": 2,
+            # Without a penalty this model repeats itself in a string without end, which the schemas do not bound. The
+            # quotes that end strings must not be penalised with the rest.
+            "frequency_penalty": 2, "logit_bias": {QUOTE: 6},
             # Otherwise the model adds more calls to the forced one.
             "extra_body": {"parallel_tool_calls": False},
         }
