@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::{Chunk, PrefillTimings};
+use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
@@ -36,9 +36,11 @@ pub const CHUNK_WINDOW: usize = 2;
 /// [`Chunk`]s and ends with the node's times; a pull yields verified ones and ends with a report
 /// ([`PullEvent`](crate::handoff::PullEvent)).
 #[derive(Debug, Clone, PartialEq)]
-pub enum KvEvent<K = Chunk, E = PrefillTimings> {
+pub enum KvEvent<K = Chunk, S = StatePart, E = PrefillTimings> {
     /// The next positions' KV.
     Chunk(K),
+    /// States of recurrent layers. They may come before the chunk that ends at their position.
+    State(S),
     /// Nothing follows.
     End(E),
 }

@@ -114,7 +114,7 @@ fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayo
         });
         Ok(Section { window, layers: layers.collect::<Result<_, NoHandoff>>()? })
     });
-    let layout = KvLayout { rope, sections: sections.collect::<Result<_, NoHandoff>>()? };
+    let layout = KvLayout { rope, sections: sections.collect::<Result<_, NoHandoff>>()?, states: Vec::new() };
     layout.check()?;
     Ok(layout)
 }

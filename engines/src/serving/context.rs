@@ -6,8 +6,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_schemas::kv::{Chunk, VerifiedKv};
+use baton_schemas::kv::{Chunk, StatePart, VerifiedKv, VerifiedState};
 use baton_schemas::{EngineError, Token};
+use bytes::Bytes;
 
 use super::images::{ImageFailure, ImageRun, Preparation};
 
@@ -101,6 +102,29 @@ pub(crate) trait ModelContext {
     /// attends to.
     fn can_continue(&self, slot: usize, n_present: usize) -> bool;
 
+    /// Copies the states of a slot that ends at `position`. Only for a model with states, like the methods below.
+    fn export_state(&mut self, _slot: usize, _position: u32) -> Result<StatePart, String> {
+        Err(NO_STATES.into())
+    }
+
+    /// Gives a slot the states of its last position. Every chunk that is added to a slot takes its states away, so they
+    /// come last.
+    fn import_state(&mut self, _slot: usize, _state: VerifiedState) -> Result<(), String> {
+        Err(NO_STATES.into())
+    }
+
+    /// Copies what a slot needs beside its rows to be cut back to its present end later: states, and windowed rows. Only this
+    /// context reads it.
+    fn checkpoint(&mut self, _slot: usize) -> Result<Bytes, String> {
+        Err(NO_STATES.into())
+    }
+
+    /// Cuts a slot back to its first `n_keep` positions. `checkpoint` was taken at that end, from this slot or from one that
+    /// had the same tokens. Errors: the slot is empty.
+    fn return_to(&mut self, _slot: usize, _n_keep: usize, _checkpoint: &Bytes) -> Result<(), CannotCut> {
+        Err(CannotCut)
+    }
+
     /// Returns true if the model sees images.
     fn sees_images(&self) -> bool {
         false
@@ -121,3 +145,5 @@ pub(crate) trait ModelContext {
         Err(ImageFailure::Failed(EngineError::internal("an image without a projector")))
     }
 }
+
+const NO_STATES: &str = "this model has no states";

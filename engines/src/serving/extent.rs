@@ -74,7 +74,7 @@ mod tests {
     fn layout() -> KvLayout {
         let rows = Rows { dtype: Dtype::F16, n_values: 2 };
         let section = |window| Section { window, layers: vec![LayerShape { k: rows, v: Some(rows) }] };
-        KvLayout { rope: RopePairing::HalfSplit, sections: vec![section(None), section(Some(4))] }
+        KvLayout { rope: RopePairing::HalfSplit, sections: vec![section(None), section(Some(4))], states: Vec::new() }
     }
 
     #[test]

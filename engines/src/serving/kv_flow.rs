@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use baton_link::engine::KvEvent;
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Chunk, Span, VerifiedKv};
+use baton_schemas::kv::{Chunk, Span, VerifiedKv, VerifiedState};
 use tokio::sync::mpsc;
 
 /// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed.
@@ -98,9 +98,10 @@ impl Import {
     }
 
     /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
-    pub(crate) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, HandoffReport>> {
+    pub(crate) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, VerifiedState, HandoffReport>> {
         match self.pulled.try_recv() {
             Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
+            Ok(KvEvent::State(state)) => Some(KvEvent::State(state)),
             Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),
             Err(mpsc::error::TryRecvError::Empty) => None,
             // The pulling task panicked: otherwise it always sends an end.

@@ -21,7 +21,7 @@ use super::{SimConfig, SimState, millis};
 fn layout(bytes_per_token: u32) -> KvLayout {
     let rows = Rows { dtype: Dtype::F16, n_values: (bytes_per_token / 4).max(1) };
     let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
+    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() }
 }
 
 /// The layout of the chunks, which may carry less than the model's KV.
@@ -100,6 +100,8 @@ impl SimState {
                     n_tokens += n_new;
                 }
                 Some(KvEvent::End(end)) => break end,
+                // This engine's model has no states.
+                Some(KvEvent::State(_)) => break HandoffFailure::ImportFailed.into(),
                 None => break PullEnd::from(HandoffFailure::PrefillLost),
             }
         };

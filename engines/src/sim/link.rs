@@ -177,6 +177,8 @@ impl SimPeer {
                         }
                     }
                 }
+                // The simulator's models have no states.
+                Ok(KvEvent::State(_)) => break HandoffFailure::FrameRejected,
                 Ok(KvEvent::End(timings)) => {
                     let since_head = Duration::from_secs_f64((timings.queue_ms + timings.prefill_ms) / 1e3);
                     let report = HandoffReport {

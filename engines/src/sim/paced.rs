@@ -89,6 +89,12 @@ impl Pace {
                     sleep_until(ends_at + self.wire.speed.round_trip / 2).await;
                     PullEvent::Chunk(kv)
                 }
+                PullEvent::State(state) => {
+                    let n_bytes = state.layout().state_bytes() as f64;
+                    self.n_bytes += n_bytes;
+                    sleep_until(self.wire.send(n_bytes).ends_at + self.wire.speed.round_trip / 2).await;
+                    PullEvent::State(state)
+                }
                 PullEvent::End(end) => PullEvent::End(self.end(end)),
             };
             // Fails only if the reader has left.

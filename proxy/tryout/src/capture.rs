@@ -82,7 +82,8 @@ async fn read(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured,
                 HandoffRecord::Frame(kv) => chunks.push(kv.into_chunk()),
                 HandoffRecord::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
                 HandoffRecord::Error(error) => return Err(error.into()),
-                HandoffRecord::Head(_) | HandoffRecord::Wait(_) => {}
+                // Codecs are measured with rows alone.
+                HandoffRecord::Head(_) | HandoffRecord::Wait(_) | HandoffRecord::State(_) => {}
             }
         }
     }

@@ -155,7 +155,11 @@ mod tests {
         for (n_layers, n_values) in [(1, 64), (80, 8_192), (80, 1 << 18)] {
             let rows = Rows { dtype: Dtype::F16, n_values };
             let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
-            let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
+            let layout = KvLayout {
+                rope: RopePairing::None,
+                sections: vec![Section { window: None, layers }],
+                states: Vec::new(),
+            };
             let p1 = max_frame_positions(&layout);
             let check = |p1| Span { p0: 0, p1, starts: vec![0] }.check(&layout, 0, 100_000);
             assert!(check(p1).is_ok() && check(p1 + 1).is_err(), "{n_layers} layers of {n_values}: {p1}");

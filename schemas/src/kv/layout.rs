@@ -8,7 +8,10 @@ pub const MAX_LAYERS: usize = 4096;
 /// The most sections in a layout. Known models have one, or a full cache and a sliding-window cache.
 pub const MAX_SECTIONS: usize = 4;
 
-/// The most values in a row (all KV heads of one layer at one position).
+/// The most bytes of a sequence's states. A reader may have to allocate this much.
+pub const MAX_STATE_BYTES: usize = 1 << 30;
+
+/// The most values in a row (all KV heads of one layer at one position), and in a state.
 pub const MAX_ROW_VALUES: u32 = 1 << 20;
 
 /// The type of a row's values. The numbers are ggml's; they are part of the wire format and never reused.
@@ -55,7 +58,7 @@ pub enum RopePairing {
     Interleaved,
     /// Elements `i` and `i + d/2` (llama.cpp's `NEOX`, Hugging Face's order).
     HalfSplit,
-    /// Several position axes (vision models). Handoffs are not supported yet.
+    /// Several position axes (M-RoPE, vision models). Of text, all axes are equal.
     MultiAxis,
 }
 
@@ -119,13 +122,38 @@ impl Section {
     }
 }
 
+/// What a state is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateKind {
+    /// The last inputs of a short convolution (llama.cpp's `r`).
+    Convolution,
+    /// The memory of a linear attention or of a state-space model (llama.cpp's `s`).
+    Recurrence,
+}
+
+/// A tensor of fixed size that a recurrent layer keeps for a sequence: the result of all its positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StateShape {
+    /// What it is for.
+    pub kind: StateKind,
+    /// All its values, as one row.
+    #[serde(flatten)]
+    pub values: Rows,
+}
+
 /// The shape of a model's whole KV cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvLayout {
     /// The order of K's elements.
     pub rope: RopePairing,
-    /// The full cache first, then the sliding-window one if there is one.
+    /// The caches of rows: the full one first, then the sliding-window one or an indexer's if there is one. None in a model
+    /// that only has states.
     pub sections: Vec<Section>,
+    /// The states of the recurrent layers, in the engine's order: every convolution, lower layers first, then every
+    /// recurrence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<StateShape>,
 }
 
 /// Why a layout cannot be used.
@@ -137,7 +165,7 @@ impl KvLayout {
     /// Checks a peer's layout. Call it before any arithmetic with the layout.
     pub fn check(&self) -> Result<(), LayoutError> {
         let wrong = |what: String| Err(LayoutError(what));
-        if self.sections.is_empty() || self.sections.len() > MAX_SECTIONS {
+        if (self.sections.is_empty() && self.states.is_empty()) || self.sections.len() > MAX_SECTIONS {
             return wrong(format!("{} sections; 1 to {MAX_SECTIONS} are possible", self.sections.len()));
         }
         let n_layers: usize = self.sections.iter().map(|s| s.layers.len()).sum();
@@ -147,12 +175,23 @@ impl KvLayout {
         if self.sections.iter().any(|s| s.window == Some(0)) {
             return wrong("a window of 0 positions".into());
         }
-        for row in self.tensors() {
+        if self.states.len() > 2 * MAX_LAYERS {
+            return wrong(format!("{} states; at most {} are possible", self.states.len(), 2 * MAX_LAYERS));
+        }
+        for row in self.tensors().chain(self.states.iter().map(|state| state.values)) {
             if row.n_values == 0 || row.n_values > MAX_ROW_VALUES {
                 return wrong(format!("rows of {} values; 1 to {MAX_ROW_VALUES} are possible", row.n_values));
             }
         }
+        if self.state_bytes() > MAX_STATE_BYTES {
+            return wrong(format!("states of {} bytes; at most {MAX_STATE_BYTES} are possible", self.state_bytes()));
+        }
         Ok(())
+    }
+
+    /// Returns the number of bytes of a sequence's states.
+    pub fn state_bytes(&self) -> usize {
+        self.states.iter().map(|state| state.values.bytes()).fold(0, usize::saturating_add)
     }
 
     /// Returns the number of bytes of one position in all sections.
@@ -179,7 +218,11 @@ mod tests {
     fn layout(n_values: u32) -> KvLayout {
         let rows = Rows { dtype: Dtype::F16, n_values };
         let layer = LayerShape { k: rows, v: Some(rows) };
-        KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers: vec![layer; 30] }] }
+        KvLayout {
+            rope: RopePairing::Interleaved,
+            sections: vec![Section { window: None, layers: vec![layer; 30] }],
+            states: Vec::new(),
+        }
     }
 
     #[test]
@@ -194,7 +237,7 @@ mod tests {
         assert!(layout(192).check().is_ok());
         assert!(layout(0).check().is_err());
         assert!(layout(u32::MAX).check().is_err());
-        let empty = KvLayout { rope: RopePairing::None, sections: vec![] };
+        let empty = KvLayout { rope: RopePairing::None, sections: vec![], states: Vec::new() };
         assert!(empty.check().is_err());
         let mut windowed = layout(1);
         windowed.sections[0].window = Some(0);

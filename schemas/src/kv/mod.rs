@@ -8,6 +8,7 @@
 //! - a [`record`] is a head, a frame, a wait, an end or an error with its header and MAC: the bytes on the wire. A
 //!   [`handoff`] is a stream of records, which [`writer`] writes and [`reader`] reads, both without I/O.
 //! - [`VerifiedKv`] is a frame that the reader has checked. Only this may reach an engine.
+//! - a [`StatePart`] holds states of recurrent layers, and [`VerifiedState`] is all of them, checked.
 //! - An engine lays verified KV out for its own cache (llama.cpp's is an `ImportBlob`, in `engines/src/llama/placement.rs`).
 //!
 //! `docs/kv-walk.md` follows a chunk through its rooms. `docs/kv-frames.md` documents every byte.
@@ -28,6 +29,7 @@ pub mod reader;
 pub mod record;
 mod record_kind;
 pub mod rotation;
+pub mod state;
 pub mod verified;
 pub mod writer;
 
@@ -37,7 +39,7 @@ pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};
 pub use handoff::{Fingerprint, Handoff, HandoffError, HandoffId};
-pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
+pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section, StateKind, StateShape};
 pub use mac::Mac;
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};
 pub use placement::{Contiguous, Placement, Places};
@@ -46,6 +48,7 @@ pub use profile::{CodecLoss, CodecProfile, EXACT_POSITIONS, MAX_PROFILE_BYTES, c
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use rotation::{KeyRotation, RotationError, SectionRotation};
+pub use state::{StatePart, VerifiedState};
 pub use verified::VerifiedKv;
 pub use writer::HandoffWriter;
 

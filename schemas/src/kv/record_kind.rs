@@ -14,12 +14,14 @@ pub enum RecordKind {
     Error = 4,
     /// A sign of life before the next frame.
     Wait = 5,
+    /// States of recurrent layers at a position.
+    State = 6,
 }
 
 impl RecordKind {
     /// Returns the kind with this wire number.
     pub fn from_number(number: u8) -> Option<RecordKind> {
-        [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait]
+        [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait, RecordKind::State]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }

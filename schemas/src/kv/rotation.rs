@@ -149,7 +149,11 @@ mod tests {
 
     fn layout(rope: RopePairing, n_values: u32) -> KvLayout {
         let rows = Rows { dtype: Dtype::F16, n_values };
-        KvLayout { rope, sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: None }] }] }
+        KvLayout {
+            rope,
+            sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: None }] }],
+            states: Vec::new(),
+        }
     }
 
     fn rotation(head_size: u32, frequencies: &[f64]) -> KeyRotation {

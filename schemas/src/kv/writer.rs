@@ -7,11 +7,12 @@ use super::chunk::Chunk;
 use super::codec::{Codec, Coders, Encoder, ModelKnowledge, TensorRows, knowledge};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
-use super::handoff::Handoff;
+use super::handoff::{Handoff, HandoffError};
 use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
+use super::state::{STATE_HEADER_BYTES, StatePart};
 use crate::error::EngineError;
 
 /// The writing end of a handoff. Each call returns a record as pieces to send one after the other. A call that fails
@@ -112,6 +113,24 @@ impl HandoffWriter {
         self.next = chunk.p1;
         self.n_frames += 1;
         Ok(record)
+    }
+
+    /// Writes states. Errors: they are not those of the layout, or of a position that is not handed over.
+    pub fn state(&mut self, part: &StatePart) -> Result<Vec<Bytes>, WriteError> {
+        part.check(&self.handoff.layout)?;
+        let (start, end) = (self.handoff.start, self.handoff.end());
+        if part.position <= start || part.position > end {
+            return Err(HandoffError::Positions { start: part.position, end: end as usize }.into());
+        }
+        let mut prefix = PrefixHasher::new();
+        prefix.extend(&self.handoff.tokens[..part.position as usize]);
+        let mut header = Vec::with_capacity(STATE_HEADER_BYTES);
+        for number in [part.position, part.first, part.tensors.len() as u32, 0] {
+            header.extend(number.to_le_bytes());
+        }
+        header.extend(prefix.hash());
+        let payload = [Bytes::from(header)].into_iter().chain(part.tensors.iter().cloned());
+        self.record(RecordKind::State, payload.collect())
     }
 
     /// Writes the end. Errors: not every position was sent.

@@ -168,7 +168,8 @@ fn frames_are_encoded_as_the_head_says() {
 fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let rows = sample::rows(Dtype::F32, 1 << 20);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 16];
-    let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
+    let layout =
+        KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
     let handoff = Handoff { layout, start: 0, tokens: vec![0; 10_000], ..sample::handoff() };
     for codec in Codec::ALL {
         let (_, head) = HandoffWriter::begin(sample::CLUSTER_KEY, handoff.clone(), codec, Mac::Blake3).unwrap();

@@ -137,7 +137,11 @@ fn any_layout() -> impl Strategy<Value = KvLayout> {
     let layer = (rows.clone(), prop::option::of(rows)).prop_map(|(k, v)| LayerShape { k, v });
     let section = (prop::option::of(1..9u32), prop::collection::vec(layer, 1..4));
     let section = section.prop_map(|(window, layers)| Section { window, layers });
-    prop::collection::vec(section, 1..4).prop_map(|sections| KvLayout { rope: RopePairing::Interleaved, sections })
+    prop::collection::vec(section, 1..4).prop_map(|sections| KvLayout {
+        rope: RopePairing::Interleaved,
+        sections,
+        states: Vec::new(),
+    })
 }
 
 proptest! {

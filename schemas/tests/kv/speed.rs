@@ -23,7 +23,11 @@ const N_FRAMES: u32 = 8;
 fn handoff() -> Handoff {
     let rows = sample::rows(Dtype::F16, 1024);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 32];
-    let layout = KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }] };
+    let layout = KvLayout {
+        rope: RopePairing::Interleaved,
+        sections: vec![Section { window: None, layers }],
+        states: Vec::new(),
+    };
     Handoff { layout, start: 0, tokens: (0..N_POSITIONS * N_FRAMES).collect(), ..sample::handoff() }
 }
 

@@ -72,6 +72,7 @@ impl Checked {
                         assert!(sample::floats(rows.dtype, bytes).all(f32::is_finite), "a value is not finite");
                     }
                 }
+                Ok(Some(HandoffRecord::State(_))) => panic!("the layout has no states"),
                 Ok(Some(HandoffRecord::End(_))) => {
                     assert_eq!(self.next, sample::handoff().end(), "all is there at the end");
                 }

@@ -20,7 +20,7 @@ pub fn layout() -> KvLayout {
     let windowed = LayerShape { k: rows(Dtype::F32, 32), v: None };
     let sections =
         vec![Section { window: None, layers: vec![full; 2] }, Section { window: Some(4), layers: vec![windowed] }];
-    KvLayout { rope: RopePairing::HalfSplit, sections }
+    KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
 }
 
 /// How K is rotated in [`layout`]: partly in the first section, not at all in the second.

@@ -100,7 +100,7 @@ mod tests {
         let bytes: Bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
         let layers = vec![LayerRows { k: bytes.clone(), v: bytes }];
         let chunk = Chunk { p0: 0, p1: 1, sections: vec![SectionRows { start: 0, layers }] };
-        (KvLayout { rope: RopePairing::Interleaved, sections: vec![section] }, chunk)
+        (KvLayout { rope: RopePairing::Interleaved, sections: vec![section], states: Vec::new() }, chunk)
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv};
+use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv, VerifiedState};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
@@ -82,7 +82,7 @@ pub struct PullOrder {
 pub type PlaceRows = dyn Fn(&Span, &KvLayout) -> Places + Send + Sync;
 
 /// A step of a pull. The chunks before a failure are valid.
-pub type PullEvent = KvEvent<VerifiedKv, PullEnd>;
+pub type PullEvent = KvEvent<VerifiedKv, VerifiedState, PullEnd>;
 
 /// How a pull ended.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use baton_schemas::CacheScope;
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
-use baton_schemas::kv::{Codec, CodecLoss, Contiguous, Fingerprint, Placement, VerifiedKv};
+use baton_schemas::kv::{Codec, CodecLoss, Contiguous, Fingerprint, Placement};
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
@@ -130,7 +130,7 @@ impl PullerState {
         };
         let codecs = self.client.links.choose(&node, &self.client.settings.policy.allowed_codecs(&losses));
         let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
-        let end = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
+        let end = self.client.receive(peer, local, order, |event| sink.send(event)).await;
         match end.report.failure {
             Some(HandoffFailure::FingerprintMismatch) => self.peers.forget(&node),
             Some(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled | HandoffFailure::PrefillLost) => {
@@ -219,8 +219,10 @@ impl PullerState {
             buffers: ChunkBuffers::default(),
         };
         let theirs = Mutex::new(Vec::new());
-        let keep = |kv: VerifiedKv| {
-            theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
+        let keep = |event: PullEvent| {
+            if let PullEvent::Chunk(kv) = event {
+                theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
+            }
             std::future::ready(())
         };
         let peer =

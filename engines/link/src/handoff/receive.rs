@@ -23,7 +23,7 @@ use super::deadline::PullDeadline;
 use super::policy::PullSettings;
 use super::read_ahead::ReadAhead;
 use super::sources::Sources;
-use super::{LocalKv, PullEnd, PullOrder};
+use super::{LocalKv, PullEnd, PullEvent, PullOrder};
 use crate::remote::{accepted, unreachable};
 use crate::{awake, trace};
 
@@ -48,20 +48,20 @@ pub(super) struct PrefillPeer<'a> {
     pub(super) codecs: &'a [Codec],
 }
 
-/// Where chunks go as they arrive, and what counts them.
+/// Where chunks and states go as they arrive, and what counts them.
 struct Sink<'m, T> {
     take: T,
     meter: &'m mut PullMeter,
 }
 
 impl PullClient {
-    /// Makes one pull. Verifies each chunk and passes it to `take`, which may wait.
+    /// Makes one pull. Verifies chunks and states and passes them to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
         &self,
         from: PrefillPeer<'_>,
         local: &LocalKv,
         order: PullOrder,
-        take: impl Fn(VerifiedKv) -> F,
+        take: impl Fn(PullEvent) -> F,
     ) -> PullEnd {
         let mut meter = PullMeter::default();
         match self.read(from, local, order, Sink { take, meter: &mut meter }).await {
@@ -76,7 +76,7 @@ impl PullClient {
         from: PrefillPeer<'_>,
         local: &LocalKv,
         order: PullOrder,
-        sink: Sink<'_, impl Fn(VerifiedKv) -> F>,
+        sink: Sink<'_, impl Fn(PullEvent) -> F>,
     ) -> Result<HandoffEnd, HandoffFailure> {
         let PrefillPeer { http, url, node, fingerprint, codecs } = from;
         let Sink { take, meter } = sink;
@@ -137,17 +137,18 @@ impl PullClient {
             };
             meter.n_bytes += n_read as u64;
             let record = reader.filled(n_read).map_err(|error| refused(url, &error))?;
-            match record {
-                None | Some(HandoffRecord::Wait(_)) => {}
-                Some(HandoffRecord::Head(head)) => meter.begins(head.codec),
+            let event = match record {
+                None | Some(HandoffRecord::Wait(_)) => continue,
+                Some(HandoffRecord::Head(head)) => {
+                    meter.begins(head.codec);
+                    continue;
+                }
                 Some(HandoffRecord::Frame(kv)) => {
                     meter.frame_arrived(&kv);
                     pull_deadline.received(kv.span().p1 - kv.span().p0);
-                    let handed_on = Instant::now();
-                    bytes.read_during(take(kv)).await;
-                    pull_deadline.extend(handed_on.elapsed());
-                    reader.recycle(buffers.take().unwrap_or_default());
+                    PullEvent::Chunk(kv)
                 }
+                Some(HandoffRecord::State(state)) => PullEvent::State(state),
                 Some(HandoffRecord::End(end)) => {
                     if let Some((codec, sample)) = meter.sample(&end) {
                         self.links.used(node, codec, sample);
@@ -158,7 +159,11 @@ impl PullClient {
                     tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");
                     return Err(failure_of(&error));
                 }
-            }
+            };
+            let handed_on = Instant::now();
+            bytes.read_during(take(event)).await;
+            pull_deadline.extend(handed_on.elapsed());
+            reader.recycle(buffers.take().unwrap_or_default());
         }
     }
 

@@ -113,6 +113,16 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
                     None => return finish(writer.error(&not_written()), records).await,
                 }
             }
+            Ok(Some(Ok(KvEvent::State(part)))) => {
+                let Some((returned, encoded)) = encode(writer, move |writer| writer.state(&part)).await else {
+                    return tracing::debug!("a pull is cut: the node stops");
+                };
+                writer = returned;
+                match encoded {
+                    Some(record) => record,
+                    None => return finish(writer.error(&not_written()), records).await,
+                }
+            }
             Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
             Ok(Some(Err(error))) => return finish(writer.error(&error), records).await,
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
@@ -176,6 +186,7 @@ mod tests {
             layout: KvLayout {
                 rope: RopePairing::Interleaved,
                 sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: Some(rows) }] }],
+                states: Vec::new(),
             },
             start: 0,
             tokens: vec![1, 2, 3],

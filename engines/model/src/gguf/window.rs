@@ -61,5 +61,5 @@ pub fn f16_layout(rope: RopePairing, n_values: usize, sections: &[Vec<usize>], w
         window: window.filter(|window| window.covers(layers[0])).map(|window| window.n_positions as u32),
         layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
     };
-    KvLayout { rope, sections: sections.iter().map(section).collect() }
+    KvLayout { rope, sections: sections.iter().map(section).collect(), states: Vec::new() }
 }

@@ -19,12 +19,12 @@ fn windowed() -> KvLayout {
         Section { window: None, layers: full },
         Section { window: Some(3), layers: vec![shape(Dtype::F32, 2, Some(1))] },
     ];
-    KvLayout { rope: RopePairing::HalfSplit, sections }
+    KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
 }
 
 fn latent() -> KvLayout {
     let layers = vec![shape(Dtype::Bf16, 5, None); 2];
-    KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }] }
+    KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }], states: Vec::new() }
 }
 
 /// A chunk in which each byte differs from its neighbours.
@@ -69,6 +69,7 @@ fn the_format_is_as_documented() {
     let layout = KvLayout {
         rope: RopePairing::None,
         sections: vec![Section { window: None, layers: vec![shape(Dtype::F16, 1, Some(2))] }],
+        states: Vec::new(),
     };
     let chunk = Chunk {
         p0: 7,

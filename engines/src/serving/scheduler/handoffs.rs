@@ -80,6 +80,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         match import.poll() {
             None => return false,
             Some(KvEvent::End(report)) => self.end_import(slot, report),
+            Some(KvEvent::State(state)) => {
+                if let Err(error) = self.context.import_state(slot, state) {
+                    tracing::warn!(slot, error, "states cannot be imported; the prompt is computed here");
+                    self.fail_import(slot);
+                }
+            }
             Some(KvEvent::Chunk(chunk)) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
                     tracing::warn!(slot, error, "a chunk cannot be imported; the rest of the prompt is computed here");

@@ -10,7 +10,7 @@ fn rows(dtype: Dtype, n_values: u32) -> Rows {
 /// A layout with one tensor.
 fn layout(rows: Rows) -> KvLayout {
     let layers = vec![LayerShape { k: rows, v: None }];
-    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
+    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() }
 }
 
 fn tensor(rows: Rows) -> TensorRows {
@@ -145,7 +145,8 @@ type FrameBytes = Vec<Vec<u8>>;
 fn by_coders(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>, Vec<FrameBytes>) {
     let rows = rows(Dtype::F16, 128);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; frames[0].len() / 2];
-    let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
+    let layout =
+        KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
     let make = || Encoder::new(codec, &layout, ModelKnowledge::default());
     let mut encoders = Coders::of(n, make).unwrap().unwrap();
     let mut decoders = Coders::of(n, || Decoder::new(codec, &layout, None)).unwrap().unwrap();

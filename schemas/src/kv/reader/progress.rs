@@ -92,6 +92,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Head => MAX_HEAD_BYTES,
             RecordKind::End | RecordKind::Error | RecordKind::Wait => MAX_MESSAGE_BYTES,
             RecordKind::Frame => self.max_frame_bytes(),
+            RecordKind::State => return Err(FrameError::OutOfPlace { record, kind }),
         };
         if length > limit {
             return Err(FrameError::TooLong { record, kind, length, limit });
@@ -101,6 +102,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Head | RecordKind::End | RecordKind::Error | RecordKind::Wait => {
                 Payload::Message(Growing::default())
             }
+            RecordKind::State => return Err(FrameError::OutOfPlace { record, kind }),
             RecordKind::Frame if length < n_header as u64 => {
                 return Err(FrameError::FrameTooShort { n_bytes: length as usize });
             }

@@ -2,6 +2,7 @@
 
 use crate::error::EngineError;
 use crate::kv::messages::{HandoffEnd, HandoffHead, Wait};
+use crate::kv::state::VerifiedState;
 use crate::kv::verified::VerifiedKv;
 
 /// A verified record of a stream.
@@ -13,6 +14,8 @@ pub enum HandoffRecord {
     Wait(Wait),
     /// The KV of the next positions.
     Frame(VerifiedKv),
+    /// All states of a position.
+    State(VerifiedState),
     /// All positions have arrived. Nothing follows.
     End(HandoffEnd),
     /// The prefill failed. Nothing follows. The frames before it are valid.

@@ -12,7 +12,7 @@ const HEAD: u32 = 16;
 fn layout(dtype: Dtype, rope: RopePairing) -> KvLayout {
     let rows = Rows { dtype, n_values: 2 * HEAD };
     let layer = LayerShape { k: rows, v: Some(rows) };
-    KvLayout { rope, sections: vec![Section { window: None, layers: vec![layer] }] }
+    KvLayout { rope, sections: vec![Section { window: None, layers: vec![layer] }], states: Vec::new() }
 }
 
 fn keys() -> KeyRotation {
