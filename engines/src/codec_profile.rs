@@ -71,8 +71,11 @@ mod tests {
         let model = folder.path().join("model.gguf");
         let rows = Rows { dtype: Dtype::F16, n_values: 2 };
         let layers = vec![LayerShape { k: rows, v: None }];
-        let layout =
-            KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
+        let layout = KvLayout {
+            rope: RopePairing::None,
+            sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+            states: Vec::new(),
+        };
         let ours = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
         assert_eq!(beside(&model, ours, &layout), None);
         let profile = CodecProfile {

@@ -1,6 +1,7 @@
 """Reads a KV handoff stream as docs/kv-frames.md describes it.
 
-`read` yields ("head", dict), ("wait", dict), ("frame", Frame), ("end", dict) and ("error", dict), or raises ValueError.
+`read` yields ("head", dict), ("wait", dict), ("frame", Frame), ("state", State), ("end", dict) and ("error", dict), or raises
+ValueError.
 """
 
 import json
@@ -14,7 +15,13 @@ from pyaegis import AegisMac128X2
 
 import kvq
 
-DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
+D, M, FIFTH, HALVES = ("d", "<f2"), ("m", "<f2"), ("fifth", "<u4"), ("halves", "u1", 16)
+IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+# One value of a float, or a block of 32 of a quantized type.
+DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2"),
+          "q4_0": np.dtype([D, HALVES]), "q4_1": np.dtype([D, M, HALVES]), "iq4_nl": np.dtype([D, HALVES]),
+          "q5_0": np.dtype([D, FIFTH, HALVES]), "q5_1": np.dtype([D, M, FIFTH, HALVES]),
+          "q8_0": np.dtype([D, ("q", "i1", 32)])}
 
 
 class Frame(NamedTuple):
@@ -22,6 +29,15 @@ class Frame(NamedTuple):
     p1: int
     starts: tuple  # of each section
     tensors: list  # [section][layer] -> (K, V or None), float32 arrays [positions][values]
+
+
+class State(NamedTuple):
+    position: int
+    tensors: list  # of each state, float32
+
+
+def n_bytes(dtype, n_values):
+    return n_values // (1 if DTYPES[dtype].names is None else 32) * DTYPES[dtype].itemsize
 
 
 def read(stream, cluster_key, handoff_id, tokens):
@@ -44,9 +60,13 @@ def read(stream, cluster_key, handoff_id, tokens):
         check((kind == 1) == (index == 1), "the head is the first record and no other")
         if kind == 1:
             head = json.loads(payload)
-            check(head["version"] == 1 and head["handoff"] == handoff_id.hex(), "head")
+            check(head["version"] == version(head["layout"]) and head["handoff"] == handoff_id.hex(), "head")
             check(head.get("mac", "blake3") in ("blake3", "aegis128x2"), "MAC of an unknown kind")
             next_position, channels = head["start"], {}
+            states, states_at = [], list(head.get("states_at", []))
+            check(bool(states_at) == bool(head["layout"].get("states")) and len(states_at) <= 8, "states_at")
+            check(states_at == sorted(set(states_at)) and states_at[-1:] in ([], [head["end"]]), "states_at")
+            check(all(position > head["start"] for position in states_at), "states_at")
             yield "head", head
         elif kind == 2:
             frame = read_frame(payload, head, tokens, next_position, channels)
@@ -54,12 +74,40 @@ def read(stream, cluster_key, handoff_id, tokens):
             yield "frame", frame
         elif kind == 5:
             yield "wait", json.loads(payload)
+        elif kind == 6:
+            check(states_at, "no more states")
+            states += read_states(payload, head, tokens, states_at[0], len(states))
+            if len(states) == len(head["layout"]["states"]):
+                yield "state", State(states_at.pop(0), states)
+                states = []
         else:
             check(kind in (3, 4) and at == len(stream), "nothing follows an end or an error")
             message = json.loads(payload)
             check(kind == 4 or (message["n_frames"], next_position) == (n_frames, head["end"]), "end")
+            check(kind == 4 or not states_at, "a state is missing")
             yield {3: "end", 4: "error"}[kind], message
             return
+
+
+def version(layout):
+    types = {layer[t]["dtype"] for section in layout["sections"] for layer in section["layers"] for t in layer}
+    is_new = layout.get("states") or any("n_rot" in section for section in layout["sections"])
+    return 2 if is_new or types - {"f32", "f16", "bf16"} else 1
+
+
+def read_states(payload, head, tokens, wanted_position, wanted_first):
+    position, first, n, codec, reserved, prefix = struct.unpack_from("<IIIB3s32s", payload)
+    check((position, first) == (wanted_position, wanted_first) and n > 0 and reserved == bytes(3), "state")
+    check(codec == {"none": 0}[head.get("state_codec", "none")], "codec of states")
+    check(blake3(struct.pack(f"<{position}I", *tokens[:position])).digest() == prefix, "computed for other tokens")
+    shapes, at, states = head["layout"]["states"][first:first + n], 48, []
+    check(len(shapes) == n, "number of states")
+    for shape in shapes:
+        size = n_bytes(shape["dtype"], shape["n_values"])
+        states.append(decode(0, shape["dtype"], payload[at:at + size], (1, shape["n_values"]))[0])
+        at += size
+    check(at == len(payload), "length of states")
+    return states
 
 
 def read_frame(payload, head, tokens, next_position, channels):
@@ -78,7 +126,7 @@ def read_frame(payload, head, tokens, next_position, channels):
               for t in ("k", "v") if t in layer]
     body = payload[48 + 4 * n_sections:]
     if codec == 0:
-        lengths = [(p1 - start) * rows["n_values"] * DTYPES[rows["dtype"]].itemsize for start, rows in shapes]
+        lengths = [(p1 - start) * n_bytes(rows["dtype"], rows["n_values"]) for start, rows in shapes]
     else:
         n_tensors, *lengths = struct.unpack_from(f"<{1 + len(shapes)}I", body)
         check(n_tensors == len(shapes), "number of tensors")
@@ -103,8 +151,10 @@ def read_frame(payload, head, tokens, next_position, channels):
 def decode(codec, dtype, encoded, shape):
     n, size = shape[0] * shape[1], DTYPES[dtype].itemsize
     if codec == 2:
-        blocks = np.frombuffer(encoded, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
-        values = (blocks["d"].astype(np.float32)[:, None] * blocks["q"]).reshape(shape)
+        values = blocks("q8_0", encoded).reshape(shape)
+    elif DTYPES[dtype].names:
+        check(codec == 0, "a codec on quantized rows")
+        values = blocks(dtype, encoded).reshape(shape)
     else:
         if codec == 1 and n:
             planes = np.frombuffer(zstandard.decompress(encoded, max_output_size=n * size), np.uint8)
@@ -113,6 +163,19 @@ def decode(codec, dtype, encoded, shape):
         values = (raw.astype("<u4") << 16).view("<f4") if dtype == "bf16" else raw.astype(np.float32)
     check(np.isfinite(values).all(), "a value is not finite")
     return values
+
+
+def blocks(dtype, encoded):
+    block = np.frombuffer(encoded, DTYPES[dtype])
+    d = block["d"].astype(np.float32)[:, None]
+    if dtype == "q8_0":
+        return d * block["q"]
+    q = np.concatenate([block["halves"] & 15, block["halves"] >> 4], axis=1).astype(np.int32)
+    if "fifth" in block.dtype.names:
+        q += ((block["fifth"][:, None] >> np.arange(32, dtype="<u4") & 1) << 4).astype(np.int32)
+    if "m" in block.dtype.names:
+        return d * q + block["m"].astype(np.float32)[:, None]
+    return (d * (IQ4_NL[q] if dtype == "iq4_nl" else q - {"q4_0": 8, "q5_0": 16}[dtype])).astype(np.float32)
 
 
 def check(right, what):

@@ -12,9 +12,23 @@ KEY, HANDOFF = b"a cluster key of the tests", bytes(range(16))
 TOKENS = [i * 1000 + 7 for i in range(12)]
 
 
-def value(section, layer, is_v, position, i):
-    """The fixtures' values; the same formula as in tests/fuzz/src/sample.rs."""
-    return (section * 31 + layer * 17 + is_v * 7 + position * 5 + i * 3) % 61 / 8 - 3.75
+def mixed(section, layer, is_v, position, i):
+    """The number of a place, from which its value follows; the same formulas as in tests/fuzz/src/sample.rs."""
+    return section * 31 + layer * 17 + is_v * 7 + position * 5 + i * 3
+
+
+def value(mixed):
+    return mixed % 61 / 8 - 3.75
+
+
+QUANTIZED = {
+    "q8_0": value,
+    "q4_0": lambda mixed: (mixed % 16 - 8) * 0.5,
+    "q4_1": lambda mixed: mixed % 16 * 0.5 - 3.75,
+    "q5_0": lambda mixed: (mixed % 32 - 16) * 0.25,
+    "q5_1": lambda mixed: mixed % 32 * 0.25 - 3.75,
+    "iq4_nl": lambda mixed: kv_reader.IQ4_NL[mixed % 16] / 32,
+}
 
 
 def stream(codec):
@@ -37,7 +51,7 @@ def test_every_value_is_read(codec):
                     if rows is None:
                         continue
                     positions = np.arange(frame.starts[s], frame.p1)[:, None]
-                    wanted = value(s, l, is_v, positions, np.arange(rows.shape[1])[None, :])
+                    wanted = value(mixed(s, l, is_v, positions, np.arange(rows.shape[1])[None, :]))
                     assert rows.shape == wanted.shape
                     # Half a step: of the block's scale, or of the tensor, in both elements of a rotated pair.
                     tolerance = {"q8_0": 3.76 / 254, "kvq": 0.4, "kvq_fast": 0.6}.get(codec, 0)
@@ -47,13 +61,44 @@ def test_every_value_is_read(codec):
     assert n_values == 10 * 2 * (64 + 32) + 5 * 32
 
 
+def test_every_quantized_type_is_read():
+    events = list(kv_reader.read(stream("quantized"), KEY, HANDOFF, TOKENS))
+    layout = events[0][1]["layout"]["sections"][0]
+    assert layout["n_rot"] == [64, 32]
+    frames = [frame for kind, frame in events if kind == "frame"]
+    read = set()
+    for frame in frames:
+        for l, (layer, shape) in enumerate(zip(frame.tensors[0], layout["layers"])):
+            for is_v, rows in enumerate(layer):
+                dtype = shape[("k", "v")[is_v]]["dtype"]
+                numbers = mixed(0, l, is_v, np.arange(frame.p0, frame.p1)[:, None], np.arange(rows.shape[1])[None, :])
+                assert np.array_equal(rows, QUANTIZED.get(dtype, value)(numbers)), dtype
+                read.add(dtype)
+    assert read == {*QUANTIZED, "f16"}
+
+
+@pytest.mark.parametrize("name", ["hybrid", "recurrent"])
+def test_states_are_read_at_the_positions_that_the_head_names(name):
+    events = list(kv_reader.read(stream(name), KEY, HANDOFF, TOKENS))
+    kinds = ["head", "wait", "frame", "state", "frame", "frame", "state", "end"]
+    assert [kind for kind, _ in events] == kinds
+    assert events[0][1]["states_at"] == [5, 12] and events[0][1]["version"] == 2
+    for state in (state for kind, state in events if kind == "state"):
+        assert [tensor.size for tensor in state.tensors] == [5, 7, 32, 64]
+        for index, tensor in enumerate(state.tensors):
+            wanted = value(state.position * 13 + index * 29 + np.arange(tensor.size) * 3)
+            assert np.array_equal(tensor, wanted)
+    sections = [len(frame.tensors) for kind, frame in events if kind == "frame"]
+    assert sections == [0 if name == "recurrent" else 1] * 3
+
+
 @pytest.mark.parametrize("wrong", [(b"other", HANDOFF, TOKENS), (KEY, bytes(16), TOKENS), (KEY, HANDOFF, TOKENS[::-1])])
 def test_another_key_handoff_or_prompt_is_refused(wrong):
     with pytest.raises(ValueError):
         list(kv_reader.read(stream("none"), *wrong))
 
 
-@pytest.mark.parametrize("name", ["none", "aegis128x2"])
+@pytest.mark.parametrize("name", ["none", "aegis128x2", "hybrid", "quantized"])
 def test_damage_is_refused(name):
     good = stream(name)
     for at in range(0, len(good), 37):

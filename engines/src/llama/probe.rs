@@ -112,7 +112,7 @@ fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayo
             let v = layer.v.as_ref().map(rows).transpose()?;
             Ok(LayerShape { k: rows(&layer.k)?, v })
         });
-        Ok(Section { window, layers: layers.collect::<Result<_, NoHandoff>>()? })
+        Ok(Section { window, n_rot: [0; 2], layers: layers.collect::<Result<_, NoHandoff>>()? })
     });
     let layout = KvLayout { rope, sections: sections.collect::<Result<_, NoHandoff>>()?, states: Vec::new() };
     layout.check()?;
@@ -123,5 +123,5 @@ fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {
     let dtype = u32::try_from(tensor.ggml_type).ok().and_then(Dtype::from_number);
     let dtype = dtype.ok_or(NoHandoff::ValueType(tensor.ggml_type))?;
     // The parser has limited the row's bytes.
-    Ok(Rows { dtype, n_values: (tensor.row_bytes / dtype.bytes()) as u32 })
+    Ok(Rows { dtype, n_values: (tensor.row_bytes / dtype.block_bytes() * dtype.block_values()) as u32 })
 }

@@ -21,7 +21,11 @@ use super::{SimConfig, SimState, millis};
 fn layout(bytes_per_token: u32) -> KvLayout {
     let rows = Rows { dtype: Dtype::F16, n_values: (bytes_per_token / 4).max(1) };
     let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() }
+    KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        states: Vec::new(),
+    }
 }
 
 /// The layout of the chunks, which may carry less than the model's KV.

@@ -6,6 +6,7 @@ use super::handoff::HandoffError;
 use super::mac::Mac;
 use super::record_kind::RecordKind;
 use super::rotation::RotationError;
+use super::state::StateCodec;
 
 /// Why a reader refused a stream. The frames that it yielded before remain valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +89,40 @@ pub enum FrameError {
     Decode { p0: u32, p1: u32, tensor: usize, reason: CodecError },
     #[error("tensor {tensor} of the frame {p0}..{p1} has a value that is not finite")]
     NotFinite { p0: u32, p1: u32, tensor: usize },
+
+    // States.
+    #[error("record {record} has states of a model that has none")]
+    NoStates { record: u32 },
+    #[error("record {record} has states, and all that the head names have arrived")]
+    NoMoreStates { record: u32 },
+    #[error(
+        "the head names {found} positions with states, which do not ascend from {start} to {end}, or are not for this model"
+    )]
+    StatePositions { found: usize, start: u32, end: u32 },
+    #[error("a state record of {n_bytes} bytes is shorter than its header")]
+    StateTooShort { n_bytes: usize },
+    #[error("the states of position {position} have reserved header bytes that are not zero")]
+    StateReserved { position: u32 },
+    #[error("the states of position {position} have the unknown codec {codec}")]
+    UnknownStateCodec { position: u32, codec: u8 },
+    #[error("the states of position {position} have the codec {found:?}; the stream's head says {expected:?}")]
+    OtherStateCodec { position: u32, expected: StateCodec, found: StateCodec },
+    #[error("found states of position {position}; expected those of {expected:?}")]
+    StatePosition { position: u32, expected: Option<u32> },
+    #[error("found states of position {position} from {found} on; expected those from {expected} on")]
+    StateOrder { position: u32, expected: u32, found: u32 },
+    #[error("a record has {found} states of position {position}; 1 to {most} are possible")]
+    StateCount { position: u32, most: usize, found: u32 },
+    #[error("the states of position {position} were computed for other tokens")]
+    StatePrefix { position: u32 },
+    #[error("a record with states of position {position} has {found} bytes; expected {expected}")]
+    StateLength { position: u32, expected: usize, found: usize },
+    #[error("state {state} of position {position} has a value that is not finite")]
+    StateNotFinite { position: u32, state: usize },
+    #[error("the stream ends without all states of position {position}")]
+    StateMissing { position: u32 },
+    #[error("the codec {codec:?} of states was not offered")]
+    StateCodecRefused { codec: StateCodec },
 
     // The reader's own side.
     #[error("the buffer layout for the frame {p0}..{p1} does not fit its tensors")]

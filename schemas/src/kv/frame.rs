@@ -157,7 +157,7 @@ mod tests {
             let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
             let layout = KvLayout {
                 rope: RopePairing::None,
-                sections: vec![Section { window: None, layers }],
+                sections: vec![Section { window: None, n_rot: [0; 2], layers }],
                 states: Vec::new(),
             };
             let p1 = max_frame_positions(&layout);

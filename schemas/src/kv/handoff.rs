@@ -72,6 +72,13 @@ impl Handoff {
         Ok(())
     }
 
+    /// Returns the positions for which a stream has states: these `checkpoints`, and the end. None if the layout has no
+    /// states.
+    pub fn states_at(&self, checkpoints: &[u32]) -> Vec<u32> {
+        let all = checkpoints.iter().copied().chain([self.end()]);
+        if self.layout.states.is_empty() { Vec::new() } else { all.collect() }
+    }
+
     /// Returns one past the last position. Exact after [`Handoff::check`].
     pub fn end(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)

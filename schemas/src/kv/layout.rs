@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use super::dtype::Dtype;
+
 /// The most layers in a layout. llama.cpp's limit is 512.
 pub const MAX_LAYERS: usize = 4096;
 
@@ -11,41 +13,14 @@ pub const MAX_SECTIONS: usize = 4;
 /// The most bytes of a sequence's states. A reader may have to allocate this much.
 pub const MAX_STATE_BYTES: usize = 1 << 30;
 
-/// The most values in a row (all KV heads of one layer at one position), and in a state.
+/// The most values in a row (all KV heads of one layer at one position).
 pub const MAX_ROW_VALUES: u32 = 1 << 20;
 
-/// The type of a row's values. The numbers are ggml's; they are part of the wire format and never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Dtype {
-    /// 32-bit IEEE float.
-    F32 = 0,
-    /// 16-bit IEEE float.
-    F16 = 1,
-    /// 16-bit brain float: the upper half of an f32.
-    Bf16 = 30,
-}
+/// The most values in a state. The largest known ones have 2^22; all states together are at most [`MAX_STATE_BYTES`].
+pub const MAX_STATE_VALUES: u32 = 1 << 28;
 
-impl Dtype {
-    /// Returns the type with this wire number.
-    pub fn from_number(number: u32) -> Option<Dtype> {
-        match number {
-            0 => Some(Dtype::F32),
-            1 => Some(Dtype::F16),
-            30 => Some(Dtype::Bf16),
-            _ => None,
-        }
-    }
-
-    /// Returns the number of bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::Bf16 => 2,
-        }
-    }
-}
+/// The largest Hadamard rotation of K or V. llama.cpp's is at most 256.
+pub const MAX_HADAMARD: u32 = 4096;
 
 /// Which elements of a K head RoPE rotates together. Engines that pair them differently store the same K in a different
 /// order.
@@ -72,9 +47,23 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Returns the number of bytes of one row.
+    /// Returns the number of bytes of one row. Exact if a row consists of whole blocks, as in a checked layout.
     pub fn bytes(&self) -> usize {
-        self.n_values as usize * self.dtype.bytes()
+        self.n_values as usize / self.dtype.block_values() * self.dtype.block_bytes()
+    }
+
+    /// Checks the number of values.
+    fn check(&self, most: u32) -> Result<(), LayoutError> {
+        if self.n_values == 0 || self.n_values > most {
+            return Err(LayoutError(format!("rows of {} values; 1 to {most} are possible", self.n_values)));
+        }
+        if !(self.n_values as usize).is_multiple_of(self.dtype.block_values()) {
+            return Err(LayoutError(format!(
+                "rows of {} values are no whole blocks of {:?}",
+                self.n_values, self.dtype
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -106,8 +95,16 @@ pub struct Section {
     /// The number of positions that these layers attend to, including the current one. `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// The sizes of the Hadamard rotations of K and of V, which llama.cpp applies to quantized caches and to some indexers:
+    /// so many neighbouring values are rotated together. 0: none.
+    #[serde(default, skip_serializing_if = "is_unrotated")]
+    pub n_rot: [u32; 2],
     /// The layers in the engine's order, lower layers first.
     pub layers: Vec<LayerShape>,
+}
+
+fn is_unrotated(n_rot: &[u32; 2]) -> bool {
+    *n_rot == [0; 2]
 }
 
 impl Section {
@@ -175,18 +172,27 @@ impl KvLayout {
         if self.sections.iter().any(|s| s.window == Some(0)) {
             return wrong("a window of 0 positions".into());
         }
+        let is_possible = |n: &u32| *n == 0 || (n.is_power_of_two() && *n <= MAX_HADAMARD);
+        if let Some(section) = self.sections.iter().find(|section| !section.n_rot.iter().all(is_possible)) {
+            return wrong(format!("Hadamard rotations of {:?} values", section.n_rot));
+        }
         if self.states.len() > 2 * MAX_LAYERS {
             return wrong(format!("{} states; at most {} are possible", self.states.len(), 2 * MAX_LAYERS));
         }
-        for row in self.tensors().chain(self.states.iter().map(|state| state.values)) {
-            if row.n_values == 0 || row.n_values > MAX_ROW_VALUES {
-                return wrong(format!("rows of {} values; 1 to {MAX_ROW_VALUES} are possible", row.n_values));
-            }
+        if let Some(state) = self.states.iter().find(|state| state.values.dtype.is_quantized()) {
+            return wrong(format!("a state of {:?}", state.values.dtype));
         }
+        self.tensors().try_for_each(|rows| rows.check(MAX_ROW_VALUES))?;
+        self.states.iter().try_for_each(|state| state.values.check(MAX_STATE_VALUES))?;
         if self.state_bytes() > MAX_STATE_BYTES {
             return wrong(format!("states of {} bytes; at most {MAX_STATE_BYTES} are possible", self.state_bytes()));
         }
         Ok(())
+    }
+
+    /// Returns true if values of rows share scales, so that codecs of single values do not apply.
+    pub fn is_quantized(&self) -> bool {
+        self.tensors().any(|rows| rows.dtype.is_quantized())
     }
 
     /// Returns the number of bytes of a sequence's states.
@@ -220,7 +226,7 @@ mod tests {
         let layer = LayerShape { k: rows, v: Some(rows) };
         KvLayout {
             rope: RopePairing::Interleaved,
-            sections: vec![Section { window: None, layers: vec![layer; 30] }],
+            sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![layer; 30] }],
             states: Vec::new(),
         }
     }
@@ -248,10 +254,50 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_keep_their_numbers() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            assert_eq!(Dtype::from_number(dtype as u32), Some(dtype));
+    fn rows_of_quantized_values_are_whole_blocks() {
+        let sizes = [(Dtype::Q4_0, 36), (Dtype::Q4_1, 40), (Dtype::Q5_0, 44), (Dtype::Q5_1, 48), (Dtype::Q8_0, 68)];
+        for (dtype, n_bytes) in sizes {
+            assert_eq!(Rows { dtype, n_values: 64 }.bytes(), n_bytes);
+            let mut mixed = layout(64);
+            mixed.sections[0].layers[3].k = Rows { dtype, n_values: 64 };
+            assert_eq!(mixed.check(), Ok(()));
+            assert!(mixed.is_quantized());
+            for odd in [1, 31, 48, 65] {
+                mixed.sections[0].layers[3].k.n_values = odd;
+                assert!(mixed.check().is_err(), "{dtype:?}, {odd} values");
+            }
         }
-        assert_eq!(Dtype::from_number(8), None);
+        assert!(!layout(64).is_quantized());
+    }
+
+    #[test]
+    fn hadamard_rotations_are_powers_of_two_and_named_only_if_there_are_any() {
+        let mut rotated = layout(64);
+        assert!(!serde_json::to_string(&rotated).unwrap().contains("n_rot"));
+        for (n_rot, is_possible) in
+            [([128, 0], true), ([64, 4096], true), ([0, 48], false), ([8192, 0], false), ([u32::MAX, 1], false)]
+        {
+            rotated.sections[0].n_rot = n_rot;
+            assert_eq!(rotated.check().is_ok(), is_possible, "{n_rot:?}");
+            let again: KvLayout = serde_json::from_str(&serde_json::to_string(&rotated).unwrap()).unwrap();
+            assert_eq!(again, rotated);
+            assert_ne!(again, layout(64), "another rotation is another layout");
+        }
+    }
+
+    #[test]
+    fn states_have_floats_of_a_bounded_size() {
+        let with = |dtype, n_values| {
+            let values = Rows { dtype, n_values };
+            let states = vec![StateShape { kind: StateKind::Recurrence, values }; 2];
+            KvLayout { sections: Vec::new(), states, ..layout(1) }
+        };
+        assert_eq!(with(Dtype::F32, 1 << 27).check(), Ok(()));
+        assert_eq!(with(Dtype::F32, 1 << 20).state_bytes(), 8 << 20);
+        for (dtype, n_values) in
+            [(Dtype::F32, 0), (Dtype::F32, (1 << 27) + 1), (Dtype::F16, 1 << 29), (Dtype::Q8_0, 32)]
+        {
+            assert!(with(dtype, n_values).check().is_err(), "{dtype:?} {n_values}");
+        }
     }
 }

@@ -7,9 +7,14 @@ use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
 use super::mac::Mac;
 use super::rotation::KeyRotation;
+use super::state::StateCodec;
 
-/// The version of the format of payloads.
-pub const FORMAT_VERSION: u32 = 1;
+/// Returns the version of the format of payloads: 1 for rows of floats. Readers of version 1 would ignore the states of a
+/// layout, and would not know its quantized types: streams with either have version 2, which those readers refuse.
+pub fn format_version(layout: &KvLayout) -> u32 {
+    let is_known_to_all = layout.states.is_empty() && layout.sections.iter().all(|section| section.n_rot == [0; 2]);
+    if is_known_to_all && !layout.is_quantized() { 1 } else { 2 }
+}
 
 /// The most bytes in a head. Layouts with [`MAX_LAYERS`](super::layout::MAX_LAYERS) layers fit.
 pub const MAX_HEAD_BYTES: u64 = 1 << 20;
@@ -23,7 +28,7 @@ const MAX_MS: f64 = 1e9;
 /// Describes the stream. The reader refuses values that differ from its request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoffHead {
-    /// [`FORMAT_VERSION`].
+    /// [`format_version`] of the layout.
     pub version: u32,
     /// The pull that this stream answers.
     pub handoff: HandoffId,
@@ -43,13 +48,20 @@ pub struct HandoffHead {
     /// How K was rotated, if the codec undid it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotation: Option<KeyRotation>,
+    /// The positions for which the stream has states, ascending. The last one is `end` if the layout has states; none if it
+    /// has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states_at: Vec<u32>,
+    /// The encoding of all states.
+    #[serde(default, skip_serializing_if = "StateCodec::is_default")]
+    pub state_codec: StateCodec,
 }
 
 impl HandoffHead {
     /// Creates the head of a handoff's stream.
     pub fn of(handoff: &Handoff, codec: Codec, mac: Mac) -> HandoffHead {
         HandoffHead {
-            version: FORMAT_VERSION,
+            version: format_version(&handoff.layout),
             handoff: handoff.id,
             fingerprint: handoff.fingerprint,
             layout: handoff.layout.clone(),
@@ -58,6 +70,8 @@ impl HandoffHead {
             codec,
             mac,
             rotation: None,
+            states_at: handoff.states_at(&[]),
+            state_codec: StateCodec::None,
         }
     }
 }

@@ -5,16 +5,18 @@
 //! - a [`Chunk`] holds the rows of the positions `[p0, p1)` in a form of no framework: K after RoPE, V untransposed, one
 //!   row per position and layer, little-endian. [`layout`] describes their shape. An engine exports chunks.
 //! - a [`frame`] is a chunk, encoded by a [`codec`]: the payload of a record.
-//! - a [`record`] is a head, a frame, a wait, an end or an error with its header and MAC: the bytes on the wire. A
+//! - a [`record`] is a head, a frame, some states, a wait, an end or an error with its header and MAC: the bytes on the wire. A
 //!   [`handoff`] is a stream of records, which [`writer`] writes and [`reader`] reads, both without I/O.
 //! - [`VerifiedKv`] is a frame that the reader has checked. Only this may reach an engine.
-//! - a [`StatePart`] holds states of recurrent layers, and [`VerifiedState`] is all of them, checked.
+//! - a [`StatePart`] holds states of recurrent layers; a record has one part. [`VerifiedState`] is all states of a position,
+//!   checked.
 //! - An engine lays verified KV out for its own cache (llama.cpp's is an `ImportBlob`, in `engines/src/llama/placement.rs`).
 //!
 //! `docs/kv-walk.md` follows a chunk through its rooms. `docs/kv-frames.md` documents every byte.
 
 pub mod chunk;
 pub mod codec;
+mod dtype;
 pub mod error;
 mod finite;
 pub mod frame;
@@ -30,6 +32,7 @@ pub mod record;
 mod record_kind;
 pub mod rotation;
 pub mod state;
+mod state_record;
 pub mod verified;
 pub mod writer;
 
@@ -48,9 +51,10 @@ pub use profile::{CodecLoss, CodecProfile, EXACT_POSITIONS, MAX_PROFILE_BYTES, c
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use rotation::{KeyRotation, RotationError, SectionRotation};
-pub use state::{StatePart, VerifiedState};
+pub use state::{StateCodec, StatePart, VerifiedState};
+pub use state_record::MAX_STATE_POSITIONS;
 pub use verified::VerifiedKv;
-pub use writer::HandoffWriter;
+pub use writer::{HandoffWriter, StreamChoice};
 
 /// The protocol that a reader's request offers in the header `upgrade`. If the writer accepts, the connection then carries
 /// the records and no HTTP.

@@ -87,8 +87,11 @@ mod tests {
     fn places_fit_if_every_tensor_has_its_own_bytes() {
         let rows = Rows { dtype: Dtype::F16, n_values: 4 };
         let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-        let layout =
-            KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
+        let layout = KvLayout {
+            rope: RopePairing::None,
+            sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+            states: Vec::new(),
+        };
         let span = Span { p0: 2, p1: 5, starts: vec![2] };
         let fit = |n_bytes, tensors: &[Range<usize>]| Places { n_bytes, tensors: tensors.to_vec() }.fit(&span, &layout);
         assert_eq!(Contiguous.place(&span, &layout), Places { n_bytes: 48, tensors: vec![0..24, 24..48] });

@@ -151,7 +151,7 @@ mod tests {
         let rows = Rows { dtype: Dtype::F16, n_values };
         KvLayout {
             rope,
-            sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: None }] }],
+            sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: None }] }],
             states: Vec::new(),
         }
     }

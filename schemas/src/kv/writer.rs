@@ -7,13 +7,27 @@ use super::chunk::Chunk;
 use super::codec::{Codec, Coders, Encoder, ModelKnowledge, TensorRows, knowledge};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
-use super::handoff::{Handoff, HandoffError};
+use super::handoff::Handoff;
 use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
-use super::state::{STATE_HEADER_BYTES, StatePart};
+use super::state::{StateCodec, StatePart};
+use super::state_record::{StateHeader, StateQueue};
 use crate::error::EngineError;
+
+/// What a writer decides about its stream, and what it knows of the model.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamChoice<'a> {
+    /// The encoding of rows.
+    pub codec: Codec,
+    /// The MAC of every record after the head.
+    pub mac: Mac,
+    /// Positions before the end for which the stream has states, too, ascending. Ignored if the layout has no states.
+    pub checkpoints: &'a [u32],
+    /// What is known of the model.
+    pub known: ModelKnowledge<'a>,
+}
 
 /// The writing end of a handoff. Each call returns a record as pieces to send one after the other. A call that fails
 /// changes nothing.
@@ -27,6 +41,7 @@ pub struct HandoffWriter {
     /// The MAC of the next record.
     mac: Mac,
     encoders: Option<Coders<Encoder>>,
+    states: StateQueue,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -36,26 +51,26 @@ pub struct HandoffWriter {
 }
 
 impl HandoffWriter {
-    /// Creates a writer and its first record, the head, which says that `mac` seals the others.
+    /// Creates a writer and its first record, the head, which says that `mac` seals the others. States, if the model has any,
+    /// are those of the end.
     pub fn begin(
         cluster_key: &[u8],
         handoff: Handoff,
         codec: Codec,
         mac: Mac,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
-        HandoffWriter::begin_knowing(cluster_key, handoff, codec, mac, ModelKnowledge::default())
+        let choice = StreamChoice { codec, mac, checkpoints: &[], known: ModelKnowledge::default() };
+        HandoffWriter::begin_as(cluster_key, handoff, choice)
     }
 
-    /// The same with what is known of the model.
-    pub fn begin_knowing(
+    /// The same with more choices.
+    pub fn begin_as(
         cluster_key: &[u8],
         handoff: Handoff,
-        codec: Codec,
-        mac: Mac,
-        known: ModelKnowledge<'_>,
+        choice: StreamChoice<'_>,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
+        let StreamChoice { codec, mac, checkpoints, known } = choice;
         handoff.check()?;
-        codec.check(&handoff.layout)?;
         let rotation = known.rotation.filter(|_| codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&handoff.layout))?;
         if !known.tensors.is_empty() {
@@ -63,6 +78,8 @@ impl HandoffWriter {
         }
         let known = ModelKnowledge { rotation, ..known };
         let encoders = Coders::new(handoff.layout.n_tensors(), || Encoder::new(codec, &handoff.layout, known))?;
+        let states_at = handoff.states_at(checkpoints);
+        let states = StateQueue::new(&handoff, &states_at, StateCodec::None)?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
@@ -70,6 +87,7 @@ impl HandoffWriter {
             codec,
             mac: Mac::Blake3,
             encoders,
+            states,
             prefix,
             next: handoff.start,
             n_frames: 0,
@@ -77,8 +95,8 @@ impl HandoffWriter {
             ended: false,
             handoff,
         };
-        let head = HandoffHead { rotation: rotation.cloned(), ..HandoffHead::of(&writer.handoff, codec, mac) };
-        let head = json(RecordKind::Head, &head)?;
+        let head = HandoffHead::of(&writer.handoff, codec, mac);
+        let head = json(RecordKind::Head, &HandoffHead { rotation: rotation.cloned(), states_at, ..head })?;
         let head = writer.record(RecordKind::Head, vec![head])?;
         writer.mac = mac;
         Ok((writer, head))
@@ -115,30 +133,29 @@ impl HandoffWriter {
         Ok(record)
     }
 
-    /// Writes states. Errors: they are not those of the layout, or of a position that is not handed over.
+    /// Writes the next states of a position that the head names: each position's in their order, and the positions in theirs.
+    /// They may come before the frame that ends at their position.
     pub fn state(&mut self, part: &StatePart) -> Result<Vec<Bytes>, WriteError> {
-        part.check(&self.handoff.layout)?;
-        let (start, end) = (self.handoff.start, self.handoff.end());
-        if part.position <= start || part.position > end {
-            return Err(HandoffError::Positions { start: part.position, end: end as usize }.into());
-        }
-        let mut prefix = PrefixHasher::new();
-        prefix.extend(&self.handoff.tokens[..part.position as usize]);
-        let mut header = Vec::with_capacity(STATE_HEADER_BYTES);
-        for number in [part.position, part.first, part.tensors.len() as u32, 0] {
-            header.extend(number.to_le_bytes());
-        }
-        header.extend(prefix.hash());
-        let payload = [Bytes::from(header)].into_iter().chain(part.tensors.iter().cloned());
-        self.record(RecordKind::State, payload.collect())
+        let layout = &self.handoff.layout;
+        part.check(layout)?;
+        let StatePart { position, first, ref tensors } = *part;
+        let header = self.states.header(tensors.len() as u32);
+        let header = header.ok_or(FrameError::StatePosition { position, expected: None })?;
+        let header = StateHeader { position, first, ..header };
+        self.states.check(&header, layout)?;
+        let payload = [Bytes::from(header.to_bytes())].into_iter().chain(tensors.iter().cloned());
+        let record = self.record(RecordKind::State, payload.collect())?;
+        self.states.advance(tensors.len(), &self.handoff.layout);
+        Ok(record)
     }
 
-    /// Writes the end. Errors: not every position was sent.
+    /// Writes the end. Errors: not every position, or not every state, was sent.
     pub fn end(&mut self, timings: PrefillTimings) -> Result<Vec<Bytes>, WriteError> {
         let end = self.handoff.end();
         if self.next != end {
             return Err(FrameError::Incomplete { next: self.next, end }.into());
         }
+        self.states.missing().map_or(Ok(()), |position| Err(FrameError::StateMissing { position }))?;
         if !timings.are_possible(end) {
             return Err(FrameError::Numbers { record: self.n_records, kind: RecordKind::End }.into());
         }

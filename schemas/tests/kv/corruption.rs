@@ -4,26 +4,34 @@ use baton_schemas::kv::*;
 
 use crate::sample::{self, read_all};
 
-fn events(stream: &[u8]) -> Vec<HandoffRecord> {
-    let (events, end) = read_all(&mut sample::reader(), stream);
+/// Every kind of stream: each codec, each MAC, and what else a layout can have.
+fn streams() -> impl Iterator<Item = (Handoff, Vec<u8>)> {
+    let codecs = Codec::ALL.map(|codec| (sample::handoff(), codec, Mac::Blake3));
+    let layouts = [sample::hybrid(), sample::recurrent(), sample::quantized(), sample::handoff()];
+    let layouts = layouts.map(|handoff| (handoff, Codec::None, Mac::Aegis128x2));
+    let coded = (sample::hybrid(), Codec::Kvq, Mac::Blake3);
+    let all = codecs.into_iter().chain(layouts).chain([coded]);
+    all.map(|(handoff, codec, mac)| (handoff.clone(), sample::stream_of(handoff, codec, mac).concat()))
+}
+
+fn events(handoff: &Handoff, stream: &[u8]) -> Vec<HandoffRecord> {
+    let (events, end) = read_all(&mut sample::reader_of(handoff.clone()), stream);
     assert_eq!(end, Ok(()));
     events
 }
 
 #[test]
 fn a_flipped_bit_anywhere_is_refused_and_what_came_before_stands() {
-    let every_codec = Codec::ALL.map(|codec| (codec, Mac::Blake3));
-    for (codec, mac) in every_codec.into_iter().chain([(Codec::None, Mac::Aegis128x2)]) {
-        let good = sample::sealed_stream(codec, mac).concat();
-        let expected = events(&good);
+    for (handoff, good) in streams() {
+        let expected = events(&handoff, &good);
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
-            let mut reader = sample::reader();
+            let mut reader = sample::reader_of(handoff.clone());
             let (said, end) = read_all(&mut reader, &bad);
-            assert_eq!(said, expected[..said.len()], "{codec:?}: byte {at}");
+            assert_eq!(said, expected[..said.len()], "byte {at}");
             // A length that grew within its limit makes the reader wait for more.
-            assert!(end.is_err() || !reader.is_ended(), "{codec:?}: byte {at}");
+            assert!(end.is_err() || !reader.is_ended(), "byte {at}");
             if end.is_err() {
                 assert_eq!(reader.read(&mut &[][..]), end.map(|()| None), "dead afterwards");
             }
@@ -33,14 +41,13 @@ fn a_flipped_bit_anywhere_is_refused_and_what_came_before_stands() {
 
 #[test]
 fn a_cut_stream_never_ends() {
-    for codec in Codec::ALL {
-        let good = sample::stream(codec).concat();
-        let expected = events(&good);
+    for (handoff, good) in streams() {
+        let expected = events(&handoff, &good);
         for at in 0..good.len() {
-            let mut reader = sample::reader();
+            let mut reader = sample::reader_of(handoff.clone());
             let (said, end) = read_all(&mut reader, &good[..at]);
             assert_eq!(end, Ok(()));
-            assert!(!reader.is_ended() && said.len() < expected.len(), "{codec:?}: cut at {at}");
+            assert!(!reader.is_ended() && said.len() < expected.len(), "cut at {at}");
             assert_eq!(said, expected[..said.len()]);
         }
     }
@@ -48,20 +55,18 @@ fn a_cut_stream_never_ends() {
 
 #[test]
 fn byte_by_byte_is_as_good_as_at_once() {
-    for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
-        let stream = sample::sealed_stream(codec, mac).concat();
-        let mut reader = sample::reader();
+    for (handoff, stream) in streams() {
+        let mut reader = sample::reader_of(handoff.clone());
         let said: Vec<HandoffRecord> = stream.iter().flat_map(|byte| read_all(&mut reader, &[*byte]).0).collect();
-        assert_eq!(said, events(&stream));
+        assert_eq!(said, events(&handoff, &stream));
     }
 }
 
 #[test]
 fn a_stream_filled_into_the_readers_room_is_read_like_one_that_is_copied() {
-    for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
-        let stream = sample::sealed_stream(codec, mac).concat();
+    for (handoff, stream) in streams() {
         for n_at_once in [1, 7, 100, usize::MAX] {
-            let mut reader = sample::reader();
+            let mut reader = sample::reader_of(handoff.clone());
             let mut said = Vec::new();
             let mut left = &stream[..];
             while !left.is_empty() {
@@ -72,7 +77,7 @@ fn a_stream_filled_into_the_readers_room_is_read_like_one_that_is_copied() {
                 left = &left[n..];
                 said.extend(reader.filled(n).unwrap());
             }
-            assert_eq!(said, events(&stream), "{codec:?}, {mac:?}, {n_at_once} at once");
+            assert_eq!(said, events(&handoff, &stream), "{n_at_once} at once");
             assert!(reader.is_ended() && reader.space().is_empty());
         }
     }

@@ -124,8 +124,9 @@ fn one_value_that_is_not_finite_refuses_its_frame() {
                 Dtype::F16 => &[&[0, 0x7C], &[0, 0xFC], &[1, 0x7E]],
                 Dtype::Bf16 => &[&[0x80, 0x7F], &[0x80, 0xFF], &[0xC0, 0x7F]],
                 Dtype::F32 => &[&[0, 0, 0x80, 0x7F], &[0, 0, 0x80, 0xFF], &[0, 0, 0xC0, 0x7F]],
+                quantized => panic!("{quantized:?} in the sample"),
             };
-            for value in (at..at + bytes.len()).step_by(rows.dtype.bytes()) {
+            for value in (at..at + bytes.len()).step_by(rows.dtype.block_bytes()) {
                 for bad in bad {
                     let put = |frame: &mut Vec<u8>| frame[value..][..bad.len()].copy_from_slice(bad);
                     let refused = bad_frame_at(Codec::None, 2 + record, put);
@@ -168,8 +169,11 @@ fn frames_are_encoded_as_the_head_says() {
 fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let rows = sample::rows(Dtype::F32, 1 << 20);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 16];
-    let layout =
-        KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
+    let layout = KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        states: Vec::new(),
+    };
     let handoff = Handoff { layout, start: 0, tokens: vec![0; 10_000], ..sample::handoff() };
     for codec in Codec::ALL {
         let (_, head) = HandoffWriter::begin(sample::CLUSTER_KEY, handoff.clone(), codec, Mac::Blake3).unwrap();
@@ -184,4 +188,41 @@ fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let limit = 1 << 30;
     assert_eq!(span(9), Err(FrameError::TooManyBytes { p0: 0, p1: 9, n_bytes: 9 << 27, limit }));
     assert_eq!(span(4097), Err(FrameError::TooManyPositions { p0: 0, p1: 4097, limit: 4096 }));
+}
+
+#[test]
+fn one_scale_that_is_not_finite_refuses_a_quantized_frame() {
+    let good = sample::stream_of(sample::quantized(), Codec::None, Mac::Blake3);
+    let mut at = 52;
+    for (tensor, rows) in sample::quantized().layout.tensors().enumerate() {
+        let n_scales = match rows.dtype {
+            Dtype::Q4_1 | Dtype::Q5_1 => 2,
+            _ => 1,
+        };
+        let n_bytes = 3 * rows.bytes();
+        for scale in (at..at + n_bytes).step_by(rows.dtype.block_bytes()).flat_map(|at| [at, at + 2 * (n_scales - 1)]) {
+            let mut bytes = payload(&good[2]).to_vec();
+            bytes[scale..scale + 2].copy_from_slice(&[0, 0x7C]);
+            let stream = [good[..2].concat(), sealed(RecordKind::Frame, 2, &bytes)].concat();
+            let (_, end) = read_all(&mut sample::reader_of(sample::quantized()), &stream);
+            assert_eq!(end, Err(FrameError::NotFinite { p0: 2, p1: 5, tensor }), "at {scale}");
+        }
+        at += n_bytes;
+    }
+}
+
+#[test]
+fn quantized_rows_travel_as_they_are_or_not_at_all() {
+    for codec in [Codec::PlanesZstd, Codec::Q8_0, Codec::Kvq, Codec::KvqFast] {
+        let reason = CodecError::Quantized { dtype: Dtype::Q8_0 };
+        assert_eq!(codec.check(&sample::quantized().layout), Err(reason.clone()));
+        let written = HandoffWriter::begin(sample::CLUSTER_KEY, sample::quantized(), codec, Mac::Blake3);
+        assert_eq!(written.err(), Some(WriteError::Codec(reason.clone())));
+        let good = sample::stream_of(sample::quantized(), Codec::None, Mac::Blake3);
+        let mut head: HandoffHead = serde_json::from_slice(payload(&good[0])).unwrap();
+        head.codec = codec;
+        let head = sealed(RecordKind::Head, 0, &serde_json::to_vec(&head).unwrap());
+        let (_, end) = read_all(&mut sample::reader_of(sample::quantized()), &head);
+        assert_eq!(end, Err(FrameError::Codec { codec, reason }));
+    }
 }

@@ -4,57 +4,72 @@
 
 use std::path::PathBuf;
 
-use baton_schemas::kv::{Codec, HandoffRecord, Mac};
+use baton_schemas::kv::{Codec, Handoff, HandoffRecord, Mac};
 
 use crate::sample::{self, read_all};
 
-/// Each codec with BLAKE3, and AEGIS without a codec.
-const STREAMS: [(&str, Codec, Mac); 6] = [
-    ("none", Codec::None, Mac::Blake3),
-    ("planes_zstd", Codec::PlanesZstd, Mac::Blake3),
-    ("q8_0", Codec::Q8_0, Mac::Blake3),
-    ("kvq", Codec::Kvq, Mac::Blake3),
-    ("kvq_fast", Codec::KvqFast, Mac::Blake3),
-    ("aegis128x2", Codec::None, Mac::Aegis128x2),
-];
-
-/// Returns a stored stream.
-fn fixture((name, codec, mac): (&str, Codec, Mac)) -> Vec<u8> {
-    let file = format!("../tests/fixtures/kv/{name}.bin");
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file);
-    if std::env::var_os("BATON_WRITE_FIXTURES").is_some() {
-        std::fs::write(&path, sample::sealed_stream(codec, mac).concat()).unwrap();
-    }
-    std::fs::read(&path).unwrap()
+/// A stored stream.
+struct Stored {
+    name: &'static str,
+    handoff: fn() -> Handoff,
+    codec: Codec,
+    mac: Mac,
 }
 
-fn events(stream: &[u8]) -> Vec<HandoffRecord> {
-    let mut reader = sample::reader();
-    let (events, end) = read_all(&mut reader, stream);
-    assert_eq!(end, Ok(()));
-    assert!(reader.is_ended());
-    events
+/// Each codec with BLAKE3, AEGIS without a codec, and what else a layout can have.
+const STREAMS: [Stored; 9] = [
+    Stored { name: "none", handoff: sample::handoff, codec: Codec::None, mac: Mac::Blake3 },
+    Stored { name: "planes_zstd", handoff: sample::handoff, codec: Codec::PlanesZstd, mac: Mac::Blake3 },
+    Stored { name: "q8_0", handoff: sample::handoff, codec: Codec::Q8_0, mac: Mac::Blake3 },
+    Stored { name: "kvq", handoff: sample::handoff, codec: Codec::Kvq, mac: Mac::Blake3 },
+    Stored { name: "kvq_fast", handoff: sample::handoff, codec: Codec::KvqFast, mac: Mac::Blake3 },
+    Stored { name: "aegis128x2", handoff: sample::handoff, codec: Codec::None, mac: Mac::Aegis128x2 },
+    Stored { name: "hybrid", handoff: sample::hybrid, codec: Codec::None, mac: Mac::Blake3 },
+    Stored { name: "recurrent", handoff: sample::recurrent, codec: Codec::None, mac: Mac::Blake3 },
+    Stored { name: "quantized", handoff: sample::quantized, codec: Codec::None, mac: Mac::Blake3 },
+];
+
+impl Stored {
+    fn written(&self) -> Vec<u8> {
+        sample::stream_of((self.handoff)(), self.codec, self.mac).concat()
+    }
+
+    /// The bytes of the file.
+    fn stored(&self) -> Vec<u8> {
+        let file = format!("../tests/fixtures/kv/{}.bin", self.name);
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file);
+        if std::env::var_os("BATON_WRITE_FIXTURES").is_some() {
+            std::fs::write(&path, self.written()).unwrap();
+        }
+        std::fs::read(&path).unwrap()
+    }
+
+    fn events(&self, stream: &[u8]) -> Vec<HandoffRecord> {
+        let mut reader = sample::reader_of((self.handoff)());
+        let (events, end) = read_all(&mut reader, stream);
+        assert_eq!(end, Ok(()));
+        assert!(reader.is_ended());
+        events
+    }
 }
 
 #[test]
 fn stored_streams_are_read_as_ever() {
-    for stored in STREAMS {
-        let (_, codec, mac) = stored;
-        assert_eq!(events(&fixture(stored)), events(&sample::sealed_stream(codec, mac).concat()), "{stored:?}");
+    for stream in STREAMS {
+        assert_eq!(stream.events(&stream.stored()), stream.events(&stream.written()), "{}", stream.name);
     }
 }
 
 #[test]
 fn streams_are_written_as_ever() {
     // Not zstd's: another version of zstd may write other bytes.
-    for file in STREAMS.into_iter().filter(|(_, codec, _)| *codec != Codec::PlanesZstd) {
-        let (name, codec, mac) = file;
-        let written = sample::sealed_stream(codec, mac).concat();
-        let stored = fixture(file);
+    for stream in STREAMS.into_iter().filter(|stream| stream.codec != Codec::PlanesZstd) {
+        let (written, stored) = (stream.written(), stream.stored());
         let first = written.iter().zip(&stored).position(|(written, stored)| written != stored);
         assert!(
             first.is_none() && written.len() == stored.len(),
-            "{name}: {} bytes written, {} stored, first difference at byte {first:?}",
+            "{}: {} bytes written, {} stored, first difference at byte {first:?}",
+            stream.name,
             written.len(),
             stored.len()
         );

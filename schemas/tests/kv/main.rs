@@ -11,6 +11,7 @@ mod golden;
 mod messages;
 mod round_trips;
 mod speed;
+mod states;
 
 use baton_schemas::kv::{Codec, FrameError};
 

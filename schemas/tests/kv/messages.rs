@@ -35,7 +35,7 @@ fn a_record_header_is_believed_within_bounds_only() {
     };
     assert_eq!(wrong(0, b'b'), FrameError::Magic { record: 1 });
     assert_eq!(wrong(4, 0), FrameError::RecordKind { record: 1, kind: 0 });
-    assert_eq!(wrong(4, 6), FrameError::RecordKind { record: 1, kind: 6 });
+    assert_eq!(wrong(4, 7), FrameError::RecordKind { record: 1, kind: 7 });
     assert_eq!(wrong(7, 1), FrameError::Reserved { record: 1 });
     assert_eq!(wrong(20, b'['), FrameError::Mac { record: 1, kind: RecordKind::Wait });
 }

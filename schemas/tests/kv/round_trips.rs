@@ -21,7 +21,7 @@ fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     let shapes = layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]);
     for ((written, read), rows) in written.tensors().zip(read.tensors()).zip(shapes) {
         let Some(rows) = rows else { continue };
-        for (a, b) in sample::floats(rows.dtype, written).zip(sample::floats(rows.dtype, read)) {
+        for (a, b) in rows.dtype.values(written).zip(rows.dtype.values(read)) {
             assert!((a - b).abs() <= largest_error, "{codec:?}: {a} became {b}");
         }
     }
@@ -130,18 +130,83 @@ fn a_placement_that_does_not_fit_is_refused() {
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
 }
 
-/// Generates a layout of up to 3 sections whose rows are whole blocks of every codec.
+#[test]
+fn rows_of_every_type_and_states_are_read_as_they_were_written() {
+    for handoff in [sample::handoff(), sample::hybrid(), sample::recurrent(), sample::quantized()] {
+        for codec in Codec::ALL.into_iter().filter(|codec| codec.check(&handoff.layout).is_ok()) {
+            let stream = sample::stream_of(handoff.clone(), codec, Mac::Blake3).concat();
+            let (events, end) = read_all(&mut sample::reader_of(handoff.clone()), &stream);
+            assert_eq!(end, Ok(()));
+            let mut states = Vec::new();
+            let mut chunks = sample::chunks_of(&handoff.layout).into_iter();
+            for event in events {
+                match event {
+                    HandoffRecord::State(state) => states.push(state),
+                    HandoffRecord::Frame(kv) => {
+                        check_chunk(codec, &chunks.next().unwrap(), kv.into_chunk(), &handoff.layout);
+                    }
+                    _ => {}
+                }
+            }
+            assert!(chunks.next().is_none());
+            let wanted = if handoff.layout.states.is_empty() { &[][..] } else { &[5, 12] };
+            assert_eq!(states.iter().map(VerifiedState::position).collect::<Vec<_>>(), wanted);
+            for state in states {
+                let whole = sample::state_parts(&handoff.layout, state.position(), &[4]).remove(0);
+                assert_eq!(state.tensors(), whole.tensors);
+                assert_eq!(state.n_bytes(), handoff.layout.state_bytes());
+            }
+        }
+    }
+}
+
+/// Generates a layout of up to 3 sections whose rows are whole blocks of every codec, and up to 5 states.
 fn any_layout() -> impl Strategy<Value = KvLayout> {
-    let dtype = prop::sample::select(vec![Dtype::F16, Dtype::Bf16, Dtype::F32]);
+    let floats = vec![Dtype::F16, Dtype::Bf16, Dtype::F32];
+    let state = (prop::sample::select(floats.clone()), 1..40u32, any::<bool>());
+    let state = state.prop_map(|(dtype, n_values, is_convolution)| StateShape {
+        kind: if is_convolution { StateKind::Convolution } else { StateKind::Recurrence },
+        values: Rows { dtype, n_values },
+    });
+    let states = prop::collection::vec(state, 0..6);
+    let sections = prop_oneof![3 => any_sections(floats), 1 => any_sections(Dtype::ALL.to_vec())];
+    (sections, states).prop_filter_map("a layout has something", |(sections, states)| {
+        let layout = KvLayout { rope: RopePairing::Interleaved, sections, states };
+        layout.check().is_ok().then_some(layout)
+    })
+}
+
+fn any_sections(dtypes: Vec<Dtype>) -> impl Strategy<Value = Vec<Section>> {
+    let dtype = prop::sample::select(dtypes);
     let rows = (dtype, 1..4u32).prop_map(|(dtype, n)| Rows { dtype, n_values: 32 * n });
     let layer = (rows.clone(), prop::option::of(rows)).prop_map(|(k, v)| LayerShape { k, v });
     let section = (prop::option::of(1..9u32), prop::collection::vec(layer, 1..4));
-    let section = section.prop_map(|(window, layers)| Section { window, layers });
-    prop::collection::vec(section, 1..4).prop_map(|sections| KvLayout {
-        rope: RopePairing::Interleaved,
-        sections,
-        states: Vec::new(),
-    })
+    let section = section.prop_map(|(window, layers)| Section { window, n_rot: [0; 2], layers });
+    prop::collection::vec(section, 0..4)
+}
+
+/// The records of a handoff with these chunks. States come in parts of `n_states` at the end, and at the first chunk's end if it
+/// is not the last; each part before the record with its number in `before`, if that is possible.
+fn stream_with_states(handoff: &Handoff, codec: Codec, chunks: &[Chunk], n_states: usize, before: &[usize]) -> Vec<u8> {
+    let checkpoints: Vec<u32> =
+        chunks.first().map(|chunk| chunk.p1).filter(|p1| *p1 < handoff.end()).into_iter().collect();
+    let choice = StreamChoice { codec, mac: Mac::Blake3, checkpoints: &checkpoints, known: ModelKnowledge::default() };
+    let (mut writer, head) = HandoffWriter::begin_as(b"k", handoff.clone(), choice).unwrap();
+    let n = handoff.layout.states.len();
+    let lengths: Vec<usize> = (0..n).step_by(n_states).map(|first| n_states.min(n - first)).collect();
+    let parts =
+        handoff.states_at(&checkpoints).into_iter().flat_map(|p| sample::state_parts(&handoff.layout, p, &lengths));
+    let mut parts = parts.zip(before.iter().cycle()).peekable();
+    let mut stream = head;
+    for (index, chunk) in chunks.iter().enumerate() {
+        while let Some((part, _)) = parts.next_if(|(_, before)| **before <= index) {
+            stream.extend(writer.state(&part).unwrap());
+        }
+        stream.extend(writer.frame(chunk).unwrap());
+    }
+    parts.for_each(|(part, _)| stream.extend(writer.state(&part).unwrap()));
+    stream.extend(writer.end(PrefillTimings::default()).unwrap());
+    stream.concat()
 }
 
 proptest! {
@@ -152,6 +217,8 @@ proptest! {
         lengths in prop::collection::vec(1..9u32, 1..5),
         late in prop::collection::vec(0.0..=1.0f64, 15),
         cuts in prop::collection::vec(1..2000usize, 1..20),
+        n_states in 1..6usize,
+        before in prop::collection::vec(0..6usize, 4),
     ) {
         let end = start + lengths.iter().sum::<u32>();
         let handoff = Handoff { layout: layout.clone(), start, tokens: (0..end).collect(), ..sample::handoff() };
@@ -168,14 +235,8 @@ proptest! {
             }).collect();
             sample::chunk(&layout, p0, p1, &starts)
         }).collect();
-        for codec in Codec::ALL {
-            let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec, Mac::Blake3).unwrap();
-            let mut stream = head;
-            for chunk in &chunks {
-                stream.extend(writer.frame(chunk).unwrap());
-            }
-            stream.extend(writer.end(PrefillTimings::default()).unwrap());
-            let stream = stream.concat();
+        for codec in Codec::ALL.into_iter().filter(|codec| codec.check(&layout).is_ok()) {
+            let stream = stream_with_states(&handoff, codec, &chunks, n_states, &before);
             let mut reader = HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap();
             let mut events = Vec::new();
             let mut rest = &stream[..];
@@ -192,6 +253,14 @@ proptest! {
             prop_assert!(reader.is_ended());
             let (at_once, _) = read_all(&mut HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap(), &stream);
             prop_assert_eq!(&events, &at_once);
+            for event in &events {
+                let HandoffRecord::State(state) = event else { continue };
+                let whole = sample::state_parts(&layout, state.position(), &[layout.states.len()]).remove(0);
+                prop_assert_eq!(state.tensors(), whole.tensors);
+            }
+            let n_complete = events.iter().filter(|event| matches!(event, HandoffRecord::State(_))).count();
+            let checkpoints = if chunks.len() > 1 { 2 } else { 1 };
+            prop_assert_eq!(n_complete, if layout.states.is_empty() { 0 } else { checkpoints });
             let frames = events.into_iter().filter_map(|e| if let HandoffRecord::Frame(kv) = e { Some(kv) } else { None });
             let frames: Vec<_> = frames.collect();
             prop_assert_eq!(frames.len(), chunks.len());

@@ -25,7 +25,7 @@ fn handoff() -> Handoff {
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 32];
     let layout = KvLayout {
         rope: RopePairing::Interleaved,
-        sections: vec![Section { window: None, layers }],
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
         states: Vec::new(),
     };
     Handoff { layout, start: 0, tokens: (0..N_POSITIONS * N_FRAMES).collect(), ..sample::handoff() }
@@ -65,12 +65,15 @@ fn speed() {
     let section = section(&handoff);
     let n_bytes = N_POSITIONS as usize * handoff.layout.bytes_per_position();
     for (codec, mac) in Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (codec, mac))) {
-        let (mut writer, head) = HandoffWriter::begin_knowing(
+        let (mut writer, head) = HandoffWriter::begin_as(
             b"k",
             handoff.clone(),
-            codec,
-            mac,
-            ModelKnowledge { rotation: Some(&rotation()), tensors: &[] },
+            StreamChoice {
+                codec,
+                mac,
+                checkpoints: &[],
+                known: ModelKnowledge { rotation: Some(&rotation()), tensors: &[] },
+            },
         )
         .unwrap();
         let mut frames = Vec::new();

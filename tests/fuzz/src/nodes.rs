@@ -7,24 +7,36 @@ use baton_link::proof::{self, ConnectionEnd, Proven, Question};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::record::RecordKind;
-use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, Mac};
+use baton_schemas::kv::{Codec, Handoff, HandoffHead, HandoffReader, HandoffRecord, Mac};
 use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, node};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::sample;
 
-/// The raw bytes of a handoff stream. Without the key no change passes the MAC check, so this covers the code before it.
+/// The handoffs whose streams are read: a byte says which.
+fn handoff(number: u8) -> Handoff {
+    match number % 4 {
+        0 => sample::handoff(),
+        1 => sample::hybrid(),
+        2 => sample::quantized(),
+        _ => sample::recurrent(),
+    }
+}
+
+/// The number of a handoff, then the raw bytes of a stream. Without the key no change passes the MAC check, so this covers the code before it.
 pub(crate) fn kv_reader_raw(input: &[u8]) -> bool {
-    let mut checked = Checked::new();
+    let [number, input @ ..] = input else { return false };
+    let mut checked = Checked::new(handoff(*number));
     // Cut in as many ways as there are lengths.
     let size = input.len() % 257 + 1;
     input.chunks(size).all(|mut piece| checked.read(&mut piece)) && checked.reader.is_ended()
 }
 
-/// Records, each as `u8 kind, u16 length, payload`, with valid headers and MACs added, so that the payloads are parsed.
-pub(crate) fn kv_reader(mut input: &[u8]) -> bool {
-    let mut checked = Checked::new();
+/// The number of a handoff, then records, each as `u8 kind, u16 length, payload`, with valid headers and MACs added, so that the payloads are parsed.
+pub(crate) fn kv_reader(input: &[u8]) -> bool {
+    let Some((number, mut input)) = input.split_first() else { return false };
+    let mut checked = Checked::new(handoff(*number));
     let mut index = 0;
     while let [kind, l0, l1, rest @ ..] = input {
         let Some(kind) = RecordKind::from_number(*kind) else { return false };
@@ -41,13 +53,18 @@ pub(crate) fn kv_reader(mut input: &[u8]) -> bool {
 
 /// A reader, and the conditions that its output must meet.
 struct Checked {
+    handoff: Handoff,
     reader: HandoffReader,
     next: u32,
+    /// The positions of the states that were yielded, and those that the head names.
+    states: Vec<u32>,
+    states_at: Vec<u32>,
 }
 
 impl Checked {
-    fn new() -> Self {
-        Checked { reader: sample::reader(), next: sample::handoff().start }
+    fn new(handoff: Handoff) -> Self {
+        let reader = sample::reader_of(handoff.clone());
+        Checked { next: handoff.start, reader, handoff, states: Vec::new(), states_at: Vec::new() }
     }
 
     /// Returns true if the reader accepts more bytes.
@@ -67,16 +84,32 @@ impl Checked {
                     self.next = kv.span().p1;
                     assert_eq!(self.reader.position(), self.next);
                     let chunk = kv.into_chunk();
-                    chunk.check(&sample::layout()).expect("a verified frame fits its layout");
-                    for (bytes, rows) in chunk.tensors().zip(sample::layout().tensors()) {
-                        assert!(sample::floats(rows.dtype, bytes).all(f32::is_finite), "a value is not finite");
+                    chunk.check(&self.handoff.layout).expect("a verified frame fits its layout");
+                    for (rows, layers) in chunk.sections.iter().zip(&self.handoff.layout.sections) {
+                        for (rows, shape) in rows.layers.iter().zip(&layers.layers) {
+                            let v = shape.v.map_or(shape.k.dtype, |v| v.dtype);
+                            let values = shape.k.dtype.values(&rows.k).chain(v.values(&rows.v));
+                            assert!(values.into_iter().all(f32::is_finite), "a value is not finite");
+                        }
                     }
                 }
-                Ok(Some(HandoffRecord::State(_))) => panic!("the layout has no states"),
-                Ok(Some(HandoffRecord::End(_))) => {
-                    assert_eq!(self.next, sample::handoff().end(), "all is there at the end");
+                Ok(Some(HandoffRecord::State(state))) => {
+                    self.states.push(state.position());
+                    let shapes = &self.handoff.layout.states;
+                    assert_eq!(state.tensors().len(), shapes.len(), "all states of a position come together");
+                    for (tensor, shape) in state.tensors().iter().zip(shapes) {
+                        assert_eq!(tensor.len(), shape.values.bytes());
+                        assert!(shape.values.dtype.values(tensor).all(f32::is_finite), "a state is not finite");
+                    }
                 }
-                Ok(Some(HandoffRecord::Head(_) | HandoffRecord::Wait(_) | HandoffRecord::Error(_))) => {}
+                Ok(Some(HandoffRecord::End(_))) => {
+                    assert_eq!(self.next, self.handoff.end(), "all is there at the end");
+                    assert_eq!(self.states, self.states_at, "all states are there at the end");
+                    let last = Some(self.handoff.end()).filter(|_| !self.handoff.layout.states.is_empty());
+                    assert_eq!(self.states.last().copied(), last);
+                }
+                Ok(Some(HandoffRecord::Head(head))) => self.states_at = head.states_at,
+                Ok(Some(HandoffRecord::Wait(_) | HandoffRecord::Error(_))) => {}
             }
         }
     }
@@ -139,22 +172,34 @@ fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) 
     true
 }
 
+/// The streams that both targets begin with: every codec and MAC, and every handoff.
+fn streams() -> Vec<(u8, Vec<Vec<u8>>)> {
+    let coded = Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| (0, codec, mac)));
+    let others = [1, 2, 3].map(|number| (number, Codec::None, Mac::Blake3));
+    let all = coded.chain(others).chain([(1, Codec::PlanesZstd, Mac::Blake3)]);
+    all.map(|(number, codec, mac)| (number, sample::stream_of(handoff(number), codec, mac))).collect()
+}
+
 pub(crate) fn kv_reader_raw_seeds() -> Vec<Vec<u8>> {
-    let streams = Codec::ALL.into_iter().flat_map(|codec| Mac::ALL.map(|mac| sample::sealed_stream(codec, mac)));
-    streams.map(|records| records.concat()).collect()
+    streams().into_iter().map(|(number, records)| [vec![number], records.concat()].concat()).collect()
 }
 
 pub(crate) fn kv_reader_seeds() -> Vec<Vec<u8>> {
-    let unsealed = |codec| {
-        let records = sample::stream(codec).into_iter().enumerate();
+    let unsealed = |(number, records): (u8, Vec<Vec<u8>>)| {
+        let records = records.into_iter().enumerate();
         let unsealed = records.flat_map(|(index, record)| {
             let payload = sample::payload(&record);
             let length = u16::try_from(payload.len()).expect("the sample's records are short");
             [&[sample::kind(&record, index as u32) as u8][..], &length.to_le_bytes(), payload].concat()
         });
-        unsealed.collect()
+        std::iter::once(number).chain(unsealed).collect()
     };
-    Codec::ALL.map(unsealed).to_vec()
+    // The target seals with BLAKE3.
+    let has_blake3 = |(_, records): &(u8, Vec<Vec<u8>>)| {
+        let head = serde_json::from_slice::<HandoffHead>(sample::payload(&records[0])).expect("the head of the sample");
+        head.mac == Mac::Blake3
+    };
+    streams().into_iter().filter(has_blake3).map(unsealed).collect()
 }
 
 pub(crate) fn messages_seeds() -> Vec<Vec<u8>> {

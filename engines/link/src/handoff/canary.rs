@@ -6,7 +6,6 @@
 
 use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, Rows, SectionRows};
 use bytes::Bytes;
-use half::{bf16, f16};
 
 /// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Of layers with a sliding window, either
 /// may lack the first rows; those that both have are compared. Infinite if the chunks hold different positions or do not fit
@@ -67,7 +66,8 @@ fn relative_l2(dtype: Dtype, ours: &[u8], theirs: &[u8]) -> f64 {
     }
     let mut difference = 0.0;
     let mut norm = 0.0;
-    for (a, b) in values(dtype, ours).zip(values(dtype, theirs)) {
+    for (a, b) in dtype.values(ours).zip(dtype.values(theirs)) {
+        let (a, b) = (f64::from(a), f64::from(b));
         difference += (b - a) * (b - a);
         norm += a * a;
     }
@@ -78,25 +78,16 @@ fn relative_l2(dtype: Dtype, ours: &[u8], theirs: &[u8]) -> f64 {
     }
 }
 
-fn values(dtype: Dtype, rows: &[u8]) -> impl Iterator<Item = f64> + '_ {
-    rows.chunks_exact(dtype.bytes()).map(move |value| match (dtype, value) {
-        (Dtype::F16, &[a, b]) => f64::from(f16::from_le_bytes([a, b])),
-        (Dtype::Bf16, &[a, b]) => f64::from(bf16::from_le_bytes([a, b])),
-        (Dtype::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
-        // Unreachable: `chunks_exact` gives as many bytes as the type has.
-        _ => f64::NAN,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use baton_schemas::kv::{LayerShape, RopePairing, Section};
+    use half::f16;
 
     use super::*;
 
     fn chunk(values: &[f32]) -> (KvLayout, Chunk) {
         let rows = Rows { dtype: Dtype::F16, n_values: values.len() as u32 };
-        let section = Section { window: None, layers: vec![LayerShape { k: rows, v: Some(rows) }] };
+        let section = Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: Some(rows) }] };
         let bytes: Bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
         let layers = vec![LayerRows { k: bytes.clone(), v: bytes }];
         let chunk = Chunk { p0: 0, p1: 1, sections: vec![SectionRows { start: 0, layers }] };
@@ -122,6 +113,22 @@ mod tests {
         let (_, other_size) = chunk(&[1.0]);
         assert_eq!(distance(&layout, &ours, &other_size), f64::INFINITY);
     }
+
+    #[test]
+    fn quantized_rows_are_compared_by_their_values() {
+        let rows = Rows { dtype: Dtype::Q8_0, n_values: 32 };
+        let section = Section { window: None, n_rot: [32; 2], layers: vec![LayerShape { k: rows, v: None }] };
+        let layout = KvLayout { rope: RopePairing::HalfSplit, sections: vec![section], states: Vec::new() };
+        let chunk = |scale: f32, first: u8| {
+            let values = std::iter::once(first).chain(std::iter::repeat_n(4, 31));
+            let block = f16::from_f32(scale).to_le_bytes().into_iter().chain(values);
+            let layers = vec![LayerRows { k: block.collect(), v: Bytes::new() }];
+            Chunk { p0: 0, p1: 1, sections: vec![SectionRows { start: 0, layers }] }
+        };
+        assert_eq!(distance(&layout, &chunk(0.5, 4), &chunk(0.25, 8)), (31.0f64 / 32.0).sqrt() / 2.0);
+        assert_eq!(distance(&layout, &chunk(0.5, 4), &chunk(0.5, 4)), 0.0);
+    }
+
     #[test]
     fn of_a_window_the_rows_are_compared_that_both_have() {
         let (mut layout, whole) = chunk(&[1.0, 2.0]);

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 /// that only sends signs of life must not hold up a request forever.
 const SLOWEST_PULL: f64 = 20.0;
 
+/// Bytes per second below which states do not come in time: a tenth of a gigabit link. They follow the last position.
+const SLOWEST_STATES: f64 = 12.5e6;
+
 /// The longest allowance, whatever a plan predicts.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
@@ -21,10 +24,11 @@ pub(super) struct PullDeadline {
 }
 
 impl PullDeadline {
-    /// Starts now. `allowance` is the longest time without a new position.
-    pub(super) fn new(allowance: Duration) -> PullDeadline {
+    /// Starts now. `allowance` is the longest time without a new position, beside the time that states of `state_bytes` take.
+    pub(super) fn new(allowance: Duration, state_bytes: usize) -> PullDeadline {
         let now = Instant::now();
-        PullDeadline { began: now, last: now, allowance: allowance.min(LONGEST), n_positions: 0 }
+        let allowance = allowance.min(LONGEST) + Duration::from_secs_f64(state_bytes as f64 / SLOWEST_STATES);
+        PullDeadline { began: now, last: now, allowance, n_positions: 0 }
     }
 
     /// `n` more positions were verified.
@@ -53,7 +57,7 @@ mod tests {
     #[test]
     fn only_verified_positions_extend_the_deadline() {
         let allowance = Duration::from_secs(60);
-        let mut deadline = PullDeadline::new(allowance);
+        let mut deadline = PullDeadline::new(allowance, 0);
         let first = deadline.at();
         assert_eq!(first, deadline.began + allowance);
         deadline.received(512);
@@ -70,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_pull_that_trickles_is_given_up() {
-        let mut deadline = PullDeadline::new(Duration::from_secs(60));
+        let mut deadline = PullDeadline::new(Duration::from_secs(60), 0);
         // One position a second for two minutes.
         deadline.began -= Duration::from_secs(120);
         deadline.received(120);
@@ -79,7 +83,13 @@ mod tests {
 
     #[test]
     fn the_allowance_is_limited() {
-        let deadline = PullDeadline::new(Duration::from_millis(u32::MAX.into()));
+        let deadline = PullDeadline::new(Duration::from_millis(u32::MAX.into()), 0);
         assert_eq!(deadline.at() - deadline.began, LONGEST);
+    }
+
+    #[test]
+    fn states_have_time_to_follow_the_last_position() {
+        let deadline = PullDeadline::new(Duration::from_millis(100), 125_000_000);
+        assert_eq!(deadline.at() - deadline.began, Duration::from_millis(10_100));
     }
 }

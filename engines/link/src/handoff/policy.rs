@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_schemas::kv::{Codec, CodecLoss};
+use baton_schemas::kv::{Codec, CodecLoss, KvLayout};
 
 use crate::transport::Transport;
 
@@ -47,15 +47,16 @@ pub(super) struct PullSettings {
 }
 
 impl PullPolicy {
-    /// The codecs that are allowed with a peer that measured these losses, at least one. If none is left of those that the
-    /// operator named, it is no codec.
-    pub(super) fn allowed_codecs(&self, losses: &[CodecLoss]) -> Vec<Codec> {
+    /// The codecs that are allowed for rows of this layout with a peer that measured these losses, at least one. If none is
+    /// left of those that the operator named, it is no codec.
+    pub(super) fn allowed_codecs(&self, losses: &[CodecLoss], layout: &KvLayout) -> Vec<Codec> {
         let named = if self.codecs.is_empty() { &LOSSLESS[..] } else { &self.codecs };
         let is_good = |codec: &Codec| match self.max_kv_kl {
             Some(most) if codec.is_lossy() => losses.iter().any(|loss| loss.codec == *codec && loss.mean_kl <= most),
             _ => true,
         };
-        let allowed: Vec<Codec> = named.iter().copied().filter(is_good).collect();
+        let fits = |codec: &Codec| codec.check(layout).is_ok();
+        let allowed: Vec<Codec> = named.iter().copied().filter(is_good).filter(fits).collect();
         if allowed.is_empty() { vec![Codec::None] } else { allowed }
     }
 }
@@ -101,19 +102,39 @@ impl Default for PullTimeouts {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section};
+
     use super::*;
+
+    fn layout(dtype: Dtype, n_values: u32) -> KvLayout {
+        let layers = vec![LayerShape { k: Rows { dtype, n_values }, v: None }];
+        let sections = vec![Section { window: None, n_rot: [0; 2], layers }];
+        KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
+    }
+
+    #[test]
+    fn codecs_that_do_not_fit_the_rows_are_not_offered() {
+        let policy = PullPolicy { codecs: Codec::ALL.to_vec(), ..PullPolicy::default() };
+        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::F16, 64)), Codec::ALL);
+        let without_q8_0 = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
+        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::F16, 48)), without_q8_0, "no whole blocks");
+        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::Q8_0, 64)), [Codec::None], "quantized already");
+        let one = PullPolicy { codecs: vec![Codec::PlanesZstd], ..policy };
+        assert_eq!(one.allowed_codecs(&[], &layout(Dtype::Q4_0, 64)), [Codec::None]);
+    }
 
     #[test]
     fn a_lossy_codec_is_used_only_up_to_the_allowed_loss() {
         let loss = |codec, mean_kl| CodecLoss { codec, mean_kl, ratio: 4.0 };
+        let f16 = layout(Dtype::F16, 64);
         let losses = [loss(Codec::Kvq, 0.004), loss(Codec::KvqFast, 0.02)];
         let named = vec![Codec::None, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
         let policy = PullPolicy { codecs: named.clone(), ..PullPolicy::default() };
-        assert_eq!(policy.allowed_codecs(&[]), named, "without a limit");
+        assert_eq!(policy.allowed_codecs(&[], &f16), named, "without a limit");
         let limited = PullPolicy { max_kv_kl: Some(0.01), ..policy };
-        assert_eq!(limited.allowed_codecs(&losses), [Codec::None, Codec::Kvq], "nothing is known of q8_0");
-        assert_eq!(limited.allowed_codecs(&[]), [Codec::None]);
+        assert_eq!(limited.allowed_codecs(&losses, &f16), [Codec::None, Codec::Kvq], "nothing is known of q8_0");
+        assert_eq!(limited.allowed_codecs(&[], &f16), [Codec::None]);
         let only_lossy = PullPolicy { codecs: vec![Codec::KvqFast], ..limited };
-        assert_eq!(only_lossy.allowed_codecs(&losses), [Codec::None], "KV travels as it is");
+        assert_eq!(only_lossy.allowed_codecs(&losses, &f16), [Codec::None], "KV travels as it is");
     }
 }

@@ -128,7 +128,8 @@ impl PullerState {
                 outcome?
             }
         };
-        let codecs = self.client.links.choose(&node, &self.client.settings.policy.allowed_codecs(&losses));
+        let allowed = self.client.settings.policy.allowed_codecs(&losses, &local.identity.layout);
+        let codecs = self.client.links.choose(&node, &allowed);
         let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
         let end = self.client.receive(peer, local, order, |event| sink.send(event)).await;
         match end.report.failure {

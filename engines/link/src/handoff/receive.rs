@@ -8,7 +8,7 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffId, HandoffReader, HandoffRecord,
-    KV_UPGRADE, KvLayout, Mac, Offer, Span, VerifiedKv,
+    KV_UPGRADE, KvLayout, Mac, Offer, Span,
 };
 use baton_schemas::node::BASE_PATH;
 use futures::TryStreamExt;
@@ -82,25 +82,16 @@ impl PullClient {
         let Sink { take, meter } = sink;
         let id = HandoffId(rand::random());
         let offer = Offer { codecs, macs: Mac::best_first() };
-        let request = PrefillRequest {
-            handoff: id,
-            tokens: order.tokens.clone(),
-            start: order.start,
-            codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),
-            macs: offer.macs.iter().map(|mac| *mac as u8).collect(),
-            fingerprint: local.identity.fingerprint,
-            cache_scope: order.cache_scope,
-            ephemeral: order.ephemeral,
-            gives_way: order.gives_way,
-        };
+        let request = request_of(&order, id, offer, local.identity.fingerprint);
         let layout = local.identity.layout.clone();
+        let state_bytes = layout.state_bytes();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
         let buffers = order.buffers;
         let placement = move |span: &Span, layout: &KvLayout| (order.placement)(span, layout);
         let mut reader = HandoffReader::with_placement(self.settings.cluster_key.as_bytes(), handoff, offer, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
-        let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.settings.policy.allowance));
+        let mut pull_deadline = PullDeadline::new(predicted.unwrap_or(self.settings.policy.allowance), state_bytes);
         let mut bytes = ReadAhead::new(self.open(http, url, &request).await?, &self.read_ahead);
         reader.recycle(buffers.take().unwrap_or_default());
         loop {
@@ -144,11 +135,14 @@ impl PullClient {
                     continue;
                 }
                 Some(HandoffRecord::Frame(kv)) => {
-                    meter.frame_arrived(&kv);
+                    meter.rows_arrived(kv.buffer().len());
                     pull_deadline.received(kv.span().p1 - kv.span().p0);
                     PullEvent::Chunk(kv)
                 }
-                Some(HandoffRecord::State(state)) => PullEvent::State(state),
+                Some(HandoffRecord::State(state)) => {
+                    meter.states_arrived(state.n_bytes());
+                    PullEvent::State(state)
+                }
                 Some(HandoffRecord::End(end)) => {
                     if let Some((codec, sample)) = meter.sample(&end) {
                         self.links.used(node, codec, sample);
@@ -202,6 +196,20 @@ impl PullClient {
     }
 }
 
+fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerprint: Fingerprint) -> PrefillRequest {
+    PrefillRequest {
+        handoff,
+        tokens: order.tokens.clone(),
+        start: order.start,
+        codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),
+        macs: offer.macs.iter().map(|mac| *mac as u8).collect(),
+        fingerprint,
+        cache_scope: order.cache_scope,
+        ephemeral: order.ephemeral,
+        gives_way: order.gives_way,
+    }
+}
+
 /// The body of a reply, as a stream of bytes.
 fn body(reply: Response) -> impl AsyncRead + Send + Unpin {
     StreamReader::new(Box::pin(reply.bytes_stream().map_err(io::Error::other)))
@@ -214,10 +222,13 @@ struct PullMeter {
     n_bytes: u64,
     /// Bytes of the decoded rows.
     n_plain: u64,
+    /// Bytes of states, which the codec does not encode.
+    n_state: u64,
     codec: Option<Codec>,
     head_at: Option<Instant>,
-    first_frame: Option<Instant>,
-    last_frame: Option<Instant>,
+    /// When the first and the last rows or states had come.
+    first: Option<Instant>,
+    last: Option<Instant>,
 }
 
 impl PullMeter {
@@ -226,17 +237,29 @@ impl PullMeter {
         self.head_at = Some(Instant::now());
     }
 
-    fn frame_arrived(&mut self, kv: &VerifiedKv) {
-        self.n_plain += kv.buffer().len() as u64;
+    /// Rows have come: a frame with a buffer of `n_bytes`.
+    fn rows_arrived(&mut self, n_bytes: usize) {
+        self.n_plain += n_bytes as u64;
+        self.arrived();
+    }
+
+    /// States of `n_bytes` have come.
+    fn states_arrived(&mut self, n_bytes: usize) {
+        self.n_state += n_bytes as u64;
+        self.arrived();
+    }
+
+    fn arrived(&mut self) {
         let now = Instant::now();
-        self.first_frame.get_or_insert(now);
-        self.last_frame = Some(now);
+        self.first.get_or_insert(now);
+        self.last = Some(now);
     }
 
     /// The codec's effect. `None` before the head has come.
     fn sample(&self, end: &HandoffEnd) -> Option<(Codec, Sample)> {
         let encode_ms = end.timings.encode_ms;
-        Some((self.codec?, Sample { n_plain: self.n_plain, n_wire: self.n_bytes, encode_ms }))
+        let n_wire = self.n_bytes.saturating_sub(self.n_state);
+        Some((self.codec?, Sample { n_plain: self.n_plain, n_wire, encode_ms }))
     }
 
     fn ended(&self, end: &HandoffEnd) -> PullEnd {
@@ -244,7 +267,7 @@ impl PullMeter {
         // latency, and the reader has checked that they are possible.
         let prefill_ms = end.timings.queue_ms + end.timings.prefill_ms;
         let since_head = Duration::from_secs_f64(prefill_ms.clamp(0.0, 1e9) / 1e3);
-        let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
+        let transfer = self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first);
         let report = HandoffReport {
             n_bytes: self.n_bytes,
             transfer_ms: transfer.as_secs_f64() * 1e3,
@@ -263,7 +286,7 @@ fn refused(url: &str, error: &FrameError) -> HandoffFailure {
     tracing::warn!(url, %error, "a pull failed: the prefill node sent an invalid stream");
     match error {
         FrameError::Fingerprint | FrameError::Layout => HandoffFailure::FingerprintMismatch,
-        FrameError::NotFinite { .. } => HandoffFailure::NotFinite,
+        FrameError::NotFinite { .. } | FrameError::StateNotFinite { .. } => HandoffFailure::NotFinite,
         _ => HandoffFailure::FrameRejected,
     }
 }

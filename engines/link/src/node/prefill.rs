@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, ModelKnowledge, Wait, WriteError};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, KvLayout, Mac, ModelKnowledge, StreamChoice, Wait, WriteError};
 use futures::{Stream, StreamExt};
 use http::header;
 use tokio::sync::mpsc;
@@ -58,7 +58,7 @@ async fn begin(
     }
     let info = node.engine.info().await?;
     let kv = info.kv.ok_or_else(|| EngineError::Unsupported { feature: "handing this model's KV over".into() })?;
-    let codec = choose(&request.codecs)?;
+    let codec = choose(&request.codecs, &kv.layout)?;
     let mac = Mac::choose(&request.macs);
     let handoff = Handoff {
         id: request.handoff,
@@ -71,8 +71,8 @@ async fn begin(
         rotation: kv.rotation.as_ref(),
         tensors: kv.profile.as_ref().map_or(&[], |profile| &profile.tensors),
     };
-    let (writer, head) =
-        HandoffWriter::begin_knowing(node.key.secret(), handoff, codec, mac, known).map_err(invalid)?;
+    let choice = StreamChoice { codec, mac, checkpoints: &[], known };
+    let (writer, head) = HandoffWriter::begin_as(node.key.secret(), handoff, choice).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.
@@ -100,32 +100,31 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
                 return finish(writer.error(&not_written()), records).await;
             }
         }
-        record = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
-            Err(_) => writer.wait(Wait { n_done, ..Wait::default() }),
-            Ok(Some(Ok(KvEvent::Chunk(chunk)))) => {
-                n_done += chunk.n_positions();
-                let Some((returned, encoded)) = encode(writer, move |writer| writer.frame(&chunk)).await else {
-                    return tracing::debug!("a pull is cut: the node stops");
-                };
-                writer = returned;
-                match encoded {
-                    Some(record) => record,
-                    None => return finish(writer.error(&not_written()), records).await,
-                }
-            }
-            Ok(Some(Ok(KvEvent::State(part)))) => {
-                let Some((returned, encoded)) = encode(writer, move |writer| writer.state(&part)).await else {
-                    return tracing::debug!("a pull is cut: the node stops");
-                };
-                writer = returned;
-                match encoded {
-                    Some(record) => record,
-                    None => return finish(writer.error(&not_written()), records).await,
-                }
+        let event = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
+            Err(_) => {
+                record = writer.wait(Wait { n_done, ..Wait::default() });
+                continue;
             }
             Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
+            Ok(Some(Ok(event))) => event,
             Ok(Some(Err(error))) => return finish(writer.error(&error), records).await,
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
+        };
+        if let KvEvent::Chunk(chunk) = &event {
+            n_done += chunk.n_positions();
+        }
+        let work = move |writer: &mut HandoffWriter| match event {
+            KvEvent::Chunk(chunk) => writer.frame(&chunk),
+            KvEvent::State(part) => writer.state(&part),
+            KvEvent::End(timings) => writer.end(timings),
+        };
+        let Some((returned, encoded)) = encode(writer, work).await else {
+            return tracing::debug!("a pull is cut: the node stops");
+        };
+        writer = returned;
+        record = match encoded {
+            Some(record) => record,
+            None => return finish(writer.error(&not_written()), records).await,
         };
     }
 }
@@ -159,10 +158,11 @@ async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<V
     }
 }
 
-/// The first codec in the reader's list that this node supports.
-fn choose(codecs: &[u8]) -> Result<Codec, EngineError> {
-    let known = codecs.iter().find_map(|&number| Codec::from_number(number));
-    known.ok_or_else(|| EngineError::invalid("none of the codecs is known here"))
+/// The first codec in the reader's list that this node knows and that fits the rows.
+fn choose(codecs: &[u8], layout: &KvLayout) -> Result<Codec, EngineError> {
+    let mut known = codecs.iter().filter_map(|&number| Codec::from_number(number));
+    let fitting = known.find(|codec| codec.check(layout).is_ok());
+    fitting.ok_or_else(|| EngineError::invalid("none of the codecs can be used here"))
 }
 
 fn invalid(error: WriteError) -> EngineError {
@@ -185,7 +185,11 @@ mod tests {
             fingerprint: Fingerprint { vocabulary: [1; 32], weights: [1; 32] },
             layout: KvLayout {
                 rope: RopePairing::Interleaved,
-                sections: vec![Section { window: None, layers: vec![LayerShape { k: rows, v: Some(rows) }] }],
+                sections: vec![Section {
+                    window: None,
+                    n_rot: [0; 2],
+                    layers: vec![LayerShape { k: rows, v: Some(rows) }],
+                }],
                 states: Vec::new(),
             },
             start: 0,

@@ -59,6 +59,7 @@ pub fn f16_layout(rope: RopePairing, n_values: usize, sections: &[Vec<usize>], w
     let rows = Rows { dtype: Dtype::F16, n_values: u32::try_from(n_values).unwrap_or(u32::MAX) };
     let section = |layers: &Vec<usize>| Section {
         window: window.filter(|window| window.covers(layers[0])).map(|window| window.n_positions as u32),
+        n_rot: [0; 2],
         layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
     };
     KvLayout { rope, sections: sections.iter().map(section).collect(), states: Vec::new() }

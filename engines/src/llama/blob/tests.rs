@@ -16,15 +16,19 @@ fn shape(dtype: Dtype, n_k: u32, n_v: Option<u32>) -> LayerShape {
 fn windowed() -> KvLayout {
     let full = vec![shape(Dtype::F16, 3, Some(2)), shape(Dtype::F16, 1, Some(4))];
     let sections = vec![
-        Section { window: None, layers: full },
-        Section { window: Some(3), layers: vec![shape(Dtype::F32, 2, Some(1))] },
+        Section { window: None, n_rot: [0; 2], layers: full },
+        Section { window: Some(3), n_rot: [0; 2], layers: vec![shape(Dtype::F32, 2, Some(1))] },
     ];
     KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
 }
 
 fn latent() -> KvLayout {
     let layers = vec![shape(Dtype::Bf16, 5, None); 2];
-    KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }], states: Vec::new() }
+    KvLayout {
+        rope: RopePairing::Interleaved,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        states: Vec::new(),
+    }
 }
 
 /// A chunk in which each byte differs from its neighbours.
@@ -68,7 +72,7 @@ fn a_blob_that_was_built_parses_to_the_same_chunk() {
 fn the_format_is_as_documented() {
     let layout = KvLayout {
         rope: RopePairing::None,
-        sections: vec![Section { window: None, layers: vec![shape(Dtype::F16, 1, Some(2))] }],
+        sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![shape(Dtype::F16, 1, Some(2))] }],
         states: Vec::new(),
     };
     let chunk = Chunk {

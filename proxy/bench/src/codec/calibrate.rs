@@ -118,6 +118,7 @@ fn measure(options: EngineOptions, n_prompts: usize) -> Result<CodecProfile, Com
     let weights = gguf.fingerprint(&[])?.weights;
     let model = Reference::load(options)?;
     let mut trial = KvTrial::new(&model, CELLS)?;
+    Codec::Kvq.check(trial.layout())?;
     let prompts = prompts(&model, &mut trial, n_prompts)?;
     eprintln!("{n_prompts} prompts of {N_PROMPT} tokens are computed");
     let mut tensors = weighed(&model, &trial, &prompts)?;

@@ -14,7 +14,7 @@ pub(super) const RATIO: f64 = 64.0 / 18.0;
 pub(super) fn pass(chunk: &Chunk, dtypes: impl Iterator<Item = Dtype>) -> Chunk {
     let mut tensors = chunk.tensors().zip(dtypes).map(|(rows, dtype)| match dtype {
         Dtype::F16 => Bytes::from(rows.chunks(2 * BLOCK).flat_map(block).collect::<Vec<u8>>()),
-        Dtype::F32 | Dtype::Bf16 => rows.clone(),
+        _ => rows.clone(),
     });
     let sections = chunk.sections.iter().map(|section| {
         let layers = section.layers.iter().map(|_| {

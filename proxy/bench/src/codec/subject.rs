@@ -8,7 +8,7 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::kv::{
     Chunk, Codec, CodecProfile, Contiguous, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord,
-    HandoffWriter, Mac, ModelKnowledge, Offer,
+    HandoffWriter, Mac, ModelKnowledge, Offer, StreamChoice,
 };
 
 use super::divergence::Divergence;
@@ -113,7 +113,8 @@ pub(super) fn through(
     };
     let known = ModelKnowledge { rotation: trial.rotation(), tensors: profile.map_or(&[], |profile| &profile.tensors) };
     let mac = Mac::best_first().first().copied().unwrap_or_default();
-    let (mut writer, head) = HandoffWriter::begin_knowing(KEY, handoff.clone(), codec, mac, known)?;
+    let choice = StreamChoice { codec, mac, checkpoints: &[], known };
+    let (mut writer, head) = HandoffWriter::begin_as(KEY, handoff.clone(), choice)?;
     let began = Instant::now();
     let frames = plain.iter().map(|chunk| writer.frame(chunk)).collect::<Result<Vec<_>, _>>()?;
     let encode = began.elapsed().as_secs_f64();

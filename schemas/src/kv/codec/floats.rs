@@ -1,4 +1,4 @@
-//! Rows' bytes to f32 and back.
+//! Rows' bytes to f32 and back. Rows of quantized values do not come here: [`Codec::check`](super::Codec::check) refuses them.
 
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ const PIECE: usize = 64;
 
 /// Reads values of type `dtype`, as many as `values` has.
 pub(super) fn load(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
-    let pieces = bytes.chunks(PIECE * dtype.bytes()).zip(values.chunks_mut(PIECE));
+    let pieces = bytes.chunks(PIECE * dtype.block_bytes()).zip(values.chunks_mut(PIECE));
     match dtype {
         Dtype::F32 => {
             for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -29,12 +29,13 @@ pub(super) fn load(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
             halves.iter_mut().zip(pairs).for_each(|(half, pair)| *half = bf16::from_le_bytes(*pair));
             halves[..values.len()].convert_to_f32_slice(values);
         }),
+        Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => {}
     }
 }
 
 /// Writes all `values` as `dtype`. Values beyond the type's range become its largest.
 pub(super) fn store(dtype: Dtype, values: &[f32], bytes: &mut [u8]) {
-    let pieces = values.chunks(PIECE).zip(bytes.chunks_mut(PIECE * dtype.bytes()));
+    let pieces = values.chunks(PIECE).zip(bytes.chunks_mut(PIECE * dtype.block_bytes()));
     match dtype {
         Dtype::F32 => {
             for (out, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
@@ -59,5 +60,6 @@ pub(super) fn store(dtype: Dtype, values: &[f32], bytes: &mut [u8]) {
             let pairs = out.as_chunks_mut::<2>().0;
             pairs.iter_mut().zip(halves).for_each(|(pair, half)| *pair = half.to_le_bytes());
         }),
+        Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => {}
     }
 }

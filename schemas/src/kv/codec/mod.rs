@@ -15,7 +15,7 @@ pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
-use super::layout::{KvLayout, Rows};
+use super::layout::{Dtype, KvLayout, Rows};
 use super::rotation::KeyRotation;
 
 /// An encoding of rows. It is chosen once per handoff. The numbers are part of the wire format and never reused.
@@ -74,6 +74,12 @@ pub enum CodecError {
         n_values: u32,
         /// Values in a block.
         block: usize,
+    },
+    /// Rows that are quantized already.
+    #[error("rows of {dtype:?} cannot be encoded")]
+    Quantized {
+        /// Their type.
+        dtype: Dtype,
     },
     /// A block's scale is not finite.
     #[error("the scale of block {block} is not finite")]
@@ -156,6 +162,12 @@ impl Codec {
 
     /// Checks that the codec can encode every tensor of `layout`.
     pub fn check(self, layout: &KvLayout) -> Result<(), CodecError> {
+        if self == Codec::None {
+            return Ok(());
+        }
+        if let Some(Rows { dtype, .. }) = layout.tensors().find(|rows| rows.dtype.is_quantized()) {
+            return Err(CodecError::Quantized { dtype });
+        }
         match self {
             Codec::None | Codec::PlanesZstd | Codec::Kvq | Codec::KvqFast => Ok(()),
             Codec::Q8_0 => layout.tensors().try_for_each(q8_0::check),
@@ -181,12 +193,13 @@ pub(super) enum Encoder {
 }
 
 impl Encoder {
-    /// Creates it. `None` for [`Codec::None`].
+    /// Creates it. `None` for [`Codec::None`]. Errors: the codec cannot encode every tensor of `layout`.
     pub(super) fn new(
         codec: Codec,
         layout: &KvLayout,
         known: ModelKnowledge<'_>,
     ) -> Result<Option<Encoder>, CodecError> {
+        codec.check(layout)?;
         let kvq = |level| Some(Encoder::Kvq(Box::new(KvqEncoder::new(layout, known, level))));
         Ok(match codec {
             Codec::None => None,
@@ -217,12 +230,13 @@ pub(super) enum Decoder {
 }
 
 impl Decoder {
-    /// Creates it. `None` for [`Codec::None`].
+    /// Creates it. `None` for [`Codec::None`]. Errors: the codec cannot encode every tensor of `layout`.
     pub(super) fn new(
         codec: Codec,
         layout: &KvLayout,
         rotation: Option<&KeyRotation>,
     ) -> Result<Option<Decoder>, CodecError> {
+        codec.check(layout)?;
         Ok(match codec {
             Codec::None => None,
             Codec::PlanesZstd => Some(Decoder::Planes(planes::PlanesDecoder::new()?)),

@@ -32,6 +32,8 @@ impl PlanesEncoder {
         match dtype {
             Dtype::F16 | Dtype::Bf16 => split::<2>(bytes, &mut self.planes),
             Dtype::F32 => split::<4>(bytes, &mut self.planes),
+            // Refused by `Codec::check`.
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => {}
         }
         self.zstd.compress(&self.planes).map_err(complaint)
     }
@@ -61,6 +63,8 @@ impl PlanesDecoder {
         match dtype {
             Dtype::F16 | Dtype::Bf16 => join::<2>(&self.planes, decoded),
             Dtype::F32 => join::<4>(&self.planes, decoded),
+            // Refused by `Codec::check`.
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => {}
         }
         Ok(())
     }

@@ -25,13 +25,13 @@ pub(super) fn check(rows: Rows) -> Result<(), CodecError> {
 }
 
 pub(super) fn encoded_bytes(rows: Rows, n_bytes: usize) -> usize {
-    n_bytes / rows.dtype.bytes() / BLOCK * BLOCK_BYTES
+    n_bytes / rows.dtype.block_bytes() / BLOCK * BLOCK_BYTES
 }
 
 pub(super) fn encode(rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
     check(rows)?;
     let mut encoded = Vec::with_capacity(encoded_bytes(rows, bytes.len()));
-    for (block, bytes) in bytes.chunks_exact(BLOCK * rows.dtype.bytes()).enumerate() {
+    for (block, bytes) in bytes.chunks_exact(BLOCK * rows.dtype.block_bytes()).enumerate() {
         let mut values = [0.0f32; BLOCK];
         floats::load(rows.dtype, bytes, &mut values);
         let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
@@ -53,7 +53,7 @@ pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(
     exactly(encoded_bytes(rows, decoded.len()), encoded.len(), wrong)?;
     let blocks = encoded.as_chunks::<BLOCK_BYTES>().0.iter();
     for (block, ([d0, d1, quants @ ..], out)) in
-        blocks.zip(decoded.chunks_exact_mut(BLOCK * rows.dtype.bytes())).enumerate()
+        blocks.zip(decoded.chunks_exact_mut(BLOCK * rows.dtype.block_bytes())).enumerate()
     {
         let scale = f16::from_le_bytes([*d0, *d1]);
         if !scale.is_finite() {

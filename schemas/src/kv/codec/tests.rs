@@ -10,7 +10,11 @@ fn rows(dtype: Dtype, n_values: u32) -> Rows {
 /// A layout with one tensor.
 fn layout(rows: Rows) -> KvLayout {
     let layers = vec![LayerShape { k: rows, v: None }];
-    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() }
+    KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        states: Vec::new(),
+    }
 }
 
 fn tensor(rows: Rows) -> TensorRows {
@@ -18,7 +22,7 @@ fn tensor(rows: Rows) -> TensorRows {
 }
 
 fn encode(codec: Codec, rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
-    Encoder::new(codec, &layout(rows), ModelKnowledge::default()).unwrap().unwrap().encode(tensor(rows), bytes)
+    Encoder::new(codec, &layout(rows), ModelKnowledge::default())?.unwrap().encode(tensor(rows), bytes)
 }
 
 fn decode(codec: Codec, rows: Rows, encoded: &[u8], n_bytes: usize) -> Result<Vec<u8>, CodecError> {
@@ -145,8 +149,11 @@ type FrameBytes = Vec<Vec<u8>>;
 fn by_coders(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>, Vec<FrameBytes>) {
     let rows = rows(Dtype::F16, 128);
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; frames[0].len() / 2];
-    let layout =
-        KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }], states: Vec::new() };
+    let layout = KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        states: Vec::new(),
+    };
     let make = || Encoder::new(codec, &layout, ModelKnowledge::default());
     let mut encoders = Coders::of(n, make).unwrap().unwrap();
     let mut decoders = Coders::of(n, || Decoder::new(codec, &layout, None)).unwrap().unwrap();

@@ -6,6 +6,7 @@ mod progress;
 mod received;
 mod record;
 mod rows;
+mod states;
 
 pub use self::offer::Offer;
 use self::progress::ReaderProgress;
@@ -86,7 +87,7 @@ impl<P: Placement> HandoffReader<P> {
     }
 
     /// Takes the first `n_bytes` of [`HandoffReader::space`] as received. Returns the record that they complete, if
-    /// any. After an error, every call returns the same error.
+    /// any: states are returned with the last record of their position. After an error, every call returns the same error.
     pub fn filled(&mut self, n_bytes: usize) -> Result<Option<HandoffRecord>, FrameError> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
@@ -149,10 +150,10 @@ impl<P: Placement> HandoffReader<P> {
                 None => self.step = ReaderStep::Mac(record, mac),
                 Some(mac) => {
                     let event = self.progress.accept(record.verify(&mac)?)?;
-                    if !matches!(event, HandoffRecord::End(_) | HandoffRecord::Error(_)) {
+                    if !matches!(event, Some(HandoffRecord::End(_) | HandoffRecord::Error(_))) {
                         self.step = ReaderStep::Header(Fixed::new());
                     }
-                    return Ok(Some(event));
+                    return Ok(event);
                 }
             },
             ReaderStep::Ended => {}

@@ -20,6 +20,8 @@ pub(super) enum Payload {
     Message(Growing),
     /// An encoded frame.
     Encoded(Growing),
+    /// States.
+    States(Growing),
     /// The received part of a plain frame's header, and the number of its missing bytes.
     Header(Growing, u64),
     /// A plain frame's header and rows.
@@ -48,6 +50,12 @@ impl Growing {
         let from = self.n_filled;
         self.n_filled = (from + n_bytes).min(self.bytes.len());
         &self.bytes[from..self.n_filled]
+    }
+
+    /// Returns the received bytes.
+    pub(super) fn into_received(mut self) -> Vec<u8> {
+        self.bytes.truncate(self.n_filled);
+        self.bytes
     }
 
     /// The received bytes.

@@ -9,6 +9,7 @@ use super::offer::Offer;
 use super::payload::{Growing, OpenRecord, Payload};
 use super::received::HandoffRecord;
 use super::rows::IncomingRows;
+use super::states::IncomingStates;
 use crate::kv::codec::{Codec, Coders, Decoder, TensorRows};
 use crate::kv::error::FrameError;
 use crate::kv::finite::all_finite;
@@ -16,10 +17,12 @@ use crate::kv::frame::{FrameHeader, Span};
 use crate::kv::handoff::{Handoff, HandoffError, MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
 use crate::kv::layout::{KvLayout, Rows};
 use crate::kv::mac::Mac;
-use crate::kv::messages::{FORMAT_VERSION, HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait};
+use crate::kv::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait, format_version};
 use crate::kv::placement::{Placement, Places};
 use crate::kv::prefix::PrefixHasher;
 use crate::kv::record::{HEADER_BYTES, RecordHeader, RecordKind};
+use crate::kv::state::StateCodec;
+use crate::kv::state_record::StateQueue;
 use crate::kv::verified::VerifiedKv;
 
 /// The requested handoff, and the progress of reading it.
@@ -36,6 +39,7 @@ pub(super) struct ReaderProgress<P> {
     /// Set by the head.
     codec: Codec,
     decoders: Option<Coders<Decoder>>,
+    states: IncomingStates,
     /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
@@ -48,8 +52,10 @@ impl<P: Placement> ReaderProgress<P> {
         handoff.check()?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
+        let layout = Arc::new(handoff.layout.clone());
         Ok(ReaderProgress {
-            layout: Arc::new(handoff.layout.clone()),
+            states: IncomingStates::new(Arc::clone(&layout), StateQueue::none()),
+            layout,
             codecs: offer.codecs.to_vec(),
             macs: offer.macs.to_vec(),
             placement,
@@ -92,7 +98,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Head => MAX_HEAD_BYTES,
             RecordKind::End | RecordKind::Error | RecordKind::Wait => MAX_MESSAGE_BYTES,
             RecordKind::Frame => self.max_frame_bytes(),
-            RecordKind::State => return Err(FrameError::OutOfPlace { record, kind }),
+            RecordKind::State => self.states.max_bytes(record)?,
         };
         if length > limit {
             return Err(FrameError::TooLong { record, kind, length, limit });
@@ -102,7 +108,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Head | RecordKind::End | RecordKind::Error | RecordKind::Wait => {
                 Payload::Message(Growing::default())
             }
-            RecordKind::State => return Err(FrameError::OutOfPlace { record, kind }),
+            RecordKind::State => Payload::States(Growing::default()),
             RecordKind::Frame if length < n_header as u64 => {
                 return Err(FrameError::FrameTooShort { n_bytes: length as usize });
             }
@@ -128,10 +134,10 @@ impl<P: Placement> ReaderProgress<P> {
         Ok((header, rows))
     }
 
-    /// Parses a record whose MAC is correct.
-    pub(super) fn accept(&mut self, opened: OpenRecord) -> Result<HandoffRecord, FrameError> {
+    /// Parses a record whose MAC is correct. `None`: it has some of a position's states, and the others are missing.
+    pub(super) fn accept(&mut self, opened: OpenRecord) -> Result<Option<HandoffRecord>, FrameError> {
         let RecordHeader { kind, index: record, .. } = opened.header;
-        match (opened.payload, kind) {
+        let accepted = match (opened.payload, kind) {
             (Payload::Message(json), RecordKind::Head) => self.head(json.received()).map(HandoffRecord::Head),
             (Payload::Message(json), RecordKind::Wait) => {
                 self.wait(parse(record, kind, json.received())?, record).map(HandoffRecord::Wait)
@@ -144,11 +150,20 @@ impl<P: Placement> ReaderProgress<P> {
             }
             (Payload::Plain(header, rows), RecordKind::Frame) => self.plain(header, rows).map(HandoffRecord::Frame),
             (Payload::Encoded(bytes), RecordKind::Frame) => self.encoded(bytes.received()).map(HandoffRecord::Frame),
-            // Unreachable: `open` pairs kinds and payloads, and refuses frames that are shorter than their header.
-            (Payload::Message(_) | Payload::Plain(..) | Payload::Encoded(_) | Payload::Header(..), _) => {
-                Err(FrameError::OutOfPlace { record, kind })
+            (Payload::States(bytes), RecordKind::State) => {
+                return Ok(self.states.accept(bytes.into_received())?.map(HandoffRecord::State));
             }
-        }
+            // Unreachable: `open` pairs kinds and payloads, and refuses frames that are shorter than their header.
+            (
+                Payload::Message(_)
+                | Payload::Plain(..)
+                | Payload::Encoded(_)
+                | Payload::Header(..)
+                | Payload::States(_),
+                _,
+            ) => Err(FrameError::OutOfPlace { record, kind }),
+        };
+        accepted.map(Some)
     }
 
     fn head(&mut self, json: &[u8]) -> Result<HandoffHead, FrameError> {
@@ -158,8 +173,9 @@ impl<P: Placement> ReaderProgress<P> {
             version: u32,
         }
         let HeadVersion { version } = parse(0, RecordKind::Head, json)?;
-        if version != FORMAT_VERSION {
-            return Err(FrameError::Version { expected: FORMAT_VERSION, found: version });
+        let expected = format_version(&self.layout);
+        if version != expected {
+            return Err(FrameError::Version { expected, found: version });
         }
         let head: HandoffHead = parse(0, RecordKind::Head, json)?;
         let Handoff { id, fingerprint, start, .. } = self.handoff;
@@ -183,6 +199,11 @@ impl<P: Placement> ReaderProgress<P> {
         if head.mac != Mac::default() && !self.macs.contains(&head.mac) {
             return Err(FrameError::MacRefused { mac: head.mac });
         }
+        if head.state_codec != StateCodec::None {
+            return Err(FrameError::StateCodecRefused { codec: head.state_codec });
+        }
+        let states = StateQueue::new(&self.handoff, &head.states_at, head.state_codec)?;
+        self.states = IncomingStates::new(Arc::clone(&self.layout), states);
         self.mac = head.mac;
         self.codec = head.codec;
         let rotation = head.rotation.as_ref().filter(|_| head.codec.undoes_rotation());
@@ -205,6 +226,7 @@ impl<P: Placement> ReaderProgress<P> {
         if self.next != end {
             return Err(FrameError::Incomplete { next: self.next, end });
         }
+        self.states.missing().map_or(Ok(()), |position| Err(FrameError::StateMissing { position }))?;
         if message.n_frames != self.n_frames {
             return Err(FrameError::FrameCount { expected: self.n_frames, found: message.n_frames });
         }

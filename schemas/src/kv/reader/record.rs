@@ -47,7 +47,9 @@ impl IncomingRecord {
     /// The room for the next bytes of the payload.
     pub(super) fn space(&mut self) -> &mut [u8] {
         match &mut self.record.payload {
-            Payload::Message(payload) | Payload::Encoded(payload) => payload.space(self.n_missing),
+            Payload::Message(payload) | Payload::Encoded(payload) | Payload::States(payload) => {
+                payload.space(self.n_missing)
+            }
             Payload::Header(header, n_missing) => header.space(*n_missing),
             Payload::Plain(_, rows) => rows.space(),
         }
@@ -61,7 +63,9 @@ impl IncomingRecord {
     ) -> Result<(), FrameError> {
         self.n_missing = self.n_missing.saturating_sub(n_bytes as u64);
         match &mut self.record.payload {
-            Payload::Message(payload) | Payload::Encoded(payload) => self.mac.update(payload.filled(n_bytes)),
+            Payload::Message(payload) | Payload::Encoded(payload) | Payload::States(payload) => {
+                self.mac.update(payload.filled(n_bytes));
+            }
             Payload::Plain(_, rows) => rows.filled(n_bytes, &mut self.mac),
             Payload::Header(header, n_missing) => {
                 self.mac.update(header.filled(n_bytes));

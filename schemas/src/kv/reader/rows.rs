@@ -7,8 +7,8 @@ use crate::kv::mac::RecordMac;
 use crate::kv::placement::Places;
 
 /// The number of bytes that arrive before they are hashed and checked. Small enough to stay in the core's cache, large
-/// enough for one read from a socket, and for BLAKE3 to process many of its 1 KiB chunks at once. A whole number of
-/// values.
+/// enough for one read from a socket, and for BLAKE3 to process many of its 1 KiB chunks at once. Of quantized rows, as
+/// many whole blocks as fit.
 const BLOCK: usize = 128 << 10;
 
 /// Rows that are being received.
@@ -64,7 +64,9 @@ impl IncomingRows {
 
     /// The place in the buffer at which the bytes before it are next hashed and checked.
     fn settles_at(&self) -> usize {
-        self.places.tensors.get(self.tensor).map_or(self.filled, |place| place.end.min(self.settled + BLOCK))
+        let whole = |dtype: &Dtype| BLOCK - BLOCK % dtype.block_bytes();
+        let next = self.places.tensors.get(self.tensor).zip(self.dtypes.get(self.tensor));
+        next.map_or(self.filled, |(place, dtype)| place.end.min(self.settled + whole(dtype)))
     }
 
     /// Returns the buffer and its layout. Errors: the index of a tensor with a value that is not finite.

@@ -103,7 +103,7 @@ impl Work {
             let (means, steps) = (&channels.means[slab.clone()], &steps[slab.clone()]);
             let means: Vec<f32> = means.iter().map(|mean| f32::from(*mean)).collect();
             self.row.resize(slab.len(), 0.0);
-            let size = rows.dtype.bytes();
+            let size = rows.dtype.block_bytes();
             for tile in slabs::tiles(n_rows) {
                 self.tile.resize(tile.len() * slab.len(), 0);
                 slabs::to_rows(&self.by_channel, n_rows, tile.clone(), &mut self.tile);

@@ -182,7 +182,7 @@ impl Work {
         }
         self.row.resize(slab.len(), 0.0);
         for (i, bytes) in source.bytes.chunks_exact(rows.bytes()).enumerate() {
-            let size = rows.dtype.bytes();
+            let size = rows.dtype.block_bytes();
             floats::load(rows.dtype, &bytes[slab.start * size..slab.end * size], &mut self.row);
             if let Some(rotation) = rotation {
                 let head_size = rotation.head_size as usize;

@@ -12,7 +12,7 @@ const HEAD: u32 = 16;
 fn layout(dtype: Dtype, rope: RopePairing) -> KvLayout {
     let rows = Rows { dtype, n_values: 2 * HEAD };
     let layer = LayerShape { k: rows, v: Some(rows) };
-    KvLayout { rope, sections: vec![Section { window: None, layers: vec![layer] }], states: Vec::new() }
+    KvLayout { rope, sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![layer] }], states: Vec::new() }
 }
 
 fn keys() -> KeyRotation {
@@ -34,13 +34,13 @@ fn values(n_rows: usize, seed: u64) -> Vec<f32> {
 }
 
 fn bytes_of(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; values.len() * dtype.bytes()];
+    let mut bytes = vec![0; values.len() * dtype.block_bytes()];
     floats::store(dtype, values, &mut bytes);
     bytes
 }
 
 fn values_of(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    let mut values = vec![0.0; bytes.len() / dtype.bytes()];
+    let mut values = vec![0.0; bytes.len() / dtype.block_bytes()];
     floats::load(dtype, bytes, &mut values);
     values
 }
