@@ -49,4 +49,6 @@ mod streams;
 mod system_messages;
 mod template_goldens;
 #[cfg(feature = "llama")]
+mod tiny_models;
+#[cfg(feature = "llama")]
 mod waiting_for_pulls;

@@ -29,7 +29,7 @@ impl Draft {
             Architecture::GptOss => "gpt-oss",
             Architecture::DeepSeek2 => "deepseek2",
             Architecture::Mamba => "mamba",
-            Architecture::Bert => unreachable!("it has a file of its own"),
+            other => unreachable!("{other:?} has a file of its own"),
         };
         self.set("general.architecture", Value::String(self.architecture.into()));
         self.set("general.name", Value::String(format!("tiny {}", self.architecture)));
@@ -66,7 +66,7 @@ impl Draft {
             }
             Architecture::DeepSeek2 => self.latent_keys(),
             Architecture::Mamba => self.mamba_keys(),
-            Architecture::Bert => {}
+            other => unreachable!("{other:?} has a file of its own"),
         }
         for layer in 0..n_layer(architecture) {
             self.layer(architecture, &format!("blk.{layer}"));
@@ -115,7 +115,7 @@ impl Draft {
                 self.feed_forward(blk);
             }
             Architecture::Mamba => self.mamba(blk),
-            Architecture::Bert => {}
+            other => unreachable!("{other:?} has a file of its own"),
         }
     }
 

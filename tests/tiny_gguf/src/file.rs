@@ -58,14 +58,19 @@ pub struct Gguf {
 
 impl Gguf {
     pub fn write(&self, path: &Path) {
+        let mut out = BufWriter::new(File::create(path).unwrap());
+        self.write_to(&mut out);
+        out.flush().unwrap();
+    }
+
+    pub(crate) fn write_to(&self, out: &mut dyn Write) {
         let planned = |(name, tensor): &(String, Tensor)| {
             assert_eq!(tensor.dims.iter().product::<usize>(), tensor.values.len(), "{name}");
             let dims = tensor.dims.iter().map(|&dim| dim as u64).collect();
             PlannedTensor { name: name.clone(), dims, kind: tensor.precision.kind() }
         };
         let plan = GgufPlan { metadata: self.metadata.clone(), tensors: self.tensors.iter().map(planned).collect() };
-        let mut out = BufWriter::new(File::create(path).unwrap());
-        let written = plan.write(&mut out, |i, data| {
+        let written = plan.write(out, |i, data| {
             let Tensor { values, precision, .. } = &self.tensors[i].1;
             match precision {
                 Precision::F32 => values.iter().try_for_each(|value| data.write_all(&value.to_le_bytes())),
@@ -75,7 +80,7 @@ impl Gguf {
                 Precision::Q8_0 => values.chunks(BLOCK).try_for_each(|block| data.write_all(&q8_0(block))),
             }
         });
-        written.and_then(|()| out.flush()).unwrap();
+        written.unwrap();
     }
 
     pub fn read(path: &Path) -> Gguf {

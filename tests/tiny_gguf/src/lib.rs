@@ -1,13 +1,18 @@
 //! Tiny models with random weights, for architectures whose real models are too large for a test.
 //!
 //! What they say is noise, but llama.cpp runs them as it runs the real ones, so whatever must hold for any weights can
-//! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`. What must hold for replies of a
-//! certain form is tried on [`scripted`] models.
+//! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`: written down here for the
+//! architectures that tests without llama.cpp use, too; asked of it for the others (feature `llama`). What must hold for
+//! replies of a certain form is tried on [`scripted`] models.
 
 pub mod adapter;
 mod architectures;
 pub mod bert;
+#[cfg(feature = "llama")]
+mod described;
 pub mod file;
+#[cfg(feature = "llama")]
+mod llama_cpp;
 pub mod projector;
 mod reranker;
 pub mod scripted;
@@ -16,6 +21,8 @@ mod tokenizer;
 
 use std::path::Path;
 
+#[cfg(feature = "llama")]
+pub use described::LONG_WINDOW;
 use file::{Gguf, Precision, Tensor, Value};
 
 /// Architectures that can be written.
@@ -39,6 +46,70 @@ pub enum Architecture {
     Mamba,
     /// An encoder.
     Bert,
+    /// Positions with several axes.
+    Qwen3Vl,
+    /// The same with a mixture of experts.
+    Qwen3VlMoe,
+    /// Three layers with a gated delta net, then one with attention; positions with several axes.
+    Qwen35,
+    /// The same with a mixture of experts.
+    Qwen35Moe,
+    /// The same with plain positions.
+    Qwen3Next,
+    /// The cache of Qwen3.6-27B behind a tiny embedding: 65,536 bytes of KV a token, 156.9 MB of states.
+    Qwen36Of27B,
+    /// The cache of Qwen3.6-35B-A3B: 20,480 bytes of KV a token, 65.9 MB of states.
+    Qwen36Of35B,
+    /// Layers of Mamba 2, of attention, and of feed forward alone.
+    NemotronH,
+    /// Mamba 2, and one layer of attention.
+    GraniteHybrid,
+    /// Short convolutions and attention.
+    Lfm2,
+    /// The same; attention has a window.
+    Lfm2Windowed,
+    /// Kimi's delta attention, and one layer of latent attention.
+    KimiLinear,
+    /// Latent attention to positions that an indexer chooses.
+    DeepSeek32,
+    /// A window, and compressed rows.
+    DeepSeek4,
+    /// Windows; heads of two sizes; the last layers have no KV of their own.
+    Gemma4,
+    /// Attention to blocks that an indexer chooses.
+    MiniMaxM3,
+    /// Delta attention, and latent attention with an indexer.
+    Glm5Next,
+    /// Recurrent.
+    Mamba2,
+    /// Recurrent.
+    Rwkv7,
+}
+
+impl Architecture {
+    /// Those whose tensors llama.cpp names.
+    #[cfg(feature = "llama")]
+    pub const DESCRIBED: [Architecture; 19] = [
+        Architecture::Qwen3Vl,
+        Architecture::Qwen3VlMoe,
+        Architecture::Qwen35,
+        Architecture::Qwen35Moe,
+        Architecture::Qwen3Next,
+        Architecture::Qwen36Of27B,
+        Architecture::Qwen36Of35B,
+        Architecture::NemotronH,
+        Architecture::GraniteHybrid,
+        Architecture::Lfm2,
+        Architecture::Lfm2Windowed,
+        Architecture::KimiLinear,
+        Architecture::DeepSeek32,
+        Architecture::DeepSeek4,
+        Architecture::Gemma4,
+        Architecture::MiniMaxM3,
+        Architecture::Glm5Next,
+        Architecture::Mamba2,
+        Architecture::Rwkv7,
+    ];
 }
 
 /// Positions that the windowed layers of [`Architecture::GptOss`] and [`Architecture::Gemma3`] look back.
@@ -88,10 +159,20 @@ impl Draft {
 
     fn of(architecture: Architecture, seed: u64) -> Self {
         let mut draft = Draft::new(seed);
-        if architecture == Architecture::Bert {
-            draft.add_bert()
-        } else {
-            draft.add_architecture(architecture)
+        match architecture {
+            Architecture::Bert => draft.add_bert(),
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Gemma3
+            | Architecture::Qwen3Moe
+            | Architecture::GptOss
+            | Architecture::DeepSeek2
+            | Architecture::Mamba => draft.add_architecture(architecture),
+            #[cfg(feature = "llama")]
+            described => draft.add_described(described),
+            #[cfg(not(feature = "llama"))]
+            described => panic!("{described:?} is written with the feature llama only"),
         }
         draft
     }

@@ -1,0 +1,382 @@
+//! Architectures of which only the metadata stands here: llama.cpp says which tensors they need. Their caches have more
+//! than attention in them: states of recurrent layers, windows, indexers, positions with several axes.
+
+use super::architectures::N_EMBD;
+use super::{Architecture, Draft, tokenizer};
+use crate::file::{Precision, Tensor, Value};
+use crate::llama_cpp;
+
+/// Positions that the windowed layers of [`Architecture::Lfm2Windowed`] and [`Architecture::Gemma4`] look back.
+pub const LONG_WINDOW: u32 = 96;
+
+/// The embedding of models whose caches have the sizes of real ones: each value costs a row of the large weights.
+const NARROW: usize = 8;
+
+/// Weights of a model with more values than this are written in F16.
+const LARGE: usize = 1 << 22;
+
+impl Draft {
+    pub(super) fn add_described(&mut self, architecture: Architecture) {
+        self.describe(architecture);
+        tokenizer::add(self);
+        let mut header = Vec::new();
+        self.file.write_to(&mut header);
+        let tensors = llama_cpp::tensors(&header);
+        let n_values: usize = tensors.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
+        for (name, dims) in tensors {
+            self.sane(&name, &dims);
+            let (_, tensor) = self.file.tensors.last_mut().expect("it was added");
+            if n_values > LARGE && is_multiplied(&name, tensor) {
+                tensor.precision = Precision::F16;
+            }
+        }
+    }
+
+    /// Random values that keep what is computed with them finite and of about its size.
+    fn sane(&mut self, name: &str, dims: &[usize]) {
+        let has = |part: &str| name.contains(part);
+        let of_input = (dims[0] as f32).sqrt().recip();
+        // Their mean, and their standard deviation.
+        let (mean, deviation) = if has("norm") {
+            (if has(".bias") { 0.0 } else { 1.0 }, 0.1)
+        } else if has("ssm_a") {
+            // Negative, so that the state decays.
+            (-0.35, 0.2)
+        } else if has("ssm_dt") && dims.len() == 1 {
+            (-1.0, 1.0)
+        } else if has("conv") {
+            (0.0, 0.5)
+        } else if has("token_embd") {
+            (0.0, 1.0)
+        } else if has("sinks") || has("hc_") || has("exp_probs") {
+            (0.0, 0.1)
+        } else if has("rope_freqs") {
+            (1.0, 0.0)
+        } else if has("lerp") {
+            (0.5, 0.2)
+        } else if has("ape") {
+            (0.0, 0.3)
+        } else {
+            (0.0, of_input)
+        };
+        // A uniform distribution of this deviation.
+        let bound = deviation * 3f32.sqrt();
+        self.values(name, dims, |random| mean + bound * random.next());
+    }
+
+    /// The architecture's name and sizes.
+    fn base(&mut self, name: &'static str, n_embd: usize, n_layer: u32, n_ff: u32) {
+        self.architecture = name;
+        self.set("general.architecture", Value::String(name.into()));
+        self.set("general.name", Value::String(format!("tiny {name}")));
+        self.numbers(&[("context_length", 8192), ("embedding_length", n_embd as u32), ("block_count", n_layer)]);
+        if n_ff > 0 {
+            self.numbers(&[("feed_forward_length", n_ff)]);
+        }
+        self.reals(&[("attention.layer_norm_rms_epsilon", 1e-6), ("attention.layer_norm_epsilon", 1e-6)]);
+    }
+
+    fn heads(&mut self, n_head: u32, n_head_kv: u32, dim: u32) {
+        self.numbers(&[
+            ("attention.head_count", n_head),
+            ("attention.head_count_kv", n_head_kv),
+            ("attention.key_length", dim),
+            ("attention.value_length", dim),
+        ]);
+    }
+
+    fn mixture(&mut self) {
+        self.numbers(&[
+            ("expert_count", 4),
+            ("expert_used_count", 2),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("expert_shared_feed_forward_length", 32),
+        ]);
+        self.reals(&[("expert_weights_scale", 1.0)]);
+        self.flag("expert_weights_norm");
+    }
+
+    /// Experts are weighed by a sigmoid.
+    fn sigmoid_mixture(&mut self) {
+        self.mixture();
+        self.numbers(&[("expert_gating_func", 2)]);
+    }
+
+    fn state_space(&mut self, n_inner: u32, n_state: u32, n_head: u32, n_group: u32) {
+        self.numbers(&[
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", n_inner),
+            ("ssm.state_size", n_state),
+            ("ssm.time_step_rank", n_head),
+            ("ssm.group_count", n_group),
+        ]);
+    }
+
+    fn indexer(&mut self, n_head: u32, key_length: u32, top_k: u32) {
+        self.numbers(&[
+            ("attention.indexer.head_count", n_head),
+            ("attention.indexer.key_length", key_length),
+            ("attention.indexer.top_k", top_k),
+        ]);
+    }
+
+    fn hyper_connections(&mut self) {
+        self.numbers(&[("hyper_connection.count", 4), ("hyper_connection.sinkhorn_iterations", 3)]);
+        self.reals(&[("hyper_connection.epsilon", 1e-6), ("swiglu_clamp_exp", 10.0), ("swiglu_clamp_shexp", 10.0)]);
+    }
+
+    fn reals(&mut self, reals: &[(&str, f32)]) {
+        for (key, real) in reals {
+            self.set(&format!("{}.{key}", self.architecture), Value::F32(*real));
+        }
+    }
+
+    fn flag(&mut self, key: &str) {
+        self.set(&format!("{}.{key}", self.architecture), Value::Bool(true));
+    }
+
+    fn list(&mut self, key: &str, values: &[u32]) {
+        let values = values.iter().map(|&value| Value::U32(value)).collect();
+        self.set(&format!("{}.{key}", self.architecture), Value::Array(values));
+    }
+
+    fn describe(&mut self, architecture: Architecture) {
+        match architecture {
+            Architecture::Qwen3Vl => self.qwen3vl("qwen3vl"),
+            Architecture::Qwen3VlMoe => self.qwen3vl("qwen3vlmoe"),
+            Architecture::Qwen35 => self.gated_delta_net("qwen35"),
+            Architecture::Qwen35Moe => self.gated_delta_net("qwen35moe"),
+            Architecture::Qwen3Next => self.gated_delta_net("qwen3next"),
+            Architecture::Qwen36Of27B => self.qwen36("qwen35", 64, [24, 4, 48]),
+            Architecture::Qwen36Of35B => self.qwen36("qwen35moe", 40, [16, 2, 32]),
+            Architecture::NemotronH => self.nemotron_h(),
+            Architecture::GraniteHybrid => self.granite_hybrid(),
+            Architecture::Lfm2 => self.lfm2(),
+            Architecture::Lfm2Windowed => {
+                self.lfm2();
+                self.numbers(&[("attention.sliding_window", LONG_WINDOW)]);
+            }
+            Architecture::KimiLinear => self.kimi_linear(),
+            Architecture::DeepSeek32 => self.deepseek32(),
+            Architecture::DeepSeek4 => self.deepseek4(),
+            Architecture::Gemma4 => self.gemma4(),
+            Architecture::MiniMaxM3 => self.minimax_m3(),
+            Architecture::Glm5Next => self.glm5_next(),
+            Architecture::Mamba2 => {
+                self.base("mamba2", N_EMBD, 4, 0);
+                self.state_space(2 * N_EMBD as u32, 64, 8, 2);
+            }
+            Architecture::Rwkv7 => self.rwkv7(),
+            other => unreachable!("{other:?} is written without llama.cpp"),
+        }
+    }
+
+    fn qwen3vl(&mut self, name: &'static str) {
+        self.base(name, N_EMBD, 4, 96);
+        self.heads(4, 2, 64);
+        self.numbers(&[("rope.dimension_count", 64)]);
+        self.list("rope.dimension_sections", &[12, 10, 10, 0]);
+        if name == "qwen3vlmoe" {
+            self.sigmoid_mixture();
+        }
+    }
+
+    /// Every fourth layer has attention.
+    fn gated_delta_net(&mut self, name: &'static str) {
+        self.base(name, N_EMBD, 8, 96);
+        self.heads(4, 2, 64);
+        self.numbers(&[("rope.dimension_count", 32), ("full_attention_interval", 4)]);
+        if name != "qwen3next" {
+            self.list("rope.dimension_sections", &[6, 5, 5, 0]);
+        }
+        self.state_space(256, 64, 4, 2);
+        if name != "qwen35" {
+            self.sigmoid_mixture();
+        }
+    }
+
+    /// The cache of a published model, with its numbers of Q heads, KV heads, and heads of linear layers. The first two have
+    /// 256 values each, the last 128.
+    fn qwen36(&mut self, name: &'static str, n_layer: u32, [n_head, n_head_kv, n_linear_head]: [u32; 3]) {
+        self.base(name, NARROW, n_layer, 16);
+        self.heads(n_head, n_head_kv, 256);
+        self.numbers(&[("rope.dimension_count", 64), ("full_attention_interval", 4)]);
+        self.list("rope.dimension_sections", &[11, 11, 10, 0]);
+        self.state_space(128 * n_linear_head, 128, n_linear_head, 16);
+        if name == "qwen35moe" {
+            self.sigmoid_mixture();
+        }
+    }
+
+    /// Mamba 2, attention and feed forward take turns.
+    fn nemotron_h(&mut self) {
+        self.base("nemotron_h", N_EMBD, 6, 0);
+        self.list("feed_forward_length", &[0, 0, 96, 0, 0, 96]);
+        self.list("attention.head_count_kv", &[0, 2, 0, 0, 2, 0]);
+        self.numbers(&[
+            ("rope.dimension_count", 64),
+            ("attention.head_count", 4),
+            ("attention.key_length", 64),
+            ("attention.value_length", 64),
+        ]);
+        self.state_space(2 * N_EMBD as u32, 64, 8, 2);
+    }
+
+    fn granite_hybrid(&mut self) {
+        self.base("granitehybrid", N_EMBD, 4, 96);
+        self.list("attention.head_count_kv", &[0, 0, 2, 0]);
+        self.numbers(&[
+            ("rope.dimension_count", 64),
+            ("attention.head_count", 4),
+            ("attention.key_length", 64),
+            ("attention.value_length", 64),
+        ]);
+        self.state_space(2 * N_EMBD as u32, 64, 8, 1);
+        self.reals(&[
+            ("logit_scale", 1.0),
+            ("residual_scale", 1.0),
+            ("embedding_scale", 1.0),
+            ("attention.scale", 0.125),
+        ]);
+    }
+
+    /// Short convolutions: they have no state beside the last inputs.
+    fn lfm2(&mut self) {
+        self.base("lfm2", N_EMBD, 6, 96);
+        self.list("attention.head_count_kv", &[0, 0, 2, 0, 2, 0]);
+        self.numbers(&[("rope.dimension_count", 16), ("attention.head_count", 4), ("shortconv.l_cache", 3)]);
+    }
+
+    /// Delta attention with a decay of its own for each value, and one layer of latent attention.
+    fn kimi_linear(&mut self) {
+        self.base("kimi-linear", N_EMBD, 4, 96);
+        self.sigmoid_mixture();
+        self.list("attention.head_count_kv", &[0, 0, 1, 0]);
+        self.numbers(&[
+            ("leading_dense_block_count", 1),
+            ("attention.head_count", 4),
+            ("attention.key_length", 128 + 32),
+            ("attention.value_length", 128),
+            ("attention.key_length_mla", 64 + 32),
+            ("attention.value_length_mla", 64),
+            ("attention.kv_lora_rank", 128),
+            ("rope.dimension_count", 32),
+            ("ssm.conv_kernel", 4),
+            ("kda.head_dim", 64),
+        ]);
+    }
+
+    /// Latent attention to the positions that an indexer chooses.
+    fn deepseek32(&mut self) {
+        self.base("deepseek32", N_EMBD, 4, 96);
+        self.sigmoid_mixture();
+        self.indexer(4, 128, 64);
+        self.numbers(&[
+            ("leading_dense_block_count", 1),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 1),
+            ("attention.key_length", 128 + 64),
+            ("attention.value_length", 128),
+            ("attention.key_length_mla", 64 + 64),
+            ("attention.value_length_mla", 64),
+            ("attention.q_lora_rank", 64),
+            ("attention.kv_lora_rank", 128),
+            ("rope.dimension_count", 64),
+        ]);
+    }
+
+    /// A window, and rows that each stand for 4 or 128 tokens.
+    fn deepseek4(&mut self) {
+        self.base("deepseek4", N_EMBD, 4, 0);
+        self.mixture();
+        self.heads(4, 1, 256);
+        self.indexer(4, 128, 64);
+        self.numbers(&[
+            ("expert_gating_func", 4),
+            ("rope.dimension_count", 64),
+            ("attention.q_lora_rank", 64),
+            ("attention.sliding_window", 128),
+            ("attention.output_group_count", 2),
+            ("attention.output_lora_rank", 64),
+            ("hash_layer_count", 0),
+        ]);
+        self.reals(&[("attention.compress_rope_freq_base", 40000.0)]);
+        self.hyper_connections();
+        self.list("attention.compress_ratios", &[0, 4, 128, 4]);
+    }
+
+    /// The last two layers use the KV of layers before them.
+    fn gemma4(&mut self) {
+        self.base("gemma4", N_EMBD, 6, 96);
+        self.heads(4, 2, 128);
+        self.numbers(&[
+            ("attention.key_length_swa", 64),
+            ("attention.value_length_swa", 64),
+            ("rope.dimension_count", 128),
+            ("rope.dimension_count_swa", 64),
+            ("attention.sliding_window", LONG_WINDOW),
+            ("attention.shared_kv_layers", 2),
+            ("embedding_length_per_layer_input", 0),
+        ]);
+        self.reals(&[("rope.freq_base_swa", 10000.0)]);
+        let pattern = [true, true, true, false, true, false].map(Value::Bool);
+        self.set("gemma4.attention.sliding_window_pattern", Value::Array(pattern.into()));
+    }
+
+    /// Attention to the blocks that an indexer chooses; the indexer has K and V.
+    fn minimax_m3(&mut self) {
+        self.base("minimax-m3", N_EMBD, 4, 96);
+        self.heads(4, 2, 64);
+        self.sigmoid_mixture();
+        self.indexer(2, 64, 2);
+        self.numbers(&[
+            ("leading_dense_block_count", 1),
+            ("rope.dimension_count", 32),
+            ("attention.indexer.block_size", 32),
+            ("attention.indexer.local_blocks", 1),
+        ]);
+    }
+
+    /// Delta attention as Kimi Linear has, and latent attention with an indexer.
+    fn glm5_next(&mut self) {
+        self.base("glm5-next", N_EMBD, 4, 96);
+        self.sigmoid_mixture();
+        self.indexer(4, 64, 64);
+        self.list("attention.head_count_kv", &[0, 1, 0, 1]);
+        self.numbers(&[
+            ("leading_dense_block_count", 1),
+            ("attention.head_count", 4),
+            ("attention.key_length", 128),
+            ("attention.value_length", 128),
+            ("attention.key_length_mla", 64),
+            ("attention.value_length_mla", 64),
+            ("attention.q_lora_rank", 64),
+            ("attention.kv_lora_rank", 128),
+            ("attention.indexer.kpool", 4),
+            ("rope.dimension_count", 0),
+            ("ssm.conv_kernel", 4),
+            ("kda.head_dim", 64),
+        ]);
+        self.hyper_connections();
+    }
+
+    /// Two heads of the size that real models have: with AVX-512, ggml reads past the end of smaller ones.
+    fn rwkv7(&mut self) {
+        self.base("rwkv7", 2 * N_EMBD, 4, 96);
+        self.numbers(&[
+            ("attention.head_count", 0),
+            ("wkv.head_size", 64),
+            ("attention.decay_lora_rank", 16),
+            ("attention.iclr_lora_rank", 16),
+            ("attention.value_residual_mix_lora_rank", 16),
+            ("attention.gate_lora_rank", 16),
+            ("token_shift_count", 2),
+        ]);
+    }
+}
+
+/// A matrix that activations are multiplied with; llama.cpp wants the others in F32.
+fn is_multiplied(name: &str, tensor: &Tensor) -> bool {
+    tensor.dims.len() == 2 && !["norm", "conv", "ssm_a", "ssm_dt"].iter().any(|part| name.contains(part))
+}
