@@ -10,8 +10,6 @@ const N_HEAD: usize = 4;
 const N_HEAD_KV: usize = 2;
 const HEAD_DIM: usize = 32;
 const N_FF: usize = 96;
-const N_EXPERT: usize = 4;
-const N_FF_EXPERT: usize = 32;
 
 /// Gemma's layers with and without a window.
 fn n_layer(architecture: Architecture) -> usize {
@@ -25,10 +23,6 @@ impl Draft {
             Architecture::Qwen2 => "qwen2",
             Architecture::Qwen3 => "qwen3",
             Architecture::Gemma3 => "gemma3",
-            Architecture::Qwen3Moe => "qwen3moe",
-            Architecture::GptOss => "gpt-oss",
-            Architecture::DeepSeek2 => "deepseek2",
-            Architecture::Mamba => "mamba",
             other => unreachable!("{other:?} has a file of its own"),
         };
         self.set("general.architecture", Value::String(self.architecture.into()));
@@ -38,7 +32,7 @@ impl Draft {
             ("context_length", 8192),
             ("embedding_length", N_EMBD as u32),
             ("block_count", n_layer(architecture) as u32),
-            ("feed_forward_length", if architecture == Architecture::Mamba { 0 } else { N_FF as u32 }),
+            ("feed_forward_length", N_FF as u32),
         ]);
         let epsilon = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
         self.set(&epsilon, Value::F32(1e-5));
@@ -55,17 +49,6 @@ impl Draft {
                 self.attention_keys();
                 self.numbers(&[("attention.sliding_window", WINDOW)]);
             }
-            Architecture::Qwen3Moe => {
-                self.attention_keys();
-                self.expert_keys();
-            }
-            Architecture::GptOss => {
-                self.attention_keys();
-                self.expert_keys();
-                self.numbers(&[("attention.sliding_window", WINDOW)]);
-            }
-            Architecture::DeepSeek2 => self.latent_keys(),
-            Architecture::Mamba => self.mamba_keys(),
             other => unreachable!("{other:?} has a file of its own"),
         }
         for layer in 0..n_layer(architecture) {
@@ -97,24 +80,6 @@ impl Draft {
                 self.feed_forward(blk);
                 self.ones(&format!("{blk}.post_ffw_norm.weight"), N_EMBD);
             }
-            Architecture::Qwen3Moe => {
-                self.attention(blk);
-                self.head_norms(blk);
-                self.ones(&format!("{blk}.ffn_norm.weight"), N_EMBD);
-                self.experts(blk);
-            }
-            Architecture::GptOss => {
-                self.attention(blk);
-                self.attention_biases(blk);
-                self.ones(&format!("{blk}.post_attention_norm.weight"), N_EMBD);
-                self.experts(blk);
-                self.expert_biases(blk);
-            }
-            Architecture::DeepSeek2 => {
-                self.latent_attention(blk);
-                self.feed_forward(blk);
-            }
-            Architecture::Mamba => self.mamba(blk),
             other => unreachable!("{other:?} has a file of its own"),
         }
     }
@@ -154,99 +119,10 @@ impl Draft {
         self.bias(&format!("{blk}.attn_v.bias"), &[N_HEAD_KV * head_dim]);
     }
 
-    fn attention_biases(&mut self, blk: &str) {
-        self.input_biases(blk);
-        self.bias(&format!("{blk}.attn_output.bias"), &[N_EMBD]);
-        self.bias(&format!("{blk}.attn_sinks.weight"), &[N_HEAD]);
-    }
-
     fn feed_forward(&mut self, blk: &str) {
         self.ones(&format!("{blk}.ffn_norm.weight"), N_EMBD);
         self.weight(&format!("{blk}.ffn_gate.weight"), &[N_EMBD, N_FF]);
         self.weight(&format!("{blk}.ffn_up.weight"), &[N_EMBD, N_FF]);
         self.weight(&format!("{blk}.ffn_down.weight"), &[N_FF, N_EMBD]);
     }
-
-    fn expert_keys(&mut self) {
-        self.numbers(&[
-            ("expert_count", N_EXPERT as u32),
-            ("expert_used_count", 2),
-            ("expert_feed_forward_length", N_FF_EXPERT as u32),
-        ]);
-    }
-
-    fn experts(&mut self, blk: &str) {
-        self.weight(&format!("{blk}.ffn_gate_inp.weight"), &[N_EMBD, N_EXPERT]);
-        self.weight(&format!("{blk}.ffn_gate_exps.weight"), &[N_EMBD, N_FF_EXPERT, N_EXPERT]);
-        self.weight(&format!("{blk}.ffn_up_exps.weight"), &[N_EMBD, N_FF_EXPERT, N_EXPERT]);
-        self.weight(&format!("{blk}.ffn_down_exps.weight"), &[N_FF_EXPERT, N_EMBD, N_EXPERT]);
-    }
-
-    fn expert_biases(&mut self, blk: &str) {
-        self.bias(&format!("{blk}.ffn_gate_inp.bias"), &[N_EXPERT]);
-        self.bias(&format!("{blk}.ffn_gate_exps.bias"), &[N_FF_EXPERT, N_EXPERT]);
-        self.bias(&format!("{blk}.ffn_up_exps.bias"), &[N_FF_EXPERT, N_EXPERT]);
-        self.bias(&format!("{blk}.ffn_down_exps.bias"), &[N_EMBD, N_EXPERT]);
-    }
-
-    /// All layers are dense, which DeepSeek's first ones are too.
-    fn latent_keys(&mut self) {
-        self.numbers(&[
-            ("leading_dense_block_count", N_LAYER as u32),
-            ("expert_feed_forward_length", N_FF_EXPERT as u32),
-            ("expert_shared_count", 1),
-            ("attention.head_count", N_HEAD as u32),
-            ("attention.head_count_kv", 1),
-            ("attention.q_lora_rank", Q_LORA as u32),
-            ("attention.kv_lora_rank", KV_LORA as u32),
-            ("attention.key_length", (KV_LORA + ROPE_DIM) as u32),
-            ("attention.value_length", KV_LORA as u32),
-            ("attention.key_length_mla", HEAD_DIM as u32),
-            ("attention.value_length_mla", HEAD_DIM as u32),
-            ("rope.dimension_count", ROPE_DIM as u32),
-        ]);
-    }
-
-    fn latent_attention(&mut self, blk: &str) {
-        self.ones(&format!("{blk}.attn_q_a_norm.weight"), Q_LORA);
-        self.ones(&format!("{blk}.attn_kv_a_norm.weight"), KV_LORA);
-        self.weight(&format!("{blk}.attn_q_a.weight"), &[N_EMBD, Q_LORA]);
-        self.weight(&format!("{blk}.attn_q_b.weight"), &[Q_LORA, N_HEAD * HEAD_DIM]);
-        self.weight(&format!("{blk}.attn_kv_a_mqa.weight"), &[N_EMBD, KV_LORA + ROPE_DIM]);
-        self.weight(&format!("{blk}.attn_k_b.weight"), &[HEAD_DIM - ROPE_DIM, KV_LORA, N_HEAD]);
-        self.weight(&format!("{blk}.attn_v_b.weight"), &[KV_LORA, HEAD_DIM, N_HEAD]);
-        self.weight(&format!("{blk}.attn_output.weight"), &[N_HEAD * HEAD_DIM, N_EMBD]);
-    }
-
-    fn mamba_keys(&mut self) {
-        self.numbers(&[
-            ("attention.head_count", 0),
-            ("ssm.conv_kernel", CONV as u32),
-            ("ssm.inner_size", INNER as u32),
-            ("ssm.state_size", STATE as u32),
-            ("ssm.time_step_rank", TIME_STEP as u32),
-        ]);
-    }
-
-    fn mamba(&mut self, blk: &str) {
-        self.weight(&format!("{blk}.ssm_in.weight"), &[N_EMBD, 2 * INNER]);
-        self.weight(&format!("{blk}.ssm_conv1d.weight"), &[CONV, INNER]);
-        self.bias(&format!("{blk}.ssm_conv1d.bias"), &[INNER]);
-        self.weight(&format!("{blk}.ssm_x.weight"), &[INNER, TIME_STEP + 2 * STATE]);
-        self.weight(&format!("{blk}.ssm_dt.weight"), &[TIME_STEP, INNER]);
-        self.bias(&format!("{blk}.ssm_dt.bias"), &[INNER]);
-        // Negative, so that the state decays.
-        self.values(&format!("{blk}.ssm_a"), &[STATE, INNER], |random| -1.5 - random.next());
-        self.ones(&format!("{blk}.ssm_d"), INNER);
-        self.weight(&format!("{blk}.ssm_out.weight"), &[INNER, N_EMBD]);
-    }
 }
-
-const Q_LORA: usize = 32;
-const KV_LORA: usize = 32;
-const ROPE_DIM: usize = 16;
-
-const CONV: usize = 4;
-const INNER: usize = 2 * N_EMBD;
-const STATE: usize = 16;
-const TIME_STEP: usize = 4;

@@ -1,8 +1,8 @@
-//! Architectures of which only the metadata stands here: llama.cpp says which tensors they need. Their caches have more
-//! than attention in them: states of recurrent layers, windows, indexers, positions with several axes.
+//! Architectures of which only the metadata stands here: llama.cpp says which tensors they need. Most of their caches have
+//! more than attention in them: states of recurrent layers, windows, indexers, positions with several axes.
 
 use super::architectures::N_EMBD;
-use super::{Architecture, Draft, tokenizer};
+use super::{Architecture, Draft, WINDOW, tokenizer};
 use crate::file::{Precision, Tensor, Value};
 use crate::llama_cpp;
 
@@ -143,6 +143,27 @@ impl Draft {
 
     fn describe(&mut self, architecture: Architecture) {
         match architecture {
+            Architecture::Qwen3Moe => {
+                self.base("qwen3moe", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.mixture();
+            }
+            Architecture::GptOss => {
+                self.base("gpt-oss", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.mixture();
+                self.numbers(&[("attention.sliding_window", WINDOW)]);
+            }
+            Architecture::DeepSeek2 => self.deepseek2(),
+            Architecture::Mamba => {
+                self.base("mamba", N_EMBD, 4, 0);
+                self.numbers(&[
+                    ("ssm.conv_kernel", 4),
+                    ("ssm.inner_size", 2 * N_EMBD as u32),
+                    ("ssm.state_size", 16),
+                    ("ssm.time_step_rank", 4),
+                ]);
+            }
             Architecture::Qwen3Vl => self.qwen3vl("qwen3vl"),
             Architecture::Qwen3VlMoe => self.qwen3vl("qwen3vlmoe"),
             Architecture::Qwen35 => self.gated_delta_net("qwen35"),
@@ -170,6 +191,25 @@ impl Draft {
             Architecture::Rwkv7 => self.rwkv7(),
             other => unreachable!("{other:?} is written without llama.cpp"),
         }
+    }
+
+    /// All layers are dense, which DeepSeek's first ones are too.
+    fn deepseek2(&mut self) {
+        self.base("deepseek2", N_EMBD, 4, 96);
+        self.numbers(&[
+            ("leading_dense_block_count", 4),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 1),
+            ("attention.q_lora_rank", 32),
+            ("attention.kv_lora_rank", 32),
+            ("attention.key_length", 32 + 16),
+            ("attention.value_length", 32),
+            ("attention.key_length_mla", 32),
+            ("attention.value_length_mla", 32),
+            ("rope.dimension_count", 16),
+        ]);
     }
 
     fn qwen3vl(&mut self, name: &'static str) {

@@ -89,7 +89,11 @@ pub enum Architecture {
 impl Architecture {
     /// Those whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
-    pub const DESCRIBED: [Architecture; 19] = [
+    pub const DESCRIBED: [Architecture; 23] = [
+        Architecture::Qwen3Moe,
+        Architecture::GptOss,
+        Architecture::DeepSeek2,
+        Architecture::Mamba,
         Architecture::Qwen3Vl,
         Architecture::Qwen3VlMoe,
         Architecture::Qwen35,
@@ -161,14 +165,9 @@ impl Draft {
         let mut draft = Draft::new(seed);
         match architecture {
             Architecture::Bert => draft.add_bert(),
-            Architecture::Llama
-            | Architecture::Qwen2
-            | Architecture::Qwen3
-            | Architecture::Gemma3
-            | Architecture::Qwen3Moe
-            | Architecture::GptOss
-            | Architecture::DeepSeek2
-            | Architecture::Mamba => draft.add_architecture(architecture),
+            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma3 => {
+                draft.add_architecture(architecture)
+            }
             #[cfg(feature = "llama")]
             described => draft.add_described(described),
             #[cfg(not(feature = "llama"))]
