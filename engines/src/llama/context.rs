@@ -3,14 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Placement, Span, VerifiedKv};
+use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Placement, Span, StatePart, VerifiedKv, VerifiedState};
+use bytes::Bytes;
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
+use super::blob::form::BlobForm;
+use super::checkpoint;
+use super::import_state::ImportState;
 use super::placement::{BlobPlacement, ImportBlob};
 use super::projector::{ImagePreparation, Projector};
-use super::transfer::KvTransfer;
+use super::transfer::{self, KvTransfer};
 use super::vocabulary::token;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
 use crate::serving::described::KvForm;
@@ -22,6 +26,8 @@ pub(crate) struct LlamaSlots<'m> {
     batch: LlamaBatch<'static>,
     transfers: Option<Transfers>,
     projector: Option<Arc<Projector>>,
+    /// The model keeps more than rows.
+    has_states: bool,
     /// A step ends when the last device has computed it.
     whole_steps: bool,
 }
@@ -35,16 +41,23 @@ struct Transfers {
 impl<'m> LlamaSlots<'m> {
     /// A context whose batches have at most `n_batch` tokens.
     pub(crate) fn new(context: LlamaContext<'m>, n_batch: usize) -> Self {
-        LlamaSlots { context, batch: LlamaBatch::new(n_batch, 1), transfers: None, projector: None, whole_steps: false }
+        let batch = LlamaBatch::new(n_batch, 1);
+        LlamaSlots { context, batch, transfers: None, projector: None, has_states: false, whole_steps: false }
+    }
+
+    /// The same for a model that keeps more of a sequence than rows of positions.
+    pub(crate) fn with_states(self, has_states: bool) -> Self {
+        LlamaSlots { has_states, ..self }
     }
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
     pub(crate) fn with_transfer(self, transfer: Option<KvTransfer>, n_slots: u32) -> Self {
         let transfers = transfer.map(|to_node| Transfers {
-            to_host: KvTransfer::new(to_node.layout().as_ref().clone(), n_slots, None),
+            to_host: KvTransfer::new(BlobForm::clone(to_node.form()), n_slots, None),
             to_node,
         });
-        LlamaSlots { transfers, ..self }
+        let of_layout = transfers.as_ref().is_some_and(|transfers| !transfers.to_node.layout().states.is_empty());
+        LlamaSlots { transfers, has_states: self.has_states || of_layout, ..self }
     }
 
     /// The same, whose steps end when the last device has computed them. Workers' devices take work into a queue, and
@@ -58,6 +71,13 @@ impl<'m> LlamaSlots<'m> {
         LlamaSlots { projector, ..self }
     }
 
+    /// The first token of a batch whose slot lacks the states before it. llama.cpp would compute on without them.
+    fn without_states<'b>(&self, batch: &'b [BatchToken]) -> Option<&'b BatchToken> {
+        let continues = |(i, t): &(usize, &BatchToken)| *i == 0 || batch[i - 1].slot != t.slot;
+        let mut starts = batch.iter().enumerate().filter(|_| self.has_states).filter(continues).map(|(_, t)| t);
+        starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != t.position)
+    }
+
     #[cfg(test)]
     pub(crate) fn projector(&self) -> Option<&Arc<Projector>> {
         self.projector.as_ref()
@@ -66,10 +86,10 @@ impl<'m> LlamaSlots<'m> {
 
 /// A chunk's rows are placed where llama.cpp's state format has them, so that the import copies nothing.
 pub(crate) fn kv_form(transfer: &KvTransfer) -> KvForm {
-    let layout = Arc::clone(transfer.layout());
-    let placement = Arc::new(move |span: &Span, _: &KvLayout| {
-        let placed = BlobPlacement::new(&layout, span.p0..span.p1, &span.starts);
-        placed.map_or_else(|_| Contiguous.place(span, &layout), |placement| placement.places())
+    let form = Arc::clone(transfer.form());
+    let placement = Arc::new(move |span: &Span, layout: &KvLayout| {
+        let placed = BlobPlacement::new(&form, span.p0..span.p1, &span.starts);
+        placed.map_or_else(|_| Contiguous.place(span, layout), |placement| placement.places())
     });
     KvForm { layout: Arc::clone(transfer.layout()), placement, buffers: transfer.imports().clone() }
 }
@@ -80,12 +100,16 @@ pub(crate) fn seq_id(slot: usize) -> i32 {
 }
 
 const NO_HANDOFF: &str = "this model's KV is not handed over";
+const NO_STATES: &str = "this model has no states";
 
 impl ModelContext for LlamaSlots<'_> {
     type Preparation = ImagePreparation;
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.batch.clear();
+        if let Some(t) = self.without_states(batch) {
+            return Err(ComputeError::Refused(format!("slot {} has no states for position {}", t.slot, t.position)));
+        }
         // ggml's RPC client waits for answers alone, and only values have one.
         let last_answers = self.whole_steps && !batch.iter().any(|t| t.wants_logits);
         for (i, t) in batch.iter().enumerate() {
@@ -117,8 +141,14 @@ impl ModelContext for LlamaSlots<'_> {
         self.context.kv_cache_seq_rm(seq_id(slot), from, None).map_err(|_| CannotCut)
     }
 
+    /// A fork has the source's newest states. One of fewer positions than the source's needs [`ModelContext::return_to`].
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
-        self.context.kv_cache_seq_cp(seq_id(source), seq_id(slot), Some(0), u32::try_from(n).ok()).is_ok()
+        let (source, slot) = (seq_id(source), seq_id(slot));
+        // Without positions, everything is copied. DeepSeek V4's cache allows nothing else, and ends the process.
+        let is_whole = usize::try_from(self.context.kv_cache_seq_pos_max(source) + 1) == Ok(n);
+        let (from, to) = if is_whole { (None, None) } else { (Some(0), u32::try_from(n).ok()) };
+        let can_fork = is_whole || self.transfers.is_some() || !self.has_states;
+        can_fork && self.context.kv_cache_seq_cp(source, slot, from, to).is_ok()
     }
 
     fn forks_share_cells(&self) -> bool {
@@ -126,6 +156,9 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn oldest(&self, slot: usize) -> usize {
+        if let Some(transfers) = &self.transfers {
+            return transfers.to_node.oldest(&self.context, slot as u32).unwrap_or(0) as usize;
+        }
         usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0)
     }
 
@@ -146,7 +179,7 @@ impl ModelContext for LlamaSlots<'_> {
         let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
         // The chunk's buffer becomes the blob: no row is copied.
         let span = chunk.span();
-        let placement = BlobPlacement::new(transfer.layout(), span.p0..span.p1, &span.starts);
+        let placement = BlobPlacement::new(transfer.form(), span.p0..span.p1, &span.starts);
         let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
         transfer.import(&mut self.context, slot as u32, n_present, &blob).map_err(|e| e.to_string())?;
         Ok(blob.into_buffer())
@@ -154,13 +187,35 @@ impl ModelContext for LlamaSlots<'_> {
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
         let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_host;
-        let blob = ImportBlob::build(chunk, transfer.layout()).map_err(|e| e.to_string())?;
+        let blob = ImportBlob::build(chunk, transfer.form()).map_err(|e| e.to_string())?;
         transfer.import(&mut self.context, slot as u32, chunk.p0, &blob).map_err(|e| e.to_string())
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
         let can = |transfers: &Transfers| transfers.to_node.can_continue(&self.context, slot as u32, n_present as u32);
         self.transfers.as_ref().is_none_or(can)
+    }
+
+    fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
+        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
+        transfer.export_state(&self.context, slot as u32, position).map_err(|e| e.to_string())
+    }
+
+    fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
+        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
+        let states = ImportState::verified(&state).map_err(|e| e.to_string())?;
+        transfer.import_state(&mut self.context, slot as u32, &states).map_err(|e| e.to_string())
+    }
+
+    fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
+        if !self.has_states {
+            return Err(NO_STATES.into());
+        }
+        checkpoint::take(&self.context, slot as u32).map_err(|e| e.to_string())
+    }
+
+    fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
+        checkpoint::return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint).map_err(|_| CannotCut)
     }
 
     fn sees_images(&self) -> bool {

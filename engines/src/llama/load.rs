@@ -83,8 +83,15 @@ pub(super) fn threads(options: &EngineOptions) -> usize {
 ///
 /// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
 /// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss). An import needs them while its slot's older cells are still in
-/// use.
-pub(crate) const SCRATCH_SEQUENCES: u32 = 1;
+/// use. Recurrent layers have a state for each sequence, and need a second one: it stays empty.
+pub(crate) fn scratch_sequences(model: &LlamaModel) -> u32 {
+    1 + u32::from(has_states(model))
+}
+
+/// Returns true if a model keeps more of a sequence than rows of positions, which can be removed one by one.
+pub(super) fn has_states(model: &LlamaModel) -> bool {
+    model.is_hybrid() || model.is_recurrent()
+}
 
 /// Creates a context for generation: unified KV and flash attention.
 ///
@@ -101,7 +108,7 @@ pub(crate) fn context<'m>(
     let params = params(options, n_cells)
         .with_n_batch(n_batch)
         .with_n_ubatch(options.ubatch())
-        .with_n_seq_max(options.slots() + SCRATCH_SEQUENCES)
+        .with_n_seq_max(options.slots() + scratch_sequences(model))
         .with_type_k(cache_type(options.cache_types.k))
         .with_type_v(cache_type(options.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);

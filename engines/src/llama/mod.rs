@@ -7,11 +7,13 @@ mod adapter;
 pub(crate) mod backend;
 pub mod blob;
 mod cell_order;
+pub mod checkpoint;
 pub(crate) mod context;
 mod cpu_tensors;
 pub mod devices;
 pub(crate) mod embed;
 mod export_buffer;
+pub mod import_state;
 #[cfg(feature = "measure")]
 pub mod key_energy;
 pub(crate) mod load;
@@ -166,6 +168,7 @@ impl ModelLibrary for Llama {
         let has_workers = loaded.placed.has_workers();
         let context = LlamaSlots::new(context, n_batch)
             .with_whole_steps(has_workers)
+            .with_states(load::has_states(model))
             .with_transfer(transfer, options.slots())
             .with_projector(projector.clone());
         let generator = Generator { context, limits, kv, parks: gpu.is_none() && !has_workers };
@@ -183,7 +186,7 @@ impl PlacedModel {
             true => limits.budget.of_pipeline(),
             false => limits.budget,
         };
-        let indivisible = self.model.is_recurrent() || self.model.is_hybrid();
+        let indivisible = load::has_states(&self.model);
         SchedulerLimits { budget, sliding_window, indivisible, ..limits }
     }
 }

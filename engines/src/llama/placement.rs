@@ -8,9 +8,10 @@
 
 use std::ops::Range;
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, VerifiedKv, all_finite};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, Rows, Section, VerifiedKv, all_finite};
 
-use super::blob::{BlobError, CELL_BYTES, MAGIC, TENSOR_HEADER_BYTES, has_v};
+use super::blob::BlobError;
+use super::blob::form::{self, BlobForm, CellForm, HEADER_BYTES, MAGIC, SEQUENCE, SectionForm, TENSOR_HEADER_BYTES};
 
 /// Positions one blob may hold: four times the largest ubatch, and few enough that headers stay small.
 pub const MAX_POSITIONS: u32 = 1 << 16;
@@ -21,12 +22,12 @@ pub const MAX_POSITIONS: u32 = 1 << 16;
 /// its buffer the blob: no row is copied after it was received.
 #[derive(Debug, Clone)]
 pub struct BlobPlacement {
-    layout: KvLayout,
+    form: BlobForm,
     positions: Range<u32>,
     starts: Vec<u32>,
     n_bytes: usize,
-    /// First byte of each section.
-    sections: Vec<usize>,
+    /// First byte of the section with a window.
+    window_at: Option<usize>,
     rows: Vec<Range<usize>>,
     /// Everything except rows: its offset in the blob, and its part of `header_bytes`.
     headers: Vec<(usize, Range<usize>)>,
@@ -34,11 +35,10 @@ pub struct BlobPlacement {
 }
 
 impl BlobPlacement {
-    /// The placement for the KV of `positions`, at most [`MAX_POSITIONS`]. Section `i` holds the rows from
+    /// The placement for the KV of `positions`, at most [`MAX_POSITIONS`]. Section `i` of the layout holds the rows from
     /// `section_starts[i]` on. The rules are those of [`Chunk::check`].
-    pub fn new(layout: &KvLayout, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
-        layout.check()?;
-        let values = has_v(layout)?;
+    pub fn new(form: &BlobForm, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
+        let layout = form.layout();
         let wrong = |what: String| Err(BlobError::Positions(what));
         let Range { start: p0, end: p1 } = positions;
         // llama.cpp can hold the largest i32 as a position but never removes it again.
@@ -53,20 +53,22 @@ impl BlobPlacement {
                 return wrong(format!("a section starts at {start} in {p0}..{p1}"));
             }
         }
-        if section_starts.iter().all(|start| *start == p1) {
+        // Sections without layers hold all positions.
+        let n_rows = form.sections().iter().filter(|section| matches!(section, SectionForm::Rows(_))).count();
+        if n_rows > 0 && n_rows == section_starts.iter().filter(|start| **start == p1).count() {
             return wrong(format!("no section holds any of {p0}..{p1}"));
         }
         let placement = BlobPlacement {
-            layout: layout.clone(),
+            form: form.clone(),
             positions,
             starts: section_starts.to_vec(),
             n_bytes: 0,
-            sections: Vec::with_capacity(layout.sections.len()),
+            window_at: None,
             rows: Vec::with_capacity(2 * layout.n_tensors()),
             headers: Vec::new(),
             header_bytes: Vec::new(),
         };
-        placement.laid_out(values).ok_or_else(|| BlobError::Shape("a state of more bytes than memory".into()))
+        placement.laid_out().ok_or_else(|| BlobError::Shape("a state of more bytes than memory".into()))
     }
 
     /// Length of the blob, bytes.
@@ -81,7 +83,7 @@ impl BlobPlacement {
 
     /// The same ranges for a reader of handoff streams, which has none for a V that does not exist.
     pub fn places(&self) -> Places {
-        let has_v = self.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [true, l.v.is_some()]);
+        let has_v = self.form.layout().sections.iter().flat_map(|s| &s.layers).flat_map(|l| [true, l.v.is_some()]);
         let tensors = self.rows.iter().zip(has_v).filter(|(_, is_there)| *is_there).map(|(rows, _)| rows.clone());
         Places { n_bytes: self.n_bytes, tensors: tensors.collect() }
     }
@@ -95,7 +97,7 @@ impl BlobPlacement {
     /// reader has checked the values. Errors: the KV has another layout, other positions or other places.
     pub fn seal(self, kv: VerifiedKv) -> Result<ImportBlob, BlobError> {
         let span = kv.span();
-        if *kv.layout() != self.layout || (span.p0..span.p1) != self.positions || span.starts != self.starts {
+        if kv.layout() != &**self.form.layout() || (span.p0..span.p1) != self.positions || span.starts != self.starts {
             return Err(BlobError::Shape(format!("KV of {span:?} for the positions {:?}", self.positions)));
         }
         if kv.tensors() != self.places().tensors || kv.buffer().len() != self.n_bytes {
@@ -114,41 +116,60 @@ impl BlobPlacement {
 
     /// The value type of each tensor, in the canonical order; a V that does not exist counts as its K.
     fn dtypes(&self) -> impl Iterator<Item = Dtype> {
-        let layers = self.layout.sections.iter().flat_map(|s| &s.layers);
+        let layers = self.form.layout().sections.iter().flat_map(|s| &s.layers);
         layers.flat_map(|l| [l.k.dtype, l.v.unwrap_or(l.k).dtype])
     }
 
     /// Lays out the blob from its first byte to its last. `None` if it has more bytes than a `usize` counts.
-    fn laid_out(mut self, values: bool) -> Option<Self> {
+    fn laid_out(mut self) -> Option<Self> {
         self.header(&MAGIC.to_le_bytes())?;
         self.header(&SEQUENCE.to_le_bytes())?;
-        for (section, start) in self.layout.sections.clone().into_iter().zip(self.starts.clone()) {
-            let n_cells = self.positions.end - start;
-            self.sections.push(self.n_bytes);
-            self.header(&1u32.to_le_bytes())?;
-            self.header(&n_cells.to_le_bytes())?;
-            if n_cells == 0 {
-                self.rows.extend(std::iter::repeat_n(self.n_bytes..self.n_bytes, 2 * section.layers.len()));
-                continue;
+        let (form, starts) = (self.form.clone(), self.starts.clone());
+        let mut starts = starts.into_iter();
+        for section in form.sections() {
+            match section {
+                SectionForm::Rows(section) if section.layers.is_empty() => {
+                    self.section(section, self.positions.start)?
+                }
+                SectionForm::Rows(section) => self.section(section, starts.next()?)?,
+                SectionForm::States(states) => {
+                    let mut bytes = Vec::new();
+                    states.write_none(&mut bytes);
+                    self.header(&bytes)?;
+                }
             }
-            for position in start..self.positions.end {
-                self.header(&cell(position))?;
-            }
-            for number in [0, u32::try_from(section.layers.len()).ok()?, 0, 0] {
-                self.header(&number.to_le_bytes())?;
-            }
-            let keys = section.layers.iter().map(|l| self.tensor(l.k, n_cells)).collect::<Option<Vec<_>>>()?;
-            let absent = vec![self.n_bytes..self.n_bytes; keys.len()];
-            let values = match values {
-                true => section.layers.iter().map(|l| self.tensor(l.v?, n_cells)).collect::<Option<Vec<_>>>()?,
-                false => absent,
-            };
-            self.rows.extend(keys.into_iter().zip(values).flat_map(|(k, v)| [k, v]));
         }
         Some(self)
     }
 
-    fn tensor(&mut self, rows: baton_schemas::kv::Rows, n_cells: u32) -> Option<Range<usize>> {
+    /// Lays out the rows from `start` on.
+    fn section(&mut self, section: &Section, start: u32) -> Option<()> {
+        let n_cells = self.positions.end - start;
+        if section.window.is_some() {
+            self.window_at = Some(self.n_bytes);
+        }
+        self.header(&1u32.to_le_bytes())?;
+        self.header(&n_cells.to_le_bytes())?;
+        if n_cells == 0 {
+            self.rows.extend(std::iter::repeat_n(self.n_bytes..self.n_bytes, 2 * section.layers.len()));
+            return Some(());
+        }
+        for position in start..self.positions.end {
+            self.header(&cell(self.form.cell(), position))?;
+        }
+        let [n_rot_k, n_rot_v] = form::n_rot(section);
+        for number in [0, u32::try_from(section.layers.len()).ok()?, n_rot_k, n_rot_v] {
+            self.header(&number.to_le_bytes())?;
+        }
+        let keys = section.layers.iter().map(|l| self.tensor(Some(l.k), n_cells)).collect::<Option<Vec<_>>>()?;
+        let values = section.layers.iter().map(|l| self.tensor(l.v, n_cells)).collect::<Option<Vec<_>>>()?;
+        self.rows.extend(keys.into_iter().zip(values).flat_map(|(k, v)| [k, v]));
+        Some(())
+    }
+
+    /// Lays out a tensor's rows, if there is such a tensor.
+    fn tensor(&mut self, rows: Option<Rows>, n_cells: u32) -> Option<Range<usize>> {
+        let Some(rows) = rows else { return Some(self.n_bytes..self.n_bytes) };
         let mut header = [0; TENSOR_HEADER_BYTES];
         header[..4].copy_from_slice(&(rows.dtype as i32).to_le_bytes());
         header[4..].copy_from_slice(&(rows.bytes() as u64).to_le_bytes());
@@ -170,18 +191,14 @@ impl BlobPlacement {
     }
 }
 
-/// Bytes before the first section: magic and sequence.
-const HEADER_BYTES: usize = 8;
-
-/// llama.cpp ignores the sequence number in a blob: the destination is an argument.
-const SEQUENCE: u32 = 0;
-
-fn cell(position: u32) -> [u8; CELL_BYTES] {
-    let mut cell = [0; CELL_BYTES];
-    cell[..4].copy_from_slice(&position.to_le_bytes());
-    cell[4..8].copy_from_slice(&1u32.to_le_bytes());
-    cell[8..].copy_from_slice(&SEQUENCE.to_le_bytes());
-    cell
+/// The entry of a position of text, which is the same on all axes.
+fn cell(form: CellForm, position: u32) -> Vec<u8> {
+    let words = match form {
+        CellForm::Plain => &[position, 1, SEQUENCE][..],
+        // llama.cpp reads the token of models with n-gram embeddings alone.
+        CellForm::MultiAxis => &[position, 1, position, position, 0, SEQUENCE],
+    };
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// A sequence state that is safe to import: consecutive positions, rows of a checked layout, finite values.
@@ -193,10 +210,10 @@ pub struct ImportBlob {
 impl ImportBlob {
     /// Copies the rows of a chunk that no reader has verified. Errors: the chunk does not fit the layout; a value is
     /// not finite.
-    pub fn build(chunk: &Chunk, layout: &KvLayout) -> Result<ImportBlob, BlobError> {
-        chunk.check(layout)?;
+    pub fn build(chunk: &Chunk, form: &BlobForm) -> Result<ImportBlob, BlobError> {
+        chunk.check(form.layout())?;
         let starts: Vec<u32> = chunk.sections.iter().map(|s| s.start).collect();
-        let placement = BlobPlacement::new(layout, chunk.p0..chunk.p1, &starts)?;
+        let placement = BlobPlacement::new(form, chunk.p0..chunk.p1, &starts)?;
         let mut blob = vec![0; placement.n_bytes()];
         for (tensor, ((rows, dtype), range)) in chunk.tensors().zip(placement.dtypes()).zip(&placement.rows).enumerate()
         {
@@ -220,7 +237,7 @@ impl ImportBlob {
 
     /// The layout of its rows.
     pub fn layout(&self) -> &KvLayout {
-        &self.placement.layout
+        self.placement.form.layout()
     }
 
     /// The positions that it holds.
@@ -230,14 +247,14 @@ impl ImportBlob {
 
     /// First position of the windowed section. `None` if there is no such section or it is empty.
     pub(super) fn window_start(&self) -> Option<u32> {
-        let windowed = self.placement.layout.sections.iter().zip(&self.placement.starts);
+        let windowed = self.layout().sections.iter().zip(&self.placement.starts);
         let start = windowed.filter(|(section, _)| section.window.is_some()).map(|(_, start)| *start).next();
         start.filter(|start| *start < self.placement.positions.end)
     }
 
-    /// A blob of the last section alone, for llama.cpp's `PARTIAL_ONLY` flag.
-    pub(super) fn last_section(&self) -> Vec<u8> {
-        let start = self.placement.sections.last().copied().unwrap_or_default();
+    /// A blob of the section with a window and those after it, for llama.cpp's `PARTIAL_ONLY` flag.
+    pub(super) fn windowed(&self) -> Vec<u8> {
+        let start = self.placement.window_at.unwrap_or(self.bytes.len());
         [&self.bytes[..HEADER_BYTES], &self.bytes[start..]].concat()
     }
 }

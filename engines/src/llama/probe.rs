@@ -1,59 +1,55 @@
 //! Finds the layout of a loaded model's KV cache by computing one token.
 //!
 //! The file's header does not determine what llama.cpp stores, which also depends on layers that share a cache, latent
-//! attention and value types. So one position is computed and its state is parsed. Models whose state is not one row
-//! for each position are served without handoffs, and the reason is logged.
+//! attention and value types. So one position is computed and its state is parsed, in each form that is possible for such a
+//! model: only one form ends where the state ends. Models whose state has none of them are served without handoffs, and the
+//! reason is logged.
 
 use baton_model::gguf::Gguf;
-use baton_schemas::kv::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
+use baton_schemas::kv::{Dtype, LayerShape, LayoutError, RopePairing, Rows, Section, StateKind, StateShape};
 use bytes::Bytes;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
 
-use super::blob::{self, BlobError, ParsedBlob, ParsedTensor};
-use super::export_buffer::ExportBuffer;
-use super::state::{self, StateError};
+use super::blob::BlobError;
+use super::blob::form::{BlobForm, CellForm, SectionForm, SectionKind, StatesForm};
+use super::blob::parse::{ParsedRows, ParsedSection, ParsedStates, ParsedTensor, parse};
+use super::state::{self, SequencePart, StateError};
 use super::transfer::{self, KvTransfer};
 
 /// Why a model's KV cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoHandoff {
-    /// Recurrent models such as Mamba and RWKV keep only the state of the last position.
-    #[error("recurrent state cannot be sliced")]
-    Recurrent,
-    /// Some layers are recurrent.
-    #[error("some layers are recurrent: their state cannot be sliced")]
-    Hybrid,
-    /// Positions of vision models have several parts, which a chunk does not carry.
-    #[error("positions have several axes (M-RoPE)")]
-    MultiAxis,
+    /// llama.cpp hashes the tokens before a position, and reads them from the cache's cells.
+    #[error("cells hold tokens (n-gram embeddings), which a chunk does not carry")]
+    Tokens,
     /// The probe's token was not computed.
     #[error("the probe's token cannot be computed: {0}")]
     Decode(String),
     /// The state cannot be read.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The state has an unknown format, such as an indexer cache or a compressed cache.
+    /// The state has an unknown format, such as a compressed cache.
     #[error("the KV state is of an unknown kind: {0}")]
     UnknownState(BlobError),
-    /// The cache is quantized, or of a type that cannot be handed over.
-    #[error("the KV cache is of ggml type {0}; only f32, f16 and bf16 can be handed over")]
+    /// The cache is of a type that cannot be handed over.
+    #[error("the KV cache is of ggml type {0}, which cannot be handed over")]
     ValueType(i32),
-    /// There are several caches, and the file does not give the window of the second one.
-    #[error("{n_sections} caches, and the model's file names no sliding window")]
-    UnknownWindow {
-        /// The number of caches.
-        n_sections: usize,
-    },
+    /// llama.cpp rotates what it stores.
+    #[error("the KV cache is rotated (Hadamard)")]
+    Rotated,
+    /// There are two caches of rows, and the file does not say what the second one is for.
+    #[error("a second cache of rows; the model's file names neither a sliding window nor an indexer, or both")]
+    SecondCache,
     /// The cache's shape exceeds the limits of a layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
 /// Finds the layout of the context's KV and returns what transfers it. The context must be empty, with sequences for
-/// `n_slots` slots and one for scratch; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
+/// `n_slots` slots and for scratch; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
 /// cache.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
@@ -62,26 +58,32 @@ pub fn probe(
     n_slots: u32,
     gpu: Option<usize>,
 ) -> Result<KvTransfer, NoHandoff> {
-    // First, because llama.cpp writes the states of these models in other formats.
-    if model.is_hybrid() {
-        return Err(NoHandoff::Hybrid);
-    }
-    if model.is_recurrent() {
-        return Err(NoHandoff::Recurrent);
-    }
     let rope = match model.rope_type() {
         None => RopePairing::None,
         Some(RopeType::Norm) => RopePairing::Interleaved,
         Some(RopeType::NeoX) => RopePairing::HalfSplit,
-        Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision) => return Err(NoHandoff::MultiAxis),
+        Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision) => RopePairing::MultiAxis,
     };
+    if has(gguf, "ple.ngram_size") {
+        return Err(NoHandoff::Tokens);
+    }
     let scratch = n_slots;
     let decoded = decode_one(ctx, model, scratch);
-    let exported = state::export(ctx, scratch, ExportBuffer::new(None));
+    let exported = state::export(ctx, scratch, SequencePart::Everything, Vec::new());
     transfer::clear(ctx, scratch);
     decoded?;
-    let layout = layout(&Bytes::from_owner(exported?), rope, gguf.sliding_window())?;
-    Ok(KvTransfer::new(layout, n_slots, gpu))
+    let sections = sections(&exported?.into(), CellForm::of(rope), model)?;
+    let second = match (gguf.sliding_window(), has(gguf, "attention.indexer.key_length")) {
+        (Some(window), false) => u32::try_from(window).ok().map(Second::Windowed),
+        (None, true) => Some(Second::Indexer),
+        _ => None,
+    };
+    Ok(KvTransfer::new(BlobForm::new(rope, form(sections, second)?)?, n_slots, gpu))
+}
+
+/// Returns true if the file has this key of its architecture's own.
+fn has(gguf: &Gguf, key: &str) -> bool {
+    gguf.architecture().is_some_and(|architecture| gguf.get(&format!("{architecture}.{key}")).is_some())
 }
 
 fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Result<(), NoHandoff> {
@@ -95,28 +97,90 @@ fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Resul
     Ok(())
 }
 
-/// Derives the layout from a state that holds one position.
-fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayout, NoHandoff> {
-    // The blob does not say whether it has V tensors; only one of the two interpretations parses.
-    let parsed = blob::parse(blob, true).or_else(|fault| blob::parse(blob, false).map_err(|_| fault));
-    let ParsedBlob { sections } = parsed.map_err(NoHandoff::UnknownState)?;
-    let window = window.and_then(|w| u32::try_from(w).ok());
-    let windows = match sections.len() {
-        1 => vec![None],
-        // A full cache and a windowed one. Without a window the second is an indexer's cache, which is not supported.
-        2 if window.is_some() => vec![None, window],
-        n_sections => return Err(NoHandoff::UnknownWindow { n_sections }),
+/// The sections of a state that holds one position.
+fn sections(blob: &Bytes, cell: CellForm, model: &LlamaModel) -> Result<Vec<ParsedSection>, NoHandoff> {
+    let mut first_fault = None;
+    for kinds in possible(model.is_recurrent(), model.is_hybrid(), model.n_layer() as usize) {
+        match parse(blob, cell, kinds) {
+            Ok(sections) if of_model(&sections, model.n_layer()) => return Ok(sections),
+            Ok(_) => {}
+            Err(fault) => drop(first_fault.get_or_insert(fault)),
+        }
+    }
+    let unknown = BlobError::Shape("none of the known forms".into());
+    Err(NoHandoff::UnknownState(first_fault.unwrap_or(unknown)))
+}
+
+/// Returns true if the states are those of a model with `n_layers` layers. Rows are not read as states by accident then.
+fn of_model(sections: &[ParsedSection], n_layers: u32) -> bool {
+    sections.iter().all(|section| match section {
+        ParsedSection::States(states) => states.n_layers == n_layers && states.last.is_some(),
+        ParsedSection::Rows(rows) => rows.positions.len() == 1,
+    })
+}
+
+/// The sections that a model's state can have. A blob says neither whether V follows K, nor how many layers are recurrent.
+fn possible(is_recurrent: bool, is_hybrid: bool, n_layers: usize) -> Vec<Vec<SectionKind>> {
+    let rows = [true, false].map(|has_v| SectionKind::Rows { has_v });
+    let one = rows.iter().map(|first| vec![*first]);
+    let two = rows.iter().flat_map(|first| rows.iter().map(|second| vec![*first, *second]));
+    let rows: Vec<_> = if is_recurrent { vec![Vec::new()] } else { one.chain(two).collect() };
+    if !is_recurrent && !is_hybrid {
+        return rows;
+    }
+    let with_states = |n_recurrent: usize| {
+        // States follow the attention's rows; an indexer's rows follow the states.
+        let places = rows.iter().flat_map(|rows| (rows.len().min(1)..=rows.len()).map(move |place| (rows, place)));
+        places.map(move |(rows, place)| {
+            let (before, after) = rows.split_at(place);
+            [before, &[SectionKind::States { n_recurrent }], after].concat()
+        })
     };
-    let sections = sections.into_iter().zip(windows).map(|(section, window)| {
-        let layers = section.layers.into_iter().map(|layer| {
-            let v = layer.v.as_ref().map(rows).transpose()?;
-            Ok(LayerShape { k: rows(&layer.k)?, v })
-        });
-        Ok(Section { window, n_rot: [0; 2], layers: layers.collect::<Result<_, NoHandoff>>()? })
+    (1..=n_layers).flat_map(with_states).collect()
+}
+
+/// What a second section of rows is for.
+#[derive(Clone, Copy)]
+enum Second {
+    Windowed(u32),
+    Indexer,
+}
+
+fn form(sections: Vec<ParsedSection>, second: Option<Second>) -> Result<Vec<SectionForm>, NoHandoff> {
+    let mut n_rows = 0;
+    let form = |section| match section {
+        ParsedSection::States(states) => states_form(states),
+        ParsedSection::Rows(rows) => {
+            n_rows += 1;
+            match (n_rows, second) {
+                (1, _) | (_, Some(Second::Indexer)) => rows_form(rows, None),
+                (_, Some(Second::Windowed(window))) => rows_form(rows, Some(window)),
+                (_, None) => Err(NoHandoff::SecondCache),
+            }
+        }
+    };
+    sections.into_iter().map(form).collect()
+}
+
+fn rows_form(parsed: ParsedRows, window: Option<u32>) -> Result<SectionForm, NoHandoff> {
+    if parsed.n_rot != [0; 2] {
+        return Err(NoHandoff::Rotated);
+    }
+    let layers = parsed.layers.into_iter().map(|layer| {
+        let v = layer.v.as_ref().map(rows).transpose()?;
+        Ok(LayerShape { k: rows(&layer.k)?, v })
     });
-    let layout = KvLayout { rope, sections: sections.collect::<Result<_, NoHandoff>>()?, states: Vec::new() };
-    layout.check()?;
-    Ok(layout)
+    Ok(SectionForm::Rows(Section { window, n_rot: [0; 2], layers: layers.collect::<Result<_, NoHandoff>>()? }))
+}
+
+fn states_form(parsed: ParsedStates) -> Result<SectionForm, NoHandoff> {
+    let n_recurrent = parsed.tensors.len() / 2;
+    let shapes = parsed.tensors.iter().enumerate().map(|(i, tensor)| {
+        let kind = if i < n_recurrent { StateKind::Convolution } else { StateKind::Recurrence };
+        Ok(StateShape { kind, values: rows(tensor)? })
+    });
+    let shapes = shapes.collect::<Result<_, NoHandoff>>()?;
+    Ok(SectionForm::States(StatesForm { n_layers: parsed.n_layers, shapes }))
 }
 
 fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {

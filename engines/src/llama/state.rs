@@ -10,6 +10,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
 
+use super::import_state::StateBlob;
 use super::placement::ImportBlob;
 
 /// The most sequences of a llama.cpp context (its `LLAMA_MAX_SEQ`). It aborts the process on a larger id.
@@ -29,9 +30,31 @@ pub enum StateError {
         /// The bytes that it wrote.
         found: usize,
     },
+    /// The sequence is empty, or its recurrent layers have no states.
+    #[error("sequence {0} has no states of recurrent layers")]
+    NoStates(u32),
     /// The state was refused, usually because no cells are free.
     #[error("llama.cpp did not import a sequence state, usually for lack of free cells")]
     Import,
+}
+
+/// What is written of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SequencePart {
+    Everything,
+    /// What it has beside the rows of all positions: windowed rows, and states of recurrent layers. In a model with neither,
+    /// everything.
+    BesideRows,
+}
+
+impl SequencePart {
+    fn flags(self) -> LlamaStateSeqFlags {
+        match self {
+            // Not the on-device flag: with it llama.cpp may abort the process.
+            SequencePart::Everything => LlamaStateSeqFlags::empty(),
+            SequencePart::BesideRows => LlamaStateSeqFlags::PARTIAL_ONLY,
+        }
+    }
 }
 
 /// Memory that a state is written into.
@@ -40,11 +63,22 @@ pub(super) trait StateBuffer {
     fn resize(&mut self, n_bytes: usize) -> &mut [u8];
 }
 
-/// Writes the state of `seq` into `buffer`, which is grown as needed, and returned.
-pub(super) fn export<B: StateBuffer>(ctx: &LlamaContext<'_>, seq: u32, mut buffer: B) -> Result<B, StateError> {
+impl StateBuffer for Vec<u8> {
+    fn resize(&mut self, n_bytes: usize) -> &mut [u8] {
+        Vec::resize(self, n_bytes, 0);
+        self
+    }
+}
+
+/// Writes a part of the state of `seq` into `buffer`, which is grown as needed, and returned.
+pub(super) fn export<B: StateBuffer>(
+    ctx: &LlamaContext<'_>,
+    seq: u32,
+    part: SequencePart,
+    mut buffer: B,
+) -> Result<B, StateError> {
     let seq_id = checked(seq)?;
-    // Not the on-device flag: with it llama.cpp may abort the process.
-    let flags = LlamaStateSeqFlags::empty();
+    let flags = part.flags();
     let expected = ctx.state_seq_get_size_ext(seq_id, flags);
     let bytes = buffer.resize(expected);
     // SAFETY: `bytes` has `expected` bytes, the size that llama.cpp has just returned for this sequence. The context
@@ -58,22 +92,33 @@ pub(super) fn export<B: StateBuffer>(ctx: &LlamaContext<'_>, seq: u32, mut buffe
 
 /// Replaces the state of `seq`. If it fails, `seq` is empty.
 pub(super) fn import(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) -> Result<(), StateError> {
-    set(ctx, seq, blob.bytes(), LlamaStateSeqFlags::empty())
+    set(ctx, seq, blob.bytes(), SequencePart::Everything)
 }
 
 /// Replaces the state of `seq` in the sliding-window cache only. The blob must hold windowed rows. If it fails, `seq`
 /// is empty in both caches.
 pub(super) fn import_window(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) -> Result<(), StateError> {
-    set(ctx, seq, &blob.last_section(), LlamaStateSeqFlags::PARTIAL_ONLY)
+    set(ctx, seq, &blob.windowed(), SequencePart::BesideRows)
 }
 
-/// Imports `bytes`, which come from an [`ImportBlob`].
-fn set(ctx: &mut LlamaContext<'_>, seq: u32, bytes: &[u8], flags: LlamaStateSeqFlags) -> Result<(), StateError> {
+/// Replaces the states of `seq`. If it fails, `seq` is empty.
+pub(super) fn import_states(ctx: &mut LlamaContext<'_>, seq: u32, blob: &StateBlob) -> Result<(), StateError> {
+    set(ctx, seq, blob.bytes(), SequencePart::BesideRows)
+}
+
+/// Replaces the states and the windowed rows of `seq` by those that [`export`] wrote in this context. If it fails, `seq` is
+/// empty.
+pub(super) fn import_checkpoint(ctx: &mut LlamaContext<'_>, seq: u32, checkpoint: &[u8]) -> Result<(), StateError> {
+    set(ctx, seq, checkpoint, SequencePart::BesideRows)
+}
+
+/// Imports `bytes`, which come from an [`ImportBlob`], a [`StateBlob`] or this context's [`export`].
+fn set(ctx: &mut LlamaContext<'_>, seq: u32, bytes: &[u8], part: SequencePart) -> Result<(), StateError> {
     let seq_id = checked(seq)?;
     // SAFETY: the slice is valid for its length, and llama.cpp checks each read against it. It does not check that
-    // there is a cell, that positions are consecutive, and that nothing follows the last row; an `ImportBlob`
-    // guarantees these.
-    let taken = unsafe { ctx.state_seq_set_data_ext(bytes, seq_id, flags) };
+    // there is a cell, and one only for states, that positions are consecutive, and that nothing follows the last row; the
+    // three kinds of bytes guarantee these.
+    let taken = unsafe { ctx.state_seq_set_data_ext(bytes, seq_id, part.flags()) };
     if taken {
         return Ok(());
     }

@@ -5,6 +5,10 @@
 //! sequence is empty between calls, because a sliding-window cache must reuse old cells, and cells of two sequences
 //! cannot be reused.
 //!
+//! Recurrent layers have a state for each sequence instead of rows. Whatever range is shared, the newest state is shared with
+//! it, which would be written out with every chunk. So the scratch sequence then shares the cells of a second one, which is
+//! always empty: rows stay, and the state goes. An import does the same to its slot, so the slot gets its state at the end.
+//!
 //! The thread that owns the context calls this. The context's cache must be unified: llama.cpp aborts the process when
 //! a part of a sequence is copied between separate caches.
 
@@ -12,13 +16,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_link::handoff::{BufferPool, ChunkBuffers};
-use baton_schemas::kv::{Chunk, KvLayout};
+use baton_schemas::kv::{Chunk, KvLayout, StatePart};
 use llama_cpp_2::context::LlamaContext;
 
-use super::blob::{self, BlobError};
+use super::blob::form::BlobForm;
+use super::blob::{self, BlobError, Partial};
 use super::export_buffer::ExportBuffer;
+use super::import_state::ImportState;
 use super::placement::ImportBlob;
-use super::state::{self, StateError};
+use super::state::{self, SequencePart, StateError};
 
 /// Why a chunk was not exported or imported. The slot is unchanged, unless the import of its window failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,9 +47,12 @@ pub enum TransferError {
         /// End of the chunk.
         p1: u32,
     },
-    /// The chunk was made for a model with another KV cache.
-    #[error("the chunk has another layout than the context")]
+    /// The chunk or the states were made for a model with another KV cache.
+    #[error("the KV has another layout than the context")]
     OtherLayout,
+    /// The slot's states are missing, or are not those of its last position.
+    #[error("slot {slot} has no states of its first {position} tokens")]
+    NoStates { slot: u32, position: u32 },
     /// The chunk does not follow the slot's last position.
     #[error("positions {p0}..{p1} do not continue a slot that holds {n_present}")]
     NotAnExtension {
@@ -59,20 +68,23 @@ pub enum TransferError {
 /// Exports and imports the chunks of a context's slots.
 #[derive(Clone)]
 pub struct KvTransfer {
-    layout: Arc<KvLayout>,
+    form: Arc<BlobForm>,
     n_slots: u32,
     /// The GPU that exports are copied from.
     gpu: Option<usize>,
     exports: BufferPool<ExportBuffer>,
+    /// Apart, since states are larger than chunks.
+    states: BufferPool<ExportBuffer>,
     imports: ChunkBuffers,
 }
 
 impl KvTransfer {
-    /// The transfer for a context with this layout, whose slots are the sequences `0..n_slots` and whose scratch
-    /// sequence is the next one. `gpu` is ggml's index of the device that holds the cache; `None`: the processor.
-    pub(super) fn new(layout: KvLayout, n_slots: u32, gpu: Option<usize>) -> Self {
-        let layout = Arc::new(layout);
-        KvTransfer { layout, n_slots, gpu, exports: BufferPool::default(), imports: ChunkBuffers::default() }
+    /// The transfer for a context whose sequences have blobs of this form. Its slots are the sequences `0..n_slots`; the scratch
+    /// sequence is the next one, and in a model with states the one that is always empty follows. `gpu` is ggml's index of the
+    /// device that holds the cache; `None`: the processor.
+    pub(super) fn new(form: BlobForm, n_slots: u32, gpu: Option<usize>) -> Self {
+        let (exports, states) = (BufferPool::default(), BufferPool::default());
+        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, states, imports: ChunkBuffers::default() }
     }
 
     /// The pool of buffers for chunks that arrive.
@@ -82,7 +94,12 @@ impl KvTransfer {
 
     /// The context's layout.
     pub fn layout(&self) -> &Arc<KvLayout> {
-        &self.layout
+        self.form.layout()
+    }
+
+    /// The form of its sequences' blobs.
+    pub fn form(&self) -> &Arc<BlobForm> {
+        &self.form
     }
 
     /// Exports the KV of `positions` in a slot, as a part of a prompt that ends at `end`. Windowed rows that position
@@ -101,12 +118,19 @@ impl KvTransfer {
         if positions.is_empty() || positions.end > i32::MAX.cast_unsigned() {
             return Err(BlobError::Positions(format!("{positions:?}")).into());
         }
+        let layout = self.layout();
+        if layout.sections.is_empty() && in_cache(ctx, slot).is_none_or(|n| n < positions.end) {
+            return Err(BlobError::Positions(format!("{positions:?}, without rows")).into());
+        }
         self.lend(ctx, slot, self.scratch(), &positions);
+        if !layout.states.is_empty() {
+            self.lend(ctx, self.empty(), self.scratch(), &positions);
+        }
         let buffer = self.exports.take().unwrap_or_else(|| ExportBuffer::new(self.gpu));
-        let exported = state::export(ctx, self.scratch(), buffer);
+        let exported = state::export(ctx, self.scratch(), SequencePart::Everything, buffer);
         self.clear_scratch(ctx);
-        let chunk = blob::chunk(&self.exports.lend(exported?), &self.layout, positions)?;
-        for (rows, section) in chunk.sections.iter().zip(&self.layout.sections) {
+        let chunk = blob::chunk(&self.exports.lend(exported?), &self.form, positions)?;
+        for (rows, section) in chunk.sections.iter().zip(&layout.sections) {
             let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
             if section.window.is_some_and(|window| rows.start > latest(window)) {
                 return Err(TransferError::Forgotten { start: rows.start, p1: chunk.p1 });
@@ -120,6 +144,8 @@ impl KvTransfer {
     /// A chunk may lack windowed rows that no position after the last chunk attends to. If that leaves a gap, the
     /// slot's windowed rows before the gap are dropped. llama.cpp, and callers that ask it for a slot's first position,
     /// assume that there are no gaps.
+    ///
+    /// A slot of a model with states has none afterwards, and must not compute before [`KvTransfer::import_state`].
     pub fn import(
         &self,
         ctx: &mut LlamaContext<'_>,
@@ -128,13 +154,13 @@ impl KvTransfer {
         blob: &ImportBlob,
     ) -> Result<(), TransferError> {
         self.check_slot(slot)?;
-        if *blob.layout() != *self.layout {
+        if blob.layout() != &**self.layout() {
             return Err(TransferError::OtherLayout);
         }
         self.check_continues(ctx, slot, n_present, blob)?;
-        let leaves_gap = match (in_cache(ctx, slot), blob.window_start()) {
-            (Some(end), Some(start)) => start > end,
-            _ => false,
+        let leaves_gap = match blob.window_start() {
+            Some(start) => self.window(ctx, slot)?.is_some_and(|window| start > window.end),
+            None => false,
         };
         state::import(ctx, self.scratch(), blob)?;
         self.lend(ctx, self.scratch(), slot, &blob.positions());
@@ -147,24 +173,82 @@ impl KvTransfer {
         Ok(())
     }
 
-    /// Returns true if some layers have a sliding window.
-    pub fn has_window(&self) -> bool {
-        self.layout.sections.iter().any(|section| section.window.is_some())
+    /// Exports all states of a slot, which must end at `position`.
+    pub fn export_state(&self, ctx: &LlamaContext<'_>, slot: u32, position: u32) -> Result<StatePart, TransferError> {
+        self.check_slot(slot)?;
+        let states = self.beside_rows(ctx, slot)?.states;
+        states.filter(|part| part.position == position).ok_or(TransferError::NoStates { slot, position })
     }
 
-    /// Returns true if the next position, `n_present`, can be computed in a slot: a sliding-window cache holds all rows
-    /// that it attends to.
+    /// Gives a slot its states. The slot ends at their position afterwards. Errors: the slot is empty if llama.cpp refused the
+    /// states, or if its rows end before them.
+    pub fn import_state(
+        &self,
+        ctx: &mut LlamaContext<'_>,
+        slot: u32,
+        states: &ImportState,
+    ) -> Result<(), TransferError> {
+        self.check_slot(slot)?;
+        let position = states.position();
+        if states.layout() != &**self.layout() {
+            return Err(TransferError::OtherLayout);
+        }
+        // Together with the states, llama.cpp replaces windowed rows.
+        let before = self.beside_rows(ctx, slot)?.before_states;
+        let missing = TransferError::NoStates { slot, position };
+        let blob = states.blob(&self.form, &before).ok_or(TransferError::OtherLayout)?;
+        state::import_states(ctx, slot, &blob)?;
+        let removed = ctx.clear_kv_cache_seq(Some(slot), Some(position), None).unwrap_or(false);
+        if removed && end_with_states(ctx, slot) == Some(position) {
+            return Ok(());
+        }
+        clear(ctx, slot);
+        Err(missing)
+    }
+
+    /// Returns true if the next position, `n_present`, can be computed in a slot: the states are those of its last position,
+    /// and a sliding-window cache holds all rows that it attends to.
     pub fn can_continue(&self, ctx: &LlamaContext<'_>, slot: u32, n_present: u32) -> bool {
-        let Some(window) = self.layout.sections.iter().filter_map(|s| s.window).max() else {
-            return in_cache(ctx, slot) == Some(n_present);
+        let windows = self.layout().sections.iter().filter_map(|s| s.window);
+        let has = |window| self.oldest(ctx, slot).is_some_and(|first| first <= first_in_window(n_present, window));
+        let end = match self.layout().states.is_empty() {
+            true => in_cache(ctx, slot),
+            false => end_with_states(ctx, slot),
         };
+        end == Some(n_present) && windows.max().is_none_or(has)
+    }
+
+    /// The first position of a slot that every layer has. `None`: some layers have none.
+    pub fn oldest(&self, ctx: &LlamaContext<'_>, slot: u32) -> Option<u32> {
+        match self.has_window() {
+            true => self.window(ctx, slot).ok().flatten().map(|window| window.start),
+            false => Some(0),
+        }
+    }
+
+    /// The positions of a slot's windowed rows.
+    fn window(&self, ctx: &LlamaContext<'_>, slot: u32) -> Result<Option<Range<u32>>, TransferError> {
+        if !self.layout().states.is_empty() {
+            // llama.cpp tells only what rows and states have in common.
+            return Ok(self.beside_rows(ctx, slot)?.window);
+        }
         let first = u32::try_from(ctx.kv_cache_seq_pos_min(slot.cast_signed())).ok();
-        let complete = first.is_some_and(|first| first <= first_in_window(n_present, window));
-        complete && in_cache(ctx, slot) == Some(n_present)
+        Ok(first.zip(in_cache(ctx, slot)).map(|(first, end)| first..end))
+    }
+
+    /// Exports what a slot has beside the rows of all positions.
+    fn beside_rows(&self, ctx: &LlamaContext<'_>, slot: u32) -> Result<Partial, TransferError> {
+        let buffer = self.states.take().unwrap_or_else(|| ExportBuffer::new(self.gpu));
+        let exported = state::export(ctx, slot, SequencePart::BesideRows, buffer)?;
+        Ok(blob::partial(&self.states.lend(exported), &self.form)?)
+    }
+
+    fn has_window(&self) -> bool {
+        self.layout().sections.iter().any(|section| section.window.is_some())
     }
 
     /// Checks that a blob continues a slot. With a sliding window, llama.cpp reports only the positions of the windowed
-    /// section, which may have fewer; so `n_present` is trusted for the full section.
+    /// section, which may have fewer; and without states, none at all. So `n_present` is trusted for the rows.
     fn check_continues(
         &self,
         ctx: &LlamaContext<'_>,
@@ -173,9 +257,13 @@ impl KvTransfer {
         blob: &ImportBlob,
     ) -> Result<(), TransferError> {
         let Range { start: p0, end: p1 } = blob.positions();
-        let n_cached = in_cache(ctx, slot).unwrap_or(0);
-        let has_window = self.layout.sections.iter().any(|s| s.window.is_some());
-        if p0 == n_present && (n_cached == n_present || (has_window && n_cached < n_present)) {
+        let n_cached = in_cache(ctx, slot);
+        let hides_rows = if self.layout().states.is_empty() {
+            self.has_window() && n_cached.unwrap_or(0) < n_present
+        } else {
+            n_cached.is_none()
+        };
+        if p0 == n_present && (hides_rows || n_cached.unwrap_or(0) == n_present) {
             return Ok(());
         }
         Err(TransferError::NotAnExtension { p0, p1, n_present })
@@ -192,7 +280,13 @@ impl KvTransfer {
         self.n_slots
     }
 
-    /// Shares the cells of `from` at `positions` with `to`. No values are copied.
+    /// The sequence that is always empty, in a model with states.
+    fn empty(&self) -> u32 {
+        self.n_slots + 1
+    }
+
+    /// Shares the cells of `from` at `positions` with `to`, and the state, in place of the one that `to` had. No values are
+    /// copied.
     fn lend(&self, ctx: &mut LlamaContext<'_>, from: u32, to: u32, positions: &Range<u32>) {
         let Range { start, end } = *positions;
         let lent = ctx.copy_kv_cache_seq(from.cast_signed(), to.cast_signed(), Some(start), Some(end));
@@ -216,7 +310,16 @@ fn first_in_window(next: u32, window: u32) -> u32 {
     (next + 1).saturating_sub(window)
 }
 
-/// One past the last position that a slot holds. `None` if it is empty.
+/// One past the last position that a sequence of a model with states holds. `None` if it has none, or if its rows and its
+/// states end at different positions: after an import, they have none; after a fork of a range, those of the source's end.
+pub(super) fn end_with_states(ctx: &LlamaContext<'_>, seq: u32) -> Option<u32> {
+    // Of the last positions of rows and states, llama.cpp gives the first; of the first positions, the last. States have one
+    // position.
+    let last = ctx.kv_cache_seq_pos_min(seq.cast_signed());
+    in_cache(ctx, seq).filter(|end| u32::try_from(last).is_ok_and(|last| last + 1 == *end))
+}
+
+/// One past the last position that a slot holds. `None` if it is empty, or has rows without states.
 fn in_cache(ctx: &LlamaContext<'_>, slot: u32) -> Option<u32> {
     u32::try_from(ctx.kv_cache_seq_pos_max(slot.cast_signed())).ok().map(|last| last + 1)
 }

@@ -31,6 +31,9 @@ pub enum TrialError {
     /// The KV cannot be exported or imported.
     #[error(transparent)]
     Transfer(#[from] TransferError),
+    /// A part of the model's KV are states, which codecs leave as they are.
+    #[error("the model has states of recurrent layers")]
+    States,
     /// llama.cpp did not compute a batch.
     #[error("a batch of {0} tokens cannot be computed")]
     Decode(usize),
@@ -51,6 +54,9 @@ impl<'m> KvTrial<'m> {
         let gguf = Gguf::open(options.path()?).map_err(LoadError::from)?;
         let mut context = model.context(n_cells)?;
         let transfer = probe::probe(&mut context, model.model(), &gguf, options.slots(), None)?;
+        if !transfer.layout().states.is_empty() {
+            return Err(TrialError::States);
+        }
         let rotation = gguf.key_rotation(options.rope, transfer.layout()).ok();
         Ok(KvTrial { context, transfer, rotation })
     }
@@ -84,7 +90,7 @@ impl<'m> KvTrial<'m> {
     pub fn logits(&mut self, chunks: &[Chunk], tokens: &[Token]) -> Result<Vec<Vec<f32>>, TrialError> {
         let mut p0 = 0;
         for chunk in chunks {
-            let blob = ImportBlob::build(chunk, self.transfer.layout()).map_err(TransferError::from)?;
+            let blob = ImportBlob::build(chunk, self.transfer.form()).map_err(TransferError::from)?;
             self.transfer.import(&mut self.context, SLOT, p0, &blob)?;
             p0 = chunk.p1;
         }

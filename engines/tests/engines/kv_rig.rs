@@ -3,13 +3,17 @@
 use std::ops::Range;
 use std::path::Path;
 
+use baton_engines::llama::checkpoint;
+use baton_engines::llama::import_state::ImportState;
 use baton_engines::llama::placement::ImportBlob;
 use baton_engines::llama::probe::{NoHandoff, probe};
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::transfer::KvTransfer;
 use baton_engines::registry::EngineOptions;
 use baton_model::gguf::Gguf;
-use baton_schemas::kv::{Chunk, LayerRows, SectionRows};
+use baton_model::options::CacheTypes;
+use baton_schemas::kv::{Chunk, LayerRows, SectionRows, StatePart};
+use bytes::Bytes;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
@@ -28,7 +32,13 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn load(model: &Path) -> Rig {
+        Self::with_caches(model, CacheTypes::default())
+    }
+
+    /// The same with KV of these types.
+    pub(crate) fn with_caches(model: &Path, cache_types: CacheTypes) -> Rig {
         let config = EngineOptions {
+            cache_types,
             n_slots: Some(N_SLOTS),
             n_threads: Some(1),
             n_ubatch: Some(N_UBATCH),
@@ -84,6 +94,19 @@ impl Context<'_> {
         self.ctx.get_logits_ith(tokens.len() as i32 - 1).to_vec()
     }
 
+    /// Computes tokens one by one. Returns the logits of each.
+    pub(crate) fn steps(&mut self, slot: u32, p0: u32, tokens: &[u32]) -> Vec<Vec<f32>> {
+        (p0..).zip(tokens).map(|(position, token)| self.compute(slot, position, &[*token])).collect()
+    }
+
+    /// Computes the tokens of `positions`, `n_chunk` at a time.
+    pub(crate) fn compute_chunks(&mut self, slot: u32, tokens: &[u32], positions: Range<u32>, n_chunk: usize) {
+        for p0 in positions.clone().step_by(n_chunk) {
+            let p1 = positions.end.min(p0 + n_chunk as u32);
+            self.compute(slot, p0, &tokens[p0 as usize..p1 as usize]);
+        }
+    }
+
     /// Prefills all tokens but the last, `n_chunk` at a time, and exports each chunk as soon as it is computed.
     pub(crate) fn prefill(&mut self, slot: u32, tokens: &[u32], n_chunk: usize) -> Vec<Chunk> {
         let prefill = &tokens[..tokens.len() - 1];
@@ -102,7 +125,7 @@ impl Context<'_> {
     }
 
     pub(crate) fn blob(&self, chunk: &Chunk) -> ImportBlob {
-        ImportBlob::build(chunk, self.kv.layout()).unwrap()
+        ImportBlob::build(chunk, self.kv.form()).unwrap()
     }
 
     pub(crate) fn import(&mut self, slot: u32, chunks: &[Chunk]) {
@@ -111,6 +134,27 @@ impl Context<'_> {
             self.kv.import(&mut self.ctx, slot, chunk.p0, &blob).unwrap();
             assert_eq!(self.ctx.kv_cache_seq_pos_max(SCRATCH), -1, "scratch was left full");
         }
+    }
+
+    pub(crate) fn export_state(&mut self, slot: u32, position: u32) -> StatePart {
+        self.kv.export_state(&self.ctx, slot, position).unwrap()
+    }
+
+    pub(crate) fn import_state(&mut self, slot: u32, part: &StatePart) {
+        let states = ImportState::build(part, self.kv.layout()).unwrap();
+        self.kv.import_state(&mut self.ctx, slot, &states).unwrap();
+    }
+
+    pub(crate) fn checkpoint(&mut self, slot: u32) -> Bytes {
+        checkpoint::take(&self.ctx, slot).unwrap()
+    }
+
+    pub(crate) fn return_to(&mut self, slot: u32, n_keep: u32, checkpoint: &Bytes) {
+        checkpoint::return_to(&mut self.ctx, slot, n_keep, checkpoint).unwrap();
+    }
+
+    pub(crate) fn has_states(&self) -> bool {
+        !self.kv.layout().states.is_empty()
     }
 
     pub(crate) fn can_continue(&self, slot: u32, n_present: usize) -> bool {

@@ -32,6 +32,8 @@ mod images;
 #[cfg(feature = "llama")]
 mod kv_architectures;
 #[cfg(feature = "llama")]
+mod kv_classes;
+#[cfg(feature = "llama")]
 mod kv_state;
 #[cfg(feature = "llama")]
 mod llama_options;

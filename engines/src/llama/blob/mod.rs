@@ -1,158 +1,125 @@
-//! Parses llama.cpp's sequence state.
+//! Takes llama.cpp's sequence state apart.
 //!
-//! `llama_state_seq_get_data` writes, little-endian (llama.cpp's `llama-context.cpp` and `llama-kv-cache.cpp`):
+//! `llama_state_seq_get_data` writes, little-endian (llama.cpp's `llama-context.cpp`, `llama-kv-cache.cpp` and
+//! `llama-memory-recurrent.cpp`):
 //!
 //! ```text
 //! u32 magic, i32 sequence
-//! per section (a sliding-window model has two: the full cache, then the windowed one):
+//! per section of rows:
 //!   u32 n_stream (1), u32 n_cells; nothing more if that is 0
-//!   n_cells × { i32 position, u32 n_sequences (1), i32 sequence }
-//!   u32 v_transposed (0), u32 n_layers, u32 n_rot_k (0), u32 n_rot_v (0)
+//!   n_cells × { i32 position, u32 n_sequences (1), with M-RoPE { i32 x, i32 y, i32 token }, i32 sequence }
+//!   u32 v_transposed (0), u32 n_layers, u32 n_rot_k, u32 n_rot_v
 //!   n_layers × { i32 ggml type, u64 row bytes, K rows in the order of the cells }
 //!   n_layers × the same for V; nothing at all with multi-head latent attention
+//! the section of states:
+//!   u32 n_cells: 1, or 0 for a sequence without states
+//!   n_cells × { i32 the last position that they have seen, u32 n_sequences (0) }
+//!   u32 s_transposed (0), u32 n_layers (all of the model)
+//!   per recurrent layer { i32 ggml type, u64 row bytes, n_cells × the convolution's row }
+//!   per recurrent layer the same for the recurrence
 //! ```
 //!
+//! The order of sections: attention to all positions, attention with a window or an indexer's keys; in a hybrid model the
+//! states follow attention, and an indexer follows the states. Asked for what a sequence has beside the rows of all positions
+//! (`PARTIAL_ONLY`), llama.cpp writes the section with a window and the states.
+//!
 //! llama.cpp wrote it in this process. It is checked all the same: a version that writes another format must cause an
-//! error and not wrong rows. [`super::placement`] does the opposite.
+//! error and not wrong rows. [`super::placement`] and [`super::import_state`] do the opposite.
+
+mod error;
+pub mod form;
+pub mod parse;
 
 use std::ops::Range;
 
-use baton_schemas::kv::layout::{MAX_LAYERS, MAX_ROW_VALUES, MAX_SECTIONS};
-use baton_schemas::kv::{Chunk, ChunkError, KvLayout, LayerRows, LayoutError, Rows, Section, SectionRows};
-use bytes::{Buf, Bytes};
+use baton_schemas::kv::{Chunk, LayerRows, Rows, Section, SectionRows, StatePart};
+use bytes::Bytes;
 
+pub use self::error::BlobError;
+use self::form::{BlobForm, HEADER_BYTES, SectionForm, StatesForm};
+use self::parse::{ParsedRows, ParsedSection, ParsedStates, ParsedTensor, parse};
 use super::cell_order::CellOrder;
 
-/// The first four bytes of a blob.
-pub(super) const MAGIC: u32 = 0xaf14_3cd8;
-/// Bytes of a cell's entry.
-pub(super) const CELL_BYTES: usize = 12;
-/// Bytes before a tensor's rows.
-pub(super) const TENSOR_HEADER_BYTES: usize = 12;
-
-/// Why bytes are not a sequence state, or why KV cannot become one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BlobError {
-    /// The blob ends within a field.
-    #[error("the state ends at byte {len}, within {n_bytes} bytes that begin at {at}")]
-    Truncated {
-        /// Offset of the field.
-        at: usize,
-        /// Length of the field, bytes.
-        n_bytes: usize,
-        /// Length of the blob, bytes.
-        len: usize,
-    },
-    /// A header field has a value that is impossible or not supported.
-    #[error("the state says {found} for {field}")]
-    Field {
-        /// Its name in the table above.
-        field: &'static str,
-        /// The value in the blob.
-        found: u64,
-    },
-    /// The cells are not exactly the requested positions, each once.
-    #[error("the cells are wrong: {0}")]
-    Positions(String),
-    /// The tensors or rows do not fit the layout.
-    #[error("the state does not fit the layout: {0}")]
-    Shape(String),
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A chunk does not fit its layout.
-    #[error(transparent)]
-    Chunk(#[from] ChunkError),
-    /// A row holds NaN or infinity.
-    #[error("tensor {tensor} holds a value that is not finite")]
-    NotFinite {
-        /// Index of the tensor in the canonical order ([`Chunk::tensors`]).
-        tensor: usize,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParsedBlob {
-    /// One section, or two for a model with a sliding window.
-    pub sections: Vec<ParsedSection>,
-}
-
-/// A section; see the module's table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParsedSection {
-    /// The position of each cell, in the cells' order.
-    pub positions: Vec<i32>,
-    /// Empty if there are no cells.
-    pub layers: Vec<ParsedLayer>,
-}
-
-/// One layer's tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParsedLayer {
-    pub k: ParsedTensor,
-    /// Values, if the model stores any.
-    pub v: Option<ParsedTensor>,
-}
-
-/// One tensor's rows, `[n_cells][row_bytes]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParsedTensor {
-    /// ggml's number of the value type.
-    pub ggml_type: i32,
-    /// Bytes of one cell's row.
-    pub row_bytes: usize,
-    /// The rows, as a slice of the blob without a copy.
-    pub rows: Bytes,
-}
-
-/// Parses a blob. Only positions are copied. `has_v` is true if V tensors follow the K tensors, which the blob itself
-/// does not say.
-pub fn parse(blob: &Bytes, has_v: bool) -> Result<ParsedBlob, BlobError> {
-    let mut reader = BlobReader { left: blob.clone(), len: blob.len() };
-    reader.expect("magic", MAGIC)?;
-    let sequence = reader.u32()?;
-    let mut sections = Vec::new();
-    while !reader.left.is_empty() {
-        if sections.len() == MAX_SECTIONS {
-            return Err(BlobError::Field { field: "bytes after the last section", found: reader.left.len() as u64 });
+/// The rows of an exported blob that holds exactly `positions`, and no states. They are slices of the blob. Only if the cells
+/// are out of order, as when llama.cpp filled free cells between others, the rows are copied.
+pub fn chunk(blob: &Bytes, form: &BlobForm, positions: Range<u32>) -> Result<Chunk, BlobError> {
+    let parsed = parse(blob, form.cell(), form.sections().iter().map(SectionForm::kind))?;
+    let mut sections = Vec::with_capacity(parsed.len());
+    for (parsed, form) in parsed.into_iter().zip(form.sections()) {
+        match (parsed, form) {
+            (ParsedSection::Rows(parsed), SectionForm::Rows(section)) => {
+                let rows = rows(parsed, section, &positions)?;
+                if !section.layers.is_empty() {
+                    sections.push(rows);
+                }
+            }
+            (ParsedSection::States(ParsedStates { last: None, .. }), SectionForm::States(_)) => {}
+            _ => return Err(BlobError::Shape("states beside a chunk's rows".into())),
         }
-        sections.push(parse_section(&mut reader, sequence, has_v)?);
     }
-    Ok(ParsedBlob { sections })
-}
-
-/// The rows of an exported blob that holds exactly `positions`. They are slices of the blob. Only if the cells are out
-/// of order, as when llama.cpp filled free cells between others, the rows are copied.
-pub fn chunk(blob: &Bytes, layout: &KvLayout, positions: Range<u32>) -> Result<Chunk, BlobError> {
-    let parsed = parse(blob, has_v(layout)?)?;
-    if parsed.sections.len() != layout.sections.len() {
-        let message = format!("{} sections for {}", parsed.sections.len(), layout.sections.len());
-        return Err(BlobError::Shape(message));
-    }
-    let sections = parsed.sections.into_iter().zip(&layout.sections);
-    let sections = sections.map(|(parsed, section)| rows(parsed, section, &positions)).collect::<Result<_, _>>()?;
     let chunk = Chunk { p0: positions.start, p1: positions.end, sections };
-    chunk.check(layout)?;
+    chunk.check(form.layout())?;
     Ok(chunk)
 }
 
-/// Returns true if a layout's layers have V. In llama.cpp either all layers have it or none.
-pub(super) fn has_v(layout: &KvLayout) -> Result<bool, BlobError> {
-    let mut layers = layout.sections.iter().flat_map(|s| &s.layers).map(|l| l.v.is_some());
-    let first = layers.next().unwrap_or(false);
-    match layers.all(|has_v| has_v == first) {
-        true => Ok(first),
-        false => Err(BlobError::Shape("some layers have V and some have none".into())),
+/// What a sequence has beside the rows of all positions.
+pub struct Partial {
+    /// The positions of windowed rows, from the first to one past the last. `None`: there are none.
+    pub window: Option<Range<u32>>,
+    /// The sections before the states, as llama.cpp wrote them.
+    pub before_states: Bytes,
+    /// All states. `None`: the sequence has none.
+    pub states: Option<StatePart>,
+}
+
+/// Reads a blob of what a sequence has beside the rows of all positions.
+pub fn partial(blob: &Bytes, form: &BlobForm) -> Result<Partial, BlobError> {
+    let parsed = parse(blob, form.cell(), form.partial().map(SectionForm::kind))?;
+    let mut partial = Partial { window: None, before_states: blob.slice(HEADER_BYTES..), states: None };
+    for (parsed, form) in parsed.into_iter().zip(form.partial()) {
+        match (parsed, form) {
+            (ParsedSection::Rows(rows), _) => partial.window = bounds(&rows.positions)?,
+            (ParsedSection::States(parsed), SectionForm::States(form)) => {
+                let n_states = form.n_bytes(parsed.last.is_some());
+                partial.before_states = blob.slice(HEADER_BYTES..blob.len() - n_states);
+                partial.states = states(parsed, form)?;
+            }
+            (ParsedSection::States(_), SectionForm::Rows(_)) => {}
+        }
+    }
+    Ok(partial)
+}
+
+/// The first of some positions, and one past the last.
+fn bounds(positions: &[i32]) -> Result<Option<Range<u32>>, BlobError> {
+    let bound = |position: i32| u32::try_from(position).map_err(|_| BlobError::Positions(format!("{position}")));
+    match (positions.iter().min(), positions.iter().max()) {
+        (Some(first), Some(last)) => Ok(Some(bound(*first)?..bound(*last)? + 1)),
+        _ => Ok(None),
     }
 }
 
-fn rows(parsed: ParsedSection, section: &Section, positions: &Range<u32>) -> Result<SectionRows, BlobError> {
+fn states(parsed: ParsedStates, form: &StatesForm) -> Result<Option<StatePart>, BlobError> {
+    let shapes = parsed.tensors.iter().map(|tensor| (tensor.ggml_type, tensor.row_bytes));
+    let expected = form.shapes.iter().map(|shape| (shape.values.dtype as i32, shape.values.bytes()));
+    if parsed.n_layers != form.n_layers || !shapes.eq(expected) {
+        return Err(BlobError::Shape(format!("other states than those of {} layers", form.n_layers)));
+    }
+    let Some(last) = parsed.last else { return Ok(None) };
+    let position = u32::try_from(last).map_err(|_| BlobError::Positions(format!("states at {last}")))? + 1;
+    let tensors = parsed.tensors.into_iter().filter(|tensor| tensor.row_bytes > 0).map(|tensor| tensor.rows).collect();
+    Ok(Some(StatePart { position, first: 0, tensors }))
+}
+
+fn rows(parsed: ParsedRows, section: &Section, positions: &Range<u32>) -> Result<SectionRows, BlobError> {
     let order = CellOrder::of(&parsed.positions, positions).map_err(BlobError::Positions)?;
     if parsed.positions.is_empty() {
         let layers = vec![LayerRows { k: Bytes::new(), v: Bytes::new() }; section.layers.len()];
         return Ok(SectionRows { start: order.start, layers });
     }
-    if parsed.layers.len() != section.layers.len() {
-        return Err(BlobError::Shape(format!("{} layers for {}", parsed.layers.len(), section.layers.len())));
+    if parsed.layers.len() != section.layers.len() || parsed.n_rot != form::n_rot(section) {
+        let found = format!("{} layers, rotated by {:?}", parsed.layers.len(), parsed.n_rot);
+        return Err(BlobError::Shape(format!("{found}, for {}", section.layers.len())));
     }
     let layers = parsed.layers.into_iter().zip(&section.layers).map(|(layer, shape)| {
         let k = canonical(layer.k, shape.k, &order)?;
@@ -171,82 +138,6 @@ fn canonical(tensor: ParsedTensor, shape: Rows, order: &CellOrder) -> Result<Byt
         return Err(BlobError::Shape(format!("{found} for {shape:?}")));
     }
     Ok(order.sorted(tensor.rows, tensor.row_bytes))
-}
-
-fn parse_section(reader: &mut BlobReader, sequence: u32, has_v: bool) -> Result<ParsedSection, BlobError> {
-    reader.expect("n_stream", 1)?;
-    let n_cells = reader.count("n_cells", u32::MAX, CELL_BYTES)?;
-    if n_cells == 0 {
-        return Ok(ParsedSection { positions: Vec::new(), layers: Vec::new() });
-    }
-    let mut positions = Vec::with_capacity(n_cells);
-    for _ in 0..n_cells {
-        positions.push(reader.u32()?.cast_signed());
-        reader.expect("a cell's n_sequences", 1)?;
-        reader.expect("a cell's sequence", sequence)?;
-    }
-    reader.expect("v_transposed", 0)?;
-    let n_layers = reader.count("n_layers", MAX_LAYERS as u32, TENSOR_HEADER_BYTES)?;
-    // Quantized caches are stored rotated, which only llama.cpp can undo.
-    reader.expect("n_rot_k", 0)?;
-    reader.expect("n_rot_v", 0)?;
-    let mut tensors = || (0..n_layers).map(|_| parse_tensor(reader, n_cells)).collect::<Result<Vec<_>, _>>();
-    let keys = tensors()?;
-    let values = if has_v { tensors()?.into_iter().map(Some).collect() } else { vec![None; n_layers] };
-    let layers = keys.into_iter().zip(values).map(|(k, v)| ParsedLayer { k, v }).collect();
-    Ok(ParsedSection { positions, layers })
-}
-
-fn parse_tensor(reader: &mut BlobReader, n_cells: usize) -> Result<ParsedTensor, BlobError> {
-    let ggml_type = reader.u32()?.cast_signed();
-    let row_bytes = reader.u64()?;
-    if row_bytes == 0 || row_bytes > u64::from(MAX_ROW_VALUES) * 4 {
-        return Err(BlobError::Field { field: "a row's bytes", found: row_bytes });
-    }
-    let row_bytes = row_bytes as usize;
-    let rows = reader.take(n_cells.saturating_mul(row_bytes))?;
-    Ok(ParsedTensor { ggml_type, row_bytes, rows })
-}
-
-/// A cursor over the blob that cannot leave it.
-struct BlobReader {
-    left: Bytes,
-    len: usize,
-}
-
-impl BlobReader {
-    fn take(&mut self, n_bytes: usize) -> Result<Bytes, BlobError> {
-        if n_bytes > self.left.len() {
-            return Err(BlobError::Truncated { at: self.len - self.left.len(), n_bytes, len: self.len });
-        }
-        Ok(self.left.split_to(n_bytes))
-    }
-
-    fn u32(&mut self) -> Result<u32, BlobError> {
-        let at = self.len - self.left.len();
-        self.left.try_get_u32_le().map_err(|_| BlobError::Truncated { at, n_bytes: 4, len: self.len })
-    }
-
-    fn u64(&mut self) -> Result<u64, BlobError> {
-        let at = self.len - self.left.len();
-        self.left.try_get_u64_le().map_err(|_| BlobError::Truncated { at, n_bytes: 8, len: self.len })
-    }
-
-    fn expect(&mut self, field: &'static str, value: u32) -> Result<(), BlobError> {
-        match self.u32()? {
-            found if found == value => Ok(()),
-            found => Err(BlobError::Field { field, found: found.into() }),
-        }
-    }
-
-    /// Reads a count of elements that take at least `bytes_each` bytes, and checks that the rest of the blob has room
-    /// for them.
-    fn count(&mut self, field: &'static str, max: u32, bytes_each: usize) -> Result<usize, BlobError> {
-        match self.u32()? {
-            n if n <= max && (n as usize) <= self.left.len() / bytes_each => Ok(n as usize),
-            found => Err(BlobError::Field { field, found: found.into() }),
-        }
-    }
 }
 
 #[cfg(test)]
