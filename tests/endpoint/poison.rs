@@ -1,5 +1,7 @@
 //! A request that kills engines costs two of them at most, and costs nobody else anything.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures::future::join_all;
 use harness::{BatonNode, BatonServer, SseReply, chat, long_prompt};
 use serde_json::{Value, json};
@@ -68,6 +70,32 @@ async fn check_among_streams(work: &str) {
 async fn a_poison_request_costs_two_nodes_and_no_stream() {
     check_among_streams("tokenize").await;
     check_among_streams("prefill").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_loop_poison_cost_innocent_requests_nothing() {
+    for work in ["prefill", "decode"] {
+        let mut nodes = nodes(8, work, &[]);
+        let server = serve(&nodes, &[]);
+        let is_over = AtomicBool::new(false);
+        let loops = async {
+            for _ in 0..3 {
+                let reply = server.post("/v1/chat/completions", &poison()).await;
+                assert_eq!(code(&reply), (500, "poison_request"), "{work}: {reply:?}");
+            }
+            is_over.store(true, Ordering::Release);
+        };
+        let innocents = join_all((0..6).map(async |i| {
+            while !is_over.load(Ordering::Acquire) {
+                let body =
+                    chat(&format!("innocent {i}"), json!({ "model": "sim", "max_tokens": 40, "ignore_eos": true }));
+                let reply = server.post("/v1/chat/completions", &body).await;
+                assert_eq!(reply.0, 200, "{work}: {reply:?}");
+            }
+        }));
+        tokio::join!(loops, innocents);
+        assert_eq!((n_running(&mut nodes), n_poisoned(&server).await), (2, json!(3)), "{work}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -331,7 +331,7 @@ async fn choose<'m>(model: &'m ServedModel, retry: &mut StartRetry) -> Result<&'
     if retry.mark().is_quarantined() {
         return Ok(retry.next_node(model, None).await?.0);
     }
-    let failed = retry.failed();
+    let failed = retry.exclude(model);
     let untried = model
         .decode
         .iter()

@@ -53,13 +53,13 @@ impl Race {
 pub(super) fn start(
     late: &Plan,
     request: &SequenceRequest,
-    mark: &mut PoisonMark,
+    mark: &PoisonMark,
     span: &Span,
 ) -> Result<RouteRun, RequestError> {
     let mut request = request.clone();
     // The other choices of the group stay on the first node.
     request.group = None;
-    let exclude = [late.route.decode];
+    let exclude = [&[late.route.decode][..], &mark.avoided(&late.model)].concat();
     let asked = PlanRequest {
         seat: None,
         tokens: &request.prompt,
@@ -69,11 +69,11 @@ pub(super) fn start(
         policy: late.asked_policy,
         projector: projector_of(&request),
         exclude: &exclude,
-        // The first route may be waiting for this prefill node.
-        exclude_prefill: late.route.prefill.as_slice(),
+        // The first route may be waiting for its prefill node.
+        exclude_prefill: &[late.route.prefill.as_slice(), &mark.avoided_prefill(&late.model)].concat(),
     };
     let plan = plan::plan(&late.model, &asked)?;
-    if plan.route.decode == late.route.decode {
+    if exclude.contains(&plan.route.decode) {
         return Err(EngineError::Unavailable { reason: "no other node is ready".into() }.into());
     }
     let node = &plan.decode().name;

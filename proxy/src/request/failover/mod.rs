@@ -46,7 +46,8 @@ use crate::request::plan::Plan;
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::{FallbackReason, Task};
 
-/// The number of engines that a sequence may lose without a token in between before its client gets the error.
+/// The engines that a sequence may lose without a token in between, and the processes that may end under its prompt, before
+/// its client gets the error.
 const MAX_LOSSES: u32 = 8;
 
 /// A sequence that survives the loss of its engine.
@@ -96,12 +97,12 @@ impl Resilient {
     pub async fn begin(
         plan: Plan,
         mut request: SequenceRequest,
-        mut mark: PoisonMark,
+        mark: PoisonMark,
         span: Span,
     ) -> Result<Resilient, EngineError> {
         request.kv_source = plan.kv_source(&span);
         let followers = watch::Sender::new(plan.clone());
-        let mut run = RouteRun::claim(plan, &mut mark);
+        let mut run = RouteRun::claim(plan, &mark);
         // The wait for the first token begins here.
         let due = run.deadline.due();
         let mut acceptance = accept(&run.plan, request.clone(), &span);
@@ -284,7 +285,7 @@ impl Resilient {
         if !run.plan.model.deadlines.hedge || self.was_hedged || !is_first_try {
             return SequenceState::Streaming(run);
         }
-        match hedge::start(&run.plan, &self.request, &mut self.mark, &self.span) {
+        match hedge::start(&run.plan, &self.request, &self.mark, &self.span) {
             Ok(second) => {
                 tracing::info!(route = %second.plan, "a late request was started a second time; the first token decides");
                 run.plan.model.fallbacks.count(FallbackReason::Hedged);
@@ -324,7 +325,7 @@ impl Resilient {
             let event = SequenceEvent::Finished { reason: FinishReason::Length, timings };
             return Ok(NextState { state: SequenceState::Done, event: Some(event) });
         }
-        if self.losses.n_in_a_row >= MAX_LOSSES {
+        if self.losses.n_in_a_row.max(self.mark.n_lost() as u32) >= MAX_LOSSES {
             return Err(error);
         }
         Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error })).into())

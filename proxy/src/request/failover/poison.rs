@@ -1,15 +1,18 @@
 //! The poison mark: the engine processes that ended under a request, and its quarantine.
 //!
-//! A request that crashes its engine would crash the next one, too, and failover would carry it through the cluster. So a
-//! choice that has lost an engine goes on in the [`Quarantine`](crate::targets::nodes::Quarantine) of a node until the node
-//! has given it [`CLEARING_TOKENS`] tokens. The rules:
+//! A request that crashes its engine would crash the next one, too, and failover would carry it through the cluster. Every
+//! choice is in the [`Quarantine`](crate::targets::nodes::Quarantine) of its node, as a possible cause until the node has
+//! given it [`TRUST_TOKENS`] tokens. The rules for a choice that has lost an engine:
 //!
-//! 1. It waits until it is alone there, and its prompt is not handed over. If the lost engine had given it as many tokens,
-//!    it is only watched: it goes on at once.
+//! 1. It is isolated until it has [`CLEARING_TOKENS`] tokens: it waits until it is alone there, other choices keep away from
+//!    its node if they can, and its prompt is not handed over. If the lost engine had given it as many tokens, it is only
+//!    watched: it goes on at once.
 //! 2. The choices of a request, of all its prompts, are in quarantine one after another.
-//! 3. If a process ends under a choice that is alone in quarantine, its request is the cause. So is one that has lost
-//!    [`MAX_IN_LIFE`] processes. It ends with [`EngineError::Poison`]. Processes are counted for each prompt: the prompts
-//!    of a request run on several nodes at once, and nodes that end together would else be blamed on the request.
+//! 3. If a second process ends under a choice that is alone in quarantine, its request is the cause. It ends with
+//!    [`EngineError::Poison`]. Processes are counted for each prompt: the prompts of a request run on several nodes at once,
+//!    and nodes that end together would else be blamed on the request.
+//! 4. From its third lost process on, a choice stays isolated until its end, since it may be the cause of ends that come
+//!    later than so many tokens. It then waits to be alone on its node, and nothing else counts as alone.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,22 +21,34 @@ use baton_link::awake;
 use baton_schemas::EngineError;
 use futures::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use crate::request::poison_case::PoisonCase;
 use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::nodes::{Node, QuarantineLevel, QuarantineStay, Task, probe};
 
-/// The tokens from one engine that end a quarantine.
+/// The tokens from one engine that end a choice's quarantine.
 const CLEARING_TOKENS: u32 = 16;
 
-/// The processes that may end under a prompt if one of them ends while its choice is alone in quarantine.
+/// The tokens from one engine after which the choice is no longer suspected if the engine ends under others, too. More: what
+/// waits in quarantine begins as soon as no other choice is suspected, which must not be just before a late end.
+const TRUST_TOKENS: u32 = 64;
+
+/// The processes that may end under a prompt if the last of them ends while its choice is alone in quarantine.
 const MAX_ALONE: usize = 2;
 
-/// The processes that may end under a prompt in its life.
-const MAX_IN_LIFE: usize = 4;
+/// The lost processes of a prompt after which its choices stay isolated until their end.
+const LOST_FOR_LIFE: usize = 3;
+
+/// How long a choice that has lost no engine waits for a node without an isolated one. As many tokens as end a quarantine
+/// take less.
+const FREE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long an isolated choice waits for a node where it is alone.
 const ALONE_PATIENCE: Duration = Duration::from_secs(8);
+
+/// The pause before an isolated choice looks again if it is alone on its node.
+const ALONE_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long it waits for its turn: as long as a stream looks for an engine.
 const TURN_PATIENCE: Duration = Duration::from_secs(30);
@@ -52,15 +67,16 @@ pub struct PoisonMark {
     /// A process was lost in quarantine while the choice was alone there.
     was_alone: bool,
     turn: Option<Turn>,
-    stay: Option<Arc<Stay>>,
+    entered: Option<Entered>,
 }
 
 /// The turn of a choice in quarantine. Until all clones are dropped, the other choices of the request wait for their turn. `None` after a wait in vain.
 type Turn = Option<Arc<OwnedSemaphorePermit>>;
 
-/// The stay in the quarantine of this process's node.
-struct Stay {
-    quarantine: QuarantineStay,
+/// The stay that a choice has before it is sent to its node.
+#[derive(Clone)]
+struct Entered {
+    stay: Arc<QuarantineStay>,
     process: u64,
 }
 
@@ -71,12 +87,12 @@ struct LostProcess {
     process: u64,
 }
 
-/// The time that a choice spends on a node.
-#[derive(Clone)]
+/// The time that a choice, or its prompt, spends on a node and in its quarantine.
 pub struct Visit {
     node: Arc<Node>,
     process: u64,
     n_tokens: u32,
+    stay: Arc<QuarantineStay>,
 }
 
 impl LostProcess {
@@ -86,11 +102,6 @@ impl LostProcess {
 }
 
 impl Visit {
-    /// A visit that begins, for a prompt only or for a choice.
-    pub fn of_prompt(node: &Arc<Node>) -> Visit {
-        Visit { node: Arc::clone(node), process: node.process(), n_tokens: 0 }
-    }
-
     /// The node.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
@@ -108,16 +119,33 @@ impl PoisonMark {
     /// The mark of another prompt of the request.
     pub fn of_prompt(case: &PoisonCase) -> PoisonMark {
         let lost = Arc::default();
-        PoisonMark { case: case.clone(), lost, level: QuarantineLevel::Free, was_alone: false, turn: None, stay: None }
+        PoisonMark {
+            case: case.clone(),
+            lost,
+            level: QuarantineLevel::Free,
+            was_alone: false,
+            turn: None,
+            entered: None,
+        }
     }
 
     /// The mark of a choice that starts later, in a quarantine of its own.
     pub fn of_late_choice(&self) -> PoisonMark {
-        PoisonMark { turn: None, stay: None, ..self.clone() }
+        PoisonMark { turn: None, entered: None, ..self.clone() }
     }
 
     fn lost_processes(&self) -> MutexGuard<'_, Vec<LostProcess>> {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The processes that the prompt has lost.
+    pub fn n_lost(&self) -> usize {
+        self.lost_processes().len()
+    }
+
+    /// Returns true if the choice is isolated until its end.
+    fn is_isolated_for_life(&self) -> bool {
+        self.n_lost() >= LOST_FOR_LIFE
     }
 
     /// Returns true if the choice has lost an engine since its last `CLEARING_TOKENS` tokens.
@@ -129,7 +157,7 @@ impl PoisonMark {
     /// its turn.
     pub async fn take_turn(&mut self) -> bool {
         let longest = match self.level {
-            QuarantineLevel::Free => return false,
+            QuarantineLevel::Cleared | QuarantineLevel::Free => return false,
             QuarantineLevel::Watched => WATCHED_TURN_PATIENCE,
             QuarantineLevel::Isolated => TURN_PATIENCE,
         };
@@ -141,11 +169,12 @@ impl PoisonMark {
         true
     }
 
-    /// How long the choice waits to be alone. Streams that lost one engine at the same moment lose their patience at
-    /// different times.
+    /// How long the choice waits for a node that it need not keep away from. Streams that lost one engine at the same moment
+    /// lose their patience at different times.
     pub fn patience(&self) -> Duration {
         match self.level {
-            QuarantineLevel::Free | QuarantineLevel::Watched => Duration::ZERO,
+            QuarantineLevel::Cleared | QuarantineLevel::Free => FREE_PATIENCE,
+            QuarantineLevel::Watched => Duration::ZERO,
             QuarantineLevel::Isolated => ALONE_PATIENCE.mul_f64(rand::random_range(0.75..1.25)),
         }
     }
@@ -162,48 +191,53 @@ impl PoisonMark {
         model.decode.iter().enumerate().any(|(i, node)| !avoided.contains(&i) && is_open(node))
     }
 
-    /// The prefill nodes that the choice may not use: only one process works on an isolated one.
+    /// The prefill nodes that the choice may not use: only one process works on an isolated one, and the others keep away from
+    /// it.
     pub fn avoided_prefill(&self, model: &ServedModel) -> Vec<usize> {
-        if self.level == QuarantineLevel::Isolated { (0..model.prefill.len()).collect() } else { Vec::new() }
+        let is_isolated = self.level == QuarantineLevel::Isolated;
+        let is_avoided = |i: &usize| is_isolated || !model.prefill[*i].quarantine.is_open_for(self.level);
+        (0..model.prefill.len()).filter(is_avoided).collect()
     }
 
-    /// Enters the quarantine of this node, if the choice needs one. Returns false if it is patient and others are there.
-    /// Errors: the node does not answer.
-    pub async fn enter(&mut self, node: &Arc<Node>, is_patient: bool) -> Result<bool, EngineError> {
+    /// Prepares the choice's way to this node. An isolated one waits there until `patient_until` to be alone. Returns false
+    /// if the choice is patient and keeps away from others that are there. Errors: the node does not answer.
+    pub async fn enter(&mut self, node: &Arc<Node>, patient_until: Instant) -> Result<bool, EngineError> {
+        let is_patient = || Instant::now() < patient_until;
         if !self.is_quarantined() {
-            return Ok(true);
+            return Ok(!is_patient() || node.quarantine.is_open_for(self.level));
         }
-        let quarantine = match is_patient {
+        let stay = match is_patient() {
             true => node.quarantine.enter(self.level),
             false => Some(node.quarantine.enter_anyway(self.level)),
         };
-        let Some(quarantine) = quarantine else { return Ok(false) };
+        let Some(stay) = stay else { return Ok(false) };
+        // Others keep away from now on. Those that are here get their tokens or leave.
+        while self.level == QuarantineLevel::Isolated && !stay.is_alone(self.is_isolated_for_life()) && is_patient() {
+            tokio::time::sleep(ALONE_PAUSE).await;
+        }
         // A process that ended before it got the request is no evidence.
         let process = probe::info(&*node.engine).await?.process;
-        self.stay = Some(Arc::new(Stay { quarantine, process }));
+        self.entered = Some(Entered { stay: Arc::new(stay), process });
         Ok(true)
     }
 
     /// Leaves the quarantine of a node that did not get the choice.
     pub fn leave(&mut self) {
-        self.stay = None;
+        self.entered = None;
     }
 
-    /// The choice goes to this node, and into its quarantine if it needs one or another node computes its prompt.
-    pub fn visit(&mut self, node: &Arc<Node>, is_handed_over: bool) -> Visit {
-        let mut visit = Visit::of_prompt(node);
-        match self.stay.as_ref().filter(|stay| stay.quarantine.is_in(&node.quarantine)) {
-            Some(stay) => visit.process = stay.process,
-            None if self.is_quarantined() || is_handed_over => self.stay_at(&visit),
-            None => {}
-        }
-        visit
+    /// The choice, or its prompt, goes to this node.
+    pub fn visit(&self, node: &Arc<Node>) -> Visit {
+        let (stay, process) = match self.entered.clone().filter(|entered| entered.stay.is_in(&node.quarantine)) {
+            Some(entered) => (entered.stay, entered.process),
+            None => (Arc::new(node.quarantine.enter_anyway(self.level)), node.process()),
+        };
+        Visit { node: Arc::clone(node), process, n_tokens: 0, stay }
     }
 
-    /// Enters the quarantine of the node where the choice is.
-    pub fn stay_at(&mut self, visit: &Visit) {
-        let quarantine = visit.node.quarantine.enter_anyway(self.level);
-        self.stay = Some(Arc::new(Stay { quarantine, process: visit.process }));
+    /// The choice has lost another engine, and goes on where it is.
+    pub fn stay_at(&self, visit: &Visit) {
+        visit.stay.set_level(self.level);
     }
 
     /// The choice's engine was lost during this visit.
@@ -211,20 +245,31 @@ impl PoisonMark {
         if visit.node.was_stopping(visit.process) {
             return;
         }
-        let level = if visit.n_tokens < CLEARING_TOKENS { QuarantineLevel::Isolated } else { QuarantineLevel::Watched };
-        self.level = self.level.max(level);
-        let stay = self.stay.take_if(|stay| stay.quarantine.is_in(&visit.node.quarantine));
-        self.was_alone |= stay.is_some_and(|stay| stay.quarantine.lose());
+        let is_late = visit.n_tokens >= CLEARING_TOKENS;
+        self.was_alone |= visit.stay.lose(is_late) && self.is_quarantined();
+        self.entered.take_if(|entered| entered.stay.is_in(&visit.node.quarantine));
         let mut list = self.lost_processes();
         if !list.iter().any(|lost| lost.is_of(&visit.node, visit.process)) {
             list.push(LostProcess { node: Arc::clone(&visit.node), process: visit.process });
         }
+        drop(list);
+        let level = match is_late && !self.is_isolated_for_life() {
+            true => QuarantineLevel::Watched,
+            false => QuarantineLevel::Isolated,
+        };
+        self.level = self.level.max(level);
     }
 
     /// The choice received a token during this visit.
     pub fn token(&mut self, visit: &mut Visit) {
         visit.n_tokens = visit.n_tokens.saturating_add(1);
-        if visit.n_tokens == CLEARING_TOKENS || !self.is_quarantined() && self.stay.is_some() {
+        let level = match visit.n_tokens {
+            CLEARING_TOKENS => QuarantineLevel::Free,
+            TRUST_TOKENS => QuarantineLevel::Cleared,
+            _ => return,
+        };
+        if !self.is_isolated_for_life() {
+            visit.stay.set_level(level);
             self.clear();
         }
     }
@@ -232,7 +277,7 @@ impl PoisonMark {
     /// The quarantine ends. The processes stay in the prompt's history.
     pub fn clear(&mut self) {
         self.level = QuarantineLevel::Free;
-        (self.was_alone, self.turn, self.stay) = (false, None, None);
+        (self.was_alone, self.turn, self.entered) = (false, None, None);
     }
 
     /// Returns the error of a request that is the cause of the ends of its engines. Asks the nodes of the lost processes if
@@ -241,21 +286,23 @@ impl PoisonMark {
         if let Some(&n_processes) = self.case.verdict.get() {
             return Some(EngineError::Poison { n_processes });
         }
-        let is_cause = |n_lost| n_lost >= if self.was_alone { MAX_ALONE } else { MAX_IN_LIFE };
+        let is_cause = |n_lost| self.was_alone && n_lost >= MAX_ALONE;
         let asked = self.lost_processes().clone();
         if !is_cause(asked.len()) {
             return None;
         }
         let crashed = join_all(asked.iter().map(|lost| lost.node.has_crashed(lost.process))).await;
-        let mut list = self.lost_processes();
+        let mut list = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         for (asked, _) in asked.iter().zip(crashed).filter(|(_, has_crashed)| !has_crashed) {
             list.retain(|lost| !lost.is_of(&asked.node, asked.process));
         }
-        is_cause(list.len()).then(|| {
-            let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();
-            tracing::error!(?nodes, "these nodes' processes ended under one request; no other engine gets the request");
-            let n_processes = *self.case.verdict.get_or_init(|| list.len() as u32);
-            EngineError::Poison { n_processes }
-        })
+        if !is_cause(list.len()) {
+            self.was_alone = false;
+            return None;
+        }
+        let nodes: Vec<&str> = list.iter().map(|lost| lost.node.name.as_str()).collect();
+        tracing::error!(?nodes, "these nodes' processes ended under one request; no other engine gets the request");
+        let n_processes = *self.case.verdict.get_or_init(|| list.len() as u32);
+        Some(EngineError::Poison { n_processes })
     }
 }

@@ -55,10 +55,10 @@ pub(super) enum RunEvent {
 
 impl RouteRun {
     /// Claims the plan's nodes. Asks no engine: `events` is empty until the caller sets it.
-    pub(super) fn claim(plan: Plan, mark: &mut PoisonMark) -> RouteRun {
+    pub(super) fn claim(plan: Plan, mark: &PoisonMark) -> RouteRun {
         RouteRun {
-            visit: mark.visit(plan.decode(), plan.prefill().is_some()),
-            prefill_visit: plan.prefill().map(Visit::of_prompt),
+            visit: mark.visit(plan.decode()),
+            prefill_visit: plan.prefill().map(|node| mark.visit(node)),
             events: futures::stream::empty().boxed(),
             claims: plan.claim(),
             began: Instant::now(),
@@ -89,6 +89,7 @@ impl RouteRun {
         if needs_no_prefill {
             self.plan = self.plan.cached();
             self.claims = self.plan.claim();
+            self.prefill_visit = None;
         }
         needs_no_prefill
     }

@@ -43,7 +43,7 @@ struct EngineSearch<'a> {
     /// Decode nodes that were lost, or refused to continue.
     failed: Vec<usize>,
     mark: &'a mut PoisonMark,
-    /// Until then the choice waits for a node where it is alone in quarantine. Set when a node is ready.
+    /// Until then the choice waits for a node that it need not keep away from. Set when a node is ready.
     alone_until: Option<Instant>,
     span: &'a Span,
 }
@@ -117,17 +117,16 @@ impl EngineSearch<'_> {
         let need = ImageNeed::of_prompt(projector_of(request));
         model.ready_node(None, &[], need).await?;
         let alone_until = *self.alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
-        let is_patient = Instant::now() < alone_until;
         let avoided = self.mark.avoided(model);
         let mut exclude = [&self.failed[..], &avoided].concat();
         if !avoided.is_empty() && !PoisonMark::has_other_node(model, &exclude, need) {
-            if is_patient {
+            if Instant::now() < alone_until {
                 return Err(others_first());
             }
             exclude.clone_from(&self.failed);
         }
         let plan = self.plan(request, &exclude)?;
-        let entered = self.mark.enter(plan.decode(), is_patient).await;
+        let entered = self.mark.enter(plan.decode(), alone_until).await;
         if !entered.inspect_err(|_| self.failed.push(plan.route.decode))? {
             return Err(others_first());
         }

@@ -79,7 +79,10 @@ impl LateChoice {
         retry: &mut StartRetry,
     ) -> Result<Resilient, RequestError> {
         let model = &self.plan.model;
-        let plan = match plan.filter(|plan| seats.node(model) == Some(plan.route.decode)) {
+        let avoided = retry.exclude(model);
+        let is_open =
+            |plan: &Plan| seats.node(model) == Some(plan.route.decode) && !avoided.contains(&plan.route.decode);
+        let plan = match plan.filter(is_open) {
             Some(plan) => plan,
             None => {
                 retry.next_node(model, None).await?;

@@ -56,33 +56,30 @@ impl StartRetry {
         StartRetry { has_upstream: true, ..self }
     }
 
-    /// Decode nodes that failed or refused this request, as indices of the model's list.
-    pub fn failed(&self) -> &[usize] {
-        &self.failed
-    }
-
     /// The request's poison mark, which goes with its sequences.
     pub fn mark(&self) -> &PoisonMark {
         &self.mark
     }
 
     /// The request goes to this node. [`StartRetry::note`] takes the visit with its outcome.
-    pub fn visit(&mut self, node: &Arc<Node>) -> Visit {
-        self.mark.visit(node, false)
+    pub fn visit(&self, node: &Arc<Node>) -> Visit {
+        self.mark.visit(node)
     }
 
-    /// The decode nodes that a plan should leave out. A request in quarantine stays there.
+    /// The decode nodes that a plan should leave out if it can, as indices of the model's list: those that failed or refused
+    /// this request, and those that it keeps away from. A request in quarantine stays there.
     pub fn exclude(&self, model: &ServedModel) -> Vec<usize> {
         let n_ctx = |i: usize| model.decode[i].info().map_or(0, |info| info.n_ctx);
         let all = 0..model.decode.len();
         match self.quarantined {
             // On a node with a shorter context the reply might be cut.
             Some(own) if all.clone().all(|i| n_ctx(i) <= n_ctx(own)) => all.filter(|i| *i != own).collect(),
-            _ => self.failed.clone(),
+            _ => [&self.failed[..], &self.mark.avoided(model)].concat(),
         }
     }
 
-    /// A ready node for the next attempt. A request that needs quarantine waits for its turn, and then to be alone there.
+    /// A ready node for the next attempt. A request that needs quarantine waits for its turn, and then to be alone there; others
+    /// wait a little for a node without such a request.
     pub async fn next_node<'m>(
         &mut self,
         model: &'m ServedModel,
@@ -94,13 +91,11 @@ impl StartRetry {
         loop {
             let avoided = [&self.failed[..], &self.mark.avoided(model)].concat();
             let (node, info) = model.ready_node(name, &avoided, self.image_need).await?;
-            if !self.mark.is_quarantined() {
-                return Ok((node, info));
-            }
             let alone_until = *alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
-            let entered = self.mark.enter(node, Instant::now() < alone_until).await;
+            let entered = self.mark.enter(node, alone_until).await;
             if entered.inspect_err(|_| self.note_failed(model, node))? {
-                self.quarantined = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
+                let is_own = |other: &Arc<Node>| self.mark.is_quarantined() && Arc::ptr_eq(other, node);
+                self.quarantined = model.decode.iter().position(is_own);
                 return Ok((node, info));
             }
             tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;

@@ -14,6 +14,7 @@ use super::*;
 use crate::error::RequestError;
 use crate::http::HttpBackend;
 use crate::observe::tests::{caller, over_models, request as generate_request};
+use crate::serve::request_service::RequestService;
 use crate::targets::nodes::NodeState;
 
 /// The token that ends a process.
@@ -269,7 +270,7 @@ async fn only_choices_in_quarantine_wait_for_their_turn_and_not_for_ever() {
     let free = PoisonMark::default();
     let [mut first, mut isolated, mut watched] = [(); 3].map(|()| free.clone());
     for (mark, n_tokens) in [(&mut first, 0), (&mut isolated, 0), (&mut watched, 16)] {
-        let mut visit = mark.visit(visited, false);
+        let mut visit = mark.visit(visited);
         (0..n_tokens).for_each(|_| mark.token(&mut visit));
         mark.lost(&visit);
     }
@@ -317,6 +318,46 @@ async fn the_poisonous_prompts_of_one_request_end_two_processes() {
         assert!(matches!(error, RequestError::Engine(EngineError::Poison { n_processes: 2 })), "{error:?}");
     }
     assert_eq!(cluster.n_ended(), 2);
+}
+
+/// Sends a prompt as a client would, and reads the whole reply.
+async fn ask(app: &RequestService, prompt: Vec<Token>, max_tokens: u32) -> Result<(), RequestError> {
+    let request =
+        GenerateRequest { input: Input::Tokens(prompt), max_tokens: Some(max_tokens), ..generate_request("sim") };
+    let mut reply = app.generate(request, caller()).await?;
+    while let Some(event) = reply.events.next().await {
+        event?;
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn innocent_requests_are_never_blamed_while_clients_loop_poison() {
+    let is_blamed =
+        |reply: &Result<(), RequestError>| matches!(reply, Err(RequestError::Engine(EngineError::Poison { .. })));
+    let kinds = [EndsIn::Prompt, EndsIn::Reply, EndsIn::EachProcess(20), EndsIn::EachProcess(60)];
+    for (ends_in, n_nodes) in kinds.into_iter().flat_map(|ends_in| [1, 2, 4].map(|n_nodes| (ends_in, n_nodes))) {
+        let cluster = FragileCluster::of(n_nodes, ends_in, Duration::from_millis(20), Deadlines::default()).await;
+        let app = over_models(vec![Arc::clone(&cluster.model)]);
+        // What has one node together with all others, or ends processes late, may also end with its eighth process.
+        let may_be_lost = n_nodes == 1 || matches!(ends_in, EndsIn::EachProcess(_));
+        let poison = join_all((0..2).map(async |_| {
+            for _ in 0..6 {
+                let reply = ask(&app, vec![POISON; 20], 1_000).await;
+                assert!(is_blamed(&reply) || may_be_lost && reply.is_err(), "{ends_in:?} {n_nodes}: {reply:?}");
+            }
+        }));
+        let innocents = join_all((0..12).map(async |i| {
+            for k in 0..6 {
+                // Some are short, and some outlive many processes.
+                let reply = ask(&app, innocent(i * 7 + k).prompt, [10, 40, 400][i as usize % 3]).await;
+                let is_well = reply.is_ok() || may_be_lost && !is_blamed(&reply);
+                assert!(is_well, "{ends_in:?} {n_nodes} {i} {k}: {reply:?}");
+            }
+        }));
+        tokio::join!(poison, innocents);
+        println!("{ends_in:?}, {n_nodes} nodes: 12 poison requests ended {} processes", cluster.n_ended());
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -491,7 +532,7 @@ impl EngineWrapper for Stops {
 async fn the_end_of_a_process_that_was_told_to_stop_shows_nothing() {
     let node = node("stops", Stops(sim())).await;
     let mut mark = PoisonMark::default();
-    let visit = mark.visit(&node, false);
+    let visit = mark.visit(&node);
     while node.health.state() != NodeState::Draining {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
