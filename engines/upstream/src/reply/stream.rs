@@ -10,6 +10,7 @@ use baton_link::awake::WaitTimer;
 use baton_link::lines::LineBuffer;
 use baton_schemas::EngineError;
 use bytes::Bytes;
+use futures::stream::Fuse;
 use futures::{Stream, StreamExt};
 use serde::de::IgnoredAny;
 use tokio::time::Instant;
@@ -61,7 +62,7 @@ where
 {
     let left = reading.first_due.saturating_duration_since(Instant::now());
     let deltas = ReplyDeltas {
-        body: Some(body),
+        body: Some(body.fuse()),
         finish,
         lines: match reading.framing {
             Framing::ServerSentEvents => LineBuffer::of_events(),
@@ -84,7 +85,7 @@ where
 
 struct ReplyDeltas<B> {
     /// `None` once the reply has ended.
-    body: Option<B>,
+    body: Option<Fuse<B>>,
     finish: fn(B),
     reading: ReplyReading,
     lines: LineBuffer,
@@ -197,7 +198,11 @@ where
                 Poll::Ready(Some(Err(error))) => ReplyStep::Cut(EngineError::lost(error)),
                 // Some servers end without the last line's end. The reader knows whether the reply is complete.
                 Poll::Ready(None) if !self.lines.rest().is_empty() => {
-                    ReplyStep::Cut(EngineError::lost("the stream was cut inside a line"))
+                    self.lines.push(Bytes::from_static(b"\n"));
+                    match self.read_line() {
+                        Some(Ok(step)) if self.data.begun.is_empty() => step,
+                        _ => ReplyStep::Cut(EngineError::lost("the stream was cut inside a line")),
+                    }
                 }
                 Poll::Ready(None) if self.reading.framing == Framing::Whole => {
                     let read = self.reading.reader.read(&self.whole, &mut self.read);
@@ -252,7 +257,7 @@ where
         self.ready.extend(self.read.drain(..));
         self.ready.push_back(TextDelta::Finished(end));
         if let (Some(body), None) = (self.body.take(), cut_short) {
-            (self.finish)(body);
+            (self.finish)(body.into_inner());
         }
         Ok(())
     }
@@ -417,6 +422,36 @@ mod tests {
             let [Err(found)] = &read[..] else { panic!("{read:?}") };
             assert!(found.to_string().contains(error), "{found}");
             assert_eq!(began.elapsed().as_secs(), due);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_complete_body_needs_no_end_of_its_last_line() {
+        let second = Duration::from_secs(1);
+        let ended = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}";
+        let done = format!("{ended}\n\ndata: [DONE]");
+        let ollama = "{\"message\":{\"content\":\"hi\"},\"done\":true,\"done_reason\":\"stop\"}";
+        for (kind, reply, is_whole) in [
+            (UpstreamKind::OpenAi, ended, true),
+            (UpstreamKind::OpenAi, &done, true),
+            (UpstreamKind::OpenAi, &done[..done.len() - 2], true),
+            (UpstreamKind::OpenAi, &ended[..ended.len() - 2], false),
+            (UpstreamKind::Ollama, ollama, true),
+            (UpstreamKind::Ollama, &ollama[..ollama.len() - 2], false),
+        ] {
+            let reading = ReplyReading {
+                framing: kind.protocol().framing(),
+                deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },
+                first_due: Instant::now() + second,
+                reader: kind.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+            };
+            let pieces = [Ok::<_, String>(Bytes::copy_from_slice(reply.as_bytes()))];
+            let read: Vec<_> = deltas(futures::stream::iter(pieces), reading, (), drop).collect().await;
+            match (&read[..], is_whole) {
+                ([Ok(TextDelta::Text { text, .. }), Ok(TextDelta::Finished(_))], true) => assert_eq!(text, "hi"),
+                ([Err(error)], false) => assert!(error.to_string().contains("cut inside a line"), "{error}"),
+                _ => panic!("{reply}: {read:?}"),
+            }
         }
     }
 

@@ -5,10 +5,14 @@ use std::sync::{Mutex, PoisonError};
 
 use baton_upstream::LeftOut;
 
-/// Counts such replies of one upstream, and logs the first ones.
+/// The unknown words of one upstream that are logged. A server that ends each reply by another one must not fill the log.
+const MAX_LOGGED_WORDS: usize = 32;
+
+/// Counts such replies of one upstream, and logs the first one of each kind.
 #[derive(Debug, Default)]
 pub struct ReplyReports {
     n_unknown_ends: AtomicU64,
+    unknown_words: Mutex<Vec<String>>,
     left_out: Mutex<Vec<LeftOut>>,
 }
 
@@ -20,12 +24,20 @@ impl ReplyReports {
 
     /// Notes a reply that ended by an unknown word.
     pub(super) fn unknown_end(&self, upstream: &str, word: &str) {
-        match self.n_unknown_ends.fetch_add(1, Ordering::Relaxed) {
-            0 => {
-                tracing::warn!(upstream, word, "an upstream ended a reply for an unknown reason; clients get `length`")
-            }
-            _ => tracing::debug!(upstream, word, "an upstream ended a reply for an unknown reason"),
+        self.n_unknown_ends.fetch_add(1, Ordering::Relaxed);
+        if self.is_new(word) {
+            tracing::warn!(upstream, word, "an upstream ended a reply for an unknown reason; clients get `length`");
         }
+    }
+
+    /// Returns true for a word that was not logged yet, and is logged.
+    fn is_new(&self, word: &str) -> bool {
+        let mut known = self.unknown_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = known.len() < MAX_LOGGED_WORDS && !known.iter().any(|one| one == word);
+        if is_new {
+            known.push(word.to_owned());
+        }
+        is_new
     }
 
     /// Notes a reply with something that no dialect shows.
@@ -38,5 +50,18 @@ impl ReplyReports {
             known.push(left_out);
             tracing::warn!(upstream, what, "a part of an upstream's reply is not passed on");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_unknown_word_is_logged_once_and_not_without_end() {
+        let reports = ReplyReports::default();
+        assert_eq!(["a", "b", "a"].map(|word| reports.is_new(word)), [true, true, false]);
+        let n_logged = (0..100).filter(|i| reports.is_new(&i.to_string())).count();
+        assert_eq!(n_logged, MAX_LOGGED_WORDS - 2);
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -159,7 +159,8 @@ impl<'de, T: Deserialize<'de>, const NEEDED: bool> Deserialize<'de> for Object<T
     }
 }
 
-/// A list of at most `MAX` items. Strict: another type, or more items, is an error.
+/// A list of at most `MAX` items. Strict: another type, or more items, is an error. Some languages write an empty list as an
+/// empty object.
 #[derive(Debug)]
 pub(crate) struct List<T, const MAX: usize>(pub(crate) Vec<T>);
 
@@ -182,6 +183,13 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
 
             fn visit_unit<E>(self) -> Result<Self::Value, E> {
                 Ok(List(Vec::new()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+                match object.next_key::<IgnoredAny>()? {
+                    Some(_) => Err(A::Error::invalid_type(Unexpected::Map, &self)),
+                    None => Ok(List(Vec::new())),
+                }
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {

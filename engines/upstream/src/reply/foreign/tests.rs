@@ -241,7 +241,8 @@ fn what_a_reply_rests_on_is_read_or_is_an_error() {
                         || matches!(field(at), "index" | "annotations" | "error" | "object")
                         || matches!(field(at), "content" | "text" | "thinking" | "response")
                             && (value.is_array() || value.is_string());
-                    let is_nothing = value.is_null() || value == json!([]) || value == json!("");
+                    let is_empty_list = before.is_array() && value == json!({});
+                    let is_nothing = value.is_null() || value == json!([]) || value == json!("") || is_empty_list;
                     let mut events = events.clone();
                     events[i] = with(event, at, Some(value.clone()));
                     let read = read(kind, &events);

@@ -177,6 +177,7 @@ fn an_event_means_the_same_whatever_came_before_it() {
         "null",
         "7",
         r#""a","tool_calls":[]"#,
+        r#""a","tool_calls":{}"#,
         r#""a","reasoning":"r""#,
         r#""a"},"logprobs":{"content":[]},"y":{"z":1"#,
         r#""\""#,
@@ -211,6 +212,8 @@ fn an_event_means_the_same_whatever_came_before_it() {
     reader.read(&events[0], &mut Vec::new()).unwrap();
     assert_eq!(reader.text_chunk.text(&events[2]), Some(" grün 🦀"), "it is not parsed");
     assert_eq!(reader.text_chunk.text(&events[3]), None);
+    assert_eq!(read(&[], chunk(r#""a","tool_calls":{}"#).as_bytes()), (Ok(()), vec![text("a")]));
+    assert!(read(&[], chunk(r#""a","tool_calls":{"b":1}"#).as_bytes()).0.is_err());
 }
 
 /// A piece of a call of a stream.
