@@ -3,6 +3,7 @@
 use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
 use serde::de::MapAccess;
+use serde_json::Value;
 
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
@@ -24,6 +25,15 @@ pub(crate) struct ReasoningWish {
 impl ReasoningWish {
     fn switch(on: bool) -> ReasoningWish {
         ReasoningWish { on: Some(if on { Switch::On } else { Switch::Off }), effort: None }
+    }
+
+    /// What a variable for the chat template asks for, if it is one of reasoning.
+    pub(crate) fn of_variable(value: &Value) -> ReasoningWish {
+        match value {
+            Value::Bool(on) => ReasoningWish::switch(*on),
+            Value::String(word) => ReasoningEffort::string(word).map(ReasoningWish::effort).unwrap_or_default(),
+            _ => ReasoningWish::default(),
+        }
     }
 
     /// No effort is off. Any other leaves the switch to the template.

@@ -20,7 +20,7 @@ use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::demand::Off;
 use crate::request::field::{Field, Required, object};
-use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::{Read, Reading, read};
@@ -28,7 +28,6 @@ use crate::request::sampling::SamplingBody;
 use crate::request::schema::described;
 use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
-use crate::thinking_switches::ReasoningWish;
 
 object! {
     /// A conversation to continue.
@@ -59,6 +58,15 @@ pub(crate) struct MessagesFields;
 
 impl ForeignFields for MessagesFields {
     const REFUSED: &'static [RefusedField] = &[RefusedField::new("stop", Off::ZERO, "'stop'", "send 'stop_sequences'")];
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("stop", "'stop_sequences'"),
+        OwnName::new("reasoning_effort", "'thinking'"),
+        OwnName::new("response_format", "'output_config.format'"),
+        OwnName::new("ignore_eos", ""),
+        OwnName::new("logprobs", ""),
+        OwnName::new("top_logprobs", ""),
+        OwnName::new("n", ""),
+    ];
 }
 
 object! {
@@ -269,11 +277,10 @@ impl PromptBody {
         if let Some(management) = self.context_management.get("")? {
             management.apply(&mut messages)?;
         }
-        let effort = effort.map(|effort| ("output_config.effort", ReasoningWish::effort(effort.0)));
         let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
-        let mut template = self.template.check(effort, after_tool)?;
+        let mut template = self.template.check(effort.map(|effort| effort.0), after_tool)?;
         let thinking = template.off_by_default();
-        let shows_thinking = template.shows_thinking.unwrap_or_else(|| template.is_on());
+        let shows_thinking = template.shows();
         let template_args = template.args;
         let conversation =
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
@@ -339,6 +346,8 @@ mod tests {
         let off = || json!({"enable_thinking": false});
         assert_eq!(args(json!({})), (false, off()), "Anthropic's default");
         assert!(!args(json!({"reasoning_effort": "none"})).0);
+        assert_eq!(args(json!({"reasoning_effort": "high"})), (true, json!({"reasoning_effort": "high"})));
+        assert_eq!(args(json!({"reasoning": {"effort": "low"}})), (true, json!({"reasoning_effort": "low"})));
         assert_eq!(args(json!({"think": true})), (true, json!({"enable_thinking": true})));
         let omitted = json!({"thinking": {"type": "adaptive", "display": "omitted"}});
         assert_eq!(args(omitted), (false, json!({})));

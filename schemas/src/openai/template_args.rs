@@ -20,6 +20,8 @@ const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_
 const SWITCH: &str = "enable_thinking";
 /// The variable with which some templates have it instead.
 const OTHER_SWITCH: &str = "thinking";
+/// The variable of the effort.
+const EFFORT: &str = "reasoning_effort";
 
 object! {
     /// Variables for the chat template, and how the model should think. Every chat has them, whatever its dialect.
@@ -59,8 +61,9 @@ impl Read for TemplateArgs {
 pub(crate) struct TemplateChoice {
     /// The variables, with the names that templates of reasoning models use.
     pub(crate) args: Map<String, Value>,
-    /// What the body says about reasoning, besides the variables.
     pub(crate) effort: Option<ReasoningEffort>,
+    /// The body asks for reasoning, or for none. Anthropic's effort does neither.
+    asks: Option<bool>,
     /// `thinking` was given, with what it says about showing the reasoning.
     pub(crate) shows_thinking: Option<bool>,
     /// Ollama's `think` was given and turns thinking on.
@@ -68,11 +71,12 @@ pub(crate) struct TemplateChoice {
 }
 
 impl TemplateBody {
-    /// Checks the fields. `own` is what a dialect's own field asks for, with its path. `after_tool`: the conversation ends
-    /// with the result of a tool. Of fields that contradict each other the first counts, and the header names the others.
+    /// Checks the fields. `own` is Anthropic's effort, which comes before the others, and leaves open if the model thinks.
+    /// `after_tool`: the conversation ends with the result of a tool. Of fields that contradict each other the first counts,
+    /// and the header names the others.
     pub(crate) fn check(
         self,
-        own: Option<(&str, ReasoningWish)>,
+        own: Option<ReasoningEffort>,
         after_tool: bool,
     ) -> Result<TemplateChoice, InvalidRequest> {
         if self.chat_template.is_given() {
@@ -86,41 +90,49 @@ impl TemplateBody {
         let thinking = self.thinking.get("")?.map(ThinkingSwitch::check).transpose()?;
         let position = thinking.map(|(switch, _)| ReasoningWish { on: Some(switch), effort: None });
         let on = |on| if on { Switch::On } else { Switch::Off };
-        let mut all = ReasoningWishes { after_tool, ..ReasoningWishes::default() };
+        let mut all = ReasoningWishes { after_tool, effort: own, ..ReasoningWishes::default() };
         for (field, asked) in [
-            own.map_or(("", None), |(field, asked)| (field, Some(asked))),
             ("thinking", position),
             ("think", think.map(ReasoningWish::from)),
             (SWITCH, self.enable_thinking.get("")?.map(|said| ReasoningWish { on: Some(on(said)), effort: None })),
             ("reasoning", self.reasoning.get("")?.map(ReasoningSwitch::check).transpose()?),
-            ("reasoning_effort", self.reasoning_effort.get("")?.map(ReasoningWish::effort)),
+            (EFFORT, self.reasoning_effort.get("")?.map(ReasoningWish::effort)),
         ] {
             all.add(field, asked.unwrap_or_default());
         }
-        if let Some(effort) = all.effort {
-            args.insert("reasoning_effort".to_owned(), effort.as_str().into());
+        // The client's own variables stay as they are.
+        let (on, effort) = (all.on, all.effort);
+        for name in [SWITCH, OTHER_SWITCH, EFFORT] {
+            let asked = args.get(name).map(ReasoningWish::of_variable).unwrap_or_default();
+            if !all.add(&format!("chat_template_kwargs.{name}"), asked) {
+                args.remove(name);
+            }
         }
-        if let Some(is_on) = all.on {
+        if let Some(effort) = effort {
+            args.insert(EFFORT.to_owned(), effort.as_str().into());
+        }
+        if let Some(is_on) = on {
             args.insert(SWITCH.to_owned(), is_on.into());
         }
         Ok(TemplateChoice {
             args,
             effort: all.effort,
+            asks: all.asks,
             shows_thinking: thinking.map(|(_, shows)| shows),
-            thinks: think.is_some_and(|think| think != Think::Off),
+            thinks: all.asks == Some(true) && think.is_some_and(|think| think != Think::Off),
         })
     }
 }
 
 impl TemplateChoice {
-    /// Returns true if the body turns thinking on.
-    pub(crate) fn is_on(&self) -> bool {
-        [SWITCH, OTHER_SWITCH].iter().any(|switch| self.args.get(*switch).is_some_and(|on| *on == true))
+    /// Returns true if the body shows the reasoning, or asks for it and does not hide it.
+    pub(crate) fn shows(&self) -> bool {
+        self.shows_thinking.unwrap_or(self.asks == Some(true))
     }
 
     /// Turns thinking off unless the body says something about it: the default of a dialect in which it must be asked for.
     pub(crate) fn off_by_default(&mut self) -> Thinking {
-        if self.shows_thinking.is_some() || self.args.contains_key(SWITCH) || self.args.contains_key(OTHER_SWITCH) {
+        if self.shows_thinking.is_some() || self.asks.is_some() {
             return Thinking::AsSaid;
         }
         self.args.insert(SWITCH.to_owned(), false.into());
@@ -128,28 +140,35 @@ impl TemplateChoice {
     }
 }
 
-/// The wishes about reasoning of all fields of a body.
+/// The wishes about reasoning of the fields of a body that agree.
 #[derive(Default)]
 struct ReasoningWishes {
     after_tool: bool,
+    /// Reasoning is asked for, by a switch or an effort, or none is.
+    asks: Option<bool>,
     on: Option<bool>,
     effort: Option<ReasoningEffort>,
 }
 
 impl ReasoningWishes {
-    fn add(&mut self, field: &str, asked: ReasoningWish) {
+    /// Adds what a field asks for. Returns false if it contradicts a field before it; nothing of it counts then.
+    fn add(&mut self, field: &str, asked: ReasoningWish) -> bool {
         let on = asked.on.and_then(|switch| switch.is_on(self.after_tool));
-        let agrees = [agree(&mut self.on, on), agree(&mut self.effort, asked.effort)];
-        if agrees.contains(&false) {
+        let asks = on.or(asked.effort.map(|effort| effort != ReasoningEffort::None));
+        let agrees = agree(self.asks, asks) && agree(self.effort, asked.effort);
+        if agrees {
+            self.asks = self.asks.or(asks);
+            self.on = self.on.or(on);
+            self.effort = self.effort.or(asked.effort);
+        } else {
             notes::ignored(field);
         }
+        agrees
     }
 }
 
-/// Notes what a field asks for, if no field before it does. Returns false if one asks for something else.
-fn agree<T: Copy + PartialEq>(known: &mut Option<T>, asked: Option<T>) -> bool {
-    *known = known.or(asked);
-    asked.is_none() || *known == asked
+fn agree<T: PartialEq>(known: Option<T>, asked: Option<T>) -> bool {
+    known.is_none() || asked.is_none() || known == asked
 }
 
 #[cfg(test)]
@@ -252,9 +271,18 @@ mod tests {
         };
         let off = json!({"enable_thinking": false});
         assert_eq!(noted(json!({"think": false, "enable_thinking": true})), (off, "enable_thinking".to_owned()));
-        let on = json!({"enable_thinking": true, "reasoning_effort": "none"});
         let both = json!({"thinking": {"type": "enabled"}, "reasoning_effort": "none"});
-        assert_eq!(noted(both), (on, "reasoning_effort".to_owned()));
+        assert_eq!(noted(both), (json!({"enable_thinking": true}), "reasoning_effort".to_owned()));
+        let high = || json!({"reasoning_effort": "high"});
+        let both = json!({"reasoning": {"effort": "high"}, "reasoning_effort": "none"});
+        assert_eq!(noted(both), (high(), "reasoning_effort".to_owned()));
+        let none = json!({"reasoning_effort": "none", "enable_thinking": false});
+        let both = json!({"reasoning": {"effort": "none"}, "reasoning_effort": "high"});
+        assert_eq!(noted(both), (none.clone(), "reasoning_effort".to_owned()));
+        let variable = json!({"reasoning_effort": "high", "chat_template_kwargs": {"thinking": false}});
+        assert_eq!(noted(variable), (high(), "chat_template_kwargs.thinking".to_owned()));
+        let variable = json!({"reasoning_effort": "none", "chat_template_kwargs": {"reasoning_effort": "high"}});
+        assert_eq!(noted(variable), (none, "chat_template_kwargs.reasoning_effort".to_owned()));
         let agreeing = json!({"reasoning": {"effort": "low"}, "reasoning_effort": "low", "think": true});
         let low = json!({"enable_thinking": true, "reasoning_effort": "low"});
         assert_eq!(noted(agreeing), (low, String::new()));
@@ -267,8 +295,11 @@ mod tests {
             (choice.off_by_default(), Value::Object(choice.args))
         };
         assert_eq!(of(json!({})), (Thinking::OffByDefault, json!({"enable_thinking": false})));
-        let effort = json!({"enable_thinking": false, "reasoning_effort": "high"});
-        assert_eq!(of(json!({"reasoning_effort": "high"})), (Thinking::OffByDefault, effort));
+        let effort = json!({"reasoning_effort": "high"});
+        assert_eq!(of(effort.clone()), (Thinking::AsSaid, effort));
+        let mut own = read::<TemplateBody>(b"{}").unwrap().check(Some(ReasoningEffort::High), false).unwrap();
+        assert_eq!(own.off_by_default(), Thinking::OffByDefault, "Anthropic's effort turns nothing on");
+        assert_eq!(Value::Object(own.args), json!({"enable_thinking": false, "reasoning_effort": "high"}));
         assert_eq!(of(json!({"thinking": {"type": "adaptive"}})), (Thinking::AsSaid, json!({})));
         let by_template = json!({"chat_template_kwargs": {"thinking": true}});
         assert_eq!(of(by_template), (Thinking::AsSaid, json!({"thinking": true})));
