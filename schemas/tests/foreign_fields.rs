@@ -2,6 +2,8 @@
 //! the table in docs/compatibility.md; a newer version adds its fields here first.
 #![cfg(test)]
 
+use std::collections::BTreeSet;
+
 use baton_schemas::openai::InvalidRequest;
 use baton_schemas::request::{BodyNotes, MeasuredParse, measured};
 use baton_schemas::{anthropic, llama_server, ollama, openai};
@@ -248,6 +250,75 @@ fn a_field_of_another_dialect_names_what_serves_instead() {
     let modalities = json!(["text", "audio"]);
     refused(&["chat", "response"], "modalities", modalities);
     accepted(&["chat", "response"], "modalities", json!(["text"]));
+}
+
+/// The fields that a route's body declares.
+fn declared(name: &str) -> Vec<String> {
+    let schema = match name {
+        "chat" => schemars::schema_for!(openai::ChatBody),
+        "completion" => schemars::schema_for!(openai::CompletionBody),
+        "response" => schemars::schema_for!(openai::ResponsesBody),
+        "message" => schemars::schema_for!(anthropic::MessagesBody),
+        "ollama chat" => schemars::schema_for!(ollama::OllamaChatBody),
+        "ollama generate" => schemars::schema_for!(ollama::OllamaGenerateBody),
+        _ => schemars::schema_for!(llama_server::generate::LlamaCompletionBody),
+    };
+    let fields =
+        |schema: &Value| schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+    let mut all: Vec<String> = fields(schema.as_value());
+    let options: Vec<String> = fields(&schema.as_value()["$defs"]["OllamaOptions"]);
+    all.extend(options.iter().map(|option| format!("options.{option}")));
+    all
+}
+
+#[test]
+fn an_advice_names_fields_of_its_own_dialect() {
+    let published = [CHATS, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, LLAMA];
+    let fields: BTreeSet<&str> = published.iter().flat_map(|fields| fields.split(' ')).collect();
+    for name in GENERATING {
+        let declared = declared(name);
+        let is_own = |named: &str| {
+            let (object, _) = named.split_once('.').filter(|(object, _)| *object != "options").unwrap_or((named, ""));
+            declared.iter().any(|field| field == object)
+        };
+        let mut n_advised = 0;
+        for field in fields.iter().filter(|field| !declared.iter().any(|own| own == *field)) {
+            let (parse, mut body) = route(name);
+            body[*field] = json!({"x": 1});
+            let Err(error) = parse(body.to_string().as_bytes()) else { continue };
+            let Some((_, advice)) =
+                error.message.split_once("does not support ").and_then(|(_, rest)| rest.split_once(": "))
+            else {
+                continue;
+            };
+            // What it names in another route's body, or in a reply, is not looked for.
+            if advice.contains(" /") || advice.starts_with("read ") {
+                continue;
+            }
+            for word in advice.split(' ').filter_map(|word| word.strip_prefix('\'')) {
+                let named = word.trim_end_matches(|c| ",;:.'".contains(c));
+                n_advised += 1;
+                let is_value = named == "message.output_text.logprobs";
+                assert!(is_value || named == "options" || is_own(named), "{name}: {field}: {}", error.message);
+            }
+        }
+        assert!(n_advised > 20, "{name}: {n_advised}");
+    }
+    let message = |name: &str, field: &str| {
+        let (parse, mut body) = route(name);
+        body[field] = json!(5);
+        parse(body.to_string().as_bytes()).unwrap_err().message
+    };
+    for (name, length) in [
+        ("chat", "'max_tokens'"),
+        ("response", "'max_output_tokens'"),
+        ("message", "'max_tokens'"),
+        ("ollama chat", "'options.num_predict'"),
+        ("llama completion", "'n_predict'"),
+    ] {
+        let message = message(name, "t_max_predict_ms");
+        assert!(message.contains(length), "{name}: {message}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::openai::{
 };
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::foreign::{Foreign, NoOwnFields};
+use crate::request::foreign::{Foreign, ForeignFields, NoOwnFields, OwnName, RefusedField};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
@@ -92,8 +92,27 @@ object! {
         /// Report the log-probability of each token, and of so many of the most likely tokens in its place. 0: none.
         n_probs: Field<TopLogprobs>,
         #[schemars(skip)]
-        foreign: Foreign<PlainPromptFields>,
+        foreign: Foreign<LlamaPromptFields>,
     }
+}
+
+/// The fields of chats, in llama-server's words.
+#[derive(Debug)]
+pub(crate) struct LlamaPromptFields;
+
+impl ForeignFields for LlamaPromptFields {
+    const WITHOUT_EFFECT: &'static [&'static str] = PlainPromptFields::WITHOUT_EFFECT;
+    const REFUSED: &'static [RefusedField] = PlainPromptFields::REFUSED;
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("max_tokens", "'n_predict'"),
+        OwnName::new("reasoning_effort", "a prompt without the opening of reasoning"),
+        OwnName::new("response_format", "'json_schema'"),
+        OwnName::new("logprobs", "'n_probs'"),
+        OwnName::new("top_logprobs", "'n_probs'"),
+        OwnName::new("tools", ""),
+        OwnName::new("tool_choice", ""),
+        OwnName::new("n", ""),
+    ];
 }
 
 object! {

@@ -9,7 +9,7 @@ use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::demand::Off;
 use crate::request::field::{Field, Items, object};
-use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::images::Images;
 use crate::request::read::read;
 
@@ -41,6 +41,19 @@ impl ForeignFields for OllamaFields {
     const REFUSED: &'static [RefusedField] = &[
         RefusedField::new("max_output_tokens", Off::NEVER, "'max_output_tokens'", LENGTH),
         RefusedField::new("num_predict", Off::NEVER, "'num_predict'", LENGTH),
+    ];
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("max_tokens", "'options.num_predict'"),
+        OwnName::new("stop", "'options.stop'"),
+        OwnName::new("temperature", "'options.temperature'"),
+        OwnName::new("top_p", "'options.top_p'"),
+        OwnName::new("top_k", "'options.top_k'"),
+        OwnName::new("min_p", "'options.min_p'"),
+        OwnName::new("logit_bias", "'options.logit_bias'"),
+        OwnName::new("reasoning_effort", "'think'"),
+        OwnName::new("response_format", "'format'"),
+        OwnName::new("ignore_eos", ""),
+        OwnName::new("n", ""),
     ];
 }
 

@@ -3,7 +3,7 @@
 use crate::request::InvalidRequest;
 use crate::request::demand::Off;
 use crate::request::field::{Field, object};
-use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32};
@@ -73,6 +73,20 @@ impl ForeignFields for OptionsFields {
         RefusedField::new("max_tokens", Off::NEVER, "'max_tokens'", NUM_PREDICT),
         RefusedField::new("max_new_tokens", Off::NEVER, "'max_new_tokens'", NUM_PREDICT),
         RefusedField::new("n_predict", Off::NEVER, "'n_predict'", NUM_PREDICT),
+    ];
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("max_tokens", "'num_predict'"),
+        OwnName::new("reasoning_effort", "'think' beside 'options'"),
+        OwnName::new("response_format", "'format' beside 'options'"),
+        OwnName::new("regex", "'regex' beside 'options'"),
+        OwnName::new("grammar", "'grammar' beside 'options'"),
+        OwnName::new("structured_outputs", "'format' beside 'options'"),
+        OwnName::new("tools", "'tools' beside 'options'"),
+        OwnName::new("logprobs", "'logprobs' beside 'options'"),
+        OwnName::new("top_logprobs", "'top_logprobs' beside 'options'"),
+        OwnName::new("tool_choice", ""),
+        OwnName::new("ignore_eos", ""),
+        OwnName::new("n", ""),
     ];
 }
 

@@ -11,7 +11,7 @@ use crate::generate::{GenerateRequest, InfillNames, Input, PromptLogprobs, Sampl
 use crate::request::InvalidRequest;
 use crate::request::demand::Off;
 use crate::request::field::{Field, Required, object};
-use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
@@ -85,6 +85,12 @@ impl ForeignFields for PlainPromptFields {
         // The whole prompt is the client's.
         RefusedField::new("add_special_tokens", Off::TRUE, "A prompt without the token that begins it", "send tokens"),
         RefusedField::new("chat_template_kwargs", Off::ZERO, "A chat template", "use /v1/chat/completions"),
+    ];
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("reasoning_effort", "a prompt without the opening of reasoning"),
+        OwnName::new("top_logprobs", "'logprobs'"),
+        OwnName::new("tools", ""),
+        OwnName::new("tool_choice", ""),
     ];
 }
 

@@ -15,7 +15,7 @@ use super::foreign_fields::{REFUSED, WITHOUT_EFFECT};
 use super::invalid::InvalidRequest;
 use super::notes;
 use super::read::JsonReader;
-pub(crate) use super::refused_field::RefusedField;
+pub(crate) use super::refused_field::{OwnName, RefusedField};
 
 /// What a kind of body makes of fields that it does not declare. Its own lists come before those for all bodies.
 pub(crate) trait ForeignFields: std::fmt::Debug {
@@ -24,6 +24,8 @@ pub(crate) trait ForeignFields: std::fmt::Debug {
     /// Fields that do not change the reply.
     const WITHOUT_EFFECT: &'static [&'static str] = &[];
     const REFUSED: &'static [RefusedField] = &[];
+    /// What is called otherwise here than in OpenAI's chats.
+    const NAMES: &'static [OwnName] = &[];
     /// Whether the request has a reply that a field could change. Without one, the list for all bodies refuses nothing.
     const GENERATES: bool = true;
 }
@@ -48,7 +50,7 @@ enum Effect {
 impl<L: ForeignFields> Foreign<L> {
     /// Refuses the first field that asks for something that this server does not do.
     pub(crate) fn check(self) -> Result<(), InvalidRequest> {
-        self.refused.map_or(Ok(()), |refused| Err(refused.error(L::AT)))
+        self.refused.map_or(Ok(()), |refused| Err(refused.error(L::AT, L::NAMES)))
     }
 
     fn effect(key: &str) -> Effect {

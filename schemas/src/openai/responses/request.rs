@@ -22,7 +22,7 @@ use crate::openai::template_args::{TemplateBody, TemplateChoice};
 use crate::request::InvalidRequest;
 use crate::request::demand::Off;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::foreign::{Foreign, ForeignFields, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::images::Images;
 use crate::request::read::{Echoed, read};
 use crate::request::sampling::SamplingBody;
@@ -130,6 +130,14 @@ impl ForeignFields for ResponsesFields {
         RefusedField::new("max_new_tokens", Off::NEVER, "'max_new_tokens'", LENGTH),
         RefusedField::new("logprobs", Off::ZERO, "'logprobs'", "send 'message.output_text.logprobs' in 'include'"),
         RefusedField::new("system", Off::ZERO, "'system'", "send it as 'instructions'"),
+    ];
+    const NAMES: &'static [OwnName] = &[
+        OwnName::new("max_tokens", "'max_output_tokens'"),
+        OwnName::new("reasoning_effort", "'reasoning.effort'"),
+        OwnName::new("response_format", "'text.format'"),
+        OwnName::new("logprobs", "'include'"),
+        OwnName::new("prompt", "'input'"),
+        OwnName::new("n", ""),
     ];
 }
 
