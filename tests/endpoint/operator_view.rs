@@ -221,6 +221,33 @@ async fn reads_and_loads_count_and_changed_limits_keep_debts() {
 }
 
 /// A simulated node of another model: its KV has another shape.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_state_shows_the_options_of_own_engines_and_files_only_to_operators() {
+    let (operator, lines) = new_key("operator");
+    let template = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(template.path(), "{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
+    let path = template.path().to_str().unwrap();
+    let engine = format!(
+        "[model.engine]\nengine = \"sim\"\nslots = 3\nkv_codecs = [\"none\"]\nchat_template_file = {path:?}\n\
+         [[models]]\nname = \"other\"\nsource = \"x\"\n[models.engine]\nengine = \"sim\"\nsim_decode_tps = 7.5\n"
+    );
+    let options = async |keys: &str, key: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("{keys}\n{engine}")).unwrap();
+        let server = BatonServer::with(&["--config", file.path().to_str().unwrap()]);
+        let url = format!("{}/baton/state", server.base);
+        let state = reqwest::Client::new().get(url).bearer_auth(key).send().await.unwrap();
+        let state: Value = state.json().await.unwrap();
+        let models = state["models"].as_array().unwrap().clone();
+        models.into_iter().map(|model| model["nodes"][0]["options"].clone()).collect::<Vec<_>>()
+    };
+    let other = json!({ "engine": "sim", "sim_decode_tps": 7.5 });
+    let all = json!({ "engine": "sim", "slots": 3, "kv_codecs": ["none"], "chat_template_file": path });
+    assert_eq!(options(&format!("{lines}\noperator = true"), &operator).await, [all, other.clone()]);
+    let shown = json!({ "engine": "sim", "slots": 3, "kv_codecs": ["none"] });
+    assert_eq!(options("", "").await, [shown, other]);
+}
+
 fn other_model() -> BatonNode {
     let machine = json!({
         "name": "machine", "prefill_tps": 1e4, "decode_tps": 1e3, "decode_sharing_cost": 0.0, "kv_bytes_per_token": 512,

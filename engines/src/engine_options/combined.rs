@@ -16,6 +16,14 @@ impl WrittenOptions {
         DECLARED.iter().filter(|option| (option.field.is_set)(self))
     }
 
+    /// The options that people may see: those of the configuration, and files and addresses only with `with_locations`.
+    pub fn shown(&self, with_locations: bool) -> WrittenOptions {
+        let mut shown = self.clone();
+        let hidden = |option: &&DeclaredOption| option.is_flag_only() || option.shows_locations() && !with_locations;
+        DECLARED.iter().filter(hidden).for_each(|option| (option.field.clear)(&mut shown));
+        shown
+    }
+
     /// The types of the KV cache.
     pub fn cache_types(&self) -> CacheTypes {
         CacheTypes { k: self.cache_type_k.unwrap_or_default(), v: self.cache_type_v.unwrap_or_default() }

@@ -31,6 +31,8 @@ pub struct Declaration<Written> {
     pub is_of_identity: bool,
     /// It names a program, which may be found by `PATH`, and not a file beside the configuration.
     pub is_program: bool,
+    /// Its text names files or machines, which only operators see. An option of paths does anyway.
+    pub is_location: bool,
     /// Which help shows its flag.
     pub shown_in: HelpLength,
     /// A flag that sets a switch to false.
@@ -55,6 +57,8 @@ pub struct OptionField<Written> {
     pub number: fn(&Written) -> Option<f64>,
     /// Takes a relative path from this folder.
     pub resolve: fn(&mut Written, &Path),
+    /// Takes its value away.
+    pub clear: fn(&mut Written),
 }
 
 impl<Written> Declaration<Written> {
@@ -70,6 +74,7 @@ impl<Written> Declaration<Written> {
         engines: &EngineKind::ALL,
         is_of_identity: false,
         is_program: false,
+        is_location: false,
         shown_in: HelpLength::Short,
         negation: None,
         conflicts_with: None,
@@ -80,12 +85,18 @@ impl<Written> Declaration<Written> {
             is_set: |_| false,
             number: |_| None,
             resolve: |_, _| {},
+            clear: |_| {},
         },
     };
 
     /// Its flag, `--NAME`.
     pub fn flag(&self) -> String {
         format!("--{}", self.key.replace('_', "-"))
+    }
+
+    /// Returns true if its value names files or machines.
+    pub fn shows_locations(&self) -> bool {
+        self.is_location || matches!(self.form, ValueForm::Path)
     }
 
     /// Returns true if it is no key of the configuration file, but a flag for tests and other commands.
@@ -240,6 +251,7 @@ macro_rules! engine_options {
                     is_set: |options| options.$key.as_ref().is_some_and(|value| !OptionValue::is_empty(value)),
                     number: |options| options.$key.as_ref().and_then(OptionValue::number),
                     resolve: |options, folder| options.$key.iter_mut().for_each(|value| value.resolve(folder)),
+                    clear: |options| options.$key = None,
                 },
                 ..Declaration::UNSAID
             }

@@ -188,6 +188,7 @@ engine_options! {
         lora_scaled: String {
             value_name: "FILE:SCALE",
             engines: LLAMA,
+            is_location: true,
             is_of_identity: true,
             page: "the same with a scale: `\"adapter.gguf:0.5\"`",
         }
@@ -202,6 +203,7 @@ engine_options! {
         workers: Vec<String> {
             value_name: "HOST:PORT",
             engines: LLAMA_ALONE,
+            is_location: true,
             page: "machines that compute layers, too: `HOST:PORT` or URL of a node with the role worker, or `local` \
                    ([workers.md](workers.md))",
         }

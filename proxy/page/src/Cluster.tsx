@@ -115,10 +115,16 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
         {shown.memory_bytes > 0 && <Fact name="Memory">{bytes(shown.memory_bytes)}</Fact>}
         <Rates prefill={(prefill ?? decode)?.prefill_rates} decode={decode?.decode_rates} />
         {shown.queued > 0 && <Fact name="Queue">{plural(shown.queued, 'request')}</Fact>}
+        {shown.options && <Fact name="Options">{options(shown.options)}</Fact>}
         {shown.prefill_backlog_tokens > 0 && <Fact name="To prefill">{count(shown.prefill_backlog_tokens)} tok</Fact>}
       </dl>
     </li>
   );
+}
+
+/** As in a configuration file. */
+function options(set: Record<string, unknown>): string {
+  return Object.entries(set).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join(', ');
 }
 
 function Rates({ prefill, decode }: { prefill?: NodeReport['prefill_rates']; decode?: NodeReport['decode_rates'] }) {

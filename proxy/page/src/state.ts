@@ -28,6 +28,8 @@ export interface NodeReport {
   simulated: boolean;
   /** The endpoint itself started it. */
   own: boolean;
+  /** What its configuration sets, if the endpoint started it. */
+  options?: Record<string, unknown>;
   devices?: string[];
   model: string;
   n_ctx: number;

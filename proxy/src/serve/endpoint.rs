@@ -239,7 +239,7 @@ fn primary_model(
     let PrimaryNames { name, aliases } = PrimaryNames::of(config)?;
     let name = name.map_or_else(OnceLock::new, OnceLock::from);
     let mut model = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
-    model.has_own_engine = own.is_some();
+    model.own_engine = own.map(|_| Arc::new(config.startup.engine.clone()));
     model.sampling = config.sampling;
     Ok(Some(model))
 }

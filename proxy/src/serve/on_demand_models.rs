@@ -157,6 +157,7 @@ pub(super) async fn start(
 struct ProcessPlan {
     name: String,
     aliases: Vec<String>,
+    engine: WrittenOptions,
     args: Vec<OsString>,
     estimated_bytes: u64,
     outline: Option<Arc<NodeInfo>>,
@@ -172,7 +173,8 @@ async fn plan_process(
     if !kind.needs_file() {
         let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
         let args = engine_options::to_args(&model.engine)?.into_iter().chain(transport).collect();
-        return Ok(ProcessPlan { name, aliases: model.aliases.clone(), args, estimated_bytes: 0, outline: None });
+        let (aliases, engine) = (model.aliases.clone(), model.engine.clone());
+        return Ok(ProcessPlan { name, aliases, engine, args, estimated_bytes: 0, outline: None });
     }
     let path = model_files::locate_or_pull(&model.source, kind).await?;
     let names = ModelNames::of_file(&model.source, &path);
@@ -194,6 +196,7 @@ async fn plan_process(
             None => [model.aliases.clone(), names.aliases].concat(),
         },
         name: model.name.clone().unwrap_or(names.name),
+        engine,
         args,
         estimated_bytes: sizes.memory_bytes,
         outline: Some(Arc::new(outline)),
@@ -215,7 +218,7 @@ fn keep_or_start(
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
-    served.has_own_engine = true;
+    served.own_engine = Some(Arc::new(plan.engine));
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
     served.loadable = Some(Arc::clone(&loadable));

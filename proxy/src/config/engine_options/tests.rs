@@ -64,6 +64,24 @@ fn every_option_reaches_the_child_in_one_json_value() {
 }
 
 #[test]
+fn everybody_may_see_each_option_but_files_addresses_and_those_for_tests() {
+    let shown = |option: &DeclaredOption, with_locations| {
+        let options = parsed(sample(option)).shown(with_locations);
+        options.set().map(|set| set.key).collect::<Vec<_>>()
+    };
+    let (mut hidden, mut of_operators) = (Vec::new(), Vec::new());
+    for option in DECLARED {
+        match (shown(option, false), shown(option, true)) {
+            (none, all) if none.is_empty() && all == [option.key] => of_operators.push(option.key),
+            (none, all) if none.is_empty() && all.is_empty() => hidden.push(option.key),
+            both => assert_eq!(both, (vec![option.key], vec![option.key])),
+        }
+    }
+    assert_eq!(hidden, ["sim_abort", "sim_machine"]);
+    assert_eq!(of_operators, ["lora", "lora_scaled", "workers", "chat_template_file", "mmproj", "mlx_python"]);
+}
+
+#[test]
 fn a_flag_wins_over_the_json_value() {
     let both = |written: WrittenOptions| written.or(of_json(r#"{"slots":3,"threads":2}"#).unwrap());
     let options = both(parsed(["--slots".to_owned(), "1".to_owned()]));

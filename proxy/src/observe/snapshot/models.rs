@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_planner::reason::BarReason;
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::NodeInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
 use super::nodes::{self, NodeReport};
@@ -111,7 +113,10 @@ pub(super) fn report(
     };
     let decodes = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_decode);
     let prefills = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_prefill);
+    let own = model.own_engine.as_ref().map(|options| shown(options, with_addresses));
+    let options = |node: &Node| own.clone().filter(|_| node.url.is_none()).unwrap_or_default();
     let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
+        options: options(n),
         barred: bar(model, n, ServedModel::bars_decode),
         unused: why_unused(n, Task::Decode),
         ..nodes::report(n, Task::Decode, with_addresses)
@@ -148,6 +153,15 @@ pub(super) fn report(
         prediction_error: known.error,
         mean_output_tokens: expected_output(&known.n_output, None),
         load_state: model.loadable.as_ref().map(|loadable| load_state(loadable.report())),
+    }
+}
+
+/// An engine's options as in a configuration file.
+fn shown(options: &WrittenOptions, with_locations: bool) -> Map<String, Value> {
+    // An object, unless a path is not UTF-8; with such a path no process can be started.
+    match serde_json::to_value(options.shown(with_locations)) {
+        Ok(Value::Object(options)) => options,
+        _ => Map::new(),
     }
 }
 

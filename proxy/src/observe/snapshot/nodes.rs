@@ -1,11 +1,12 @@
 //! Nodes.
 
-use baton_engines::registry::EngineKind;
+use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::kv::CodecLoss;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::counts::{BreakerReport, breaker, unix_ms};
 use crate::targets::nodes::{Node, NodeState, StateTransition, Task, WorkerReport};
@@ -50,6 +51,11 @@ pub struct NodeReport {
     /// True for an engine that the endpoint itself started.
     #[serde(default)]
     pub own: bool,
+    /// Its options, if the endpoint itself starts it: those that are set, as `[model.engine]` has them. Files and addresses
+    /// are for operators.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schemars(with = "WrittenOptions")]
+    pub options: Map<String, Value>,
     /// The devices that compute, as the engine names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,

@@ -108,7 +108,7 @@ impl ModelPool {
             if model.loadable.is_some() {
                 return Some(Arc::clone(model));
             }
-            let own = model.decode.iter().take(usize::from(model.has_own_engine));
+            let own = model.decode.iter().take(usize::from(model.own_engine.is_some()));
             let decode: Vec<_> = own.chain(decode).map(Arc::clone).collect();
             (!decode.is_empty()).then(|| found(model.with_nodes(decode, prefill.to_vec())))
         };

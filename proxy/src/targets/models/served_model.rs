@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::{Policy, PolicyName};
 use baton_planner::reason::BarReason;
@@ -61,9 +62,9 @@ pub struct ServedModel {
     pub pairs: Arc<PairBreakers>,
     /// Counts of departures from plans.
     pub fallbacks: Arc<Fallbacks<FallbackReason>>,
-    /// Its first decode node is this endpoint's own engine, which determines the model's identity. If that engine cannot
-    /// start, another node with one of these names determines it.
-    pub has_own_engine: bool,
+    /// The options of this endpoint's own engine, if it has one. That engine is the first decode node and determines the
+    /// model's identity. If it cannot start, another node with one of these names determines it.
+    pub own_engine: Option<Arc<WrittenOptions>>,
     /// Its name comes from the configuration and not from a node.
     pub name_is_configured: bool,
     /// Sampling defaults, for settings that a client does not set.
@@ -98,7 +99,7 @@ impl ServedModel {
             routes,
             pairs,
             fallbacks: Arc::default(),
-            has_own_engine: false,
+            own_engine: None,
             sampling: SamplingFields::default(),
             loadable: None,
             identity: OnceLock::new(),
@@ -116,7 +117,7 @@ impl ServedModel {
         let new = ServedModel::new(name, old.aliases.clone(), old.decode.clone(), old.prefill.clone());
         ServedModel {
             fallbacks: Arc::clone(&old.fallbacks),
-            has_own_engine: old.has_own_engine,
+            own_engine: old.own_engine.clone(),
             name_is_configured: old.name_is_configured,
             sampling: old.sampling,
             loadable: old.loadable.clone(),
@@ -135,7 +136,7 @@ impl ServedModel {
             routes: Arc::new(routes),
             since: self.since,
             fallbacks: Arc::clone(&self.fallbacks),
-            has_own_engine: self.has_own_engine,
+            own_engine: self.own_engine.clone(),
             name_is_configured: self.name_is_configured,
             sampling: self.sampling,
             loadable: self.loadable.clone(),
@@ -160,7 +161,7 @@ impl ServedModel {
 
     /// The nodes that determine the model's identity.
     fn deciding_nodes(&self) -> &[Arc<Node>] {
-        if self.has_own_engine { &self.decode[..1] } else { &self.decode }
+        if self.own_engine.is_some() { &self.decode[..1] } else { &self.decode }
     }
 
     /// All names, the public one first.
@@ -202,7 +203,7 @@ impl ServedModel {
 
     /// Returns true if its own engine could not be started and no other node has determined its identity.
     pub fn has_lost_its_engine(&self) -> bool {
-        self.has_own_engine && self.identity.get().is_none() && self.decode[0].is_down()
+        self.own_engine.is_some() && self.identity.get().is_none() && self.decode[0].is_down()
     }
 
     /// The reason why a node cannot generate for this model now; `None` if it can.

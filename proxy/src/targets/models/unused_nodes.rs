@@ -143,7 +143,7 @@ fn unused_decode(models: &[Arc<ServedModel>], info: &NodeInfo) -> Option<UnusedC
     let serves = models.iter().find(|model| model.loadable.is_none() && model.bars_decode(info).is_none());
     let meant = models.iter().find(|model| match serves {
         // The operator has given this name to all nodes.
-        Some(_) => model.name_is_configured && !model.has_own_engine && model.bars_decode(info).is_some(),
+        Some(_) => model.name_is_configured && model.own_engine.is_none() && model.bars_decode(info).is_some(),
         None => model.has_name(&info.model),
     })?;
     Some(UnusedCause::OtherWeights { model: public_name(meant), serves: serves.map(|model| public_name(model)) })
