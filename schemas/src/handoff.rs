@@ -193,7 +193,8 @@ pub struct HandoffReport {
     /// Time that the engine's thread spent importing chunks.
     pub import_ms: f64,
     /// From the last token computed on the prefill node to the last imported chunk: the delay that the client notices.
-    pub unhidden_ms: f64,
+    #[serde(alias = "unhidden_ms")]
+    pub after_prefill_ms: f64,
     /// From the request to the last imported chunk, or to the failure.
     pub total_ms: f64,
     /// Why the decode node computed the rest; missing if everything arrived.
@@ -203,7 +204,8 @@ pub struct HandoffReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
     /// The part of `transfer_ms` that overlapped with the prefill, so that the client did not notice it.
-    pub hidden_ms: f64,
+    #[serde(alias = "hidden_ms")]
+    pub during_prefill_ms: f64,
 }
 
 impl HandoffReport {
@@ -226,15 +228,22 @@ impl HandoffReport {
         HandoffReport { failure: Some(failure), ..HandoffReport::default() }
     }
 
-    /// Sets the delay that the client noticed. The rest of `transfer_ms` was hidden.
-    pub fn with_unhidden(self, unhidden_ms: f64) -> HandoffReport {
-        HandoffReport { unhidden_ms, hidden_ms: (self.transfer_ms - unhidden_ms).max(0.0), ..self }
+    /// Sets the delay that the client noticed. The rest of `transfer_ms` passed during the prefill.
+    pub fn with_after_prefill(self, after_prefill_ms: f64) -> HandoffReport {
+        HandoffReport { after_prefill_ms, during_prefill_ms: (self.transfer_ms - after_prefill_ms).max(0.0), ..self }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_of_an_older_node_has_other_names_for_the_parts_of_the_transfer() {
+        let json = r#"{"transfer_ms":9,"unhidden_ms":2,"hidden_ms":7}"#;
+        let report = HandoffReport { transfer_ms: 9.0, ..HandoffReport::default() }.with_after_prefill(2.0);
+        assert_eq!(serde_json::from_str::<HandoffReport>(json).unwrap(), report);
+    }
 
     #[test]
     fn a_report_of_an_older_node_has_no_export_time() {

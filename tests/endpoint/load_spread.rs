@@ -38,7 +38,7 @@ async fn endpoint(prefill: &[BatonNode; 2], decode: &[BatonNode; 2], models: &[&
             let plan = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(&body(model, "plan"));
             let plan: Value = plan.send().await.unwrap().json().await.unwrap();
             let routes = plan["routes"].as_array().cloned().unwrap_or_default();
-            let is_known = |route: &Value| route["prediction"].is_object() || route["barred"].is_string();
+            let is_known = |route: &Value| route["prediction"].is_object() || route["unused_reason"].is_string();
             // One route for each pair, and the direct ones.
             routes.len() > 1 && routes.iter().all(is_known) && routes.iter().any(|route| route["prefill"].is_string())
         })

@@ -223,7 +223,7 @@ async fn the_prompts_of_a_body_that_waits_share_its_schema_and_its_suffix() {
     };
     let requests = async || front.get("/baton/state").await["requests"].clone();
     let first = post(json!({ "model": "m", "prompt": "a" }));
-    eventually_async("the only place to be taken", async || requests().await["places"] == 1).await;
+    eventually_async("the only place to be taken", async || requests().await["slots"] == 1).await;
     let before = front.server.peak_mib();
     let prompts = vec!["a"; 64];
     let mut waiting = Vec::new();

@@ -36,7 +36,7 @@ test('a value between missing ones is a dot, and the legend says how old it is',
 test('the heading counts all requests, and says how many are listed', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM);
   const running = Array.from({ length: 128 }, (_, i) => request(i));
-  await answerStreams(page, { running, requests: { admitted: 60, places: 60, limit: 60, waiting: 90 } });
+  await answerStreams(page, { running, requests: { admitted: 60, slots: 60, limit: 60, waiting: 90 } });
   await page.goto(url);
   await expect(page.locator('#requests')).toContainText('60 running, 90 waiting (128 of 150 are listed), the last 0');
   expect(problems).toEqual([]);
@@ -44,7 +44,7 @@ test('the heading counts all requests, and says how many are listed', async ({ p
 
 test('the time to the first token begins with the arrival, its prediction with the plan', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM);
-  const predicted = { queue_ms: 0, prefill_ms: 90, wire_ms: 0, unhidden_ms: 0, step_ms: 10, ttft_ms: 90, completion_ms: 130 };
+  const predicted = { queue_ms: 0, prefill_ms: 90, wire_ms: 0, after_prefill_ms: 0, step_ms: 10, ttft_ms: 90, completion_ms: 130 };
   await answerStreams(page, { routes: [request(1, { outcome: 'done', predicted })] });
   await page.goto(url);
   const done = row(page, 'Done');

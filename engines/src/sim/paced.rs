@@ -165,6 +165,6 @@ mod tests {
         let handoff = handoff.unwrap();
         assert_eq!((handoff.n_bytes, handoff.failure), (8_191 * 131_072, None));
         // The link holds the prefill up, or is waited for after it.
-        assert!(handoff.stalled_ms + handoff.unhidden_ms > 7_000.0, "{handoff:?}");
+        assert!(handoff.stalled_ms + handoff.after_prefill_ms > 7_000.0, "{handoff:?}");
     }
 }

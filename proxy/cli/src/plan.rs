@@ -111,18 +111,19 @@ fn table(plan: &Explanation) -> String {
 }
 
 fn line(route: &RouteExplanation) -> String {
-    let RouteExplanation { decode, prefill, chosen, cached_on_decode, cached_on_prefill, prediction, barred } = route;
+    let RouteExplanation { decode, prefill, chosen, cached_on_decode, cached_on_prefill, prediction, unused_reason } =
+        route;
     let mark = if *chosen { '*' } else { ' ' };
     let name = prefill.as_ref().map_or_else(|| decode.clone(), |prefill| format!("{prefill} → {decode}"));
     let cached =
         cached_on_prefill.map_or_else(|| cached_on_decode.to_string(), |there| format!("{there}→{cached_on_decode}"));
-    let times = match (prediction, barred) {
+    let times = match (prediction, unused_reason) {
         (_, Some(reason)) => format!("   {}", problem(reason)),
         (None, None) => "   rates not known yet".to_owned(),
         (Some(p), None) => {
-            let Prediction { queue_ms, prefill_ms, wire_ms, unhidden_ms, step_ms, ttft_ms, completion_ms } = p;
+            let Prediction { queue_ms, prefill_ms, wire_ms, after_prefill_ms, step_ms, ttft_ms, completion_ms } = p;
             format!(
-                "{queue_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {unhidden_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
+                "{queue_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {after_prefill_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
                  {completion_ms:12.0}"
             )
         }
@@ -150,15 +151,15 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_route_is_marked_and_a_barred_one_says_why() {
-        let route = |prefill: Option<&str>, chosen, prediction, barred: Option<&str>| RouteExplanation {
+    fn the_chosen_route_is_marked_and_an_unused_one_says_why() {
+        let route = |prefill: Option<&str>, chosen, prediction, unused: Option<&str>| RouteExplanation {
             decode: "mac".into(),
             prefill: prefill.map(str::to_owned),
             chosen,
             cached_on_decode: 8,
             cached_on_prefill: prefill.map(|_| 64),
             prediction,
-            barred: barred.map(str::to_owned),
+            unused_reason: unused.map(str::to_owned),
         };
         let prediction = Prediction { ttft_ms: 61.4, completion_ms: 200.0, ..Prediction::default() };
         let plan = Explanation {

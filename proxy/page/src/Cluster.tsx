@@ -72,10 +72,10 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
   const cells = shown.kv_cells;
   const tasks = [...new Set(machine.tasks.map((task) => task.node.task))];
   const unused = [...new Set(machine.tasks.flatMap((task) => (task.node.unused ? [task.node.unused] : [])))];
-  const bars = unused.length > 0 ? [] : [...new Set(machine.tasks.flatMap((task) => (task.node.barred ? [task.node.barred] : [])))];
+  const reasons = unused.length > 0 ? [] : [...new Set(machine.tasks.flatMap((task) => (task.node.unused_reason ? [task.node.unused_reason] : [])))];
   const breaker = machine.tasks.find((task) => task.node.breaker.is_open)?.node.breaker;
   // A node that is not used for a model runs its own.
-  const models = [...new Set(machine.tasks.map((task) => (task.node.barred && task.node.model ? task.node.model : task.model)).filter(Boolean))];
+  const models = [...new Set(machine.tasks.map((task) => (task.node.unused_reason && task.node.model ? task.node.model : task.model)).filter(Boolean))];
   return (
     <li class={`card machine ${state.life}`}>
       <header>
@@ -92,7 +92,7 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
       {unused.map((why) => (
         <p class="why" key={why}>{why}.</p>
       ))}
-      {bars.map((word) => (
+      {reasons.map((word) => (
         <p class="why" key={word}>Not used: {problem(word)}</p>
       ))}
       <p class="tags">

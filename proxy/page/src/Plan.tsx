@@ -14,7 +14,7 @@ interface PlannedRoute {
   cached_on_decode: number;
   cached_on_prefill: number | null;
   prediction: Prediction | null;
-  barred: string | null;
+  unused_reason: string | null;
 }
 
 interface Explanation {
@@ -36,11 +36,11 @@ function body(pasted: string, model: string): unknown {
 }
 
 function RouteTimes({ prediction, longest }: { prediction: Prediction; longest: number }) {
-  const { queue_ms, unhidden_ms, ttft_ms, completion_ms } = prediction;
+  const { queue_ms, after_prefill_ms, ttft_ms, completion_ms } = prediction;
   const parts: [string, number][] = [
     ['wait', queue_ms],
-    ['prefill', Math.max(0, ttft_ms - queue_ms - unhidden_ms)],
-    ['transfer', unhidden_ms],
+    ['prefill', Math.max(0, ttft_ms - queue_ms - after_prefill_ms)],
+    ['transfer', after_prefill_ms],
     ['decode', Math.max(0, completion_ms - ttft_ms)],
   ];
   return (
@@ -91,18 +91,18 @@ function Table({ explained }: { explained: Explanation }) {
           </thead>
           <tbody>
             {routes.map((route) => (
-              <tr key={words(route)} class={route.chosen ? 'chosen' : route.barred ? 'barred' : ''}>
+              <tr key={words(route)} class={route.chosen ? 'chosen' : ''}>
                 <th scope="row">
                   {words(route)}
                   {route.chosen && <span class="tag chosen">chosen</span>}
-                  {route.barred && <span class="why">{problem(route.barred)}</span>}
+                  {route.unused_reason && <span class="why">{problem(route.unused_reason)}</span>}
                 </th>
                 <td class="times">
-                  {route.prediction ? <RouteTimes prediction={route.prediction} longest={longest} /> : <span class="muted">{route.barred ? 'not possible now' : 'speeds not measured yet'}</span>}
+                  {route.prediction ? <RouteTimes prediction={route.prediction} longest={longest} /> : <span class="muted">{route.unused_reason ? 'not possible now' : 'speeds not measured yet'}</span>}
                 </td>
                 <td class="num">{time(route.prediction?.queue_ms)}</td>
                 <td class="num">{time(route.prediction?.prefill_ms)}</td>
-                <td class="num">{time(route.prediction?.unhidden_ms)}</td>
+                <td class="num">{time(route.prediction?.after_prefill_ms)}</td>
                 <td class="num">{time(route.prediction?.ttft_ms)}</td>
                 <td class="num">{time(route.prediction?.completion_ms)}</td>
                 <td class="num">{count(route.cached_on_prefill ?? route.cached_on_decode)}</td>

@@ -156,7 +156,7 @@ function Page() {
   const view = useView();
   const models = useModels(state, connection);
   useEffect(connectWhileVisible, []);
-  const { admitted, places, limit, waiting } = state.requests;
+  const { admitted, slots, limit, waiting } = state.requests;
   // A hidden tab has no stream, so its number would be old.
   document.title = admitted > 0 && !document.hidden ? `Baton: ${count(admitted)} running` : 'Baton';
   const forget = () => {
@@ -186,7 +186,7 @@ function Page() {
           {isKnown && (
             <>
               <span>
-                <strong class="num">{count(admitted)}</strong> running in <span class="num">{count(places)}</span> of <span class="num">{count(limit)}</span> slots
+                <strong class="num">{count(admitted)}</strong> running in <span class="num">{count(slots)}</span> of <span class="num">{count(limit)}</span> slots
               </span>
               <span>
                 <strong class="num">{count(waiting)}</strong> waiting

@@ -21,7 +21,8 @@ export interface NodeReport {
   has_answered: boolean;
   /** Why no model uses it for this task, and what to do. */
   unused?: string;
-  barred?: string;
+  /** Why this model does not use it, in one word. */
+  unused_reason?: string;
   address?: string;
   engine: string;
   /** Its figures are a simulation's. */
@@ -95,8 +96,8 @@ export interface Handoff {
   prefill_ms: number;
   transfer_ms: number;
   import_ms: number;
-  unhidden_ms: number;
-  hidden_ms: number;
+  after_prefill_ms: number;
+  during_prefill_ms: number;
   total_ms: number;
   failure?: string;
 }
@@ -111,7 +112,7 @@ export interface Prediction {
   queue_ms: number;
   prefill_ms: number;
   wire_ms: number;
-  unhidden_ms: number;
+  after_prefill_ms: number;
   step_ms: number;
   ttft_ms: number;
   completion_ms: number;
@@ -185,7 +186,7 @@ export interface Sample {
 
 export interface RequestCounts {
   admitted: number;
-  places: number;
+  slots: number;
   limit: number;
   waiting: number;
 }
@@ -226,7 +227,7 @@ export const NOTHING: State = {
   at_ms: 0,
   version: '',
   is_stopping: false,
-  requests: { admitted: 0, places: 0, limit: 0, waiting: 0 },
+  requests: { admitted: 0, slots: 0, limit: 0, waiting: 0 },
   models: [],
   upstreams: [],
   discovery: null,

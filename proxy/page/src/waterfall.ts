@@ -50,11 +50,11 @@ export function course(request: Request): Course {
       if (handoff.failure) {
         add('broken', 'Broken handoff', slot, imported);
       } else {
-        const computed = imported - handoff.unhidden_ms;
+        const computed = imported - handoff.after_prefill_ms;
         const began = Math.max(slot, computed - handoff.prefill_ms);
         add('remote-queue', `Wait for ${request.prefill}`, slot, began);
         add('prefill', `Prefill on ${request.prefill}`, began, computed);
-        add('hidden', 'Transfer during the prefill', Math.max(slot, computed - handoff.hidden_ms), computed);
+        add('hidden', 'Transfer during the prefill', Math.max(slot, computed - handoff.during_prefill_ms), computed);
         add('transfer', 'Transfer after the prefill', computed, imported);
         add('import', 'Import', Math.max(slot, imported - handoff.import_ms), imported);
       }
@@ -85,9 +85,9 @@ function predicted(request: Request): Span[] {
     at += ms;
   };
   add('slot', 'Wait', said.queue_ms);
-  const prefill = Math.max(0, said.ttft_ms - said.queue_ms - said.unhidden_ms);
+  const prefill = Math.max(0, said.ttft_ms - said.queue_ms - said.after_prefill_ms);
   add('prefill', 'Prefill', prefill);
-  add('transfer', 'Transfer after the prefill', said.unhidden_ms);
+  add('transfer', 'Transfer after the prefill', said.after_prefill_ms);
   add('decode', 'Decode', Math.max(0, request.n_completion - 1) * said.step_ms);
   return spans;
 }

@@ -36,8 +36,9 @@ pub struct Prediction {
     pub prefill_ms: f64,
     /// The KV's time on the wire. Most of it overlaps with the prefill.
     pub wire_ms: f64,
-    /// The part of the transfer that does not overlap with the prefill.
-    pub unhidden_ms: f64,
+    /// The part of the transfer after the prefill.
+    #[serde(alias = "unhidden_ms")]
+    pub after_prefill_ms: f64,
     /// One decode step.
     pub step_ms: f64,
     /// Until the first token.
@@ -112,7 +113,7 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
     let step = step_seconds(node)?;
     let queue = prefill.others + slot_wait(request, node, step);
     let ttft = queue + prefill.own + replay(request, node) * step + step;
-    Some(prediction(request, Parts { queue, prefill: prefill.own, wire: 0.0, unhidden: 0.0, step, ttft }))
+    Some(prediction(request, Parts { queue, prefill: prefill.own, wire: 0.0, after_prefill: 0.0, step, ttft }))
 }
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
@@ -138,9 +139,9 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     };
     let step = step_seconds(decode)?;
     let queue = queue + slot_wait(request, decode, step);
-    let unhidden = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
-    let ttft = link.rtt_ms / 1e3 + queue + compute + unhidden + replay(request, decode) * step + step;
-    Some(prediction(request, Parts { queue, prefill: compute, wire, unhidden, step, ttft }))
+    let after_prefill = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
+    let ttft = link.rtt_ms / 1e3 + queue + compute + after_prefill + replay(request, decode) * step + step;
+    Some(prediction(request, Parts { queue, prefill: compute, wire, after_prefill, step, ttft }))
 }
 
 /// Seconds of each part.
@@ -148,18 +149,18 @@ struct Parts {
     queue: f64,
     prefill: f64,
     wire: f64,
-    unhidden: f64,
+    after_prefill: f64,
     step: f64,
     ttft: f64,
 }
 
 fn prediction(request: &RequestSize, parts: Parts) -> Prediction {
-    let Parts { queue, prefill, wire, unhidden, step, ttft } = parts;
+    let Parts { queue, prefill, wire, after_prefill, step, ttft } = parts;
     Prediction {
         queue_ms: queue * 1e3,
         prefill_ms: prefill * 1e3,
         wire_ms: wire * 1e3,
-        unhidden_ms: unhidden * 1e3,
+        after_prefill_ms: after_prefill * 1e3,
         step_ms: step * 1e3,
         ttft_ms: ttft * 1e3,
         completion_ms: (ttft + (request.n_output - 1.0).max(0.0) * step) * 1e3,
@@ -254,7 +255,7 @@ pub(super) mod tests {
         assert!((direct.prefill_ms - 8_191.0 / 1_470.0 * 1e3).abs() < 1.0);
         assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0);
         // The transfer of 1 GiB of KV overlaps with the prefill, except for its end.
-        assert!(handoff.wire_ms > 800.0 && handoff.unhidden_ms < 20.0, "{handoff:?}");
+        assert!(handoff.wire_ms > 800.0 && handoff.after_prefill_ms < 20.0, "{handoff:?}");
         assert!(handoff.completion_ms < direct.completion_ms / 2.0);
     }
 
@@ -263,7 +264,7 @@ pub(super) mod tests {
         let mut snapshot = spark_and_mac(8_192, 32.0);
         snapshot.links[0][0].bytes_per_second = 0.125e9;
         let (direct, handoff) = predictions(&snapshot);
-        assert!(handoff.unhidden_ms > 7_000.0, "{handoff:?}");
+        assert!(handoff.after_prefill_ms > 7_000.0, "{handoff:?}");
         assert!(handoff.completion_ms > direct.completion_ms);
         // The measured size after compression counts, not the size of the plain KV.
         snapshot.links[0][0].bytes_per_token = 65_536.0;
@@ -284,7 +285,7 @@ pub(super) mod tests {
         snapshot.decode[0].n_cached = 0;
         snapshot.prefill[0].n_cached = 8_160;
         let (_, handoff) = predictions(&snapshot);
-        assert!(handoff.prefill_ms < 10.0 && handoff.unhidden_ms > 800.0, "{handoff:?}");
+        assert!(handoff.prefill_ms < 10.0 && handoff.after_prefill_ms > 800.0, "{handoff:?}");
     }
 
     #[test]

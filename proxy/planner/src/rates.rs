@@ -116,9 +116,9 @@ impl TransferRates {
             return;
         }
         let wire_ms = n_bytes / self.bytes_per_second * 1e3;
-        if handoff.unhidden_ms > 0.0 && BOUND * wire_ms < compute_ms {
+        if handoff.after_prefill_ms > 0.0 && BOUND * wire_ms < compute_ms {
             let last_chunk_ms = wire_ms * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
-            self.tail_ms = ewma(self.tail_ms, (handoff.unhidden_ms - last_chunk_ms).max(1e-3));
+            self.tail_ms = ewma(self.tail_ms, (handoff.after_prefill_ms - last_chunk_ms).max(1e-3));
         }
     }
 
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_handoff_teaches_what_it_waited_for() {
         let known = TransferRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0, ..TransferRates::default() };
-        let learned = |compute_ms, transfer_ms, unhidden_ms| {
+        let learned = |compute_ms, transfer_ms, after_prefill_ms| {
             let mut link = known;
             link.learn_transfer(&HandoffReport {
                 n_tokens: 1_000,
@@ -176,7 +176,7 @@ mod tests {
                 prefill_ms: compute_ms + 70.0,
                 stalled_ms: 70.0,
                 transfer_ms,
-                unhidden_ms,
+                after_prefill_ms,
                 ..HandoffReport::default()
             });
             assert_eq!(link.bytes_per_token, 100_000.0);
@@ -188,7 +188,7 @@ mod tests {
         assert!(rate == 1e9 && (tail - 4.4).abs() < 0.1, "{tail}: 6.4 ms are the last chunk's way");
         assert_eq!(learned(105.0, 110.0, 50.0), (1e9, 2.0), "neither clearly waited");
         let mut unknown = TransferRates::default();
-        unknown.learn_transfer(&HandoffReport { n_tokens: 10, unhidden_ms: 5.0, ..HandoffReport::default() });
+        unknown.learn_transfer(&HandoffReport { n_tokens: 10, after_prefill_ms: 5.0, ..HandoffReport::default() });
         assert_eq!(unknown, TransferRates::default());
     }
 

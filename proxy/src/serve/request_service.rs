@@ -194,7 +194,7 @@ impl HttpBackend for RequestService {
             upstreams: &self.targets.upstreams.load(),
             requests: RequestsState {
                 admitted: self.admission.n_admitted() as u64,
-                places: self.admission.n_places() as u64,
+                slots: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
                 waiting: self.n_waiting(),
                 memory_bytes: memory.held as u64,

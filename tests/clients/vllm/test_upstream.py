@@ -108,7 +108,7 @@ def test_without_its_prefill_server_it_computes_the_prompt_itself(servers, baton
     assert status == 200, again
     assert fallbacks(baton, "prefill_failed") == 1
     status, _, third = ask(baton, long_prompt(60))
-    assert status == 200 and fallbacks(baton, "prefill_barred") >= 1
+    assert status == 200 and fallbacks(baton, "prefill_kept_away") >= 1
     content = lambda reply: json.loads(reply)["choices"][0]["message"]["content"]
     assert content(third) == content(text)
 

@@ -110,7 +110,7 @@ impl PullEnd {
     /// knows.
     pub fn report(self, imported_at: Instant) -> HandoffReport {
         let unhidden = self.prefilled_at.map_or(Duration::ZERO, |at| imported_at.saturating_duration_since(at));
-        self.report.with_unhidden(unhidden.as_secs_f64() * 1e3)
+        self.report.with_after_prefill(unhidden.as_secs_f64() * 1e3)
     }
 }
 

@@ -75,8 +75,8 @@ pub(super) struct OverlapRow {
     pub(super) n_bytes: f64,
     pub(super) prefill_ms: f64,
     pub(super) transfer_ms: f64,
-    pub(super) unhidden_ms: f64,
-    /// `unhidden_ms` ÷ `prefill_ms`.
+    pub(super) after_prefill_ms: f64,
+    /// `after_prefill_ms` ÷ `prefill_ms`.
     pub(super) unhidden_share: f64,
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
@@ -228,8 +228,8 @@ impl OverlapCell<'_> {
             n_bytes: of(|t| t.n_bytes as f64),
             prefill_ms: of(|t| t.prefill_ms),
             transfer_ms: of(|t| t.transfer_ms),
-            unhidden_ms: of(|t| t.unhidden_ms),
-            unhidden_share: of(|t| t.unhidden_ms / t.prefill_ms.max(1e-3)),
+            after_prefill_ms: of(|t| t.after_prefill_ms),
+            unhidden_share: of(|t| t.after_prefill_ms / t.prefill_ms.max(1e-3)),
             total_ms: of(|t| t.total_ms),
             ttft_ms: median(&self.pulls.iter().map(|pull| pull.ttft_ms).collect::<Vec<_>>()),
             after_ms: (!self.after_ms.is_empty()).then(|| median(&self.after_ms)),

@@ -70,7 +70,7 @@ fn add_overlap(report: &mut Report, overlap: &Overlap) {
             one_decimal(row.n_bytes / 1e6),
             one_decimal(row.prefill_ms),
             one_decimal(row.transfer_ms),
-            one_decimal(row.unhidden_ms),
+            one_decimal(row.after_prefill_ms),
             format!("{:.1} %", 100.0 * row.unhidden_share),
             one_decimal(row.total_ms),
             row.after_ms.map_or_else(dash, one_decimal),

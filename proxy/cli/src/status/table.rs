@@ -28,7 +28,7 @@ pub(super) fn render(state: &EndpointState) -> String {
         "baton {}: {} running in {} of {} slots, {} waiting{stops}\n",
         state.version,
         counted(requests.admitted, "request"),
-        requests.places,
+        requests.slots,
         requests.limit,
         requests.waiting
     );
@@ -97,8 +97,8 @@ fn load_state(loading: &LoadStateReport, now_ms: u64) -> String {
 fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
     let row = |node: &NodeReport| {
-        let words = match &node.barred {
-            Some(barred) if node.reason.is_none() => format!("not used: {}", problem(barred)),
+        let words = match &node.unused_reason {
+            Some(reason) if node.reason.is_none() => format!("not used: {}", problem(reason)),
             None if node.unused.is_some() => "not used: see the warning".to_owned(),
             _ if node.state == NodeState::Down && !node.has_answered => {
                 format!("no answer yet: {}", node.reason.as_deref().unwrap_or_default())
@@ -296,7 +296,7 @@ mod tests {
             name: name.into(),
             task,
             state: NodeState::Ready,
-            barred: (task == Task::Prefill).then(|| "other_model".into()),
+            unused_reason: (task == Task::Prefill).then(|| "other_model".into()),
             active_slots: 1,
             slots: 4,
             decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
@@ -361,7 +361,7 @@ mod tests {
             is_stopping: false,
             version: "0.1.0".into(),
             at_ms: 180_000,
-            requests: RequestsState { admitted: 1, places: 4, limit: 8, waiting: 2, ..RequestsState::default() },
+            requests: RequestsState { admitted: 1, slots: 4, limit: 8, waiting: 2, ..RequestsState::default() },
             models: vec![model],
             upstreams: vec![
                 UpstreamReport {

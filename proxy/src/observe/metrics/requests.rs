@@ -112,8 +112,8 @@ pub struct RequestMetrics {
     completion: Histograms,
     handoffs: Counters,
     kv_bytes: Counters,
-    hidden: Histograms,
-    unhidden: Histograms,
+    during_prefill: Histograms,
+    after_prefill: Histograms,
     embed_requests: Counters,
     embed_errors: Counters,
     embed_tokens: Counters,
@@ -246,8 +246,8 @@ impl RequestMetrics {
             let result = handoff.failure.map_or("done", |failure| failure.as_str());
             self.handoffs.get_or_create(&model.with("result", result)).inc();
             self.kv_bytes.get_or_create(&model).inc_by(handoff.n_bytes);
-            self.hidden.get_or_create(&model).observe(handoff.hidden_ms / 1e3);
-            self.unhidden.get_or_create(&model).observe(handoff.unhidden_ms / 1e3);
+            self.during_prefill.get_or_create(&model).observe(handoff.during_prefill_ms / 1e3);
+            self.after_prefill.get_or_create(&model).observe(handoff.after_prefill_ms / 1e3);
         }
     }
 
@@ -322,8 +322,16 @@ impl Default for RequestMetrics {
             queue: new.seconds("request_queue_time", "From arrival to an engine's slot", &WAIT_BUCKETS),
             prediction: new.ratios("ttft_prediction_ratio", "Actual divided by predicted time to first token"),
             completion: new.ratios("completion_prediction_ratio", "Actual divided by predicted time to the last token"),
-            hidden: new.seconds("handoff_hidden", "KV transfer that ran during the prefill", &WAIT_BUCKETS),
-            unhidden: new.seconds("handoff_unhidden", "KV transfer that the client waited for", &WAIT_BUCKETS),
+            during_prefill: new.seconds(
+                "handoff_during_prefill",
+                "KV transfer that ran during the prefill",
+                &WAIT_BUCKETS,
+            ),
+            after_prefill: new.seconds(
+                "handoff_after_prefill",
+                "KV transfer that the client waited for",
+                &WAIT_BUCKETS,
+            ),
             embed_latency: new.seconds("embedding_request_latency", "From arrival to the last vector", &E2E_BUCKETS),
             registry: new.0,
         }

@@ -25,7 +25,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
     series.one("requests_running", "Requests being served", requests.admitted as f64);
-    series.one("requests_places", "Slots taken, one for each reply that is being generated", requests.places as f64);
+    series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
     series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
     series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());

@@ -63,10 +63,11 @@ pub struct EndpointState {
 pub struct RequestsState {
     /// Being served.
     pub admitted: u64,
-    /// Places that these requests have: one for each choice that is generated now.
+    /// Slots that these requests have: one for each reply that is being generated. A stream that has lost its node may
+    /// wait in the queue of another one, and has none meanwhile.
     #[serde(default)]
-    pub places: u64,
-    /// All places.
+    pub slots: u64,
+    /// All slots.
     pub limit: u64,
     /// Waiting to be served.
     pub waiting: u64,

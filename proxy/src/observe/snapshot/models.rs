@@ -117,12 +117,12 @@ pub(super) fn report(
     let options = |node: &Node| own.clone().filter(|_| node.url.is_none()).unwrap_or_default();
     let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
         options: options(n),
-        barred: bar(model, n, ServedModel::bars_decode),
+        unused_reason: bar(model, n, ServedModel::bars_decode),
         unused: why_unused(n, Task::Decode),
         ..nodes::report(n, Task::Decode, with_addresses)
     });
     let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeReport {
-        barred: bar(model, n, ServedModel::bars_prefill),
+        unused_reason: bar(model, n, ServedModel::bars_prefill),
         unused: why_unused(n, Task::Prefill),
         ..nodes::report(n, Task::Prefill, with_addresses)
     });

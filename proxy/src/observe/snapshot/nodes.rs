@@ -34,9 +34,9 @@ pub struct NodeReport {
     /// False until it has answered for the first time.
     #[serde(default)]
     pub has_answered: bool,
-    /// The reason why it does not serve this model although it is ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub barred: Option<String>,
+    /// The reason why it does not serve this model although it is ready, in one word.
+    #[serde(default, alias = "barred", skip_serializing_if = "Option::is_none")]
+    pub unused_reason: Option<String>,
     /// Why it is not used for this task by any model, and what to do, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unused: Option<String>,

@@ -241,7 +241,7 @@ async fn a_request_with_many_texts_lets_others_in_between() {
     while sizes.lock().unwrap().is_empty() {
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut many).await.is_err());
     }
-    assert_eq!(app.state(false).requests.places, 1);
+    assert_eq!(app.state(false).requests.slots, 1);
     let one = app.embed(request(&["z"]), &caller);
     let (is_first, n_pieces) = tokio::select! {
         _ = &mut many => (false, 0),

@@ -244,7 +244,7 @@ impl Resilient {
             }
             SequenceEvent::Handoff(report) => {
                 // A node of an older version does not report this time.
-                let report = report.with_unhidden(report.unhidden_ms);
+                let report = report.with_after_prefill(report.after_prefill_ms);
                 run.learn_handoff(&report, &self.request);
                 self.note_prefill(run, &report);
                 self.progress.hand_over(&report).then_some(SequenceEvent::Handoff(report))

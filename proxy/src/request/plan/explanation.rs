@@ -50,10 +50,11 @@ pub struct RouteExplanation {
     pub cached_on_decode: u32,
     /// Prompt tokens that are probably cached on the prefill node.
     pub cached_on_prefill: Option<u32>,
-    /// Milliseconds; `None` if the route is barred or its rates are not known.
+    /// Milliseconds; `None` if the route cannot be taken or its rates are not known.
     pub prediction: Option<Prediction>,
-    /// The reason why the route is barred, if it is.
-    pub barred: Option<String>,
+    /// The reason why the route cannot be taken, if there is one.
+    #[serde(alias = "barred")]
+    pub unused_reason: Option<String>,
 }
 
 impl Explanation {
@@ -84,6 +85,6 @@ fn route(snapshot: &Snapshot, candidate: &Candidate, chosen: bool) -> RouteExpla
         cached_on_decode: decode.n_cached,
         cached_on_prefill: prefill.map(|node| node.n_cached),
         prediction: candidate.prediction,
-        barred: candidate.barred.map(|reason| reason.as_str().to_owned()),
+        unused_reason: candidate.barred.map(|reason| reason.as_str().to_owned()),
     }
 }

@@ -73,7 +73,7 @@ async fn serving(app: &RequestService, name: &str) -> Result<String, RequestErro
 }
 
 fn barred(app: &RequestService, model: usize) -> Vec<Option<String>> {
-    app.state(false).models[model].nodes.iter().map(|node| node.barred.clone()).collect()
+    app.state(false).models[model].nodes.iter().map(|node| node.unused_reason.clone()).collect()
 }
 
 #[tokio::test(start_paused = true)]

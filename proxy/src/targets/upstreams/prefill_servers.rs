@@ -23,7 +23,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PrefillFallback {
     /// Every prefill server had failed shortly before.
-    Barred,
+    KeptAway,
     /// A prefill server was asked, and its KV could not be used.
     Failed(PrefillFailure),
 }
@@ -32,7 +32,7 @@ impl PrefillFallback {
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
-            PrefillFallback::Barred => "prefill_barred",
+            PrefillFallback::KeptAway => "prefill_kept_away",
             PrefillFallback::Failed(failure) => failure.as_str(),
         }
     }
@@ -106,7 +106,7 @@ impl PrefillServers {
             return None;
         }
         let Some(server) = self.next() else {
-            self.fallbacks.count(PrefillFallback::Barred);
+            self.fallbacks.count(PrefillFallback::KeptAway);
             return None;
         };
         let asked = Instant::now();

@@ -44,7 +44,7 @@ pub(super) struct DemoHandoff {
     pub(super) prefill_ms: f64,
     pub(super) transfer_ms: f64,
     pub(super) import_ms: f64,
-    pub(super) unhidden_ms: f64,
+    pub(super) after_prefill_ms: f64,
     pub(super) total_ms: f64,
     pub(super) failure: Option<String>,
 }

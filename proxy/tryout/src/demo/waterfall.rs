@@ -64,8 +64,8 @@ fn whole_prefill(reply: &DemoReply) -> TimeBar {
 /// The handoff's parts. Node B sends its request at 0. The endpoint's work before that takes a few milliseconds, and is
 /// shown with the first token's step.
 pub(super) fn bars(handoff: &DemoHandoff, ttft_ms: f64, names: PairNames) -> Vec<TimeBar> {
-    let DemoHandoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
-    let prefilled = (total_ms - unhidden_ms).max(0.0);
+    let DemoHandoff { total_ms, after_prefill_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
+    let prefilled = (total_ms - after_prefill_ms).max(0.0);
     let began = (prefilled - prefill_ms).max(0.0);
     let hidden_from = (total_ms - transfer_ms).clamp(0.0, prefilled);
     let bytes = format!("{:.1} MB in all", handoff.n_bytes as f64 / 1e6);
@@ -116,7 +116,7 @@ mod tests {
             prefill_ms: 4_000.0,
             transfer_ms: 3_000.0,
             import_ms: 12.0,
-            unhidden_ms: 100.0,
+            after_prefill_ms: 100.0,
             total_ms: 4_150.0,
             failure: None,
         };
@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn impossible_times_draw_nothing_outside() {
-        let handoff = DemoHandoff { unhidden_ms: 1e9, prefill_ms: 1e9, transfer_ms: -5.0, ..DemoHandoff::default() };
+        let handoff =
+            DemoHandoff { after_prefill_ms: 1e9, prefill_ms: 1e9, transfer_ms: -5.0, ..DemoHandoff::default() };
         let text = draw(&reply(0.0, Some(handoff)), &reply(0.0, None));
         assert!(text.lines().filter(|line| line.contains('|')).all(|line| line.chars().count() <= 100), "{text}");
     }

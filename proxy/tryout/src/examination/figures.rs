@@ -129,7 +129,7 @@ pub struct HandoffCheck {
     pub n_compared: usize,
     pub prefill_ms: f64,
     /// From the end of the prefill until the decode node is ready.
-    pub unhidden_ms: f64,
+    pub after_prefill_ms: f64,
     /// Prompt tokens per second on the prefill node, which exports their KV meanwhile.
     pub prefill_tps: f64,
     /// Received bytes ÷ the time to copy KV out of the prefill node's engine; `None` if that node does not report it.
@@ -162,14 +162,15 @@ impl HandoffCheck {
             (!rates.is_empty()).then(|| median(&rates))
         };
         let transfers = rounds.iter().filter(|(report, _)| report.transfer_ms > 0.0);
-        let hidden: Vec<f64> = transfers.map(|(report, _)| (report.hidden_ms / report.transfer_ms).min(1.0)).collect();
+        let hidden: Vec<f64> =
+            transfers.map(|(report, _)| (report.during_prefill_ms / report.transfer_ms).min(1.0)).collect();
         HandoffCheck {
             n_bytes: of(|report| report.n_bytes as f64) as u64,
             mean_kl: worst.mean_kl,
             n_agreed: worst.n_agreed,
             n_compared: worst.n_compared,
             prefill_ms: of(|report| report.prefill_ms),
-            unhidden_ms: of(|report| report.unhidden_ms),
+            after_prefill_ms: of(|report| report.after_prefill_ms),
             prefill_tps: of(|report| {
                 f64::from(report.n_computed) / (report.prefill_ms - report.stalled_ms).max(1e-3) * 1e3
             }),
@@ -197,7 +198,7 @@ mod tests {
             transfer_ms: 100.0 * factor,
             ..HandoffReport::default()
         }
-        .with_unhidden(10.0 * factor)
+        .with_after_prefill(10.0 * factor)
     }
 
     const DIFFERENCE: Difference = Difference { mean_kl: 2e-3, n_compared: 8, n_agreed: 7, is_exact: false };
@@ -206,12 +207,12 @@ mod tests {
     fn a_pair_has_the_medians_of_its_rounds() {
         let rounds = [(report(1.0), 0.3), (report(2.0), 0.9), (report(4.0), 0.6)];
         let check = HandoffCheck::of_rounds(&rounds, DIFFERENCE);
-        assert_eq!((check.n_bytes, check.prefill_ms, check.unhidden_ms), (1_000_000, 500.0, 20.0));
+        assert_eq!((check.n_bytes, check.prefill_ms, check.after_prefill_ms), (1_000_000, 500.0, 20.0));
         assert_eq!((check.prefill_tps, check.ttft_ms), (250.0, 600.0));
         assert_eq!((check.export_gb_s, check.import_gb_s), (Some(0.5), Some(1.0)));
         assert!((check.hidden_share.unwrap() - 0.9).abs() < 1e-9);
         assert_eq!((check.mean_kl, check.n_agreed, check.n_compared), (2e-3, 7, 8));
-        let at_once = HandoffReport { transfer_ms: 0.0, hidden_ms: 0.0, ..report(1.0) };
+        let at_once = HandoffReport { transfer_ms: 0.0, during_prefill_ms: 0.0, ..report(1.0) };
         assert_eq!(HandoffCheck::of_rounds(&[(at_once, 0.3)], DIFFERENCE).hidden_share, None);
         // A prefill node from before the field was there.
         let old = HandoffReport { export_ms: 0.0, ..report(1.0) };

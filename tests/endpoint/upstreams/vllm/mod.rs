@@ -111,7 +111,10 @@ async fn a_hung_prefill_server_costs_one_request_its_time_until_it_computes_agai
         assert_eq!(front.chat(json!({})).await.content(), "well");
     }
     assert_eq!(prefiller.n_asked_at(CHAT), 1, "only the first request waits for it");
-    assert_eq!((n_fallbacks(&front, "prefill_timed_out").await, n_fallbacks(&front, "prefill_barred").await), (1, 4));
+    assert_eq!(
+        (n_fallbacks(&front, "prefill_timed_out").await, n_fallbacks(&front, "prefill_kept_away").await),
+        (1, 4)
+    );
     let state = front.get("/baton/state").await;
     let upstream = &state["upstreams"][0];
     assert_eq!(upstream["prefill"][0]["breaker"]["failures"], json!({ "prefill_timed_out": 1 }), "{state}");
@@ -156,7 +159,7 @@ async fn another_prefill_server_takes_the_turns_of_a_hung_one() {
         assert_eq!(front.chat(json!({})).await.content(), "well");
     }
     assert_eq!((hung.n_asked_at(CHAT), good.n_asked_at(CHAT)), (1, 3));
-    assert_eq!(n_fallbacks(&front, "prefill_barred").await, 0);
+    assert_eq!(n_fallbacks(&front, "prefill_kept_away").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +191,7 @@ async fn lost_kv_costs_the_client_no_reply_and_the_decode_server_no_trust() {
             (with.body["messages"].clone(), with.body["seed"].clone()),
             (without.body["messages"].clone(), without.body["seed"].clone())
         );
-        assert_eq!((n_fallbacks(&front, "kv_lost").await, n_fallbacks(&front, "prefill_barred").await), (1, 1));
+        assert_eq!((n_fallbacks(&front, "kv_lost").await, n_fallbacks(&front, "prefill_kept_away").await), (1, 1));
         let state = front.get("/baton/state").await;
         let upstream = &state["upstreams"][0];
         assert_eq!(upstream["breaker"]["failures"], json!({}), "{shown}: {state}");
@@ -239,7 +242,7 @@ async fn a_decode_server_that_waits_in_vain_for_kv_does_so_once() {
         assert_eq!(front.chat(json!({})).await.content(), "well");
     }
     assert_eq!((prefiller.n_asked_at(CHAT), decoder.n_asked()), (1, 3));
-    assert_eq!((n_fallbacks(&front, "kv_timed_out").await, n_fallbacks(&front, "prefill_barred").await), (1, 1));
+    assert_eq!((n_fallbacks(&front, "kv_timed_out").await, n_fallbacks(&front, "prefill_kept_away").await), (1, 1));
     let state = front.get("/baton/state").await;
     assert_eq!(state["upstreams"][0]["breaker"]["failures"], json!({}), "{state}");
     assert_eq!(state["upstreams"][0]["prefill"][0]["breaker"]["last_reason"], "kv_timed_out", "{state}");
@@ -316,7 +319,7 @@ async fn a_prompt_that_a_prefill_server_fails_at_bars_it_if_the_next_one_fails_t
     }
     assert_eq!(prefiller.n_asked_at(CHAT), 4, "it fails, computes, fails, fails, and is barred");
     assert_eq!(
-        (n_fallbacks(&front, "prefill_server_error").await, n_fallbacks(&front, "prefill_barred").await),
+        (n_fallbacks(&front, "prefill_server_error").await, n_fallbacks(&front, "prefill_kept_away").await),
         (3, 1)
     );
 }
