@@ -5,6 +5,7 @@ mod admission;
 mod bench_command;
 mod bodies;
 mod chat;
+mod counts;
 mod decode_nodes;
 mod discovery;
 mod dry_run;

@@ -90,7 +90,7 @@ impl Admission {
         self.0.read(AdmissionQueue::n_running)
     }
 
-    /// Places that these requests have.
+    /// Places that these requests have, at most [`limit`](Self::limit).
     pub fn n_places(&self) -> usize {
         self.0.read(AdmissionQueue::n_places)
     }

@@ -195,9 +195,10 @@ impl<G> AdmissionQueue<G> {
         self.lanes_by_key.values().map(|lane| lane.requests.len() - lane.n_waiting).sum()
     }
 
-    /// Places that are taken.
+    /// Places that are taken where there are so many. A stream that moves to a full target goes on as one too many, and waits
+    /// in the engine's own queue.
     pub(super) fn n_places(&self) -> usize {
-        self.n_places
+        self.targets.iter().map(|target| target.n_taken().min(target.n_places())).sum()
     }
 
     /// Requests that wait for their only place.
