@@ -19,7 +19,7 @@ pub const THREADS_VARIABLE: &str = "RAYON_NUM_THREADS";
 pub enum EngineStartError {
     /// This build lacks the engine.
     #[error(
-        "this build of baton has no {} engine. Build it with --features {}, or use another --engine",
+        "this build of baton has no {} engine. Build it with --features baton-engines/{}, or use another --engine",
         .0.as_str(), .0.feature().unwrap_or_default()
     )]
     NotBuilt(EngineKind),
