@@ -8,7 +8,7 @@ use baton_link::handoff::{ChunkBuffers, LocalKv, PullEnd, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{
     Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, Placement, RopePairing, Rows, Section,
-    SectionRows,
+    SectionRows, StateKind, StatePart, StateShape,
 };
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{SequenceRequest, Token};
@@ -17,20 +17,23 @@ use tokio::time::Instant;
 
 use super::{SimConfig, SimState, millis};
 
-/// One layer of K and V, half of a token's bytes each.
-fn layout(bytes_per_token: u32) -> KvLayout {
+/// One layer of K and V, half of a token's bytes each, and a recurrent layer if the model has states.
+fn layout(bytes_per_token: u32, state_bytes: u32) -> KvLayout {
     let rows = Rows { dtype: Dtype::F16, n_values: (bytes_per_token / 4).max(1) };
     let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-    KvLayout {
-        rope: RopePairing::None,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
-        states: Vec::new(),
-    }
+    let state = |kind, n_values| StateShape { kind, values: Rows { dtype: Dtype::F32, n_values } };
+    let n_values = state_bytes / 4;
+    let convolution = n_values / 8 + 1;
+    let states = match n_values {
+        0 | 1 => Vec::new(),
+        n => vec![state(StateKind::Convolution, convolution), state(StateKind::Recurrence, n - convolution)],
+    };
+    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, n_rot: [0; 2], layers }], states }
 }
 
 /// The layout of the chunks, which may carry less than the model's KV.
 fn carried(config: &SimConfig) -> KvLayout {
-    layout(config.kv_bytes_carried.unwrap_or(config.kv_bytes_per_token))
+    layout(config.kv_bytes_carried.unwrap_or(config.kv_bytes_per_token), config.state_bytes)
 }
 
 /// The identity that a simulator with this configuration reports. The hash of the model's name stands for its weights.
@@ -64,6 +67,22 @@ pub(super) fn chunk(config: &SimConfig, tokens: &[Token], positions: Range<u32>)
     Chunk { p0: positions.start, p1: positions.end, sections }
 }
 
+/// The states after `tokens`, of the convolution and of the recurrence; `None` if the model has none.
+pub(super) fn states(config: &SimConfig, tokens: &[Token]) -> (Option<StatePart>, Option<StatePart>) {
+    let mut hash = blake3::Hasher::new();
+    tokens.iter().for_each(|token| _ = hash.update(&token.to_le_bytes()));
+    let mut values = hash.finalize_xof();
+    let position = tokens.len() as u32;
+    let mut parts = (0..).zip(carried(config).states).map(|(first, state)| {
+        let mut bytes = vec![0; state.values.bytes()];
+        values.fill(&mut bytes);
+        // Small positive numbers.
+        bytes.iter_mut().skip(3).step_by(4).for_each(|byte| *byte = 0x3D);
+        StatePart { position, first, tensors: vec![bytes.into()] }
+    });
+    (parts.next(), parts.next())
+}
+
 /// The bytes of a small finite f16 that depends on a position and its token.
 fn value(tokens: &[Token], position: u32) -> [u8; 2] {
     let token = tokens.get(position as usize).copied().unwrap_or(0);
@@ -92,7 +111,10 @@ impl SimState {
             buffers: ChunkBuffers::default(),
         };
         let mut pulled = self.puller.as_ref()?.pull(order, Arc::new(|| ()));
+        let (early, late) = states(&self.config, wanted);
+        let expected: Vec<Bytes> = early.into_iter().chain(late).flat_map(|part| part.tensors).collect();
         let mut n_tokens = 0;
+        let mut has_states = expected.is_empty();
         let end = loop {
             match pulled.recv().await {
                 Some(KvEvent::Chunk(kv)) => {
@@ -104,12 +126,21 @@ impl SimState {
                     n_tokens += n_new;
                 }
                 Some(KvEvent::End(end)) => break end,
-                // This engine's model has no states.
-                Some(KvEvent::State(_)) => break HandoffFailure::ImportFailed.into(),
+                Some(KvEvent::State(state)) => {
+                    if state.tensors() != expected || state.position() as usize != wanted.len() {
+                        break HandoffFailure::ImportFailed.into();
+                    }
+                    has_states = true;
+                }
                 None => break PullEnd::from(HandoffFailure::PrefillLost),
             }
         };
-        let report = end.report(Instant::now().into_std());
+        let mut report = end.report(Instant::now().into_std());
+        if !has_states {
+            // Rows without the states after them cannot be continued.
+            n_tokens = 0;
+            report.failure.get_or_insert(HandoffFailure::ImportFailed);
+        }
         Some(HandoffReport { n_tokens, total_ms: millis(began.elapsed()), ..report })
     }
 }

@@ -155,6 +155,7 @@ impl SimPeer {
         let (link, mut arriving) = mpsc::channel(CHUNK_WINDOW);
         let _engine = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).forward(events, bytes_per_token, link)));
         let mut n_bytes = 0.0;
+        let mut state_bytes = 0;
         let mut first = None;
         let mut last = None;
         let failure = loop {
@@ -177,12 +178,26 @@ impl SimPeer {
                         }
                     }
                 }
-                // The simulator's models have no states.
-                Ok(KvEvent::State(_)) => break HandoffFailure::FrameRejected,
+                Ok(KvEvent::State(part)) => {
+                    n_bytes += part.n_bytes() as f64;
+                    state_bytes += part.n_bytes() as u64;
+                    first.get_or_insert(first_byte_at);
+                    last = Some(arrives_at);
+                    match loopback.pass_states(&part) {
+                        Err(failure) => break failure,
+                        Ok(None) => {}
+                        Ok(Some(state)) => {
+                            if sender.send(PullEvent::State(state)).await.is_ok() {
+                                notify();
+                            }
+                        }
+                    }
+                }
                 Ok(KvEvent::End(timings)) => {
                     let since_head = Duration::from_secs_f64((timings.queue_ms + timings.prefill_ms) / 1e3);
                     let report = HandoffReport {
                         n_bytes: n_bytes as u64,
+                        state_bytes,
                         transfer_ms: first.zip(last).map_or(0.0, |(first, last)| millis(last - first)),
                         ..HandoffReport::of_prefill(&timings)
                     };
@@ -205,7 +220,8 @@ impl SimPeer {
         while let Some(event) = events.next().await {
             let n_bytes = match &event {
                 Ok(KvEvent::Chunk(chunk)) => f64::from(chunk.n_positions()) * bytes_per_token,
-                _ => 0.0,
+                Ok(KvEvent::State(part)) => part.n_bytes() as f64,
+                Ok(KvEvent::End(_)) | Err(_) => 0.0,
             };
             let Transmission { begins_at, ends_at } = self.wire.send(n_bytes);
             let in_flight = InFlight { first_byte_at: begins_at + one_way, arrives_at: ends_at + one_way, event };

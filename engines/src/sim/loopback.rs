@@ -3,8 +3,10 @@
 use baton_link::handoff::{LocalKv, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{
-    Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, VerifiedKv,
+    Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, StatePart, VerifiedKv,
+    VerifiedState,
 };
+use bytes::Bytes;
 
 /// The cluster key of both ends.
 const KEY: &[u8] = b"simulated";
@@ -46,13 +48,31 @@ impl Loopback {
     /// Writes a chunk and reads it again.
     pub(super) fn pass(&mut self, chunk: &Chunk) -> Result<VerifiedKv, HandoffFailure> {
         let record = self.writer.frame(chunk).map_err(|_| HandoffFailure::FrameRejected)?;
+        match self.read(record)? {
+            Some(HandoffRecord::Frame(kv)) => Ok(kv),
+            _ => Err(HandoffFailure::FrameRejected),
+        }
+    }
+
+    /// The same with states. `None`: others of their position are missing.
+    pub(super) fn pass_states(&mut self, part: &StatePart) -> Result<Option<VerifiedState>, HandoffFailure> {
+        let record = self.writer.state(part).map_err(|_| HandoffFailure::FrameRejected)?;
+        match self.read(record)? {
+            Some(HandoffRecord::State(state)) => Ok(Some(state)),
+            None => Ok(None),
+            _ => Err(HandoffFailure::FrameRejected),
+        }
+    }
+
+    /// Reads a whole record.
+    fn read(&mut self, record: Vec<Bytes>) -> Result<Option<HandoffRecord>, HandoffFailure> {
         for piece in record {
             match self.reader.read(&mut &piece[..]) {
-                Ok(Some(HandoffRecord::Frame(kv))) => return Ok(kv),
                 Ok(None) => {}
-                Ok(Some(_)) | Err(_) => break,
+                Ok(event) => return Ok(event),
+                Err(_) => return Err(HandoffFailure::FrameRejected),
             }
         }
-        Err(HandoffFailure::FrameRejected)
+        Ok(None)
     }
 }

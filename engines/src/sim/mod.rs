@@ -67,6 +67,8 @@ pub struct SimConfig {
     /// Bytes of KV for each token that chunks really carry, to save memory. A simulated link, [within one
     /// process](link) or [between two](PacedPuller), still takes the time of `kv_bytes_per_token`.
     pub kv_bytes_carried: Option<u32>,
+    /// Bytes of the states of a simulated hybrid model, for handoffs; rounded to values of 4 bytes. 0: the model has none.
+    pub state_bytes: u32,
     /// The name of the device, for people.
     pub device: String,
     /// A fault for tests.
@@ -87,6 +89,7 @@ impl Default for SimConfig {
             chunk_tokens: 256,
             kv_bytes_per_token: 256,
             kv_bytes_carried: None,
+            state_bytes: 0,
             device: "simulated".into(),
             abort: None,
         }
@@ -196,6 +199,7 @@ impl Engine for SimEngine {
             role: Role::Both,
             fingerprint: Some(kv.fingerprint),
             kv: Some(kv),
+            no_handoff: None,
             facts: ModelFacts::default(),
             process: 0,
         })
@@ -383,7 +387,15 @@ impl Engine for SimEngine {
                 n_computed += n_new as u32;
                 computed = Instant::now();
                 stalled += taken;
+                // A layer's states leave before the last chunk, the others after it.
+                let (early, late) = if p1 as usize == tokens.len() { kv::states(&state.config, tokens) } else { (None, None) };
+                if let Some(part) = early {
+                    yield KvEvent::State(part);
+                }
                 yield KvEvent::Chunk(kv::chunk(&state.config, tokens, p0..p1));
+                if let Some(part) = late {
+                    yield KvEvent::State(part);
+                }
                 taken = computed.elapsed();
                 p0 = p1;
             }

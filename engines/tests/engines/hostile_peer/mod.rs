@@ -5,11 +5,12 @@ mod lies;
 #[cfg(feature = "llama")]
 mod model;
 mod stalls;
+mod states;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_engines::sim::SimEngine;
+use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
@@ -35,9 +36,13 @@ pub(crate) struct AttackedNode {
 
 impl AttackedNode {
     pub(crate) async fn new(policy: PullPolicy) -> AttackedNode {
+        AttackedNode::simulating(small_sim(), policy).await
+    }
+
+    pub(crate) async fn simulating(config: SimConfig, policy: PullPolicy) -> AttackedNode {
         let prompt = tokens(20);
-        let expected = generate(&SimEngine::new(small_sim()), request(&prompt, 4, None)).await.tokens;
-        AttackedNode { engine: SimEngine::with_puller(small_sim(), Some(puller(policy))), prompt, expected }
+        let expected = generate(&SimEngine::new(config.clone()), request(&prompt, 4, None)).await.tokens;
+        AttackedNode { engine: SimEngine::with_puller(config, Some(puller(policy))), prompt, expected }
     }
 
     /// Generates with KV from `url`, and checks that the reply is correct whatever the peer does.

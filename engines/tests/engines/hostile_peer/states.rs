@@ -1,0 +1,140 @@
+//! Peers that lie about the states of a hybrid model. Rows without the right state are worth nothing: the decode node computes
+//! the whole prompt.
+
+use std::sync::Arc;
+
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::Engine;
+use baton_link::engine::KvEvent;
+use baton_link::handoff::PullPolicy;
+use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::kv::record::{MAC_BYTES, RecordKind};
+use baton_schemas::kv::{HandoffKey, Mac, StatePart};
+use baton_schemas::node::Role;
+use futures::StreamExt;
+
+use super::{AttackedNode, OK, begin};
+use crate::peers::fake::{Call, FakeNode, say};
+use crate::peers::{KEY, node, small_sim};
+
+/// Two states of 12 and 52 bytes.
+fn hybrid_sim() -> SimConfig {
+    SimConfig { state_bytes: 64, ..small_sim() }
+}
+
+/// What a peer does with a record of states: the payload is `position, first, n, codec, prefix hash`, then the values.
+type Lie = fn(&mut StatePart, &mut Vec<u8>) -> Sent;
+
+/// How often a record is sent.
+enum Sent {
+    Never,
+    Once,
+    Twice,
+}
+
+/// A peer that computes honest KV and sends it with a right MAC, except that it lies about states.
+async fn liar(lie: Lie) -> FakeNode {
+    let real = node(Arc::new(SimEngine::new(hybrid_sim())), Role::Prefill, KEY).await;
+    let real = Arc::new(real);
+    FakeNode::start(move |call: Call, stream| {
+        let real = Arc::clone(&real);
+        async move {
+            if !call.is_pull() {
+                return say(stream, call.relay(&real.address).await.raw).await;
+            }
+            let reply = reply(&call, lie).await;
+            say(stream, [OK.as_bytes(), &reply].concat()).await;
+        }
+    })
+    .await
+}
+
+async fn reply(call: &Call, lie: Lie) -> Vec<u8> {
+    let engine = SimEngine::new(hybrid_sim());
+    let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
+    let key = HandoffKey::derive(KEY.as_bytes(), request.handoff);
+    let (mut writer, head) = begin(call, KEY.as_bytes(), &engine.info().await.unwrap());
+    let mut stream = head;
+    let mut index = 1;
+    let mut send = |kind, payload: Vec<u8>| {
+        stream.extend(key.seal(Mac::Blake3, kind, index, vec![payload.into()]).concat());
+        index += 1;
+    };
+    let mut events = engine.prefill(request).await.unwrap();
+    while let Some(event) = events.next().await {
+        match event.unwrap() {
+            KvEvent::Chunk(chunk) => send(RecordKind::Frame, payload(&writer.frame(&chunk).unwrap().concat())),
+            KvEvent::State(mut part) => {
+                let mut bytes = payload(&writer.state(&part).unwrap().concat());
+                let n = match lie(&mut part, &mut bytes) {
+                    Sent::Never => 0,
+                    Sent::Once => 1,
+                    Sent::Twice => 2,
+                };
+                (0..n).for_each(|_| send(RecordKind::State, bytes.clone()));
+            }
+            KvEvent::End(timings) => send(RecordKind::End, payload(&writer.end(timings).unwrap().concat())),
+        }
+    }
+    stream
+}
+
+fn payload(record: &[u8]) -> Vec<u8> {
+    record[20..record.len() - MAC_BYTES].to_vec()
+}
+
+#[tokio::test]
+async fn states_that_are_right_are_taken() {
+    let fake = liar(|_, _| Sent::Once).await;
+    let handoff = AttackedNode::simulating(hybrid_sim(), PullPolicy::default()).await.ask(&fake.url).await;
+    assert_eq!((handoff.failure, handoff.n_tokens, handoff.state_bytes), (None, 19, 64));
+}
+
+#[tokio::test]
+async fn states_that_are_wrong_or_missing_cost_no_reply() {
+    let rejected = HandoffFailure::FrameRejected;
+    let lies: [(&str, Lie, HandoffFailure); 11] = [
+        ("a missing state", |part, _| if part.first == 1 { Sent::Never } else { Sent::Once }, rejected),
+        ("no state", |_, _| Sent::Never, rejected),
+        ("a position before", |_, bytes| put(bytes, 0, 18), rejected),
+        ("a position after", |_, bytes| put(bytes, 0, u32::MAX), rejected),
+        ("another state", |_, bytes| put(bytes, 4, 1), rejected),
+        ("more states than there are", |_, bytes| put(bytes, 8, 3), rejected),
+        ("NaN", |_, bytes| put(bytes, 48, f32::NAN.to_bits()), HandoffFailure::NotFinite),
+        ("short", |_, bytes| cut(bytes, 1), rejected),
+        ("trailing bytes", |_, bytes| grow(bytes), rejected),
+        ("a state of another prompt", |_, bytes| put(bytes, 16, 7), rejected),
+        ("two states", |_, _| Sent::Twice, rejected),
+    ];
+    for (what, lie, failure) in lies {
+        let fake = liar(lie).await;
+        let handoff = AttackedNode::simulating(hybrid_sim(), PullPolicy::default()).await.ask(&fake.url).await;
+        assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0), "{what}");
+    }
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u32) -> Sent {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    Sent::Once
+}
+
+fn cut(bytes: &mut Vec<u8>, n: usize) -> Sent {
+    bytes.truncate(bytes.len() - n);
+    Sent::Once
+}
+
+fn grow(bytes: &mut Vec<u8>) -> Sent {
+    bytes.push(0);
+    Sent::Once
+}
+
+/// A peer whose model has no states, or larger ones, is another model.
+#[tokio::test]
+async fn a_model_with_other_states_is_another_model() {
+    for theirs in [small_sim(), SimConfig { state_bytes: 128, ..small_sim() }] {
+        let real = node(Arc::new(SimEngine::new(theirs)), Role::Prefill, KEY).await;
+        let decoder = AttackedNode::simulating(hybrid_sim(), PullPolicy::default()).await;
+        let handoff = decoder.ask(&format!("http://{}", real.address)).await;
+        assert_eq!((handoff.failure, handoff.n_tokens), (Some(HandoffFailure::FingerprintMismatch), 0));
+    }
+}
