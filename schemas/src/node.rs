@@ -32,6 +32,7 @@ use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout};
+use crate::no_handoff::NoHandoffReason;
 use crate::sequence::Token;
 use crate::stream_versions::StreamVersions;
 use crate::worker::WorkerShare;
@@ -100,8 +101,11 @@ pub struct NodeInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
     /// The identity of its KV, if the KV can be handed over.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(flatten, with = "crate::node_kv")]
     pub kv: Option<KvIdentity>,
+    /// Why its KV is not handed over. `None` if it is, or for a model that does not generate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_handoff: Option<NoHandoffReason>,
     /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,
@@ -250,6 +254,11 @@ impl KvIdentity {
     /// Bytes of KV for each token, whose transfer takes time.
     pub fn bytes_per_token(&self) -> usize {
         self.simulated_bytes.map_or_else(|| self.layout.bytes_per_position(), |n| n as usize)
+    }
+
+    /// Bytes of the states of a sequence, whose transfer takes time, too.
+    pub fn state_bytes(&self) -> u64 {
+        self.layout.state_bytes() as u64
     }
 }
 

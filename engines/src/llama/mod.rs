@@ -18,6 +18,7 @@ pub mod import_state;
 pub mod key_energy;
 pub(crate) mod load;
 mod locked_memory;
+mod no_kv;
 mod pixels;
 pub(crate) mod placed;
 pub mod placement;
@@ -53,7 +54,7 @@ use self::projector::Projector;
 pub use self::state::StateError;
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
-use crate::serving::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, Reranker};
+use crate::serving::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, NoKv, Reranker};
 use crate::serving::images::ImageEncoder;
 use crate::serving::jobs::EngineLoad;
 use crate::serving::scheduler::SchedulerLimits;
@@ -159,8 +160,7 @@ impl ModelLibrary for Llama {
         let n_batch = limits.budget.max_tokens() + limits.n_slots;
         let n_tokens = u32::try_from(n_batch).unwrap_or(u32::MAX);
         let mut context = load::context(model, options, adapter.as_deref(), loaded.sizes.n_cells, n_tokens)?;
-        let transfer =
-            probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(|error| error.to_string());
+        let transfer = probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(NoKv::from);
         let (transfer, kv) = match transfer {
             Ok(transfer) => (Some(transfer.clone()), Ok(kv_form(&transfer))),
             Err(reason) => (None, Err(reason)),

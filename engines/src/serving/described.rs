@@ -10,6 +10,7 @@ use baton_model::vocabulary::{FileTokenizer, FileVocabulary, Tokenize, Vocabular
 use baton_schemas::Token;
 use baton_schemas::embed::{EmbeddingFacts, RerankFacts};
 use baton_schemas::kv::{Contiguous, Fingerprint, KvLayout, Placement};
+use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::InfillTokens;
 use baton_schemas::worker::WorkerShare;
 
@@ -131,9 +132,17 @@ pub(crate) struct Generator<C> {
     pub(crate) context: C,
     pub(crate) limits: SchedulerLimits,
     /// How its KV is handed over. Errors: why it cannot be.
-    pub(crate) kv: Result<KvForm, String>,
+    pub(crate) kv: Result<KvForm, NoKv>,
     /// Idle conversations leave the cache while others run.
     pub(crate) parks: bool,
+}
+
+/// Why the KV of a context is not handed over.
+#[derive(Debug)]
+pub(crate) struct NoKv {
+    pub(crate) reason: NoHandoffReason,
+    /// For the log.
+    pub(crate) detail: String,
 }
 
 /// How the KV of a context is handed over.

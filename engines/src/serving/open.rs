@@ -103,7 +103,8 @@ fn start<L: ModelLibrary>(
         workers: described.workers,
         role: Role::Both,
         fingerprint: Some(fingerprint),
-        kv,
+        no_handoff: kv.as_ref().and_then(|kv| kv.as_ref().err().copied()),
+        kv: kv.and_then(Result::ok),
         facts,
         process: 0,
     };

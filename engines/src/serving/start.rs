@@ -11,11 +11,12 @@ use baton_model::options::RopeOptions;
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
+use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::{KvIdentity, NodeLoad};
 use tokio::sync::watch;
 
 use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
-use super::described::{Generator, KvForm, LoadedModel, ModelLibrary};
+use super::described::{Generator, KvForm, LoadedModel, ModelLibrary, NoKv};
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load_error::LoadError;
 use super::memory::available_memory;
@@ -100,12 +101,12 @@ pub(super) struct EngineThread {
 pub(super) struct Started {
     pub(super) thread: JoinHandle<()>,
     pub(super) devices: Vec<String>,
-    /// `None`: the model's KV cannot be handed over.
-    pub(super) kv: Option<KvIdentity>,
+    /// `None`: the model does not generate. Errors: why its KV is not handed over.
+    pub(super) kv: Option<Result<KvIdentity, NoHandoffReason>>,
 }
 
 /// Reports the outcome of the start: the devices, and the identity of the KV.
-type Outcome = std_mpsc::SyncSender<Result<(Vec<String>, Option<KvIdentity>), LoadError>>;
+type Outcome = std_mpsc::SyncSender<Result<(Vec<String>, Option<Result<KvIdentity, NoHandoffReason>>), LoadError>>;
 
 impl EngineThread {
     /// Starts the thread, and waits until it has loaded the model and computed the canary, which warms the context up and
@@ -139,22 +140,25 @@ impl EngineThread {
             Ok(form) => {
                 let canary = canary(&mut context, &self.canary);
                 let canary = canary.map_err(|error| LoadError::Refused { library: L::NAME, why: error.to_string() })?;
+                let canary = canary.map_err(|detail| NoKv { reason: NoHandoffReason::KvNotCopied, detail });
                 canary.map(|canary| (self.local_kv(canary, &form), form))
             }
             Err(reason) => Err(reason),
         };
-        let (local, form) = match kv {
-            Ok((local, form)) => (Some(local), Some(form)),
-            Err(reason) => {
-                tracing::info!(%reason, "this model's KV cannot be handed over; it is served without handoffs");
-                (None, None)
+        let (local, form, identity) = match kv {
+            Ok((local, form)) => {
+                let identity = Ok(local.identity.clone());
+                (Some(local), Some(form), identity)
+            }
+            Err(NoKv { reason, detail }) => {
+                tracing::info!(reason = detail, "this model's KV cannot be handed over; it is served without handoffs");
+                (None, None, Err(reason))
             }
         };
-        let identity = local.as_ref().map(|local| local.identity.clone());
         if let (Some(puller), Some(local)) = (&self.puller, local) {
             puller.introduce(local);
         }
-        if started.send(Ok((devices, identity))).is_ok() {
+        if started.send(Ok((devices, Some(identity)))).is_ok() {
             let parking = form.as_ref().filter(|_| parks).map(|form| self.parking(&form.layout, &limits));
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =

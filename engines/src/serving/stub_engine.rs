@@ -10,10 +10,11 @@ use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
 use baton_model::options::{CacheTypes, RopeOptions};
 use baton_model::vocabulary::FileVocabulary;
 use baton_schemas::kv::{Chunk, VerifiedKv};
+use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::{EngineError, Token};
 
 use super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
-use super::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, Tokenization};
+use super::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, NoKv, Tokenization};
 use super::images::NoImages;
 use super::jobs::EngineLoad;
 use super::load_error::LoadError;
@@ -87,7 +88,12 @@ impl ModelLibrary for Stub {
         let limits = SchedulerLimits::new(&model.options, model.sizes, true);
         let context = StubContext { slots: vec![Vec::new(); limits.n_slots], rows: Vec::new(), n_vocab: model.n_vocab };
         let vectors = TextVectors::new(StubTexts::default(), limits.budget.alone, Arc::clone(shared));
-        let generator = Generator { context, limits, kv: Err(NO_KV.into()), parks: false };
+        let generator = Generator {
+            context,
+            limits,
+            kv: Err(NoKv { reason: NoHandoffReason::UnknownCache, detail: NO_KV.into() }),
+            parks: false,
+        };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: vec!["none".into()] })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Direct: `queue + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's
 //! wire, first chunk's prefill + wire) + tail + step`. Prefill and wire overlap, except for the first chunk's prefill and
-//! the last chunk's wire. The tail is the last chunk's export, check and import. Completion adds a step for each further
+//! the last chunk's wire. A model with states of recurrent layers has their time on the wire after the last chunk, as far as
+//! it was seen not to overlap. The tail is the last chunk's export, check and import. Completion adds a step for each further
 //! token. The rates are those measured at this prompt length and this number of streams.
 
 use schemars::JsonSchema;
@@ -80,9 +81,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
         // A node in both lists already has its own KV. Names are unique.
         let itself = (prefill.name == decode.name).then_some(BarReason::SameNode);
         let pair = || *snapshot.barred_pairs.get(route.prefill?)?.get(route.decode)?;
-        let barred =
-            prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some(BarReason::KvNotDivisible));
-        barred.or_else(pair)
+        prefill.barred.or(itself).or(decode.kv.err().map(BarReason::NoHandoff)).or_else(pair)
     });
     if barred.is_some() {
         return Candidate { route, prediction: None, barred };
@@ -117,8 +116,8 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
 }
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
-    let plain_bytes = f64::from(decode.kv_bytes_per_token?);
-    let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { plain_bytes };
+    let size = decode.kv.ok()?;
+    let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { f64::from(size.bytes_per_token) };
     if link.bytes_per_second <= 0.0 {
         return None;
     }
@@ -130,8 +129,9 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let backlog = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
     let queue = if is_full { backlog } else { others };
     let per_token = kv_bytes / link.bytes_per_second;
-    let wire = moved * per_token;
-    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token;
+    let state = link.state_seconds(size.state_bytes);
+    let wire = moved * per_token + size.state_bytes as f64 / link.bytes_per_second;
+    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + state;
     // The prefill node sends cached KV at once.
     let first_chunk = match computed < moved {
         true => 0.0,
@@ -211,8 +211,11 @@ fn slot_wait(request: &RequestSize, node: &NodeView, step: f64) -> f64 {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use baton_schemas::no_handoff::NoHandoffReason;
+
     use super::*;
     use crate::rates::{Curve, NodeRates};
+    use crate::snapshot::KvSize;
 
     /// An idle node with these rates.
     pub(crate) fn node(name: &str, prefill_tps: f64, decode_tps: f64) -> NodeView {
@@ -220,7 +223,7 @@ pub(super) mod tests {
             name: name.into(),
             n_slots: 4,
             rates: NodeRates { prefill: Curve::constant(prefill_tps), decode: Curve::constant(decode_tps) },
-            kv_bytes_per_token: Some(131_072),
+            kv: Ok(KvSize { bytes_per_token: 131_072, state_bytes: 0 }),
             ..NodeView::default()
         }
     }
@@ -270,6 +273,51 @@ pub(super) mod tests {
         snapshot.links[0][0].bytes_per_token = 65_536.0;
         let (_, half) = predictions(&snapshot);
         assert!((handoff.wire_ms / half.wire_ms - 2.0).abs() < 1e-6, "{half:?}");
+    }
+
+    /// [`spark_and_mac`] with the cache shapes of a hybrid model of 27B parameters.
+    fn hybrid(n_prompt: u32) -> Snapshot {
+        let mut snapshot = spark_and_mac(n_prompt, 32.0);
+        for node in snapshot.decode.iter_mut().chain(&mut snapshot.prefill) {
+            node.kv = Ok(KvSize { bytes_per_token: 65_536, state_bytes: 156_900_000 });
+        }
+        snapshot
+    }
+
+    #[test]
+    fn a_state_follows_the_last_chunk_unless_it_was_seen_to_be_hidden() {
+        let (_, without) = predictions(&{
+            let mut snapshot = hybrid(8_192);
+            snapshot.decode[0].kv = Ok(KvSize { bytes_per_token: 65_536, state_bytes: 0 });
+            snapshot
+        });
+        let (_, after) = predictions(&hybrid(8_192));
+        let state_ms = 156_900_000.0 / 1.25e9 * 1e3;
+        assert!((after.unhidden_ms - without.unhidden_ms - state_ms).abs() < 1e-6, "{after:?} {without:?}");
+        assert!((after.wire_ms - without.wire_ms - state_ms).abs() < 1e-6);
+        let mut layer_by_layer = hybrid(8_192);
+        layer_by_layer.links[0][0].unhidden_state_share = 0.05;
+        let (_, hidden) = predictions(&layer_by_layer);
+        assert!((hidden.unhidden_ms - without.unhidden_ms - 0.05 * state_ms).abs() < 1e-6, "{hidden:?}");
+        // On a link that is slower than the prefill, rows and states follow one another.
+        let mut slow = hybrid(8_192);
+        slow.links[0][0].bytes_per_second = 0.05e9;
+        let (_, slow) = predictions(&slow);
+        assert!(
+            slow.ttft_ms > slow.wire_ms && slow.wire_ms > (8_191.0 * 65_536.0 + 156_900_000.0) / 0.05e9 * 1e3 - 1.0
+        );
+    }
+
+    #[test]
+    fn a_state_moves_the_length_from_which_a_handoff_pays() {
+        let pays_from = |snapshot: fn(u32) -> Snapshot| {
+            (16..4_096).find(|n_prompt| {
+                let (direct, handoff) = predictions(&snapshot(*n_prompt));
+                handoff.completion_ms < direct.completion_ms
+            })
+        };
+        let (rows, state) = (pays_from(|n| spark_and_mac(n, 32.0)).unwrap(), pays_from(hybrid).unwrap());
+        assert!(rows < 64 && (200..400).contains(&state), "{rows} {state}");
     }
 
     #[test]
@@ -356,8 +404,9 @@ pub(super) mod tests {
         snapshot.links[0][0].bytes_per_second = 0.0;
         let all = candidates(&snapshot);
         assert_eq!((all[1].prediction, all[1].barred), (None, None));
-        snapshot.decode[0].kv_bytes_per_token = None;
-        assert_eq!(candidates(&snapshot)[1].barred, Some(BarReason::KvNotDivisible));
+        snapshot.decode[0].kv = Err(NoHandoffReason::UnknownCache);
+        let barred = candidates(&snapshot)[1].barred;
+        assert_eq!(barred.map(BarReason::as_str), Some("unknown_cache"), "the reason itself");
         snapshot.prefill[0].name = snapshot.decode[0].name.clone();
         assert_eq!(candidates(&snapshot)[1].barred, Some(BarReason::SameNode));
     }

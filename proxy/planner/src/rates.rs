@@ -99,27 +99,50 @@ pub struct TransferRates {
     pub bytes_per_token: f64,
     /// Export, verification and import of the last chunk, milliseconds.
     pub tail_ms: f64,
+    /// The share of a state's time on the wire that the prefill does not hide; 0 until measured. Engines that send a layer's
+    /// state as soon as it is computed hide nearly all of it.
+    pub unhidden_state_share: f64,
 }
 
 impl TransferRates {
     /// Learns from a handoff. If the link was clearly slower than the prefill, it learns the link's rate; if the prefill was
-    /// clearly slower than the link, it learns the tail; in between, neither.
+    /// clearly slower than the link, it learns the tail, and how much of the states' time shows; in between, neither.
     pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
-        let n_bytes = handoff.n_bytes as f64;
         let n_tokens = f64::from(handoff.n_tokens.max(1));
+        let state_bytes = handoff.state_bytes.min(handoff.n_bytes);
+        let row_bytes = handoff.n_bytes - state_bytes;
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
-        if handoff.n_bytes >= MIN_MEASURED_BYTES {
-            self.bytes_per_token = ewma(self.bytes_per_token, n_bytes / n_tokens);
+        if row_bytes >= MIN_MEASURED_BYTES {
+            self.bytes_per_token = ewma(self.bytes_per_token, row_bytes as f64 / n_tokens);
         }
-        if handoff.transfer_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
+        // States come when all is computed: their time does not show which of the two was slower.
+        let state_ms = if state_bytes > 0 { self.wire_ms(state_bytes) } else { 0.0 };
+        if handoff.transfer_ms - state_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
+            let n_bytes = handoff.n_bytes as f64;
             self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));
             return;
         }
-        let wire_ms = n_bytes / self.bytes_per_second * 1e3;
+        let wire_ms = self.wire_ms(row_bytes);
         if handoff.after_prefill_ms > 0.0 && BOUND * wire_ms < compute_ms {
             let last_chunk_ms = wire_ms * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
-            self.tail_ms = ewma(self.tail_ms, (handoff.after_prefill_ms - last_chunk_ms).max(1e-3));
+            let rest_ms = handoff.after_prefill_ms - last_chunk_ms;
+            if state_ms > 0.0 {
+                let share = (rest_ms / state_ms).clamp(1e-3, 1.0);
+                self.unhidden_state_share = ewma(self.unhidden_state_share, share);
+            }
+            self.tail_ms = ewma(self.tail_ms, (rest_ms - state_ms).max(1e-3));
         }
+    }
+
+    /// The time of so many bytes on the wire, in milliseconds; infinite until the rate is measured.
+    fn wire_ms(&self, n_bytes: u64) -> f64 {
+        n_bytes as f64 / self.bytes_per_second * 1e3
+    }
+
+    /// The seconds that a state of so many bytes adds after the last position, if the rate is measured.
+    pub fn state_seconds(&self, state_bytes: u64) -> f64 {
+        let share = if self.unhidden_state_share > 0.0 { self.unhidden_state_share } else { 1.0 };
+        state_bytes as f64 / self.bytes_per_second * share
     }
 
     /// Learns from a probe of the link: `n_bytes` in `seconds` after the first byte.
@@ -190,6 +213,41 @@ mod tests {
         let mut unknown = TransferRates::default();
         unknown.learn_transfer(&HandoffReport { n_tokens: 10, after_prefill_ms: 5.0, ..HandoffReport::default() });
         assert_eq!(unknown, TransferRates::default());
+    }
+
+    #[test]
+    fn states_are_no_bytes_of_a_token_and_teach_how_much_of_them_is_hidden() {
+        let known = TransferRates { bytes_per_second: 1e9, tail_ms: 2.0, ..TransferRates::default() };
+        let report = |compute_ms: f64, transfer_ms: f64, unhidden_ms: f64| HandoffReport {
+            n_tokens: 1_000,
+            n_bytes: 250_000_000,
+            state_bytes: 150_000_000,
+            prefill_ms: compute_ms,
+            transfer_ms,
+            unhidden_ms,
+            ..HandoffReport::default()
+        };
+        let learned = |report: HandoffReport| {
+            let mut link = known;
+            link.learn_transfer(&report);
+            assert_eq!(link.bytes_per_token, 100_000.0, "the rows' alone");
+            link
+        };
+        // After the last chunk: 150 ms of the state, 6.4 of the last chunk, and a tail.
+        let after = learned(report(500.0, 640.0, 160.4));
+        assert!((after.tail_ms - 2.0 - 0.3 * 2.0).abs() < 0.01 && after.bytes_per_second == 1e9, "{after:?}");
+        assert_eq!(after.unhidden_state_share, 1.0);
+        // While the last chunk is computed.
+        let hidden = learned(report(500.0, 500.0, 13.4));
+        assert!((hidden.unhidden_state_share - 7.0 / 150.0).abs() < 1e-3, "{hidden:?}");
+        assert!(hidden.tail_ms < 2.0);
+        // A link slower than the prefill: all bytes follow one another.
+        let slow = learned(report(100.0, 1_000.0, 900.0));
+        assert!((slow.bytes_per_second - 0.775e9).abs() < 1e3, "{slow:?}");
+        assert_eq!(slow.unhidden_state_share, 0.0);
+        // A short prompt, whose state takes longer than its prefill, says nothing of the rate.
+        let short = HandoffReport { n_tokens: 1_000, ..report(120.0, 260.0, 156.4) };
+        assert_eq!(learned(short).bytes_per_second, 1e9);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::no_handoff::NoHandoffReason;
 
 /// How a node failed a request or a handoff. Breakers count these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
@@ -51,8 +52,9 @@ pub enum BarReason {
     ContextTooSmall,
     /// It has just failed or refused this request.
     JustFailed,
-    /// The model's KV cache cannot be handed over in parts.
-    KvNotDivisible,
+    /// The model's KV is not handed over, for this reason.
+    #[strum(transparent)]
+    NoHandoff(NoHandoffReason),
     /// Prefill node and decode node are the same: its KV is there already.
     SameNode,
     /// Its breaker is open after such a failure, or the failure is certain in advance.

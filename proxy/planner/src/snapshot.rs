@@ -1,5 +1,7 @@
 //! The input of a plan: the request's size and the state of every node at one moment.
 
+use baton_schemas::no_handoff::NoHandoffReason;
+
 use crate::rates::{NodeRates, TransferRates};
 use crate::reason::BarReason;
 
@@ -21,7 +23,7 @@ impl RequestSize {
 }
 
 /// One node at one moment.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NodeView {
     /// The node's name, for explanations.
     pub name: String,
@@ -38,8 +40,33 @@ pub struct NodeView {
     /// Tokens at the start of this prompt whose KV it probably holds.
     pub n_cached: u32,
     pub rates: NodeRates,
-    /// Bytes of one token's KV; `None` for a model that cannot be handed over.
-    pub kv_bytes_per_token: Option<u32>,
+    /// What a handoff of its model moves. Errors: why its KV is not handed over.
+    pub kv: Result<KvSize, NoHandoffReason>,
+}
+
+/// The bytes of a sequence's KV.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvSize {
+    /// Of each token.
+    pub bytes_per_token: u32,
+    /// Of the states of recurrent layers, whatever the number of tokens.
+    pub state_bytes: u64,
+}
+
+impl Default for NodeView {
+    fn default() -> NodeView {
+        NodeView {
+            name: String::new(),
+            barred: None,
+            n_slots: 0,
+            n_active: 0,
+            n_queued: 0,
+            n_backlog: 0,
+            n_cached: 0,
+            rates: NodeRates::default(),
+            kv: Err(NoHandoffReason::default()),
+        }
+    }
 }
 
 /// The request and all nodes at one moment.

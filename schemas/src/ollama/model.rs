@@ -211,6 +211,7 @@ mod tests {
             role: Role::Both,
             fingerprint: None,
             kv: None,
+            no_handoff: None,
             facts: ModelFacts {
                 n_params: 134_515_008,
                 file_bytes: 98_362_432,

@@ -270,6 +270,7 @@ impl PullMeter {
         let transfer = self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first);
         let report = HandoffReport {
             n_bytes: self.n_bytes,
+            state_bytes: self.n_state,
             transfer_ms: transfer.as_secs_f64() * 1e3,
             ..HandoffReport::of_prefill(&end.timings)
         };

@@ -39,6 +39,7 @@ impl Gguf {
             role: Role::Both,
             fingerprint: None,
             kv: None,
+            no_handoff: None,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),
                 file_bytes: self.files.n_bytes(),

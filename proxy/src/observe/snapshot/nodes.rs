@@ -4,6 +4,7 @@ use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::kv::CodecLoss;
+use baton_schemas::node::KvIdentity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -87,6 +88,15 @@ pub struct NodeReport {
     pub prefill_rates: Vec<RatePoint>,
     /// Tokens per second of one stream, measured with about these numbers of streams.
     pub decode_rates: Vec<RatePoint>,
+    /// Why its model's KV is not handed over, in one word. Missing if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_handoff: Option<String>,
+    /// Bytes of a token's KV that a handoff moves; 0 if its model is not handed over.
+    #[serde(default)]
+    pub kv_bytes_per_token: u64,
+    /// Bytes of the states of recurrent layers that a handoff moves, whatever the prompt's length.
+    #[serde(default)]
+    pub kv_state_bytes: u64,
     /// What the lossy codecs of its KV do to predictions, by `baton-bench calibrate-codec`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kv_losses: Vec<CodecLoss>,
@@ -131,6 +141,9 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         n_ctx: info.n_ctx,
         slots: info.n_slots,
         memory_bytes: info.memory.bytes(),
+        no_handoff: info.no_handoff.map(|reason| reason.as_str().to_owned()),
+        kv_bytes_per_token: info.kv.as_ref().map_or(0, |kv| kv.bytes_per_token() as u64),
+        kv_state_bytes: info.kv.as_ref().map_or(0, KvIdentity::state_bytes),
         kv_losses: info.kv.as_ref().map(|kv| CodecLoss::usable(&kv.losses)).unwrap_or_default(),
         ..NodeReport::default()
     });

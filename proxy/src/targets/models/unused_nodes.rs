@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_planner::reason::BarReason;
 use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::NodeInfo;
 
 use super::pool::ModelPool;
@@ -50,6 +51,8 @@ pub enum UnusedCause {
     NoHandoff {
         /// The model's public name.
         model: String,
+        /// Why not.
+        reason: NoHandoffReason,
     },
 }
 
@@ -101,10 +104,11 @@ impl fmt::Display for UnusedNode {
                  of {model:?}. Start it with the same file and adapters, or start those nodes with \
                  --max-canary-distance"
             ),
-            (UnusedCause::NoHandoff { model }, _) => write!(
+            (UnusedCause::NoHandoff { model, reason }, _) => write!(
                 f,
-                "{node} is not used for prompts: {model:?} has no KV cache that can be handed over. Its prompts are \
-                 computed where it generates, so this node can serve something else"
+                "{node} is not used for prompts: {model:?} {}. Its prompts are computed where it generates, so this node \
+                 can serve something else",
+                reason.words()
             ),
         }
     }
@@ -165,7 +169,7 @@ fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<Unu
     let public = public_name(model);
     match model.bars_prefill(info) {
         Some(BarReason::OtherModel) => Some(UnusedCause::OtherModel { runs: info.model.clone(), model: public }),
-        Some(BarReason::KvNotDivisible) => Some(UnusedCause::NoHandoff { model: public }),
+        Some(BarReason::NoHandoff(reason)) => Some(UnusedCause::NoHandoff { model: public, reason }),
         None => {
             let refuses = |decode| {
                 let pair = model.pairs.view(prefill, decode).filter(|pair| pair.n_in_a_row > 0);

@@ -2,14 +2,15 @@
 
 use baton_planner::reason::BarReason;
 use baton_schemas::kv::{Fingerprint, KvLayout};
+use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::NodeInfo;
 
 /// The properties of a model that determine a sequence's tokens. Names do not count: one file may have different names on
 /// two machines, and two quantizations the same name.
 #[derive(Debug, Clone)]
 pub struct ModelIdentity {
-    /// Hashes of vocabulary and weights, and the shape of the KV; `None` for a model that cannot be handed over.
-    kv: Option<(Fingerprint, KvLayout)>,
+    /// Hashes of vocabulary and weights, and the shape of the KV. Errors: why the model's KV is not handed over.
+    kv: Result<(Fingerprint, KvLayout), NoHandoffReason>,
     /// Compared for models without KV to hand over.
     described: WeightsDescription,
 }
@@ -33,7 +34,10 @@ impl ModelIdentity {
     /// The identity of the model that a node runs.
     pub fn of(info: &NodeInfo) -> ModelIdentity {
         ModelIdentity {
-            kv: info.kv.as_ref().map(|kv| (kv.fingerprint, kv.layout.clone())),
+            kv: match &info.kv {
+                Some(kv) => Ok((kv.fingerprint, kv.layout.clone())),
+                None => Err(info.no_handoff.unwrap_or_default()),
+            },
             described: WeightsDescription {
                 fingerprint: info.fingerprint,
                 facts: WeightsFacts {
@@ -49,8 +53,8 @@ impl ModelIdentity {
     /// Returns true if a sequence gets the same tokens on both.
     pub fn is_same(&self, other: &ModelIdentity) -> bool {
         match (&self.kv, &other.kv) {
-            (Some((one, _)), Some((other, _))) => one == other,
-            (None, None) => self.described.is_same(&other.described),
+            (Ok((one, _)), Ok((other, _))) => one == other,
+            (Err(_), Err(_)) => self.described.is_same(&other.described),
             _ => false,
         }
     }
@@ -59,10 +63,12 @@ impl ModelIdentity {
     /// shape. The node that imports the KV decides whether the weights are similar enough.
     pub fn bars_kv_of(&self, other: &ModelIdentity) -> Option<BarReason> {
         match (&self.kv, &other.kv) {
-            (Some((one, shape)), Some((other, others))) => {
+            (Ok((one, shape)), Ok((other, others))) => {
                 (one.vocabulary != other.vocabulary || shape != others).then_some(BarReason::OtherModel)
             }
-            _ if self.described.is_same(&other.described) => Some(BarReason::KvNotDivisible),
+            (Err(reason), _) | (_, Err(reason)) if self.described.is_same(&other.described) => {
+                Some(BarReason::NoHandoff(*reason))
+            }
             _ => Some(BarReason::OtherModel),
         }
     }
@@ -102,17 +108,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_without_kv_to_hand_over_is_known_by_what_it_says_of_itself() {
-        let plain = NodeInfo { kv: None, ..info("a", 256).await };
+        let no_handoff = Some(NoHandoffReason::RecurrentState);
+        let plain = NodeInfo { kv: None, no_handoff, ..info("a", 256).await };
         let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
         // The same file with an adapter, say.
         let changed = NodeInfo { fingerprint: info("b", 256).await.fingerprint, ..plain.clone() };
-        let older = NodeInfo { fingerprint: None, ..plain.clone() };
+        let older = NodeInfo { fingerprint: None, no_handoff: None, ..plain.clone() };
         let [plain, larger, changed, older, handed] =
             [&plain, &larger, &changed, &older, &info("a", 256).await].map(ModelIdentity::of);
         assert!(plain.is_same(&older) && older.is_same(&plain) && !older.is_same(&larger), "a rolling upgrade");
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert!(!plain.is_same(&changed));
-        assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::KvNotDivisible));
+        assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::NoHandoff(NoHandoffReason::RecurrentState)));
+        let unexplained = Some(BarReason::NoHandoff(NoHandoffReason::KvNotDivisible));
+        assert_eq!(older.bars_kv_of(&older), unexplained, "an older node does not say why");
         assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::OtherModel));
     }
 }

@@ -9,10 +9,11 @@ use baton_link::remote::NodePaths;
 use baton_link::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
-use baton_planner::snapshot::NodeView;
+use baton_planner::snapshot::{KvSize, NodeView};
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::{KvIdentity, NodeInfo, NodeLoad, Phase};
+use baton_schemas::no_handoff::NoHandoffReason;
+use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 
@@ -266,9 +267,7 @@ impl Node {
                 prefill: known(learned.rates.prefill, load.prefill_tps),
                 decode: known(learned.rates.decode, load.decode_tps),
             },
-            kv_bytes_per_token: info
-                .and_then(|info| info.kv.as_ref().map(KvIdentity::bytes_per_token))
-                .and_then(|n| u32::try_from(n).ok()),
+            kv: info.as_deref().map_or(Err(NoHandoffReason::default()), kv_size),
         }
     }
 
@@ -405,4 +404,11 @@ impl Drop for NodeClaim {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a handoff of a node's model moves. Errors: why its KV is not handed over.
+fn kv_size(info: &NodeInfo) -> Result<KvSize, NoHandoffReason> {
+    let kv = info.kv.as_ref().ok_or(info.no_handoff.unwrap_or_default())?;
+    let bytes_per_token = u32::try_from(kv.bytes_per_token()).map_err(|_| NoHandoffReason::KvNotDivisible)?;
+    Ok(KvSize { bytes_per_token, state_bytes: kv.state_bytes() })
 }
