@@ -14,6 +14,7 @@ use super::checkpoint;
 use super::import_state::ImportState;
 use super::placement::{BlobPlacement, ImportBlob};
 use super::projector::{ImagePreparation, Projector};
+use super::state_stream::StateStream;
 use super::transfer::{self, KvTransfer};
 use super::vocabulary::token;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
@@ -23,6 +24,8 @@ use crate::serving::images::{ImageFailure, ImageRun};
 /// A context with its batch, and what moves KV into it and out of it.
 pub(crate) struct LlamaSlots<'m> {
     pub(crate) context: LlamaContext<'m>,
+    /// Shows states when they are computed.
+    states: Option<StateStream>,
     batch: LlamaBatch<'static>,
     transfers: Option<Transfers>,
     projector: Option<Arc<Projector>>,
@@ -42,12 +45,20 @@ impl<'m> LlamaSlots<'m> {
     /// A context whose batches have at most `n_batch` tokens.
     pub(crate) fn new(context: LlamaContext<'m>, n_batch: usize) -> Self {
         let batch = LlamaBatch::new(n_batch, 1);
-        LlamaSlots { context, batch, transfers: None, projector: None, has_states: false, whole_steps: false }
+        LlamaSlots {
+            context,
+            states: None,
+            batch,
+            transfers: None,
+            projector: None,
+            has_states: false,
+            whole_steps: false,
+        }
     }
 
-    /// The same for a model that keeps more of a sequence than rows of positions.
-    pub(crate) fn with_states(self, has_states: bool) -> Self {
-        LlamaSlots { has_states, ..self }
+    /// The same for a model that may keep more of a sequence than rows of positions. `states` is the context's.
+    pub(crate) fn with_states(self, has_states: bool, states: Option<StateStream>) -> Self {
+        LlamaSlots { has_states, states, ..self }
     }
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
@@ -71,11 +82,32 @@ impl<'m> LlamaSlots<'m> {
         LlamaSlots { projector, ..self }
     }
 
+    /// Makes the tokens llama.cpp's next batch.
+    fn fill(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
+        self.batch.clear();
+        if let Some(t) = self.without_states(batch) {
+            return Err(ComputeError::Refused(format!("slot {} has no states for position {}", t.slot, t.position)));
+        }
+        // ggml's RPC client waits for answers alone, and only values have one.
+        let last_answers = self.whole_steps && !batch.iter().any(|t| t.wants_logits);
+        for (i, t) in batch.iter().enumerate() {
+            let wants_logits = t.wants_logits || (last_answers && i + 1 == batch.len());
+            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], wants_logits);
+            added.map_err(|e| ComputeError::Refused(e.to_string()))?;
+        }
+        Ok(())
+    }
+
     /// The first token of a batch whose slot lacks the states before it. llama.cpp would compute on without them.
     fn without_states<'b>(&self, batch: &'b [BatchToken]) -> Option<&'b BatchToken> {
         let continues = |(i, t): &(usize, &BatchToken)| *i == 0 || batch[i - 1].slot != t.slot;
         let mut starts = batch.iter().enumerate().filter(|_| self.has_states).filter(continues).map(|(_, t)| t);
         starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != t.position)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kv_layout(&self) -> Option<&KvLayout> {
+        self.transfers.as_ref().map(|transfers| &**transfers.to_node.layout())
     }
 
     #[cfg(test)]
@@ -99,6 +131,13 @@ pub(crate) fn seq_id(slot: usize) -> i32 {
     i32::try_from(slot).unwrap_or(i32::MAX)
 }
 
+fn decode(context: &mut LlamaContext<'_>, batch: &mut LlamaBatch<'_>) -> Result<(), ComputeError> {
+    context.decode(batch).map_err(|error| match error {
+        DecodeError::NoKvCacheSlot => ComputeError::NoCells,
+        error => ComputeError::Refused(error.to_string()),
+    })
+}
+
 const NO_HANDOFF: &str = "this model's KV is not handed over";
 const NO_STATES: &str = "this model has no states";
 
@@ -106,23 +145,43 @@ impl ModelContext for LlamaSlots<'_> {
     type Preparation = ImagePreparation;
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
-        self.batch.clear();
-        if let Some(t) = self.without_states(batch) {
-            return Err(ComputeError::Refused(format!("slot {} has no states for position {}", t.slot, t.position)));
+        self.fill(batch)?;
+        let (context, batch) = (&mut self.context, &mut self.batch);
+        match &mut self.states {
+            Some(states) => states.learn(|| decode(context, batch))?,
+            None => decode(context, batch)?,
         }
-        // ggml's RPC client waits for answers alone, and only values have one.
-        let last_answers = self.whole_steps && !batch.iter().any(|t| t.wants_logits);
-        for (i, t) in batch.iter().enumerate() {
-            let wants_logits = t.wants_logits || (last_answers && i + 1 == batch.len());
-            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], wants_logits);
-            added.map_err(|e| ComputeError::Refused(e.to_string()))?;
-        }
-        self.context.decode(&mut self.batch).map_err(|error| match error {
-            DecodeError::NoKvCacheSlot => ComputeError::NoCells,
-            error => ComputeError::Refused(error.to_string()),
-        })?;
         if self.whole_steps {
             self.context.synchronize();
+        }
+        Ok(())
+    }
+
+    fn compute_streaming_state(
+        &mut self,
+        batch: &[BatchToken],
+        sink: &mut dyn FnMut(StatePart),
+    ) -> Result<(), ComputeError> {
+        let transfer = self.transfers.as_ref().map(|transfers| transfers.to_node.clone());
+        let (Some(last), Some(transfer)) = (batch.last(), transfer) else { return self.compute(batch) };
+        let (slot, position) = (last.slot, last.position + 1);
+        let is_alone = batch.len() <= self.context.n_ubatch() as usize && batch.iter().all(|t| t.slot == slot);
+        self.fill(batch)?;
+        let LlamaSlots { context, batch: tokens, states, .. } = self;
+        let (computed, missing) = match states {
+            Some(states) if is_alone => states.during(transfer.layout(), position, sink, || decode(context, tokens)),
+            _ => (decode(context, tokens), (0..transfer.layout().states.len()).collect()),
+        };
+        computed?;
+        self.context.synchronize();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let part = transfer.export_state(&self.context, slot, position);
+        let part = part.map_err(|e| ComputeError::Refused(e.to_string()))?;
+        for run in missing.chunk_by(|a, b| a + 1 == *b) {
+            let tensors = part.tensors[run[0]..=run[run.len() - 1]].to_vec();
+            sink(StatePart { position, first: run[0] as u32, tensors });
         }
         Ok(())
     }

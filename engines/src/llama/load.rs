@@ -16,6 +16,8 @@ use super::adapter::Adapter;
 use super::backend::{NAME, backend};
 use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
 use super::placed::Placed;
+use super::state_stream::StateStream;
+use super::state_tap::StateTap;
 use super::{cpu_tensors, devices};
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
@@ -105,14 +107,33 @@ pub(crate) fn context<'m>(
     n_cells: u32,
     n_batch: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    let params = params(options, n_cells)
+    create(model, adapter, n_cells, generation(model, options, n_cells, n_batch))
+}
+
+/// The same, which shows the states of a model that has any, when they are computed.
+pub(crate) fn watched_context<'m>(
+    model: &'m LlamaModel,
+    options: &EngineOptions,
+    adapter: Option<&Adapter>,
+    n_cells: u32,
+    n_batch: u32,
+) -> Result<(LlamaContext<'m>, Option<StateStream>), LoadError> {
+    let mut params = generation(model, options, n_cells, n_batch);
+    let tap = has_states(model).then(StateTap::new);
+    if let Some(tap) = &tap {
+        tap.attach(&mut params);
+    }
+    Ok((create(model, adapter, n_cells, params)?, tap.map(StateStream::new)))
+}
+
+fn generation(model: &LlamaModel, options: &EngineOptions, n_cells: u32, n_batch: u32) -> LlamaContextParams {
+    params(options, n_cells)
         .with_n_batch(n_batch)
         .with_n_ubatch(options.ubatch())
         .with_n_seq_max(options.slots() + scratch_sequences(model))
         .with_type_k(cache_type(options.cache_types.k))
         .with_type_v(cache_type(options.cache_types.v))
-        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);
-    create(model, adapter, n_cells, params)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)
 }
 
 /// Creates a context for vectors. Errors: memory is short, which the context for generation may already use.

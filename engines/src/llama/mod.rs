@@ -32,6 +32,8 @@ pub mod reference;
 pub(crate) mod rpc;
 pub mod shares;
 mod state;
+pub(crate) mod state_stream;
+mod state_tap;
 mod tokenizer;
 mod tokens;
 pub mod transfer;
@@ -159,16 +161,21 @@ impl ModelLibrary for Llama {
         let limits = loaded.limits();
         let n_batch = limits.budget.max_tokens() + limits.n_slots;
         let n_tokens = u32::try_from(n_batch).unwrap_or(u32::MAX);
-        let mut context = load::context(model, options, adapter.as_deref(), loaded.sizes.n_cells, n_tokens)?;
+        let (has_workers, n_cells) = (loaded.placed.has_workers(), loaded.sizes.n_cells);
+        let adapter = adapter.as_deref();
+        let (mut context, states) = match has_workers {
+            // Each look at a graph would cost a round trip to each worker.
+            true => (load::context(model, options, adapter, n_cells, n_tokens)?, None),
+            false => load::watched_context(model, options, adapter, n_cells, n_tokens)?,
+        };
         let transfer = probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(NoKv::from);
         let (transfer, kv) = match transfer {
             Ok(transfer) => (Some(transfer.clone()), Ok(kv_form(&transfer))),
             Err(reason) => (None, Err(reason)),
         };
-        let has_workers = loaded.placed.has_workers();
         let context = LlamaSlots::new(context, n_batch)
             .with_whole_steps(has_workers)
-            .with_states(load::has_states(model))
+            .with_states(load::has_states(model), states)
             .with_transfer(transfer, options.slots())
             .with_projector(projector.clone());
         let generator = Generator { context, limits, kv, parks: gpu.is_none() && !has_workers };

@@ -125,6 +125,19 @@ pub(crate) trait ModelContext {
         Err(CannotCut)
     }
 
+    /// Computes the tokens of one slot, and passes the states of their end to `sink`, each as soon as it is computed where
+    /// that is possible. All of them were passed on when this returns.
+    fn compute_streaming_state(
+        &mut self,
+        batch: &[BatchToken],
+        sink: &mut dyn FnMut(StatePart),
+    ) -> Result<(), ComputeError> {
+        self.compute(batch)?;
+        let Some(last) = batch.last() else { return Ok(()) };
+        let part = self.export_state(last.slot as usize, last.position + 1);
+        part.map(sink).map_err(ComputeError::Refused)
+    }
+
     /// Returns true if the model sees images.
     fn sees_images(&self) -> bool {
         false

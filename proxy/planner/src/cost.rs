@@ -293,12 +293,12 @@ pub(super) mod tests {
         });
         let (_, after) = predictions(&hybrid(8_192));
         let state_ms = 156_900_000.0 / 1.25e9 * 1e3;
-        assert!((after.unhidden_ms - without.unhidden_ms - state_ms).abs() < 1e-6, "{after:?} {without:?}");
+        assert!((after.after_prefill_ms - without.after_prefill_ms - state_ms).abs() < 1e-6, "{after:?} {without:?}");
         assert!((after.wire_ms - without.wire_ms - state_ms).abs() < 1e-6);
         let mut layer_by_layer = hybrid(8_192);
         layer_by_layer.links[0][0].unhidden_state_share = 0.05;
         let (_, hidden) = predictions(&layer_by_layer);
-        assert!((hidden.unhidden_ms - without.unhidden_ms - 0.05 * state_ms).abs() < 1e-6, "{hidden:?}");
+        assert!((hidden.after_prefill_ms - without.after_prefill_ms - 0.05 * state_ms).abs() < 1e-6, "{hidden:?}");
         // On a link that is slower than the prefill, rows and states follow one another.
         let mut slow = hybrid(8_192);
         slow.links[0][0].bytes_per_second = 0.05e9;

@@ -218,13 +218,13 @@ mod tests {
     #[test]
     fn states_are_no_bytes_of_a_token_and_teach_how_much_of_them_is_hidden() {
         let known = TransferRates { bytes_per_second: 1e9, tail_ms: 2.0, ..TransferRates::default() };
-        let report = |compute_ms: f64, transfer_ms: f64, unhidden_ms: f64| HandoffReport {
+        let report = |compute_ms: f64, transfer_ms: f64, after_prefill_ms: f64| HandoffReport {
             n_tokens: 1_000,
             n_bytes: 250_000_000,
             state_bytes: 150_000_000,
             prefill_ms: compute_ms,
             transfer_ms,
-            unhidden_ms,
+            after_prefill_ms,
             ..HandoffReport::default()
         };
         let learned = |report: HandoffReport| {
