@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum NoHandoffReason {
-    /// Recurrent layers keep a state that the engine cannot copy.
-    RecurrentState,
     /// The cache has a form that the engine does not know.
     UnknownCache,
     /// The cache has values of a type that cannot be handed over.
@@ -28,8 +26,7 @@ pub enum NoHandoffReason {
 
 impl NoHandoffReason {
     /// Every reason.
-    pub const ALL: [NoHandoffReason; 6] = [
-        NoHandoffReason::RecurrentState,
+    pub const ALL: [NoHandoffReason; 5] = [
         NoHandoffReason::UnknownCache,
         NoHandoffReason::KvValueType,
         NoHandoffReason::TokensInCache,
@@ -45,7 +42,6 @@ impl NoHandoffReason {
     /// The same as the end of a sentence that begins with the model.
     pub fn words(self) -> &'static str {
         match self {
-            NoHandoffReason::RecurrentState => "has recurrent layers, whose state this engine cannot copy",
             NoHandoffReason::UnknownCache => "has a cache of a form that this engine does not know",
             NoHandoffReason::KvValueType => "has a cache with values of a type that cannot be handed over",
             NoHandoffReason::TokensInCache => "keeps the prompt's tokens in its cache",

@@ -168,20 +168,17 @@ impl ModelContext for LlamaSlots<'_> {
         let is_alone = batch.len() <= self.context.n_ubatch() as usize && batch.iter().all(|t| t.slot == slot);
         self.fill(batch)?;
         let LlamaSlots { context, batch: tokens, states, .. } = self;
-        let (computed, missing) = match states {
-            Some(states) if is_alone => states.during(transfer.layout(), position, sink, || decode(context, tokens)),
-            _ => (decode(context, tokens), (0..transfer.layout().states.len()).collect()),
+        let (computed, n_sent) = match (states, transfer.form().states()) {
+            (Some(states), Some(form)) if is_alone => states.during(form, position, sink, || decode(context, tokens)),
+            _ => (decode(context, tokens), 0),
         };
         computed?;
         self.context.synchronize();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let part = transfer.export_state(&self.context, slot, position);
-        let part = part.map_err(|e| ComputeError::Refused(e.to_string()))?;
-        for run in missing.chunk_by(|a, b| a + 1 == *b) {
-            let tensors = part.tensors[run[0]..=run[run.len() - 1]].to_vec();
-            sink(StatePart { position, first: run[0] as u32, tensors });
+        if n_sent < transfer.layout().states.len() {
+            let part = transfer.export_state(&self.context, slot, position);
+            let mut part = part.map_err(|e| ComputeError::Refused(e.to_string()))?;
+            part.tensors.drain(..n_sent);
+            sink(StatePart { first: n_sent as u32, ..part });
         }
         Ok(())
     }

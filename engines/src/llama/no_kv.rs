@@ -8,13 +8,10 @@ use crate::serving::described::NoKv;
 impl From<NoHandoff> for NoKv {
     fn from(error: NoHandoff) -> NoKv {
         let reason = match error {
-            NoHandoff::Recurrent | NoHandoff::Hybrid => NoHandoffReason::RecurrentState,
+            NoHandoff::Tokens => NoHandoffReason::TokensInCache,
             NoHandoff::ValueType(_) => NoHandoffReason::KvValueType,
             NoHandoff::Decode(_) | NoHandoff::State(_) => NoHandoffReason::KvNotCopied,
-            NoHandoff::MultiAxis
-            | NoHandoff::UnknownState(_)
-            | NoHandoff::UnknownWindow { .. }
-            | NoHandoff::Layout(_) => NoHandoffReason::UnknownCache,
+            NoHandoff::UnknownState(_) | NoHandoff::SecondCache | NoHandoff::Layout(_) => NoHandoffReason::UnknownCache,
         };
         NoKv { reason, detail: error.to_string() }
     }

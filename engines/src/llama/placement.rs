@@ -11,7 +11,7 @@ use std::ops::Range;
 use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, Rows, Section, VerifiedKv, all_finite};
 
 use super::blob::BlobError;
-use super::blob::form::{self, BlobForm, CellForm, HEADER_BYTES, MAGIC, SEQUENCE, SectionForm, TENSOR_HEADER_BYTES};
+use super::blob::form::{BlobForm, CellForm, HEADER_BYTES, MAGIC, SEQUENCE, SectionForm, TENSOR_HEADER_BYTES};
 
 /// Positions one blob may hold: four times the largest ubatch, and few enough that headers stay small.
 pub const MAX_POSITIONS: u32 = 1 << 16;
@@ -157,7 +157,7 @@ impl BlobPlacement {
         for position in start..self.positions.end {
             self.header(&cell(self.form.cell(), position))?;
         }
-        let [n_rot_k, n_rot_v] = form::n_rot(section);
+        let [n_rot_k, n_rot_v] = section.n_rot;
         for number in [0, u32::try_from(section.layers.len()).ok()?, n_rot_k, n_rot_v] {
             self.header(&number.to_le_bytes())?;
         }

@@ -37,9 +37,6 @@ pub enum NoHandoff {
     /// The cache is of a type that cannot be handed over.
     #[error("the KV cache is of ggml type {0}, which cannot be handed over")]
     ValueType(i32),
-    /// llama.cpp rotates what it stores.
-    #[error("the KV cache is rotated (Hadamard)")]
-    Rotated,
     /// There are two caches of rows, and the file does not say what the second one is for.
     #[error("a second cache of rows; the model's file names neither a sliding window nor an indexer, or both")]
     SecondCache,
@@ -163,14 +160,12 @@ fn form(sections: Vec<ParsedSection>, second: Option<Second>) -> Result<Vec<Sect
 }
 
 fn rows_form(parsed: ParsedRows, window: Option<u32>) -> Result<SectionForm, NoHandoff> {
-    if parsed.n_rot != [0; 2] {
-        return Err(NoHandoff::Rotated);
-    }
+    let n_rot = parsed.n_rot;
     let layers = parsed.layers.into_iter().map(|layer| {
         let v = layer.v.as_ref().map(rows).transpose()?;
         Ok(LayerShape { k: rows(&layer.k)?, v })
     });
-    Ok(SectionForm::Rows(Section { window, n_rot: [0; 2], layers: layers.collect::<Result<_, NoHandoff>>()? }))
+    Ok(SectionForm::Rows(Section { window, n_rot, layers: layers.collect::<Result<_, NoHandoff>>()? }))
 }
 
 fn states_form(parsed: ParsedStates) -> Result<SectionForm, NoHandoff> {
@@ -187,5 +182,11 @@ fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {
     let dtype = u32::try_from(tensor.ggml_type).ok().and_then(Dtype::from_number);
     let dtype = dtype.ok_or(NoHandoff::ValueType(tensor.ggml_type))?;
     // The parser has limited the row's bytes.
-    Ok(Rows { dtype, n_values: (tensor.row_bytes / dtype.block_bytes() * dtype.block_values()) as u32 })
+    let rows = Rows { dtype, n_values: (tensor.row_bytes / dtype.block_bytes() * dtype.block_values()) as u32 };
+    match rows.bytes() == tensor.row_bytes {
+        true => Ok(rows),
+        false => {
+            Err(NoHandoff::UnknownState(BlobError::Shape(format!("rows of {} bytes of {dtype:?}", tensor.row_bytes))))
+        }
+    }
 }

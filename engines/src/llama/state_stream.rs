@@ -1,8 +1,10 @@
 //! Hands over the states of a prompt's end while the last tokens are computed: those of the first layers leave while the last
 //! layers compute.
 
-use baton_schemas::kv::{KvLayout, StateKind, StatePart};
+use baton_schemas::kv::{StateKind, StatePart};
+use bytes::Bytes;
 
+use super::blob::form::StatesForm;
 use super::state_tap::{StateName, StateTap, Visitor};
 
 /// The states of a context, as they are computed.
@@ -29,47 +31,52 @@ impl StateStream {
         computed
     }
 
-    /// Computes the tokens before `position` of one sequence, alone and in one physical batch, and passes each state to `sink`
-    /// when it is computed. Returns what was computed, and which states were not passed on because llama.cpp writes them in
-    /// parts.
+    /// Computes the tokens before `position` of one sequence, alone and in one physical batch, and passes states to `sink` when
+    /// they are computed, in the layout's order. Returns what was computed, and the number of states that were passed on. The
+    /// others were not seen, because llama.cpp writes them in parts, or follow one that was not.
     pub(super) fn during<R>(
         &self,
-        layout: &KvLayout,
+        form: &StatesForm,
         position: u32,
         sink: &mut dyn FnMut(StatePart),
         compute: impl FnOnce() -> R,
-    ) -> (R, Vec<usize>) {
-        let mut missing: Vec<usize> = (0..layout.states.len()).collect();
+    ) -> (R, usize) {
+        let order: Vec<usize> = form.of_layout().collect();
+        let mut arrived = vec![None; order.len()];
+        let mut n_sent = 0;
         let mut see = |name: StateName, values: Vec<u8>| {
-            let Some(index) = self.index(layout, name) else { return };
-            let is_whole = layout.states[index].values.bytes() == values.len();
-            if let Some(place) = missing.iter().position(|i| *i == index).filter(|_| is_whole) {
-                missing.swap_remove(place);
-                sink(StatePart { position, first: index as u32, tensors: vec![values.into()] });
+            let Some(index) = self.index(form, name).filter(|i| form.shapes[*i].values.bytes() == values.len()) else {
+                return;
+            };
+            if let Some(place) = order.iter().position(|i| *i == index) {
+                arrived[place] = Some(values.into());
+            }
+            let tensors: Vec<Bytes> = arrived[n_sent..].iter_mut().map_while(Option::take).collect();
+            if !tensors.is_empty() {
+                let first = n_sent as u32;
+                n_sent += tensors.len();
+                sink(StatePart { position, first, tensors });
             }
         };
         let computed = self.tap.during(Visitor::Values(&mut see), compute);
-        missing.sort_unstable();
-        (computed, missing)
+        (computed, n_sent)
     }
 
-    /// The index of a state in the layout, which has those of one kind in the order of layers.
-    fn index(&self, layout: &KvLayout, name: StateName) -> Option<usize> {
-        let n_convolutions = layout.states.iter().filter(|state| state.kind == StateKind::Convolution).count();
-        let n_of_kind = match name.kind {
-            StateKind::Convolution => n_convolutions,
-            StateKind::Recurrence => layout.states.len() - n_convolutions,
-        };
-        // Layers of which some have no state of this kind cannot be told apart.
-        let place =
-            self.layers.iter().position(|layer| *layer == name.layer).filter(|_| self.layers.len() == n_of_kind)?;
-        Some(if name.kind == StateKind::Convolution { place } else { n_convolutions + place })
+    /// The index of a state in the form.
+    fn index(&self, form: &StatesForm, name: StateName) -> Option<usize> {
+        let n_recurrent = form.shapes.len() / 2;
+        let layer = self.layers.iter().position(|layer| *layer == name.layer)?;
+        (self.layers.len() == n_recurrent).then_some(match name.kind {
+            StateKind::Convolution => layer,
+            StateKind::Recurrence => n_recurrent + layer,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use baton_model::gguf::Gguf;
+    use baton_schemas::kv::KvLayout;
     use tiny_gguf::Architecture;
 
     use super::*;
@@ -127,17 +134,18 @@ mod tests {
             (parts, whole, slots.logits(0).to_vec())
         };
         let (parts, whole, logits) = run(&mut slots(true));
-        let mut tensors = vec![None; layout.states.len()];
+        let mut tensors = Vec::new();
         for part in &parts {
             part.check(&layout).unwrap();
-            assert_eq!(part.position, 100);
-            for (tensor, index) in part.tensors.iter().zip(part.first as usize..) {
-                assert!(tensors[index].replace(tensor.clone()).is_none(), "{architecture:?}: {index} came twice");
-            }
+            assert_eq!(
+                (part.position, part.first as usize),
+                (100, tensors.len()),
+                "{architecture:?}: one after the other"
+            );
+            tensors.extend(part.tensors.clone());
         }
-        let tensors: Vec<_> = tensors.into_iter().flatten().collect();
         assert!(tensors == whole.tensors, "{architecture:?}: the states of the end, each once");
-        assert_eq!(parts.len() == tensors.len(), is_streamed, "{architecture:?}: {} parts", parts.len());
+        assert_eq!(parts.len() > 1, is_streamed, "{architecture:?}: {} parts", parts.len());
         let (in_one, plainly, expected) = run(&mut slots(false));
         assert!(in_one == [plainly.clone()] && plainly == whole, "{architecture:?}: without the callback");
         assert!(logits == expected, "{architecture:?}: the callback changes what is computed");

@@ -125,8 +125,9 @@ pub(crate) trait ModelContext {
         Err(CannotCut)
     }
 
-    /// Computes the tokens of one slot, and passes the states of their end to `sink`, each as soon as it is computed where
-    /// that is possible. All of them were passed on when this returns.
+    /// Computes the tokens of one slot, and passes the states of their end to `sink`, in the layout's order and as soon as they
+    /// are computed, where that is possible. All of them were passed on when this returns. Errors: what was passed on is of no
+    /// use.
     fn compute_streaming_state(
         &mut self,
         batch: &[BatchToken],

@@ -5,7 +5,8 @@ use baton_engines::llama::blob::BlobError;
 use baton_engines::llama::checkpoint;
 use baton_engines::llama::import_state::ImportState;
 use baton_engines::llama::transfer::TransferError;
-use baton_schemas::kv::RopePairing;
+use baton_model::options::{CacheType, CacheTypes};
+use baton_schemas::kv::{Dtype, RopePairing};
 use bytes::Bytes;
 use tiny_gguf::Architecture;
 
@@ -46,10 +47,14 @@ struct Subject {
 
 impl Subject {
     fn new(architecture: Architecture) -> Subject {
+        Self::with_caches(architecture, CacheType::F16, CacheType::F16)
+    }
+
+    fn with_caches(architecture: Architecture, k: CacheType, v: CacheType) -> Subject {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         tiny_gguf::write(&path, architecture, 1);
-        let rig = Rig::load(&path);
+        let rig = Rig::with_caches(&path, CacheTypes { k, v });
         let tokens = rig.noise(N as usize + N_REPLY);
         Subject { architecture, rig, tokens, _folder: folder }
     }
@@ -98,8 +103,8 @@ fn with_states() -> impl Iterator<Item = Subject> {
     WITH_STATES.into_iter().flatten().map(|architecture| Subject::new(*architecture))
 }
 
-fn check_handoff(subject: &Subject) {
-    for n_chunk in CHUNKS {
+fn check_handoff(subject: &Subject, chunks: &[usize]) {
+    for &n_chunk in chunks {
         let expected = subject.expected(n_chunk);
         let what = format!("in chunks of {n_chunk}");
         let mut source = subject.context();
@@ -127,17 +132,17 @@ fn check_handoff(subject: &Subject) {
 
 #[test]
 fn plain_and_windowed_caches_continue_bit_for_bit() {
-    PLAIN.into_iter().map(Subject::new).for_each(|subject| check_handoff(&subject));
+    PLAIN.into_iter().map(Subject::new).for_each(|subject| check_handoff(&subject, &CHUNKS));
 }
 
 #[test]
 fn hybrid_caches_continue_bit_for_bit() {
-    HYBRID.into_iter().map(Subject::new).for_each(|subject| check_handoff(&subject));
+    HYBRID.into_iter().map(Subject::new).for_each(|subject| check_handoff(&subject, &CHUNKS));
 }
 
 #[test]
 fn a_hybrid_with_a_window_continues_bit_for_bit() {
-    check_handoff(&Subject::new(Architecture::Lfm2Windowed));
+    check_handoff(&Subject::new(Architecture::Lfm2Windowed), &CHUNKS);
 }
 
 #[test]
@@ -145,7 +150,7 @@ fn recurrent_models_hand_over_nothing_but_states() {
     for architecture in RECURRENT {
         let subject = Subject::new(architecture);
         assert!(subject.context().kv.layout().sections.is_empty());
-        check_handoff(&subject);
+        check_handoff(&subject, &CHUNKS);
     }
 }
 
@@ -154,7 +159,40 @@ fn sparse_attention_continues_bit_for_bit() {
     [Architecture::MiniMaxM3, Architecture::Glm5Next]
         .into_iter()
         .map(Subject::new)
-        .for_each(|subject| check_handoff(&subject));
+        .for_each(|subject| check_handoff(&subject, &CHUNKS));
+}
+
+#[test]
+fn quantized_caches_continue_bit_for_bit() {
+    use CacheType::{F16, Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    let llama = [(Q8_0, Q8_0), (Q4_0, Q4_0), (Q8_0, F16), (Q8_0, Q4_0), (F16, Q5_1), (Q5_0, Q4_1), (Iq4Nl, Iq4Nl)];
+    let mixed = [(Q8_0, Q8_0), (Q4_0, Q4_0), (Q8_0, F16)];
+    let latent = [(Q8_0, Q8_0), (Q4_0, Q4_0)];
+    let models = [
+        (Architecture::Llama, &llama[..]),
+        (Architecture::Qwen35, &mixed),
+        (Architecture::Gemma4, &mixed),
+        (Architecture::DeepSeek32, &latent),
+        (Architecture::KimiLinear, &latent),
+    ];
+    for (architecture, types) in models {
+        for (k, v) in types {
+            println!("{architecture:?}, K of {k:?}, V of {v:?}");
+            let subject = Subject::with_caches(architecture, *k, *v);
+            check_handoff(&subject, &[64]);
+        }
+    }
+}
+
+/// The sizes of the rotations are part of the layout, so that no other cache reads such rows.
+#[test]
+fn rotated_rows_are_named() {
+    let section = |subject: &Subject, i: usize| subject.context().kv.layout().sections[i].clone();
+    let latent = Subject::new(Architecture::DeepSeek32);
+    assert_eq!([0, 1].map(|i| section(&latent, i).n_rot), [[0, 0], [128, 0]]);
+    let qwen = section(&Subject::with_caches(Architecture::Qwen35, CacheType::Q8_0, CacheType::F16), 0);
+    assert_eq!((qwen.layers[0].k.dtype, qwen.layers[0].v.unwrap().dtype), (Dtype::Q8_0, Dtype::F16));
+    assert_eq!(qwen.n_rot, [64, 0]);
 }
 
 #[test]

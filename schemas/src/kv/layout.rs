@@ -147,8 +147,8 @@ pub struct KvLayout {
     /// The caches of rows: the full one first, then the sliding-window one or an indexer's if there is one. None in a model
     /// that only has states.
     pub sections: Vec<Section>,
-    /// The states of the recurrent layers, in the engine's order: every convolution, lower layers first, then every
-    /// recurrence.
+    /// The states of the recurrent layers, in the order in which they are computed: lower layers first, and of a layer its
+    /// convolution before its recurrence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<StateShape>,
 }

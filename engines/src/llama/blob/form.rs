@@ -107,7 +107,7 @@ impl BlobForm {
             match section {
                 SectionForm::Rows(section) if section.layers.is_empty() => {}
                 SectionForm::Rows(section) => layout.sections.push(section.clone()),
-                SectionForm::States(states) => layout.states.extend(states.in_layout()),
+                SectionForm::States(states) => layout.states.extend(states.of_layout().map(|i| states.shapes[i])),
             }
         }
         layout.check()?;
@@ -147,24 +147,30 @@ impl BlobForm {
 }
 
 impl StatesForm {
-    /// The shapes with values, which are the layout's.
-    pub(super) fn in_layout(&self) -> impl Iterator<Item = StateShape> {
-        self.shapes.iter().copied().filter(|shape| shape.values.n_values > 0)
+    /// The index of each state of the layout. A layout has those of a layer together, in the order in which they are computed,
+    /// and without those that have no values.
+    pub(in crate::llama) fn of_layout(&self) -> impl Iterator<Item = usize> {
+        let n_recurrent = self.shapes.len() / 2;
+        let by_layer = (0..n_recurrent).flat_map(move |layer| [layer, n_recurrent + layer]);
+        by_layer.filter(|i| self.shapes[*i].values.n_values > 0)
     }
 
     /// Writes the section for a sequence without states.
     pub(in crate::llama) fn write_none(&self, to: &mut Vec<u8>) {
         to.extend(0u32.to_le_bytes());
-        self.write_tensors(to, |_| {});
+        self.write_tensors(to, &vec![&[][..]; self.shapes.len()]);
     }
 
     /// Writes the section for a sequence whose last position is `last`. `values` are those of [`KvLayout::states`].
     pub(in crate::llama) fn write<'v>(&self, to: &mut Vec<u8>, last: u32, values: impl IntoIterator<Item = &'v [u8]>) {
-        let mut values = values.into_iter();
+        let mut rows = vec![&[][..]; self.shapes.len()];
+        for (index, values) in self.of_layout().zip(values) {
+            rows[index] = values;
+        }
         for number in [1, last, 0] {
             to.extend(number.to_le_bytes());
         }
-        self.write_tensors(to, |to| to.extend(values.next().unwrap_or_default()));
+        self.write_tensors(to, &rows);
     }
 
     /// Length of the section, bytes.
@@ -175,20 +181,13 @@ impl StatesForm {
         bytes.len() + if has_states { CELL_BYTES + values } else { 0 }
     }
 
-    fn write_tensors(&self, to: &mut Vec<u8>, mut values: impl FnMut(&mut Vec<u8>)) {
+    fn write_tensors(&self, to: &mut Vec<u8>, rows: &[&[u8]]) {
         to.extend(0u32.to_le_bytes());
         to.extend(self.n_layers.to_le_bytes());
-        for shape in &self.shapes {
+        for (shape, row) in self.shapes.iter().zip(rows) {
             to.extend((shape.values.dtype as i32).to_le_bytes());
             to.extend((shape.values.bytes() as u64).to_le_bytes());
-            if shape.values.n_values > 0 {
-                values(to);
-            }
+            to.extend(*row);
         }
     }
-}
-
-/// The sizes of the Hadamard rotations of a section's K and V.
-pub(in crate::llama) fn n_rot(_section: &Section) -> [u32; 2] {
-    [0; 2]
 }

@@ -107,7 +107,7 @@ fn states(parsed: ParsedStates, form: &StatesForm) -> Result<Option<StatePart>, 
     }
     let Some(last) = parsed.last else { return Ok(None) };
     let position = u32::try_from(last).map_err(|_| BlobError::Positions(format!("states at {last}")))? + 1;
-    let tensors = parsed.tensors.into_iter().filter(|tensor| tensor.row_bytes > 0).map(|tensor| tensor.rows).collect();
+    let tensors = form.of_layout().map(|i| parsed.tensors[i].rows.clone()).collect();
     Ok(Some(StatePart { position, first: 0, tensors }))
 }
 
@@ -117,7 +117,7 @@ fn rows(parsed: ParsedRows, section: &Section, positions: &Range<u32>) -> Result
         let layers = vec![LayerRows { k: Bytes::new(), v: Bytes::new() }; section.layers.len()];
         return Ok(SectionRows { start: order.start, layers });
     }
-    if parsed.layers.len() != section.layers.len() || parsed.n_rot != form::n_rot(section) {
+    if parsed.layers.len() != section.layers.len() || parsed.n_rot != section.n_rot {
         let found = format!("{} layers, rotated by {:?}", parsed.layers.len(), parsed.n_rot);
         return Err(BlobError::Shape(format!("{found}, for {}", section.layers.len())));
     }

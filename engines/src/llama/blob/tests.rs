@@ -20,6 +20,14 @@ fn rows_of(window: Option<u32>, layers: Vec<LayerShape>) -> SectionForm {
     SectionForm::Rows(Section { window, n_rot: [0; 2], layers })
 }
 
+/// Rows in blocks, rotated: K of one type, V of another.
+fn quantized() -> BlobForm {
+    let rows = |dtype, n_values| Rows { dtype, n_values };
+    let layers = vec![LayerShape { k: rows(Dtype::Q8_0, 64), v: Some(rows(Dtype::Q4_0, 32)) }; 2];
+    let section = SectionForm::Rows(Section { window: None, n_rot: [64, 128], layers });
+    BlobForm::new(RopePairing::HalfSplit, vec![section]).unwrap()
+}
+
 /// A full cache of two unequal layers, and a windowed one.
 fn windowed() -> BlobForm {
     let full = vec![shape(Dtype::F16, 3, Some(2)), shape(Dtype::F16, 1, Some(4))];
@@ -32,11 +40,11 @@ fn latent() -> BlobForm {
     BlobForm::new(RopePairing::Interleaved, sections).unwrap()
 }
 
-/// Two recurrent layers of three; the first has no recurrence.
+/// Two recurrent layers of three; the second has no recurrence.
 fn states() -> SectionForm {
     let state = |kind, n_values| StateShape { kind, values: Rows { dtype: Dtype::F32, n_values } };
     let convolutions = [3, 3].map(|n| state(StateKind::Convolution, n));
-    let shapes = [&convolutions[..], &[state(StateKind::Recurrence, 0), state(StateKind::Recurrence, 5)]].concat();
+    let shapes = [&convolutions[..], &[state(StateKind::Recurrence, 5), state(StateKind::Recurrence, 0)]].concat();
     SectionForm::States(StatesForm { n_layers: 3, shapes })
 }
 
@@ -63,6 +71,7 @@ fn forms() -> Vec<(BlobForm, Vec<u32>)> {
         (windowed(), vec![4, 7]),
         (windowed(), vec![4, 9]),
         (latent(), vec![4]),
+        (quantized(), vec![4]),
         (hybrid(), vec![4, 4]),
         (windowed_hybrid(), vec![7]),
         (windowed_hybrid(), vec![9]),
@@ -103,6 +112,18 @@ fn a_blob_that_was_built_parses_to_the_same_chunk() {
         // The rows are slices of the blob.
         let bounds = blob.as_ptr_range();
         assert!(parsed.tensors().filter(|t| !t.is_empty()).all(|t| bounds.contains(&t.as_ptr())));
+    }
+}
+
+#[test]
+fn another_rotation_is_another_form() {
+    let blob = blob(&filled(&quantized(), 4..9, &[4]), &quantized());
+    let rotations = 16 + 5 * CELL_BYTES + 8;
+    assert_eq!(blob[rotations..rotations + 8], [64u32, 128].map(u32::to_le_bytes).concat());
+    for at in [rotations, rotations + 4] {
+        let mut other = blob.to_vec();
+        other[at] ^= 64;
+        assert!(matches!(chunk(&other.into(), &quantized(), 4..9), Err(BlobError::Shape(_))));
     }
 }
 
@@ -294,7 +315,7 @@ fn a_chunk_with_a_value_that_is_not_finite_becomes_no_blob() {
 /// States of 7 tokens.
 fn part() -> StatePart {
     let tensor = |from: u8, n: u8| (from..from + 4 * n).collect::<Vec<u8>>().into();
-    StatePart { position: 7, first: 0, tensors: vec![tensor(0, 3), tensor(30, 3), tensor(60, 5)] }
+    StatePart { position: 7, first: 0, tensors: vec![tensor(0, 3), tensor(60, 5), tensor(30, 3)] }
 }
 
 /// What llama.cpp writes beside the rows of all positions: windowed rows, then states.
@@ -315,12 +336,12 @@ fn the_format_of_states_is_as_documented() {
     let expected = [
         words(&[0xaf14_3cd8, 0, 1, 6, 0, 0, 3]),
         [words(&[0, 12, 0]), part.tensors[0].to_vec()].concat(),
-        [words(&[0, 12, 0]), part.tensors[1].to_vec()].concat(),
+        [words(&[0, 12, 0]), part.tensors[2].to_vec()].concat(),
+        [words(&[0, 20, 0]), part.tensors[1].to_vec()].concat(),
         words(&[0, 0, 0]),
-        [words(&[0, 20, 0]), part.tensors[2].to_vec()].concat(),
     ];
     assert_eq!(beside_rows(&form, &part, 4), expected.concat());
-    let without = [words(&[0xaf14_3cd8, 0, 0, 0, 3]), words(&[0, 12, 0, 0, 12, 0, 0, 0, 0, 0, 20, 0])];
+    let without = [words(&[0xaf14_3cd8, 0, 0, 0, 3]), words(&[0, 12, 0, 0, 12, 0, 0, 20, 0, 0, 0, 0])];
     assert_eq!(blob(&filled(&form, 4..9, &[]), &form), without.concat());
 }
 
@@ -387,11 +408,11 @@ fn only_all_states_with_finite_values_become_a_blob() {
     };
     assert!(matches!(refused(|part| drop(part.tensors.pop())), Some(BlobError::Shape(_))));
     assert!(matches!(refused(|part| part.first = 1), Some(BlobError::Chunk(_))));
-    assert!(matches!(refused(|part| part.tensors[1] = Bytes::new()), Some(BlobError::Chunk(_))));
+    assert!(matches!(refused(|part| part.tensors[2] = Bytes::new()), Some(BlobError::Chunk(_))));
     assert!(matches!(refused(|part| part.tensors.push(Bytes::new())), Some(BlobError::Chunk(_))));
     assert!(matches!(refused(|part| part.position = 0), Some(BlobError::Positions(_))));
     assert!(matches!(refused(|part| part.position = 1 << 31), Some(BlobError::Positions(_))));
-    let nan = refused(|part| part.tensors[2] = [&[0; 16][..], &f32::NAN.to_le_bytes()].concat().into());
-    assert_eq!(nan, Some(BlobError::NotFinite { tensor: 2 }));
+    let nan = refused(|part| part.tensors[1] = [&[0; 16][..], &f32::NAN.to_le_bytes()].concat().into());
+    assert_eq!(nan, Some(BlobError::NotFinite { tensor: 1 }));
     assert_eq!(refused(|_| {}), None);
 }

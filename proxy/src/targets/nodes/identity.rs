@@ -108,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_without_kv_to_hand_over_is_known_by_what_it_says_of_itself() {
-        let no_handoff = Some(NoHandoffReason::RecurrentState);
+        let no_handoff = Some(NoHandoffReason::UnknownCache);
         let plain = NodeInfo { kv: None, no_handoff, ..info("a", 256).await };
         let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
         // The same file with an adapter, say.
@@ -119,7 +119,7 @@ mod tests {
         assert!(plain.is_same(&older) && older.is_same(&plain) && !older.is_same(&larger), "a rolling upgrade");
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert!(!plain.is_same(&changed));
-        assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::NoHandoff(NoHandoffReason::RecurrentState)));
+        assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::NoHandoff(NoHandoffReason::UnknownCache)));
         let unexplained = Some(BarReason::NoHandoff(NoHandoffReason::KvNotDivisible));
         assert_eq!(older.bars_kv_of(&older), unexplained, "an older node does not say why");
         assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::OtherModel));
