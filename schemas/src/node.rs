@@ -268,7 +268,7 @@ impl KvIdentity {
 pub struct Memory {
     /// The weights.
     pub model: u64,
-    /// The KV cache.
+    /// The KV cache, and the states of recurrent layers.
     pub kv: u64,
 }
 

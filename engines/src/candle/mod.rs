@@ -137,6 +137,7 @@ fn sizes(gguf: &Gguf, options: &EngineOptions) -> Result<ModelSizes, LoadError> 
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
+        sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
         cache_types,
         companion_bytes: bytes_per_token
             .ok_or_else(undescribed)?

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_model::gguf::{Gguf, GgufError};
+use baton_model::gguf::{Gguf, GgufError, Sequences};
 use baton_model::hf::{self, FolderError, ModelFolder};
 use baton_model::options::CacheTypes;
 use schemars::JsonSchema;
@@ -116,6 +116,18 @@ impl Default for EngineKind {
 }
 
 impl EngineKind {
+    /// The sequences that share an engine's memory, of which `n_slots` are decoded together. KV is exported and imported
+    /// through a scratch sequence, and where a chunk is freed of its state, through another one.
+    pub fn sequences(self, n_slots: u32, n_ubatch: u32, model: &Gguf) -> Sequences {
+        match self {
+            EngineKind::Llama => Sequences {
+                n: n_slots.saturating_add(if model.has_states() { 2 } else { 1 }),
+                n_ubatch: Some(n_ubatch),
+            },
+            EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => Sequences { n: n_slots, n_ubatch: None },
+        }
+    }
+
     /// The engine's name in options and configuration files.
     pub fn as_str(self) -> &'static str {
         self.into()

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Mutex;
 
-use baton_model::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
+use baton_model::gguf::{COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
 use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
@@ -31,6 +31,7 @@ pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Res
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
+        sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
         cache_types: options.cache_types,
         companion_bytes: Gguf::companion_bytes(options.projector.as_deref(), adapter)?,
     };
@@ -142,10 +143,10 @@ pub(crate) fn embedding_context<'m>(
     options: &EngineOptions,
     adapter: Option<&Adapter>,
     plan: &EmbedPlan,
-    kv_bytes_per_token: u64,
+    kv_bytes: u64,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    let n_cells = plan.n_ctx.next_multiple_of(CELL_ALIGNMENT);
-    let needed_bytes = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
+    let n_cells = plan.n_cells();
+    let needed_bytes = COMPUTE_RESERVE.saturating_add(kv_bytes);
     let available_bytes = available_memory();
     if needed_bytes > available_bytes {
         return Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes }.into());

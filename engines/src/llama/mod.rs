@@ -44,7 +44,6 @@ pub(crate) mod vocabulary;
 use std::sync::Arc;
 
 use baton_model::gguf::{Gguf, ModelSizes};
-use baton_model::options::CacheTypes;
 use llama_cpp_2::model::LlamaModel;
 
 use self::adapter::Adapter;
@@ -150,8 +149,7 @@ impl ModelLibrary for Llama {
         shared: &Arc<EngineLoad>,
     ) -> Result<LoadedModel<LlamaSlots<'m>, Embedder<'m>>, LoadError> {
         let PlacedModel { model, gguf, options, adapter, projector, devices, gpu, .. } = loaded;
-        // Encoders have no KV, and the context for vectors has the default types.
-        let kv_bytes = gguf.kv_bytes_per_token(CacheTypes::default()).filter(|_| gguf.generates()).unwrap_or(0);
+        let kv_bytes = loaded.embedding.map_or(0, |plan| plan.kv_bytes(gguf));
         let vectors = Embedder::new(model, options.clone(), loaded.embedding, kv_bytes, Arc::clone(shared));
         let mut vectors = vectors.with_adapter(adapter.clone());
         if !gguf.generates() {

@@ -208,6 +208,7 @@ fn sizes(folder: &ModelFolder, options: &EngineOptions) -> Result<ModelSizes, Lo
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
+        sequences: options.kind.sequences(options.slots(), options.ubatch(), &folder.header),
         cache_types,
         companion_bytes: growth.saturating_add(MAX_CACHE_BYTES),
     };

@@ -90,10 +90,7 @@ fn start<L: ModelLibrary>(
         n_ctx_train: header.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         n_vocab,
         n_slots: options.slots(),
-        memory: Memory {
-            model: described.model_bytes,
-            kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
-        },
+        memory: Memory { model: described.model_bytes, kv: sizes.cache_bytes },
         has_chat_template: template.is_some(),
         generates,
         embedding,

@@ -58,6 +58,7 @@ impl ModelLibrary for Stub {
             n_ctx: options.n_ctx,
             n_cells: options.n_cells,
             n_slots: options.slots(),
+            sequences: options.kind.sequences(options.slots(), options.ubatch(), &header),
             cache_types: CacheTypes::default(),
             companion_bytes: 0,
         };

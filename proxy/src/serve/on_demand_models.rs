@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_link::Engine;
 use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
-use baton_model::limits::DEFAULT_SLOTS;
+use baton_model::limits::{DEFAULT_SLOTS, DEFAULT_UBATCH};
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
@@ -110,6 +110,7 @@ pub(super) fn size_model(
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
+        sequences: kind.sequences(n_slots, engine.ubatch.unwrap_or(DEFAULT_UBATCH), &header),
         cache_types: kind.cache_types(engine.cache_types(), &header),
         companion_bytes: Gguf::companion_bytes(engine.mmproj.as_deref(), adapter.as_deref())?,
     };

@@ -12,6 +12,7 @@ mod companions;
 mod file_type;
 mod fingerprint;
 mod header;
+mod kept_layers;
 mod kv_shape;
 mod outline;
 mod rotation;
@@ -29,8 +30,8 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
-pub use kv_shape::KvShape;
-pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
+pub use kv_shape::{CELL_ALIGNMENT, CacheRow, KvShape, Sequences};
+pub use sizes::{COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
 pub use split::PartsError;
 
 use crate::files::{ModelFile, ModelFiles, UnreadableFile};

@@ -25,10 +25,7 @@ impl Gguf {
             n_ctx_train: self.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
             n_vocab,
             n_slots,
-            memory: Memory {
-                model: self.files.n_bytes(),
-                kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
-            },
+            memory: Memory { model: self.files.n_bytes(), kv: sizes.cache_bytes },
             has_chat_template: !template.is_empty(),
             generates: self.generates(),
             embedding: None,

@@ -1,6 +1,7 @@
 //! Chooses the sizes of an engine's context and cache and estimates its memory, from the header alone.
 
 use super::Gguf;
+use super::kv_shape::{CELL_ALIGNMENT, Sequences};
 use crate::limits;
 use crate::options::CacheTypes;
 
@@ -13,6 +14,8 @@ pub struct SizeOptions {
     pub n_cells: Option<u32>,
     /// Sequences decoded together.
     pub n_slots: u32,
+    /// All sequences of the engine's memory.
+    pub sequences: Sequences,
     /// The types of K and V in the cache.
     pub cache_types: CacheTypes,
     /// Memory of the files beside the model: see [`Gguf::companion_bytes`].
@@ -28,7 +31,9 @@ pub struct ModelSizes {
     pub n_cells: u32,
     /// Bytes of KV for each token, in the types of the cache.
     pub kv_bytes_per_token: u64,
-    /// Estimated bytes of weights, KV cache and compute buffers.
+    /// Bytes of the cache, and of the states of all sequences.
+    pub cache_bytes: u64,
+    /// Estimated bytes of weights, KV cache, states and compute buffers.
     pub memory_bytes: u64,
 }
 
@@ -47,7 +52,7 @@ pub enum SizeError {
     TooLarge {
         /// Cells of the KV cache.
         n_cells: u32,
-        /// Estimated bytes of weights, KV cache and compute buffers.
+        /// Estimated bytes of weights, KV cache, states and compute buffers.
         needed_bytes: u64,
         available_bytes: u64,
     },
@@ -67,9 +72,6 @@ const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
 /// Memory for llama.cpp's compute buffers, bytes: their order of magnitude for a small model.
 pub const COMPUTE_RESERVE: u64 = 256 << 20;
 
-/// llama.cpp pads its cache to this many cells.
-pub const CELL_ALIGNMENT: u32 = 256;
-
 const MIN_CTX: u32 = *limits::CONTEXT.start();
 const MAX_CTX: u32 = *limits::CONTEXT.end();
 
@@ -80,10 +82,11 @@ impl ModelSizes {
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         let n_ctx_train = n_ctx_train.unwrap_or(SHORT_CTX);
         // Encoders have no KV cache.
-        let described = gguf.kv_bytes_per_token(options.cache_types).filter(|_| gguf.generates());
-        let kv_bytes_per_token = described.unwrap_or(0);
+        let described = gguf.kv_shape().filter(|_| gguf.generates());
+        let kv_bytes = |cells: u32| {
+            described.as_ref().map_or(0, |shape| shape.n_bytes(options.cache_types, cells, options.sequences))
+        };
         let without_kv = gguf.files.n_bytes().saturating_add(options.companion_bytes).saturating_add(COMPUTE_RESERVE);
-        let kv_bytes = |cells: u32| u64::from(cells).saturating_mul(kv_bytes_per_token);
         let needed = |cells: u32| without_kv.saturating_add(kv_bytes(cells));
         // All slots share the cells, so the cache holds one whole context, and not one for each slot.
         let cells_for = |n_ctx: u32| {
@@ -92,11 +95,13 @@ impl ModelSizes {
             wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT)
         };
         let default_ctx = || {
-            let left = available.saturating_sub(without_kv);
+            // States take the same memory, however long the context is.
+            let left = available.saturating_sub(needed(0));
             let is_known = described.is_some() || !gguf.generates();
             let fits = |&&(n_ctx, share): &&(u32, u64)| {
                 // Configured cells are paid for, whatever the context.
-                options.n_cells.is_some() || is_known && kv_bytes(cells_for(n_ctx.min(n_ctx_train))) <= left / share
+                let of_cells = || kv_bytes(cells_for(n_ctx.min(n_ctx_train))) - kv_bytes(0);
+                options.n_cells.is_some() || is_known && of_cells() <= left / share
             };
             let longest = DEFAULT_CONTEXTS.iter().find(fits).map_or(SHORT_CTX, |&(n_ctx, _)| n_ctx);
             longest.min(n_ctx_train).min(options.n_cells.unwrap_or(MAX_CTX)).max(MIN_CTX)
@@ -119,7 +124,10 @@ impl ModelSizes {
         }
         match needed(n_cells) {
             memory_bytes if memory_bytes <= available => {
-                Ok(ModelSizes { n_ctx, n_cells, kv_bytes_per_token, memory_bytes })
+                let kv_bytes_per_token =
+                    described.as_ref().map_or(0, |shape| shape.bytes_per_token(options.cache_types));
+                let cache_bytes = kv_bytes(n_cells);
+                Ok(ModelSizes { n_ctx, n_cells, kv_bytes_per_token, cache_bytes, memory_bytes })
             }
             needed_bytes => Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes: available }),
         }

@@ -151,6 +151,7 @@ fn the_default_context_follows_the_model_and_the_memory() {
         n_ctx: None,
         n_cells: None,
         n_slots: 4,
+        sequences: Sequences { n: 5, n_ubatch: Some(512) },
         cache_types: CacheTypes { k: CacheType::F16, v: CacheType::F16 },
         companion_bytes: 0,
     };
@@ -194,8 +195,8 @@ fn heads_may_differ_by_layer_and_have_their_own_sizes() {
         .u32("x.attention.sliding_window", 512)
         .open()
         .unwrap();
-    let shape = gguf.kv_shape().unwrap();
-    assert_eq!(shape.n_head_kv, [4, 0, 2]);
+    let rows = gguf.kv_shape().unwrap().rows;
+    assert_eq!(rows.iter().map(|row| (row.k, row.v)).collect::<Vec<_>>(), [(4 * 192, 4 * 128), (2 * 192, 2 * 128)]);
     assert_eq!(gguf.kv_bytes_per_token(CacheTypes::default()), Some(6 * 320 * 2));
     assert_eq!(gguf.sliding_window(), Some(512));
 }

@@ -32,7 +32,8 @@ pub(crate) struct Embedder<'m> {
     adapter: Option<Arc<Adapter>>,
     /// `None` for a model that gives no vectors; it gets no jobs.
     plan: Option<EmbedPlan>,
-    kv_bytes_per_token: u64,
+    /// Bytes of the context's KV and states.
+    kv_bytes: u64,
     shared: Arc<EngineLoad>,
     context: Option<LlamaContext<'m>>,
     batch: LlamaBatch<'static>,
@@ -52,7 +53,7 @@ impl<'m> Embedder<'m> {
         model: &'m LlamaModel,
         options: EngineOptions,
         plan: Option<EmbedPlan>,
-        kv_bytes_per_token: u64,
+        kv_bytes: u64,
         shared: Arc<EngineLoad>,
     ) -> Self {
         let batch = LlamaBatch::new(plan.map_or(1, |plan| plan.n_ubatch as usize), 1);
@@ -61,7 +62,7 @@ impl<'m> Embedder<'m> {
             options,
             adapter: None,
             plan,
-            kv_bytes_per_token,
+            kv_bytes,
             shared,
             context: None,
             batch,
@@ -80,7 +81,7 @@ impl<'m> Embedder<'m> {
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
             let adapter = self.adapter.as_deref();
-            let kv_bytes = self.kv_bytes_per_token;
+            let kv_bytes = self.kv_bytes;
             self.context = Some(load::embedding_context(self.model, &self.options, adapter, plan, kv_bytes)?);
         }
         Ok(())

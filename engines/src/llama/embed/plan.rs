@@ -1,6 +1,7 @@
 //! Chooses a model's pooling and the batches in which its vectors, or its scores, are computed.
 
-use baton_model::gguf::Gguf;
+use baton_model::gguf::{CELL_ALIGNMENT, Gguf, Sequences};
+use baton_model::options::CacheTypes;
 use baton_schemas::EngineError;
 use baton_schemas::embed::{EmbeddingFacts, Pooling, RerankFacts};
 use llama_cpp_2::model::LlamaModel;
@@ -59,6 +60,18 @@ pub(crate) struct EmbedPlan {
 }
 
 impl EmbedPlan {
+    /// Cells of the context's cache.
+    pub(crate) fn n_cells(&self) -> u32 {
+        self.n_ctx.next_multiple_of(CELL_ALIGNMENT)
+    }
+
+    /// Bytes of the context's KV, in the default types, and of its states. Encoders have none.
+    pub(crate) fn kv_bytes(&self, gguf: &Gguf) -> u64 {
+        let sequences = Sequences { n: MAX_SEQUENCES, n_ubatch: Some(self.n_ubatch) };
+        let shape = gguf.kv_shape().filter(|_| gguf.generates());
+        shape.map_or(0, |shape| shape.n_bytes(CacheTypes::default(), self.n_cells(), sequences))
+    }
+
     /// The facts about vectors in the node's description.
     pub(crate) fn embedding(&self) -> Option<EmbeddingFacts> {
         let Output::Vector { n_embd, pooling, is_trained } = self.output else { return None };
