@@ -3,7 +3,7 @@
 
 use baton_engines::llama::reference::Reference;
 use baton_engines::registry::EngineOptions;
-use baton_model::gguf::Gguf;
+use baton_model::gguf::{Gguf, Sequences};
 use baton_model::options::CacheTypes;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
@@ -116,6 +116,9 @@ fn a_header_says_to_the_byte_what_llama_cpp_keeps_of_a_sequence() {
 fn compressed_rows_and_their_states_have_the_sizes_that_the_header_says() {
     let (_folder, gguf, reference) = tiny(Architecture::DeepSeek4, 1);
     let mut shape = gguf.kv_shape().unwrap();
+    // llama.cpp's log: 7.5 MiB of windows, 20 + 10 + 0.625 of compressed rows, 1.71875 of states.
+    let whole = shape.n_bytes(CacheTypes::default(), 16_384, Sequences { n: 5, n_ubatch: Some(512) });
+    assert_eq!(whole as f64 / f64::from(1 << 20), 39.843_75);
     let [short, long] = [256, 512].map(|n| state_bytes(&reference, n));
     let of_window: u64 =
         shape.rows.iter().map(|row| row.window.unwrap_or(0) * row.n_bytes(CacheTypes::default())).sum();

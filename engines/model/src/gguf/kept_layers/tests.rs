@@ -159,6 +159,17 @@ fn windowed_layers_stop_growing_and_those_that_share_have_no_kv() {
     check(4_096, sequences, 4_096);
     // Another engine keeps all.
     check(131_072, Sequences { n_ubatch: None, ..sequences }, 131_072);
+    // Gemma 3 270M, as llama.cpp's log says: 48 MiB of 16,384 cells, and 45 MiB of 3,072 in the windowed layers.
+    let of_270m = [
+        ("block_count", 18),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 256),
+        ("attention.value_length", 256),
+        ("attention.sliding_window", 512),
+    ];
+    let of_270m = header("gemma3", &of_270m, &[]).kv_shape().unwrap();
+    assert_eq!(of_270m.n_bytes(CacheTypes::default(), 16_384, sequences), (48 + 45) << 20);
     // The last layers of Gemma 4 use the KV of others.
     let gemma4 =
         [("attention.shared_kv_layers", 2), ("attention.key_length_swa", 64), ("attention.value_length_swa", 64)];
