@@ -1,8 +1,6 @@
 //! The options that llama-server's users bring along, between real processes: nodes with different ones exchange no KV.
 
-use std::process::Command;
-
-use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, chat, long_prompt};
+use harness::{BatonNode, BatonServer, chat, long_prompt};
 use serde_json::{Value, json};
 use tiny_gguf::adapter;
 
@@ -79,12 +77,20 @@ async fn a_quantized_cache_takes_half_the_memory_and_keeps_conversations() {
     assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 10, "{again}");
 }
 
-#[test]
-fn a_prefill_node_refuses_a_cache_that_cannot_be_handed_over() {
-    let mut node = Command::new(&*BATON);
-    node.args(["node", "--engine", "sim", "--role", "prefill", "--listen", "127.0.0.1:0", "--cache-type-v", "q8_0"]);
-    let output = node.env("BATON_CLUSTER_KEY", CLUSTER_KEY).output().unwrap();
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && error.contains("--cache-type-v must be f16, bf16 or f32"), "{error}");
-    assert!(error.contains("a quantized cache cannot be handed over"), "{error}");
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quantized_cache_is_handed_over() {
+    let options = ["--ctx-size", "2048", "--kv-cells", "4096", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0"];
+    let node = BatonNode::start(&[&options[..], &["--role", "prefill"]].concat());
+    let server = BatonServer::start(&[&options[..], &["--prefill", &node.url, "--no-calibration"]].concat());
+    let alone = BatonServer::start(&options);
+    let (route, reply) = ask(&server, "quantized").await;
+    assert!(route.starts_with("handoff; ") && !route.contains("failure"), "{route}");
+    let handoff = &reply["timings"]["handoff"];
+    let [n_tokens, n_bytes] = ["n_tokens", "n_bytes"].map(|key| handoff[key].as_u64().unwrap());
+    // 192 values of K in blocks of 34 bytes, and as many of V in blocks of 18, in 30 layers.
+    let of_rows = n_tokens * 30 * 6 * (34 + 18);
+    assert!(n_tokens > 60 && n_bytes > of_rows && n_bytes < of_rows * 11 / 10, "{handoff}");
+    let (route, expected) = ask(&alone, "quantized").await;
+    assert!(route.starts_with("direct; "), "{route}");
+    assert_eq!(reply["choices"][0]["message"], expected["choices"][0]["message"]);
 }

@@ -99,13 +99,13 @@ engine_options! {
                    system's limit or because llama.cpp rearranges some, the log says so (on Linux, for models on the \
                    processor)",
         }
-        /// The type of the KV cache's K. Quantized types take less memory and cannot be handed over
+        /// The type of the KV cache's K. Quantized types take less memory
         cache_type_k: CacheType {
             default: Words("f16"),
             engines: LLAMA,
             is_of_identity: true,
-            page: "the type of the KV cache's K: `f32`, `f16`, `bf16`, `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0`, `iq4_nl`. A \
-                   quantized cache is [not handed over](handoff.md#which-pairs-fit), and is refused with `prefill` nodes",
+            page: "the type of the KV cache's K: `f32`, `f16`, `bf16`, `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0`, `iq4_nl`. \
+                   KV is handed over between [equal types](handoff.md#which-pairs-fit)",
         }
         /// The type of the KV cache's V
         cache_type_v: CacheType { default: Words("f16"), engines: LLAMA, is_of_identity: true, }

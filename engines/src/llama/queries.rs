@@ -1,7 +1,7 @@
 //! The queries of a prompt, as they meet K in every layer. `baton-bench calibrate-codec` weights the error of K with them.
 //!
 //! llama.cpp shows a tensor of its graph only through a callback that its Rust binding cannot set. So this loads the model once
-//! more, computes prompts and frees all of it. The second file with `unsafe` code.
+//! more, computes prompts and frees all of it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};

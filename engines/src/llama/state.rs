@@ -1,5 +1,5 @@
-//! Exports and imports a sequence's state, and allocates the memory for exports. With [`super::queries`], the only file with
-//! `unsafe` code.
+//! Exports and imports a sequence's state, and allocates the memory for exports. With `unsafe` code, like
+//! [`super::state_tap`], [`super::queries`] and [`super::rpc`].
 //!
 //! Only [`super::transfer`] and [`super::probe`] transfer states; they know which sequences a context has.
 #![allow(unsafe_code)]

@@ -75,7 +75,7 @@ impl NodeOptions {
     pub(crate) async fn check_options(&self) -> Result<(), NodeFailure> {
         let problem = match self.task {
             NodeTask::Worker => self.worker_problem(),
-            NodeTask::Engine(role) => self.engine_problem(role),
+            NodeTask::Engine(_) => self.engine_problem(),
         };
         match problem {
             Some(message) => Err(NodeFailure::setup(message)),
@@ -83,13 +83,12 @@ impl NodeOptions {
         }
     }
 
-    fn engine_problem(&self, role: Role) -> Option<String> {
+    fn engine_problem(&self) -> Option<String> {
         if self.lend_memory.is_some() {
             return Some("--lend-memory is for --role worker".to_owned());
         }
         let problem = engine_options::problems(&self.engine).into_iter().next();
-        let for_handoffs = || engine_options::handoff_problem(&self.engine).filter(|_| role == Role::Prefill);
-        problem.or_else(for_handoffs).map(|(key, message)| format!("{} {message}", engine_options::flag(key)))
+        problem.map(|(key, message)| format!("{} {message}", engine_options::flag(key)))
     }
 
     fn worker_problem(&self) -> Option<String> {

@@ -98,9 +98,7 @@ impl RawConfig {
                            model here to generate here, too (--model, or source in [model])";
             problem(&format!("model.engine.{}", option.key), &option.flag(), message.into());
         }
-        let engine = &self.model.engine;
-        let for_handoffs = engine_options::handoff_problem(engine).filter(|_| !self.model.prefill.is_empty());
-        for (key, message) in engine_options::problems(engine).into_iter().chain(for_handoffs) {
+        for (key, message) in engine_options::problems(&self.model.engine) {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
         for (key, message) in self.model.sampling.problems() {

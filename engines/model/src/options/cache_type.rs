@@ -58,11 +58,6 @@ impl CacheType {
             CacheType::Bf16 => 30,
         }
     }
-
-    /// Returns true if values are stored in blocks, which cannot be handed over.
-    pub fn is_quantized(self) -> bool {
-        !matches!(self, CacheType::F32 | CacheType::F16 | CacheType::Bf16)
-    }
 }
 
 /// The types of a cache's K and V.

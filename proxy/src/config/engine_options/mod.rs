@@ -13,7 +13,7 @@ use baton_engines::engine_options::{DECLARED, WrittenOptions};
 use baton_model::options::LoraFile;
 
 pub use self::flags::{EngineFlags, OPTIONS_FLAG, of_json, to_args};
-pub use self::problems::{handoff_problem, problems};
+pub use self::problems::problems;
 
 /// Takes relative paths from this folder.
 pub(super) fn resolve(options: &mut WrittenOptions, folder: &Path) {

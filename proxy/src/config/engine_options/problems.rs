@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use baton_engines::engine_options::{DECLARED, DeclaredOption, EngineKind, WrittenOptions};
-use baton_model::options::{CacheType, FlashAttention, LoraFile, MAX_PATTERNS, RopeScaling, parse_override};
+use baton_model::options::{FlashAttention, LoraFile, MAX_PATTERNS, RopeScaling, parse_override};
 
 use super::super::hint;
 use super::workers;
@@ -80,17 +80,4 @@ fn override_problem(options: &WrittenOptions) -> Option<OptionProblem> {
         n => Some(format!("may have {MAX_PATTERNS} patterns, not {n}")),
     };
     Some(("override_tensor", wrong?))
-}
-
-/// The problem of an engine that takes part in handoffs.
-pub fn handoff_problem(options: &WrittenOptions) -> Option<OptionProblem> {
-    let types = [("cache_type_k", options.cache_type_k), ("cache_type_v", options.cache_type_v)];
-    let (key, quantized) = types.into_iter().find(|(_, of)| of.is_some_and(CacheType::is_quantized))?;
-    let name = quantized?.as_str();
-    Some((
-        key,
-        format!(
-            "must be f16, bf16 or f32 if prefill nodes are used, not {name}: a quantized cache cannot be handed over"
-        ),
-    ))
 }

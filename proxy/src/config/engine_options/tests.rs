@@ -206,14 +206,3 @@ fn options_without_a_value_are_read_as_llama_server_reads_them() {
     let error = EngineFlagsAlone::try_parse_from(["baton", "--cache-type-v", "q3"]).err().unwrap().to_string();
     assert!(error.contains("--cache-type-v") && error.contains("iq4_nl"), "{error}");
 }
-
-#[test]
-fn a_quantized_cache_takes_no_part_in_handoffs() {
-    let problem = |args: &[&str]| {
-        let of = handoff_problem(&EngineFlagsAlone::parse_from([&["baton"], args].concat()).engine);
-        of.map(|(key, _)| key)
-    };
-    assert_eq!(problem(&["--cache-type-k", "bf16", "--cache-type-v", "f32"]), None);
-    assert_eq!(problem(&["--cache-type-k", "q8_0"]), Some("cache_type_k"));
-    assert_eq!(problem(&["--cache-type-v", "q4_0"]), Some("cache_type_v"));
-}
