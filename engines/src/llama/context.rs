@@ -296,3 +296,6 @@ impl ModelContext for LlamaSlots<'_> {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

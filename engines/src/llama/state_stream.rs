@@ -75,52 +75,18 @@ impl StateStream {
 
 #[cfg(test)]
 mod tests {
-    use baton_model::gguf::Gguf;
     use baton_schemas::kv::KvLayout;
     use tiny_gguf::Architecture;
 
     use super::*;
-    use crate::engine_options::EngineOptions;
     use crate::llama::context::LlamaSlots;
-    use crate::llama::placed::Placed;
-    use crate::llama::{load, probe};
-    use crate::serving::context::{BatchToken, ModelContext};
-
-    const N_SLOTS: u32 = 3;
-
-    /// The tokens of a slot at these positions; the last one wants logits.
-    fn batch(slot: u32, positions: std::ops::Range<u32>) -> Vec<BatchToken> {
-        let token = |position| BatchToken {
-            token: (position * 7 + slot) % 250,
-            position,
-            slot,
-            wants_logits: position + 1 == positions.end,
-        };
-        positions.clone().map(token).collect()
-    }
+    use crate::llama::context::tests::{Tiny, batch};
+    use crate::serving::context::ModelContext;
 
     /// Streams the states of a prompt's last chunk beside other sequences, and compares them with those of its end.
     fn check(architecture: Architecture, is_streamed: bool) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tiny.gguf");
-        tiny_gguf::write(&path, architecture, 1);
-        let options = EngineOptions {
-            model: Some(path.clone()),
-            n_slots: Some(N_SLOTS),
-            n_threads: Some(1),
-            n_gpu_layers: Some(0),
-            ..EngineOptions::default()
-        };
-        let gguf = Gguf::open(&path).unwrap();
-        let model = load::model(&options, &gguf, &Placed::alone()).unwrap();
-        let slots = |is_watched: bool| {
-            let (mut context, states) = match is_watched {
-                true => load::watched_context(&model, &options, None, 1_024, 512).unwrap(),
-                false => (load::context(&model, &options, None, 1_024, 512).unwrap(), None),
-            };
-            let transfer = probe::probe(&mut context, &model, &gguf, N_SLOTS, None).unwrap();
-            LlamaSlots::new(context, 512).with_states(true, states).with_transfer(Some(transfer), N_SLOTS)
-        };
+        let tiny = Tiny::new(architecture);
+        let slots = |is_watched: bool| tiny.slots(is_watched);
         let layout = KvLayout::clone(slots(false).kv_layout().unwrap());
         let run = |slots: &mut LlamaSlots<'_>| {
             slots.compute(&batch(1, 0..40)).unwrap();

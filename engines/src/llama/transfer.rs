@@ -73,8 +73,6 @@ pub struct KvTransfer {
     /// The GPU that exports are copied from.
     gpu: Option<usize>,
     exports: BufferPool<ExportBuffer>,
-    /// Apart, since states are larger than chunks.
-    states: BufferPool<ExportBuffer>,
     imports: ChunkBuffers,
 }
 
@@ -83,8 +81,8 @@ impl KvTransfer {
     /// sequence is the next one, and in a model with states the one that is always empty follows. `gpu` is ggml's index of the
     /// device that holds the cache; `None`: the processor.
     pub(super) fn new(form: BlobForm, n_slots: u32, gpu: Option<usize>) -> Self {
-        let (exports, states) = (BufferPool::default(), BufferPool::default());
-        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, states, imports: ChunkBuffers::default() }
+        let (exports, imports) = (BufferPool::default(), BufferPool::default());
+        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, imports }
     }
 
     /// The pool of buffers for chunks that arrive.
@@ -238,9 +236,9 @@ impl KvTransfer {
 
     /// Exports what a slot has beside the rows of all positions.
     fn beside_rows(&self, ctx: &LlamaContext<'_>, slot: u32) -> Result<Partial, TransferError> {
-        let buffer = self.states.take().unwrap_or_else(|| ExportBuffer::new(self.gpu));
-        let exported = state::export(ctx, slot, SequencePart::BesideRows, buffer)?;
-        Ok(blob::partial(&self.states.lend(exported), &self.form)?)
+        // No buffer is kept for the next one: states are large and seldom exported.
+        let exported = state::export(ctx, slot, SequencePart::BesideRows, Vec::new())?;
+        Ok(blob::partial(&exported.into(), &self.form)?)
     }
 
     fn has_window(&self) -> bool {

@@ -1,0 +1,141 @@
+//! What the scheduler may ask of a context whose model has states, on tiny models with random weights.
+
+use std::ops::Range;
+
+use baton_model::gguf::Gguf;
+use llama_cpp_2::model::LlamaModel;
+use tiny_gguf::Architecture;
+
+use super::*;
+use crate::engine_options::EngineOptions;
+use crate::llama::placed::Placed;
+use crate::llama::{load, probe};
+
+const N_SLOTS: u32 = 3;
+
+/// A tiny model, computed by one thread.
+pub(in crate::llama) struct Tiny {
+    model: LlamaModel,
+    gguf: Gguf,
+    options: EngineOptions,
+    _folder: tempfile::TempDir,
+}
+
+impl Tiny {
+    pub(in crate::llama) fn new(architecture: Architecture) -> Tiny {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny.gguf");
+        tiny_gguf::write(&path, architecture, 1);
+        let options = EngineOptions {
+            n_slots: Some(N_SLOTS),
+            n_threads: Some(1),
+            n_gpu_layers: Some(0),
+            ..EngineOptions::of(path.clone())
+        };
+        let gguf = Gguf::open(&path).unwrap();
+        let model = load::model(&options, &gguf, &Placed::alone()).unwrap();
+        Tiny { model, gguf, options, _folder: folder }
+    }
+
+    /// An empty context, which shows states when they are computed if it `is_watched`.
+    pub(in crate::llama) fn slots(&self, is_watched: bool) -> LlamaSlots<'_> {
+        let Tiny { model, gguf, options, .. } = self;
+        let (mut context, states) = match is_watched {
+            true => load::watched_context(model, options, None, 1_024, 512).unwrap(),
+            false => (load::context(model, options, None, 1_024, 512).unwrap(), None),
+        };
+        let transfer = probe::probe(&mut context, model, gguf, N_SLOTS, None).ok();
+        LlamaSlots::new(context, 512).with_states(load::has_states(model), states).with_transfer(transfer, N_SLOTS)
+    }
+}
+
+/// The tokens of a slot at these positions, the same in each slot; the last one wants logits.
+pub(in crate::llama) fn batch(slot: u32, positions: Range<u32>) -> Vec<BatchToken> {
+    let token = |position| BatchToken {
+        token: position * 7 % 250,
+        position,
+        slot,
+        wants_logits: position + 1 == positions.end,
+    };
+    positions.clone().map(token).collect()
+}
+
+fn logits(slots: &mut LlamaSlots<'_>, slot: u32, position: u32) -> Vec<f32> {
+    slots.compute(&batch(slot, position..position + 1)).unwrap();
+    slots.logits(0).to_vec()
+}
+
+/// The largest difference.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// DeepSeek V4's KV is not handed over, and llama.cpp ends the process when a range of it is copied.
+#[test]
+fn a_cache_of_compressed_rows_has_checkpoints_and_whole_forks() {
+    let tiny = Tiny::new(Architecture::DeepSeek4);
+    let mut slots = tiny.slots(true);
+    assert!(slots.kv_layout().is_none());
+    slots.compute(&batch(0, 0..200)).unwrap();
+    let checkpoint = slots.checkpoint(0).unwrap();
+    let expected = logits(&mut slots, 0, 200);
+    slots.compute(&batch(0, 201..300)).unwrap();
+    assert!(!slots.fork(0, 1, 200), "a range");
+    assert!(slots.fork(0, 1, 300), "all of it");
+    let forked = logits(&mut slots, 1, 300);
+    assert!(distance(&forked, &logits(&mut slots, 0, 300)) < 1e-3);
+    assert!(slots.cut(0, 200).is_err(), "not without its checkpoint");
+    slots.return_to(0, 200, &checkpoint).unwrap();
+    assert!(distance(&logits(&mut slots, 0, 200), &expected) < 1e-3);
+    // A fork returns, too.
+    slots.return_to(1, 200, &checkpoint).unwrap();
+    assert!(distance(&logits(&mut slots, 1, 200), &expected) < 1e-3);
+}
+
+#[test]
+fn a_fork_of_a_range_returns_to_its_checkpoint_or_computes_nothing() {
+    for architecture in [Architecture::Qwen35, Architecture::Lfm2Windowed, Architecture::Mamba2] {
+        let tiny = Tiny::new(architecture);
+        let mut slots = tiny.slots(true);
+        slots.compute(&batch(0, 0..200)).unwrap();
+        let checkpoint = slots.checkpoint(0).unwrap();
+        let expected = logits(&mut slots, 0, 200);
+        assert!(slots.fork(0, 1, 201));
+        assert!(distance(&logits(&mut slots, 1, 201), &logits(&mut slots, 0, 201)) < 1e-3, "{architecture:?}: whole");
+        for slot in [1, 2] {
+            slots.cut(slot, 0).unwrap();
+            assert!(slots.fork(0, slot, 200), "{architecture:?}");
+            let refused = slots.compute(&batch(slot as u32, 200..201));
+            assert!(matches!(refused, Err(ComputeError::Refused(_))), "{architecture:?} has the newest states");
+            slots.return_to(slot, 200, &checkpoint).unwrap();
+            assert!(slots.can_continue(slot, 200));
+            assert!(distance(&logits(&mut slots, slot as u32, 200), &expected) < 1e-3, "{architecture:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_and_states_are_parked_and_restored() {
+    for architecture in [Architecture::Qwen35, Architecture::Lfm2Windowed, Architecture::Mamba2] {
+        let tiny = Tiny::new(architecture);
+        let mut slots = tiny.slots(false);
+        slots.compute(&batch(0, 0..150)).unwrap();
+        let early = slots.checkpoint(0).unwrap();
+        let chunks = [slots.export(0, 0..150, 150, ExportTo::Host).unwrap()];
+        slots.compute(&batch(0, 150..200)).unwrap();
+        let chunks = [&chunks[..], &[slots.export(0, 150..200, 200, ExportTo::Host).unwrap()]].concat();
+        let late = slots.checkpoint(0).unwrap();
+        let expected = logits(&mut slots, 0, 200);
+        for (n, checkpoint) in [(200, &late), (150, &early)] {
+            slots.cut(0, 0).unwrap();
+            chunks.iter().for_each(|chunk| slots.restore(0, chunk).unwrap());
+            let refused = slots.compute(&batch(0, 200..201));
+            assert!(matches!(refused, Err(ComputeError::Refused(_))), "{architecture:?}: rows without states");
+            slots.return_to(0, n, checkpoint).unwrap();
+            if n < 200 {
+                slots.compute(&batch(0, n as u32..200)).unwrap();
+            }
+            assert!(logits(&mut slots, 0, 200) == expected, "{architecture:?} from {n}");
+        }
+    }
+}
