@@ -70,16 +70,16 @@ impl fmt::Display for VersionMismatch {
         write!(
             f,
             "the node speaks {} of the stream protocol and the endpoint {}: update the {older}",
-            Words(*node),
-            Words(*endpoint)
+            RangeWords(*node),
+            RangeWords(*endpoint)
         )
     }
 }
 
 /// A range in words.
-struct Words(StreamVersions);
+struct RangeWords(StreamVersions);
 
-impl fmt::Display for Words {
+impl fmt::Display for RangeWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             StreamVersions { oldest, newest } if oldest == newest => write!(f, "version {newest}"),

@@ -13,12 +13,12 @@ use candle_nn::rotary_emb::{rope, rope_i};
 
 use super::cache::{LayerTensor, SlotCache};
 use super::rotation::Angles;
-use super::shape::{Family, ModelShape};
+use super::shape::{ComputedFamily, ModelShape};
 use super::weights::{Linear, Weights};
 use crate::serving::LoadError;
 
 /// A loaded model.
-pub(super) struct Model {
+pub(super) struct Transformer {
     pub(super) shape: ModelShape,
     pub(super) device: Device,
     embedding: Arc<QTensor>,
@@ -77,14 +77,14 @@ struct View {
 /// The most bytes of attention's scores that are computed at once, unless a single row has more.
 const MAX_SCORES: usize = 64 << 20;
 
-impl Model {
+impl Transformer {
     /// Loads all weights. Blocking: reads the whole file.
     pub(super) fn load(
         shape: ModelShape,
         rotation: KeyRotation,
         mut weights: Weights<'_>,
         device: &Device,
-    ) -> std::result::Result<Model, LoadError> {
+    ) -> std::result::Result<Transformer, LoadError> {
         let embedding = weights.embedding(shape.n_vocab, shape.n_embd)?;
         let layers = (0..shape.n_layers).map(|layer| Layer::load(&shape, layer, &mut weights));
         let layers = layers.collect::<std::result::Result<_, LoadError>>()?;
@@ -95,7 +95,7 @@ impl Model {
         let section = |layer| sections.iter().position(|layers| layers.contains(&layer)).unwrap_or(0);
         let section_of = (0..shape.n_layers).map(section).collect();
         let device = device.clone();
-        Ok(Model { shape, device, embedding, layers, output_norm, output, rotation, section_of })
+        Ok(Transformer { shape, device, embedding, layers, output_norm, output, rotation, section_of })
     }
 
     /// Computes rows of tokens, whose slots' caches get their KV. Returns the states after the last layer,
@@ -251,8 +251,8 @@ impl Model {
         let gate = layer.gate.forward(&normed)?;
         let gate = match self.shape.family {
             // ggml's GELU is the approximation by tanh, too.
-            Family::Gemma3 => gate.gelu()?,
-            Family::Llama | Family::Qwen2 | Family::Qwen3 => silu(&gate)?,
+            ComputedFamily::Gemma3 => gate.gelu()?,
+            ComputedFamily::Llama | ComputedFamily::Qwen2 | ComputedFamily::Qwen3 => silu(&gate)?,
         };
         let out = layer.down.forward(&(gate * layer.up.forward(&normed)?)?)?;
         x + normed_if(out, layer.ffn_post_norm.as_ref(), epsilon)?
@@ -278,15 +278,15 @@ impl Layer {
         let n_ff = weights.n_rows(&name("ffn_gate.weight"))?;
         let [n_q, n_kv] = [n_heads * head_size, n_kv_heads * head_size];
         let head_norms = match shape.family {
-            Family::Qwen3 | Family::Gemma3 => Some([
+            ComputedFamily::Qwen3 | ComputedFamily::Gemma3 => Some([
                 weights.norm(&name("attn_q_norm.weight"), head_size)?,
                 weights.norm(&name("attn_k_norm.weight"), head_size)?,
             ]),
-            Family::Llama | Family::Qwen2 => None,
+            ComputedFamily::Llama | ComputedFamily::Qwen2 => None,
         };
         let mut post_norm = |part: &str| match shape.family {
-            Family::Gemma3 => weights.norm(&name(part), n_embd).map(Some),
-            Family::Llama | Family::Qwen2 | Family::Qwen3 => Ok(None),
+            ComputedFamily::Gemma3 => weights.norm(&name(part), n_embd).map(Some),
+            ComputedFamily::Llama | ComputedFamily::Qwen2 | ComputedFamily::Qwen3 => Ok(None),
         };
         let attention_post_norm = post_norm("post_attention_norm.weight")?;
         let ffn_post_norm = post_norm("post_ffw_norm.weight")?;

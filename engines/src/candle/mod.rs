@@ -102,7 +102,7 @@ impl ModelLibrary for Candle {
     ) -> Result<LoadedModel<CandleSlots, TextVectors<CandleTexts>>, LoadError> {
         let CandleModel { header, shape, rotation, device, pooling, sizes, options } = described;
         let weights = Weights::open(header, &device.device)?;
-        let model = Arc::new(forward::Model::load(shape.clone(), rotation.clone(), weights, &device.device)?);
+        let model = Arc::new(forward::Transformer::load(shape.clone(), rotation.clone(), weights, &device.device)?);
         let limits = SchedulerLimits {
             sliding_window: shape.window.map(|window| window.n_positions),
             ..SchedulerLimits::new(options, *sizes, device.device.is_cpu())

@@ -8,23 +8,24 @@ use crate::serving::LoadError;
 
 /// The families that are computed here. Each computes as llama.cpp does (`src/models/` of the pinned version).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum ComputedFamily {
     Llama,
     Qwen2,
     Qwen3,
     Gemma3,
 }
 
-impl Family {
-    const ALL: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Gemma3];
+impl ComputedFamily {
+    const ALL: [ComputedFamily; 4] =
+        [ComputedFamily::Llama, ComputedFamily::Qwen2, ComputedFamily::Qwen3, ComputedFamily::Gemma3];
 
     /// The file's `general.architecture`.
     fn as_str(self) -> &'static str {
         match self {
-            Family::Llama => "llama",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-            Family::Gemma3 => "gemma3",
+            ComputedFamily::Llama => "llama",
+            ComputedFamily::Qwen2 => "qwen2",
+            ComputedFamily::Qwen3 => "qwen3",
+            ComputedFamily::Gemma3 => "gemma3",
         }
     }
 }
@@ -32,7 +33,7 @@ impl Family {
 /// Sizes and constants of a model.
 #[derive(Debug, Clone)]
 pub(super) struct ModelShape {
-    pub(super) family: Family,
+    pub(super) family: ComputedFamily,
     pub(super) n_vocab: usize,
     pub(super) n_embd: usize,
     pub(super) n_layers: usize,
@@ -58,8 +59,8 @@ impl ModelShape {
     pub(super) fn of(gguf: &Gguf) -> Result<Self, LoadError> {
         let unsupported = |why: String| LoadError::Unsupported(why);
         let name = gguf.architecture().unwrap_or_default();
-        let Some(family) = Family::ALL.into_iter().find(|family| family.as_str() == name) else {
-            let known = Family::ALL.map(Family::as_str).join(", ");
+        let Some(family) = ComputedFamily::ALL.into_iter().find(|family| family.as_str() == name) else {
+            let known = ComputedFamily::ALL.map(ComputedFamily::as_str).join(", ");
             return Err(unsupported(format!("its architecture is {name:?}; these are supported: {known}")));
         };
         let key = |suffix: &str| format!("{name}.{suffix}");
@@ -90,7 +91,8 @@ impl ModelShape {
             return Err(unsupported("it is a mixture of experts".into()));
         }
         let factors = gguf.tensors.iter().find(|tensor| tensor.name == ROPE_FACTORS);
-        if factors.is_some_and(|factors| family != Family::Llama || factors.dims[..] != [head_size as u64 / 2]) {
+        if factors.is_some_and(|factors| family != ComputedFamily::Llama || factors.dims[..] != [head_size as u64 / 2])
+        {
             return Err(unsupported(format!("its {ROPE_FACTORS} does not belong to its architecture or head size")));
         }
         let attention_factor = gguf.get(&key("rope.scaling.attn_factor"));
@@ -103,7 +105,7 @@ impl ModelShape {
         let embedding = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
         let n_vocab = optional(embedding.and_then(|tensor| tensor.dims.get(1).copied()), "embedding")?;
         let n_embd = number("embedding_length")?;
-        let is_gemma = family == Family::Gemma3;
+        let is_gemma = family == ComputedFamily::Gemma3;
         let window = Window::of(gguf).map_err(unsupported)?;
         let scaled_by = if is_gemma && n_layers == GEMMA_27B_LAYERS { n_embd / n_heads } else { head_size };
         let shape = ModelShape {
@@ -133,8 +135,8 @@ impl ModelShape {
     pub(super) fn pairing(&self) -> RopePairing {
         match self.family {
             // The converter has permuted the rows of these models' Q and K.
-            Family::Llama => RopePairing::Interleaved,
-            Family::Qwen2 | Family::Qwen3 | Family::Gemma3 => RopePairing::HalfSplit,
+            ComputedFamily::Llama => RopePairing::Interleaved,
+            ComputedFamily::Qwen2 | ComputedFamily::Qwen3 | ComputedFamily::Gemma3 => RopePairing::HalfSplit,
         }
     }
 

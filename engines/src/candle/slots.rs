@@ -9,13 +9,13 @@ use candle_core::{DType, Error, Result, Tensor};
 use half::f16;
 
 use super::cache::{LayerTensor, SlotCache};
-use super::forward::{Model, SlotRows};
+use super::forward::{SlotRows, Transformer};
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
 use crate::serving::images::NoImages;
 
 /// A model with the KV of its slots, and the logits of the last batch.
 pub(crate) struct CandleSlots {
-    model: Arc<Model>,
+    model: Arc<Transformer>,
     layout: Arc<KvLayout>,
     /// The layers of each section of the layout.
     sections: Vec<Vec<usize>>,
@@ -26,7 +26,7 @@ pub(crate) struct CandleSlots {
 }
 
 impl CandleSlots {
-    pub(super) fn new(model: Arc<Model>, n_slots: usize) -> Self {
+    pub(super) fn new(model: Arc<Transformer>, n_slots: usize) -> Self {
         CandleSlots {
             layout: Arc::new(model.shape.layout()),
             sections: model.shape.sections(),

@@ -6,13 +6,13 @@ use baton_schemas::embed::Pooling;
 use baton_schemas::{EngineError, Token};
 
 use super::cache::SlotCache;
-use super::forward::{Model, SlotRows};
+use super::forward::{SlotRows, Transformer};
 use crate::serving::memory::available_memory;
 use crate::serving::text_vectors::TextModel;
 
 /// Owns the KV of the text that is computed.
 pub(crate) struct CandleTexts {
-    model: Arc<Model>,
+    model: Arc<Transformer>,
     pooling: Pooling,
     bytes_per_token: u64,
     /// One slot.
@@ -22,7 +22,7 @@ pub(crate) struct CandleTexts {
 }
 
 impl CandleTexts {
-    pub(super) fn new(model: Arc<Model>, pooling: Pooling, bytes_per_token: u64) -> Self {
+    pub(super) fn new(model: Arc<Transformer>, pooling: Pooling, bytes_per_token: u64) -> Self {
         CandleTexts { model, pooling, bytes_per_token, cache: [SlotCache::default()], pooled: Vec::new() }
     }
 }

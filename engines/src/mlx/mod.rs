@@ -24,7 +24,7 @@ use baton_schemas::kv::{KvLayout, RopePairing};
 
 use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
-use self::worker::{Device, LayersOfSection, MAX_CACHE_BYTES, Worker, WorkerConfig};
+use self::worker::{ComputeDevice, LayersOfSection, MAX_CACHE_BYTES, PythonWorker, WorkerConfig};
 use crate::engine_options::EngineOptions;
 use crate::serving::described::{DescribedModel, Generator, KvForm, LoadedModel, ModelLibrary, Tokenization};
 use crate::serving::jobs::EngineLoad;
@@ -137,17 +137,17 @@ impl ModelLibrary for Mlx {
         let MlxModel { worker, layout, n_vocab, n_embd, sizes, options } = model;
         let refused = |why: String| LoadError::Refused { library: Mlx::NAME, why };
         let sliding_window = worker.window.map(|window| window.n_positions);
-        let (worker, loaded) = Worker::start(worker.clone()).map_err(|error| refused(error.to_string()))?;
+        let (worker, loaded) = PythonWorker::start(worker.clone()).map_err(|error| refused(error.to_string()))?;
         if loaded.n_vocab != *n_vocab {
             return Err(refused(format!("it gives {} logits for {n_vocab} tokens", loaded.n_vocab)));
         }
-        let limits = SchedulerLimits::new(options, *sizes, loaded.device == Device::Cpu);
+        let limits = SchedulerLimits::new(options, *sizes, loaded.device == ComputeDevice::Cpu);
         let limits = SchedulerLimits { sliding_window, ..limits };
         // The processor's architecture: different ones round differently.
         let device = match loaded.device {
-            Device::Cpu => format!("CPU ({})", std::env::consts::ARCH),
-            Device::Gpu if cfg!(target_os = "macos") => "Metal0".to_owned(),
-            Device::Gpu => "CUDA0".to_owned(),
+            ComputeDevice::Cpu => format!("CPU ({})", std::env::consts::ARCH),
+            ComputeDevice::Gpu if cfg!(target_os = "macos") => "Metal0".to_owned(),
+            ComputeDevice::Gpu => "CUDA0".to_owned(),
         };
         let worker = Rc::new(RefCell::new(worker));
         let texts = MlxTexts::new(Rc::clone(&worker), *n_embd, limits.n_slots);

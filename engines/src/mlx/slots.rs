@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_schemas::kv::{Chunk, KvLayout, LayerRows, SectionRows, VerifiedKv};
 use bytes::Bytes;
 
-use super::worker::{CallError, Part, Request, SharedWorker};
+use super::worker::{PythonFailure, Request, SharedWorker, SlotTokens};
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
 use crate::serving::extent::SlotExtent;
 use crate::serving::images::NoImages;
@@ -32,7 +32,7 @@ impl MlxSlots {
         MlxSlots { worker, layout, n_vocab, extents, n_lost, logits: Vec::new(), logit_rows: Vec::new() }
     }
 
-    fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
+    fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, PythonFailure> {
         self.worker.borrow_mut().call(request, payload, n_reply)
     }
 
@@ -67,7 +67,7 @@ impl MlxSlots {
         }
         if let Err(error) = self.call(&Request::Import { slot, p0, p1, starts }, rows, 0) {
             // Some layers may have the rows, and others not.
-            if let (CallError::Refused(_), Err(CannotCut)) = (&error, self.cut(slot, p0 as usize)) {
+            if let (PythonFailure::Refused(_), Err(CannotCut)) = (&error, self.cut(slot, p0 as usize)) {
                 return Err(format!("{error}; and the slot is lost"));
             }
             return Err(error.to_string());
@@ -84,12 +84,12 @@ impl MlxSlots {
 }
 
 /// The slots' parts of a batch, in the order of the batch.
-fn parts(batch: &[BatchToken]) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+fn parts(batch: &[BatchToken]) -> Vec<SlotTokens> {
+    let mut parts: Vec<SlotTokens> = Vec::new();
     for token in batch {
         let slot = token.slot as usize;
         if parts.last().is_none_or(|part| part.slot != slot) {
-            parts.push(Part { slot, from: token.position as usize, n: 0, wanted: Vec::new() });
+            parts.push(SlotTokens { slot, from: token.position as usize, n: 0, wanted: Vec::new() });
         }
         if let Some(part) = parts.last_mut() {
             part.wanted.extend(token.wants_logits.then_some(part.n));
@@ -112,8 +112,8 @@ impl ModelContext for MlxSlots {
         let n_reply = n_rows * self.n_vocab * size_of::<f32>();
         let logits = match self.call(&Request::Compute { parts: &parts }, &[&tokens], n_reply) {
             Ok(logits) => logits,
-            Err(CallError::Refused(why)) => return Err(ComputeError::Refused(why)),
-            Err(CallError::Lost(why)) => return Err(self.lose(why, true)),
+            Err(PythonFailure::Refused(why)) => return Err(ComputeError::Refused(why)),
+            Err(PythonFailure::Lost(why)) => return Err(self.lose(why, true)),
         };
         for part in &parts {
             self.extents[part.slot].n = part.from + part.n;
@@ -154,7 +154,7 @@ impl ModelContext for MlxSlots {
                 self.extents[slot] = known.prefix(n_keep);
                 Ok(())
             }
-            Err(CallError::Lost(_)) if n_keep == 0 => Ok(()),
+            Err(PythonFailure::Lost(_)) if n_keep == 0 => Ok(()),
             Err(error) => {
                 tracing::error!(%error, slot, n_keep, "a slot's KV cannot be cut");
                 Err(CannotCut)

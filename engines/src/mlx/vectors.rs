@@ -2,7 +2,7 @@
 
 use baton_schemas::{EngineError, Token};
 
-use super::worker::{CallError, Request, SharedWorker};
+use super::worker::{PythonFailure, Request, SharedWorker};
 use crate::serving::text_vectors::TextModel;
 
 /// Knows the state of the last token: the only pooling of these models, which were trained to generate.
@@ -35,8 +35,8 @@ impl TextModel for MlxTexts {
         let tokens: Vec<u8> = text[from..].iter().flat_map(|token| token.to_le_bytes()).collect();
         let state = worker.call(&Request::Embed { from }, &[&tokens], self.n_embd * size_of::<f32>());
         let state = state.map_err(|error| match error {
-            CallError::Refused(why) => EngineError::internal(why),
-            CallError::Lost(_) => lost(),
+            PythonFailure::Refused(why) => EngineError::internal(why),
+            PythonFailure::Lost(_) => lost(),
         })?;
         self.last.clear();
         self.last.extend(state.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));

@@ -39,8 +39,12 @@ impl KvPuller for PacedPuller {
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
         let (sender, receiver) = mpsc::channel(PULL_WINDOW);
         let arriving = self.inner.pull(order, Arc::new(|| ()));
-        let pace =
-            Pace { wire: Arc::clone(&self.wire), bytes_per_token: self.bytes_per_token, n_bytes: 0.0, from: None };
+        let pace = PullOnLink {
+            wire: Arc::clone(&self.wire),
+            bytes_per_token: self.bytes_per_token,
+            n_bytes: 0.0,
+            from: None,
+        };
         tokio::spawn(async move {
             tokio::select! {
                 () = pace.forward(arriving, &sender, &*notify) => {}
@@ -63,7 +67,7 @@ impl KvPuller for PacedPuller {
 }
 
 /// One pull on the link.
-struct Pace {
+struct PullOnLink {
     wire: Arc<SimWire>,
     bytes_per_token: f64,
     /// Bytes that the link has carried for this pull.
@@ -72,7 +76,7 @@ struct Pace {
     from: Option<Instant>,
 }
 
-impl Pace {
+impl PullOnLink {
     async fn forward(
         mut self,
         mut arriving: mpsc::Receiver<PullEvent>,

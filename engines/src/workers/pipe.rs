@@ -7,7 +7,7 @@ use baton_link::awake;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::rpc_commands::ProtocolFault;
-use super::rpc_exchange::{ANSWER_DEADLINE, Forward, Overdue, REQUEST_DEADLINE, RpcExchange};
+use super::rpc_exchange::{ANSWER_DEADLINE, Forward, LateMessage, REQUEST_DEADLINE, RpcExchange};
 
 /// Bytes that are read at once. A graph has some hundred kilobytes, the state of a prompt megabytes.
 const PIECE_BYTES: usize = 256 << 10;
@@ -53,8 +53,8 @@ pub(super) async fn carry(
             // Time in which this process was stopped counts as one interval.
             match lock(&exchange).overdue_after(CHECK_INTERVAL) {
                 None => {}
-                Some(Overdue::Answer) => return SessionEnd::Overdue,
-                Some(Overdue::Request) => return SessionEnd::EngineSilent,
+                Some(LateMessage::Answer) => return SessionEnd::Overdue,
+                Some(LateMessage::Request) => return SessionEnd::EngineSilent,
             }
         }
     };

@@ -193,7 +193,7 @@ impl Requests {
 
 /// Follows the bytes of one answer.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct AnswerBytes {
     head: [u8; ANSWER_HEAD],
     n_head: usize,
     n_left: u64,
@@ -210,7 +210,7 @@ pub(super) enum AnswerProgress {
     Complete,
 }
 
-impl Answer {
+impl AnswerBytes {
     /// Takes the next bytes of the answer.
     pub(super) fn read(&mut self, mut bytes: &[u8]) -> Result<AnswerProgress, ProtocolFault> {
         if self.n_head < ANSWER_HEAD {
@@ -319,22 +319,22 @@ mod tests {
         let tensor = [&[6][..], &(2u64 << 30).to_le_bytes()].concat();
         check(&tensor, ProtocolFault::Request { command: RpcCommand::SetTensor, bytes: 2 << 30 });
         check(&[request(14, &[0; 24]), vec![15]].concat(), ProtocolFault::RequestBeforeAnswer);
-        assert_eq!(Answer::default().read(&u64::MAX.to_le_bytes()), Err(ProtocolFault::Answer(u64::MAX)));
+        assert_eq!(AnswerBytes::default().read(&u64::MAX.to_le_bytes()), Err(ProtocolFault::Answer(u64::MAX)));
         let two = [&1u64.to_le_bytes()[..], &[1, 2]].concat();
-        assert_eq!(Answer::default().read(&two), Err(ProtocolFault::Unasked));
+        assert_eq!(AnswerBytes::default().read(&two), Err(ProtocolFault::Unasked));
     }
 
     #[test]
     fn an_answer_is_complete_with_its_last_byte_and_one_about_memory_is_read() {
         let bytes = memory_answer(3 << 30, 1 << 40);
         for size in [1, 7, 24] {
-            let mut answer = Answer::default();
+            let mut answer = AnswerBytes::default();
             let progress: Vec<_> = bytes.chunks(size).map(|piece| answer.read(piece).unwrap()).collect();
             let complete = progress.iter().filter(|progress| **progress == AnswerProgress::Complete).count();
             assert_eq!((complete, progress.last()), (1, Some(&AnswerProgress::Complete)), "{size}");
             assert_eq!(answer.memory(), Some((3 << 30, 1 << 40)));
         }
-        let mut other = Answer::default();
+        let mut other = AnswerBytes::default();
         assert_eq!(other.read(&[&3u64.to_le_bytes()[..], b"abc"].concat()), Ok(AnswerProgress::Complete));
         assert_eq!(other.memory(), None);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_schemas::worker::LentDevice;
 
 use super::rpc_commands::{
-    Answer, AnswerProgress, ProtocolFault, Requests, RpcCommand, device_count_answer, memory_answer,
+    AnswerBytes, AnswerProgress, ProtocolFault, Requests, RpcCommand, device_count_answer, memory_answer,
 };
 
 /// How long a worker may take for an answer. It computes all that was queued before it: batches of large
@@ -18,7 +18,7 @@ pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A message that has not come in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Overdue {
+pub(super) enum LateMessage {
     /// The worker's answer.
     Answer,
     /// The engine's first request, or the rest of one.
@@ -89,7 +89,7 @@ pub(super) struct RpcExchange {
 struct Awaited {
     command: RpcCommand,
     waited: Duration,
-    answer: Answer,
+    answer: AnswerBytes,
 }
 
 impl RpcExchange {
@@ -118,7 +118,7 @@ impl RpcExchange {
         }
         self.unsent = Duration::ZERO;
         if let Some(command) = self.requests.read(bytes)? {
-            self.awaited = Some(Awaited { command, waited: Duration::ZERO, answer: Answer::default() });
+            self.awaited = Some(Awaited { command, waited: Duration::ZERO, answer: AnswerBytes::default() });
         }
         Ok(())
     }
@@ -159,17 +159,17 @@ impl RpcExchange {
     }
 
     /// Counts time that has passed. Returns what is then overdue.
-    pub(super) fn overdue_after(&mut self, passed: Duration) -> Option<Overdue> {
+    pub(super) fn overdue_after(&mut self, passed: Duration) -> Option<LateMessage> {
         if let Some(awaited) = &mut self.awaited {
             awaited.waited += passed;
-            return (awaited.waited > ANSWER_DEADLINE).then_some(Overdue::Answer);
+            return (awaited.waited > ANSWER_DEADLINE).then_some(LateMessage::Answer);
         }
         // An engine may be idle between two requests, but not before its first one.
         if self.requests.is_between() {
             return None;
         }
         self.unsent += passed;
-        (self.unsent > REQUEST_DEADLINE).then_some(Overdue::Request)
+        (self.unsent > REQUEST_DEADLINE).then_some(LateMessage::Request)
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(exchange.overdue_after(ANSWER_DEADLINE + second), None);
         exchange.request(&memory_request()).unwrap();
         assert_eq!(exchange.overdue_after(ANSWER_DEADLINE), None);
-        assert_eq!(exchange.overdue_after(second), Some(Overdue::Answer));
+        assert_eq!(exchange.overdue_after(second), Some(LateMessage::Answer));
         assert_eq!(exchange.request(&graph), Err(ProtocolFault::RequestBeforeAnswer));
         exchange.answer(&memory_answer(1, 2)).unwrap();
         assert_eq!(exchange.overdue_after(ANSWER_DEADLINE + second), None);
@@ -207,12 +207,12 @@ mod tests {
         let mut exchange = RpcExchange::new(ReportedMemory::AtMost(u64::MAX), &devices(1));
         let second = Duration::from_secs(1);
         assert_eq!(exchange.overdue_after(REQUEST_DEADLINE), None);
-        assert_eq!(exchange.overdue_after(second), Some(Overdue::Request), "it says nothing");
+        assert_eq!(exchange.overdue_after(second), Some(LateMessage::Request), "it says nothing");
         exchange.request(&[10]).unwrap();
         assert_eq!(exchange.overdue_after(REQUEST_DEADLINE), None);
         exchange.request(&3u64.to_le_bytes()).unwrap();
         assert_eq!(exchange.overdue_after(REQUEST_DEADLINE), None);
-        assert_eq!(exchange.overdue_after(second), Some(Overdue::Request), "the graph does not come");
+        assert_eq!(exchange.overdue_after(second), Some(LateMessage::Request), "the graph does not come");
     }
 
     #[test]

@@ -58,12 +58,12 @@ impl LenderOptions {
         ChildCommand::new("the process that lends the devices", &self.program).args(args)
     }
 
-    async fn describe(&self) -> Result<Described, LendError> {
+    async fn describe(&self) -> Result<LentDevices, LendError> {
         let mut child = self.command().args(["--describe"]).spawn()?;
         let devices = tokio::time::timeout(START_DEADLINE, child.answer::<Vec<LentDevice>>()).await;
         let devices = devices.map_err(|_| LendError::TimedOut)??;
         let is_usable = (1..=MAX_WORKERS).contains(&devices.len());
-        is_usable.then_some(Described { devices, at: Instant::now() }).ok_or(LendError::NumberOfDevices)
+        is_usable.then_some(LentDevices { devices, at: Instant::now() }).ok_or(LendError::NumberOfDevices)
     }
 }
 
@@ -86,7 +86,7 @@ pub enum LendError {
 
 /// The devices as a child has described them.
 #[derive(Debug)]
-struct Described {
+struct LentDevices {
     devices: Vec<LentDevice>,
     at: Instant,
 }
@@ -95,7 +95,7 @@ struct Described {
 #[derive(Debug)]
 pub struct Lender {
     options: LenderOptions,
-    described: Mutex<Described>,
+    described: Mutex<LentDevices>,
     turn: Arc<Semaphore>,
 }
 
@@ -127,7 +127,7 @@ impl Lender {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Described> {
+    fn lock(&self) -> MutexGuard<'_, LentDevices> {
         self.described.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,13 +143,13 @@ impl Lender {
 
     /// Starts a child for one user. Dropping the session kills it. Errors: another one uses the devices, or it does not
     /// start.
-    pub async fn open(&self) -> Result<Session, LendError> {
+    pub async fn open(&self) -> Result<DeviceSession, LendError> {
         let turn = tokio::time::timeout(TURN_DEADLINE, Arc::clone(&self.turn).acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(LendError::Busy)?;
         let mut child = self.options.command().spawn()?;
         let begun = tokio::time::timeout(START_DEADLINE, connected(&mut child)).await;
         match begun.unwrap_or(Err(LendError::TimedOut)) {
-            Ok(stream) => Ok(Session { stream, child, _turn: turn }),
+            Ok(stream) => Ok(DeviceSession { stream, child, _turn: turn }),
             Err(error) => {
                 child.kill().await;
                 Err(error)
@@ -160,13 +160,13 @@ impl Lender {
 
 /// One user's hold of the devices.
 #[derive(Debug)]
-pub struct Session {
+pub struct DeviceSession {
     stream: TcpStream,
     child: ChildProcess,
     _turn: OwnedSemaphorePermit,
 }
 
-impl Session {
+impl DeviceSession {
     /// Carries the user's bytes until the user leaves, `closing` is cancelled, or the child ends, freezes or is sent
     /// something else than ggml's protocol. Then the child is gone, and the devices are free. Returns why the user has
     /// lost the devices, or nothing if the user has left.
@@ -176,7 +176,7 @@ impl Session {
         closing: CancellationToken,
         exchange: RpcExchange,
     ) -> Option<String> {
-        let Session { stream, mut child, _turn } = self;
+        let DeviceSession { stream, mut child, _turn } = self;
         let lost = tokio::select! {
             end = carry(user, stream, exchange) => match end {
                 SessionEnd::EngineLeft => None,

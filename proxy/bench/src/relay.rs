@@ -36,7 +36,7 @@ impl Relay {
         socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
         let listener = socket.listen(16)?;
         let url = format!("http://{}", listener.local_addr()?);
-        let link = Pace { to_reader: Bucket::new(rate), to_sender: None };
+        let link = LinkRates { to_reader: Bucket::new(rate), to_sender: None };
         Ok(Relay { url, task: tokio::spawn(accept(listener, target, Arc::new(link))) })
     }
 
@@ -45,7 +45,7 @@ impl Relay {
     pub(super) async fn start_both_ways(target: SocketAddr, rate: f64) -> std::io::Result<Relay> {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let url = format!("http://{}", listener.local_addr()?);
-        let link = Pace { to_reader: Bucket::new(rate), to_sender: Some(Bucket::new(rate)) };
+        let link = LinkRates { to_reader: Bucket::new(rate), to_sender: Some(Bucket::new(rate)) };
         Ok(Relay { url, task: tokio::spawn(accept(listener, target, Arc::new(link))) })
     }
 }
@@ -56,7 +56,7 @@ impl Drop for Relay {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, pace: Arc<Pace>) {
+async fn accept(listener: TcpListener, target: SocketAddr, pace: Arc<LinkRates>) {
     let mut connections = JoinSet::new();
     while let Ok((reader, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
@@ -65,7 +65,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, pace: Arc<Pace>) {
     }
 }
 
-async fn connect(reader: TcpStream, target: SocketAddr, pace: Arc<Pace>) -> std::io::Result<()> {
+async fn connect(reader: TcpStream, target: SocketAddr, pace: Arc<LinkRates>) -> std::io::Result<()> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     let sender = socket.connect(target).await?;
@@ -96,7 +96,7 @@ async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, bucket: Option
 }
 
 /// The rates of a link, for all of its connections together.
-struct Pace {
+struct LinkRates {
     to_reader: Bucket,
     /// `None`: as fast as it goes.
     to_sender: Option<Bucket>,

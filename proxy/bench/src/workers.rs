@@ -140,7 +140,7 @@ struct WorkersBench {
 }
 
 /// A node with its workers and the links between them.
-struct Cluster {
+struct NodeWithWorkers {
     node: NodeProcess,
     workers: Vec<NodeProcess>,
     _links: Vec<Relay>,
@@ -225,7 +225,7 @@ fn ephemeral(prompt: Vec<Token>, n_new: u32) -> SequenceRequest {
     SequenceRequest { ephemeral: true, ..greedy(prompt, n_new) }
 }
 
-async fn tokens(cluster: &Cluster, prompt: Vec<Token>) -> Result<Vec<Token>, CommandFailure> {
+async fn tokens(cluster: &NodeWithWorkers, prompt: Vec<Token>) -> Result<Vec<Token>, CommandFailure> {
     let mut events = cluster.node.engine.generate(ephemeral(prompt, DECODED)).await?;
     let mut tokens = Vec::new();
     while let Some(event) = events.next().await {
@@ -248,7 +248,7 @@ struct ClusterShape {
 }
 
 impl WorkersBench {
-    async fn start(&self, shape: ClusterShape) -> Result<Cluster, CommandFailure> {
+    async fn start(&self, shape: ClusterShape) -> Result<NodeWithWorkers, CommandFailure> {
         let ClusterShape { n_workers, gbps, n_ctx, lend_mib } = shape;
         let key = uuid::Uuid::new_v4().to_string();
         let mut workers = Vec::new();
@@ -285,7 +285,7 @@ impl WorkersBench {
         if n_workers == 0 {
             pin(&node, 0).await?;
         }
-        Ok(Cluster { node, workers, _links: links })
+        Ok(NodeWithWorkers { node, workers, _links: links })
     }
 }
 

@@ -78,7 +78,7 @@ impl MadeFile {
         let mut unfinished = Unfinished { part: Some(part.clone()), stop: stop.clone(), _lock: lock.clone() };
         let task = tokio::task::spawn_blocking(move || {
             let _lock = lock;
-            let written = write_part(&part, &self, Observed { progress: &*progress, stop }, write);
+            let written = write_part(&part, &self, ProgressAndStop { progress: &*progress, stop }, write);
             let named = written.and_then(|()| fs::rename(&part, &path).map_err(|e| ModelError::file(&path, e)));
             match named {
                 Ok(()) => {
@@ -118,7 +118,7 @@ impl Drop for Unfinished {
 fn write_part(
     part: &Path,
     made: &MadeFile,
-    observed: Observed<'_>,
+    observed: ProgressAndStop<'_>,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), ModelError> {
     let failed = |source| ModelError::file(part, source);
@@ -136,7 +136,7 @@ fn write_part(
 }
 
 /// Reports how far a file is, and can end its making.
-struct Observed<'p> {
+struct ProgressAndStop<'p> {
     progress: &'p dyn DownloadProgress,
     stop: Arc<AtomicBool>,
 }
@@ -146,7 +146,7 @@ struct Reported<'p> {
     out: BufWriter<File>,
     n_bytes: u64,
     n_reported: u64,
-    observed: Observed<'p>,
+    observed: ProgressAndStop<'p>,
 }
 
 impl Write for Reported<'_> {

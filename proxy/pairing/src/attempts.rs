@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::code::MAX_FAILED_ATTEMPTS;
-use super::error::Refusal;
+use super::error::PairingRefusal;
 
 /// The attempts on one code. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Attempts(Arc<Shared>);
+pub(crate) struct Attempts(Arc<AttemptLimits>);
 
-struct Shared {
-    counts: Mutex<Counts>,
+struct AttemptLimits {
+    counts: Mutex<AttemptCounts>,
     /// Told when the code becomes void.
     voided: Notify,
     expires: Instant,
@@ -24,7 +24,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Counts {
+struct AttemptCounts {
     failed: u32,
     running: u32,
 }
@@ -39,21 +39,26 @@ impl Attempts {
     pub(crate) fn new(lifetime: Duration) -> Attempts {
         let expires = Instant::now() + lifetime;
         let expires_since_boot = time_since_boot() + lifetime;
-        Attempts(Arc::new(Shared { counts: Mutex::default(), voided: Notify::new(), expires, expires_since_boot }))
+        Attempts(Arc::new(AttemptLimits {
+            counts: Mutex::default(),
+            voided: Notify::new(),
+            expires,
+            expires_since_boot,
+        }))
     }
 
     /// Begins a run. It is counted now, before anything is computed with the code, so that runs at the same time do not
     /// get more attempts together.
-    pub(crate) fn begin(&self) -> Result<Attempt, Refusal> {
+    pub(crate) fn begin(&self) -> Result<Attempt, PairingRefusal> {
         let mut counts = self.counts();
         if counts.failed >= MAX_FAILED_ATTEMPTS {
-            return Err(Refusal::Void);
+            return Err(PairingRefusal::Void);
         }
         if self.has_expired() {
-            return Err(Refusal::Expired);
+            return Err(PairingRefusal::Expired);
         }
         if counts.failed + counts.running >= MAX_FAILED_ATTEMPTS {
-            return Err(Refusal::Busy);
+            return Err(PairingRefusal::Busy);
         }
         counts.running += 1;
         Ok(Attempt { of: self.clone(), has_succeeded: false })
@@ -88,7 +93,7 @@ impl Attempts {
         Instant::now() >= self.0.expires || time_since_boot() >= self.0.expires_since_boot
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, AttemptCounts> {
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -137,19 +142,19 @@ mod tests {
             attempts.begin().unwrap().succeed();
             drop(attempts.begin().unwrap());
         }
-        assert_eq!(attempts.begin().err(), Some(Refusal::Void));
+        assert_eq!(attempts.begin().err(), Some(PairingRefusal::Void));
     }
 
     #[test]
     fn runs_at_the_same_time_get_no_more_than_five() {
         let attempts = Attempts::new(CODE_LIFETIME);
         let mut running: Vec<Attempt> = (0..MAX_FAILED_ATTEMPTS).map(|_| attempts.begin().unwrap()).collect();
-        assert_eq!(attempts.begin().err(), Some(Refusal::Busy));
+        assert_eq!(attempts.begin().err(), Some(PairingRefusal::Busy));
         running.pop().unwrap().succeed();
         running.push(attempts.begin().unwrap());
-        assert_eq!(attempts.begin().err(), Some(Refusal::Busy));
+        assert_eq!(attempts.begin().err(), Some(PairingRefusal::Busy));
         drop(running);
-        assert_eq!(attempts.begin().err(), Some(Refusal::Void));
+        assert_eq!(attempts.begin().err(), Some(PairingRefusal::Void));
     }
 
     #[tokio::test(start_paused = true)]
@@ -159,7 +164,7 @@ mod tests {
         attempts.begin().unwrap().succeed();
         tokio::time::advance(Duration::from_millis(1)).await;
         attempts.expired().await;
-        assert_eq!(attempts.begin().err(), Some(Refusal::Expired));
+        assert_eq!(attempts.begin().err(), Some(PairingRefusal::Expired));
     }
 
     #[tokio::test]

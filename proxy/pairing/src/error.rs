@@ -7,7 +7,7 @@ use super::code::MAX_FAILED_ATTEMPTS;
 
 /// Why the first machine refuses a run. Sent as one byte, whose numbers are never used again for something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PairingRefusal {
     /// It speaks another version of the protocol.
     #[error("it speaks another version of pairing: install the same Baton on both machines")]
     Version,
@@ -33,28 +33,28 @@ pub enum Refusal {
     Failed,
 }
 
-impl Refusal {
+impl PairingRefusal {
     pub(crate) fn to_byte(self) -> u8 {
         match self {
-            Refusal::Version => 1,
-            Refusal::Room => 2,
-            Refusal::WrongCode => 3,
-            Refusal::Void => 4,
-            Refusal::Expired => 5,
-            Refusal::Busy => 6,
-            Refusal::Failed => 7,
+            PairingRefusal::Version => 1,
+            PairingRefusal::Room => 2,
+            PairingRefusal::WrongCode => 3,
+            PairingRefusal::Void => 4,
+            PairingRefusal::Expired => 5,
+            PairingRefusal::Busy => 6,
+            PairingRefusal::Failed => 7,
         }
     }
 
-    pub(crate) fn from_byte(byte: u8) -> Option<Refusal> {
+    pub(crate) fn from_byte(byte: u8) -> Option<PairingRefusal> {
         let all = [
-            Refusal::Version,
-            Refusal::Room,
-            Refusal::WrongCode,
-            Refusal::Void,
-            Refusal::Expired,
-            Refusal::Busy,
-            Refusal::Failed,
+            PairingRefusal::Version,
+            PairingRefusal::Room,
+            PairingRefusal::WrongCode,
+            PairingRefusal::Void,
+            PairingRefusal::Expired,
+            PairingRefusal::Busy,
+            PairingRefusal::Failed,
         ];
         all.into_iter().find(|refusal| refusal.to_byte() == byte)
     }
@@ -68,7 +68,7 @@ pub enum PairingError {
     Unreachable { address: String, error: io::Error },
     /// The other machine says no. Nothing proves that the message is its own.
     #[error("the other machine says: {0}")]
-    Refused(Refusal),
+    Refused(PairingRefusal),
     /// The other machine sent what no machine that pairs sends.
     #[error("the other side does not speak Baton's pairing: {0}")]
     Protocol(&'static str),
@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn every_refusal_survives_the_wire() {
-        let known: Vec<Refusal> = (0..=u8::MAX).filter_map(Refusal::from_byte).collect();
+        let known: Vec<PairingRefusal> = (0..=u8::MAX).filter_map(PairingRefusal::from_byte).collect();
         assert_eq!(known.len(), 7);
-        assert!(known.iter().all(|&refusal| Refusal::from_byte(refusal.to_byte()) == Some(refusal)));
+        assert!(known.iter().all(|&refusal| PairingRefusal::from_byte(refusal.to_byte()) == Some(refusal)));
     }
 }

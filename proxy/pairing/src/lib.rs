@@ -23,11 +23,11 @@ mod join;
 mod session;
 
 pub use self::code::{CODE_LIFETIME, CodeError, MAX_FAILED_ATTEMPTS, PairingCode};
-pub use self::error::{PairingError, Refusal};
+pub use self::error::{PairingError, PairingRefusal};
 pub use self::folder::{ClusterFolder, FOLDER_VARIABLE};
 pub use self::join::{Joiner, join};
 pub use self::membership::{About, MachineName, Membership};
-pub use self::session::{EndReason, PairingEvent, PairingSession, SessionEnd};
+pub use self::session::{EndReason, PairingEnd, PairingEvent, PairingSession};
 
 /// The port on which a machine that shows a code listens.
 pub const DEFAULT_PORT: u16 = 9010;

@@ -19,7 +19,7 @@
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::error::{PairingError, Refusal};
+use super::error::{PairingError, PairingRefusal};
 use super::membership::{MAX_NAME_BYTES, MachineName};
 
 /// The version of the messages and of how keys are derived. Part of the transcript.
@@ -110,11 +110,11 @@ impl Hello {
     }
 
     /// Errors: the refusal to answer with, or `None` if whoever sent it does not pair at all.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Hello, Option<Refusal>> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Hello, Option<PairingRefusal>> {
         let rest = bytes.strip_prefix(&MAGIC[..]).ok_or(None)?;
         let (&version, rest) = rest.split_first().ok_or(None)?;
         if version != VERSION {
-            return Err(Some(Refusal::Version));
+            return Err(Some(PairingRefusal::Version));
         }
         let (room, rest) = rest.split_first_chunk::<2>().ok_or(None)?;
         let (name, pake) = name_and_pake(rest).ok_or(None)?;
@@ -184,7 +184,7 @@ pub(crate) async fn receive(
     let mut payload = vec![0; n];
     connection.read_exact(&mut payload).await.map_err(PairingError::Lost)?;
     if kind == Kind::Refusal && expected != Kind::Refusal {
-        let refusal = payload.first().copied().and_then(Refusal::from_byte);
+        let refusal = payload.first().copied().and_then(PairingRefusal::from_byte);
         return Err(refusal.map_or(PairingError::Protocol("an unknown refusal"), PairingError::Refused));
     }
     Ok(payload)
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(Hello::parse(b"GET / HTTP/1.1\r\nHost: spark.local\r\n\r\n"), Err(None));
         let mut other = bytes.clone();
         other[MAGIC.len()] = VERSION + 1;
-        assert_eq!(Hello::parse(&other), Err(Some(Refusal::Version)));
+        assert_eq!(Hello::parse(&other), Err(Some(PairingRefusal::Version)));
         // A name that would move a terminal's cursor.
         let mut escape = bytes;
         escape[14] = 0x1b;

@@ -56,7 +56,7 @@ impl Prediction {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
+pub struct RouteCandidate {
     pub route: Route,
     /// The predicted times; `None` if the route is barred or its rates are unknown.
     pub prediction: Option<Prediction>,
@@ -65,7 +65,7 @@ pub struct Candidate {
 }
 
 /// Returns all routes, direct ones first.
-pub fn candidates(snapshot: &Snapshot) -> Vec<Candidate> {
+pub fn candidates(snapshot: &Snapshot) -> Vec<RouteCandidate> {
     let decoders = || 0..snapshot.decode.len();
     let direct = decoders().map(|decode| Route { decode, prefill: None });
     let handoff = (0..snapshot.prefill.len())
@@ -73,7 +73,7 @@ pub fn candidates(snapshot: &Snapshot) -> Vec<Candidate> {
     direct.chain(handoff).map(|route| candidate(snapshot, route)).collect()
 }
 
-fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
+fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
     let decode = &snapshot.decode[route.decode];
     let prefill = route.prefill.map(|p| &snapshot.prefill[p]);
     let barred = decode.barred.or_else(|| {
@@ -84,7 +84,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
         prefill.barred.or(itself).or(decode.kv.err().map(BarReason::NoHandoff)).or_else(pair)
     });
     if barred.is_some() {
-        return Candidate { route, prediction: None, barred };
+        return RouteCandidate { route, prediction: None, barred };
     }
     let prediction = match (prefill, route.prefill) {
         // A decode node that holds the whole prompt pulls nothing.
@@ -95,7 +95,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     };
     let row = route.prefill.map_or(0, |p| 1 + p);
     let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode)).copied().unwrap_or(1.0);
-    Candidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
+    RouteCandidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
 }
 
 /// Multiplies the route's own part of the time to the first token by `correction`. What computes or crosses the wire at a
@@ -112,7 +112,7 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
     let step = step_seconds(node)?;
     let queue = prefill.others + slot_wait(request, node, step);
     let ttft = queue + prefill.own + replay(request, node) * step + step;
-    Some(prediction(request, Parts { queue, prefill: prefill.own, wire: 0.0, after_prefill: 0.0, step, ttft }))
+    Some(prediction(request, RouteSeconds { queue, prefill: prefill.own, wire: 0.0, after_prefill: 0.0, step, ttft }))
 }
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
@@ -141,11 +141,11 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let queue = queue + slot_wait(request, decode, step);
     let after_prefill = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
     let ttft = link.rtt_ms / 1e3 + queue + compute + after_prefill + replay(request, decode) * step + step;
-    Some(prediction(request, Parts { queue, prefill: compute, wire, after_prefill, step, ttft }))
+    Some(prediction(request, RouteSeconds { queue, prefill: compute, wire, after_prefill, step, ttft }))
 }
 
 /// Seconds of each part.
-struct Parts {
+struct RouteSeconds {
     queue: f64,
     prefill: f64,
     wire: f64,
@@ -154,8 +154,8 @@ struct Parts {
     ttft: f64,
 }
 
-fn prediction(request: &RequestSize, parts: Parts) -> Prediction {
-    let Parts { queue, prefill, wire, after_prefill, step, ttft } = parts;
+fn prediction(request: &RequestSize, parts: RouteSeconds) -> Prediction {
+    let RouteSeconds { queue, prefill, wire, after_prefill, step, ttft } = parts;
     Prediction {
         queue_ms: queue * 1e3,
         prefill_ms: prefill * 1e3,

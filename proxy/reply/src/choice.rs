@@ -13,7 +13,7 @@ pub type ReplyParts = SmallVec<[ReplyPart; 1]>;
 
 /// The outcome of one token, or of one incoming part.
 #[derive(Debug, Default)]
-pub struct ReplyStep {
+pub struct FedStep {
     pub parts: ReplyParts,
     /// The choice is complete, and its sequence can be dropped.
     pub stopped: bool,
@@ -63,7 +63,7 @@ impl ChoiceReply {
     }
 
     /// Takes the next token.
-    pub fn feed(&mut self, token: GeneratedToken) -> ReplyStep {
+    pub fn feed(&mut self, token: GeneratedToken) -> FedStep {
         if let Some(context) = &mut self.context {
             context.push(token.id);
         }
@@ -72,18 +72,18 @@ impl ChoiceReply {
         let was_thinking = reader.is_thinking();
         let parts = reader.feed(step.text);
         self.n_reasoning += u32::from(was_thinking || reader.is_thinking());
-        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+        FedStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
 
     /// Ends the reply where the sequence ended, and releases everything held back.
-    pub fn finish(&mut self, reason: FinishReason) -> ReplyStep {
+    pub fn finish(&mut self, reason: FinishReason) -> FedStep {
         let step = self.text.finish();
         let Some(reader) = &mut self.reader else { return plain(step) };
         let mut parts = reader.feed(step.text);
         if !reader.is_stopped() {
             parts.extend(reader.finish(reason == FinishReason::Length));
         }
-        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+        FedStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
 
     /// The reply's finish reason, from that of its sequence.
@@ -105,12 +105,12 @@ impl ChoiceReply {
     }
 }
 
-fn plain(step: TextStep) -> ReplyStep {
+fn plain(step: TextStep) -> FedStep {
     let mut parts = ReplyParts::new();
     if !step.is_empty() {
         parts.push(ReplyPart { content: PartContent::Text(step.text), tokens: step.tokens });
     }
-    ReplyStep { parts, stopped: step.stopped }
+    FedStep { parts, stopped: step.stopped }
 }
 
 /// Attaches the tokens to the first text, or to an empty one, because markup and reasoning have tokens, too.

@@ -27,6 +27,6 @@ pub mod text;
 pub mod tools;
 pub mod utf8;
 
-pub use self::choice::{ChoiceReply, ReplyPart, ReplyParts, ReplyStep};
+pub use self::choice::{ChoiceReply, FedStep, ReplyPart, ReplyParts};
 pub use self::part_reply::PartReply;
 pub use self::text::{ChoiceText, TextStep, TokenLogprobs};

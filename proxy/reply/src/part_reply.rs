@@ -2,7 +2,7 @@
 
 use baton_schemas::FinishReason;
 
-use crate::choice::{ReplyPart, ReplyParts, ReplyStep};
+use crate::choice::{FedStep, ReplyPart, ReplyParts};
 use crate::part_content::PartContents;
 use crate::part_filter::PartFilter;
 use crate::tools::PartContent;
@@ -23,7 +23,7 @@ impl PartReply {
     }
 
     /// Takes the next part. After the reply has stopped, nothing is released.
-    pub fn feed(&mut self, part: ReplyPart) -> ReplyStep {
+    pub fn feed(&mut self, part: ReplyPart) -> FedStep {
         let mut parts = ReplyParts::new();
         if !self.filter.is_stopped() {
             match part.content {
@@ -50,13 +50,13 @@ impl PartReply {
                 }
             }
         }
-        ReplyStep { parts, stopped: self.filter.is_stopped() }
+        FedStep { parts, stopped: self.filter.is_stopped() }
     }
 
     /// Ends the reply, and releases everything held back.
-    pub fn finish(&mut self) -> ReplyStep {
+    pub fn finish(&mut self) -> FedStep {
         let parts = text_part(self.filter.finish()).into_iter().collect();
-        ReplyStep { parts, stopped: self.filter.is_stopped() }
+        FedStep { parts, stopped: self.filter.is_stopped() }
     }
 
     /// The reply's finish reason, from that of its generation.
@@ -111,7 +111,7 @@ mod tests {
 
     /// The parts' text and steps of calls, with `|` where the reply stopped.
     fn read(reply: &mut PartReply, parts: Vec<ReplyPart>) -> String {
-        let mut steps: Vec<ReplyStep> = parts.into_iter().map(|part| reply.feed(part)).collect();
+        let mut steps: Vec<FedStep> = parts.into_iter().map(|part| reply.feed(part)).collect();
         steps.push(reply.finish());
         let show = |part: &ReplyPart| match &part.content {
             PartContent::Text(text) => text.clone(),
@@ -122,7 +122,7 @@ mod tests {
             PartContent::Call(ToolCallDelta::End { .. }) => ">".to_owned(),
         };
         let step =
-            |step: &ReplyStep| step.parts.iter().map(show).collect::<String>() + if step.stopped { "|" } else { "" };
+            |step: &FedStep| step.parts.iter().map(show).collect::<String>() + if step.stopped { "|" } else { "" };
         steps.iter().map(step).collect()
     }
 

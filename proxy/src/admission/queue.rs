@@ -15,7 +15,7 @@ pub(super) struct AdmissionQueue<G> {
     pub(super) limits: AdmissionLimits,
     /// The targets that can serve now.
     targets: Vec<Arc<TargetPlaces>>,
-    lanes_by_key: HashMap<String, Lane<G>>,
+    lanes_by_key: HashMap<String, KeyLane<G>>,
     /// Places that are taken, of all targets.
     n_places: usize,
     next_number: u64,
@@ -24,7 +24,7 @@ pub(super) struct AdmissionQueue<G> {
 }
 
 /// Every request passes the queue, so nothing here looks at all those that run.
-struct Lane<G> {
+struct KeyLane<G> {
     /// By ticket.
     requests: BTreeMap<u64, QueuedRequest<G>>,
     /// The tickets of those that want a place.
@@ -89,9 +89,9 @@ pub(super) enum Refusal {
     Concurrency { limit: usize },
 }
 
-impl<G> Default for Lane<G> {
+impl<G> Default for KeyLane<G> {
     fn default() -> Self {
-        Lane {
+        KeyLane {
             requests: BTreeMap::new(),
             wanting: BTreeSet::new(),
             n_waiting: 0,
@@ -101,7 +101,7 @@ impl<G> Default for Lane<G> {
     }
 }
 
-impl<G> Lane<G> {
+impl<G> KeyLane<G> {
     /// The requests that want a place, by ticket.
     fn wanting(&self) -> impl Iterator<Item = (u64, &QueuedRequest<G>)> {
         self.wanting.iter().map(|ticket| (*ticket, &self.requests[ticket]))
@@ -348,7 +348,8 @@ impl<G> AdmissionQueue<G> {
     /// The position in the queue of the request with this ticket, from 1, among those that wait for the same targets. An
     /// estimate: the order among equals depends on how many places each key has when one becomes free.
     pub(super) fn position_of(&self, ticket: u64) -> Option<usize> {
-        let waiting = || self.lanes_by_key.values().flat_map(Lane::wanting).filter(|(_, request)| request.is_waiting());
+        let waiting =
+            || self.lanes_by_key.values().flat_map(KeyLane::wanting).filter(|(_, request)| request.is_waiting());
         let order = |ticket: u64, request: &QueuedRequest<G>| (Reverse(request.account.limits.priority), ticket);
         let targets = |request: &QueuedRequest<G>| -> BTreeSet<u64> {
             request.wants.iter().flat_map(|want| &want.targets).map(|target| target.id).collect()

@@ -16,7 +16,7 @@ use crate::observe::readiness::Readiness;
 use crate::observe::snapshot::EndpointState;
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;
-use crate::request::models::{ListedModel, ModelDescription};
+use crate::request::models::{ModelDescription, OfferedModel};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
 use crate::targets::nodes::NodeState;
@@ -68,7 +68,7 @@ pub trait HttpBackend: Send + Sync + 'static {
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError>;
 
     /// Lists the models that requests may name, with their current state.
-    fn models(&self) -> Vec<ListedModel>;
+    fn models(&self) -> Vec<OfferedModel>;
 
     /// Describes a model without loading it. Waits for an engine that is starting. Counts as a request.
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ModelDescription, RequestError>;

@@ -9,7 +9,7 @@ use super::body::parser_threads::ParserThreads;
 use super::config::HttpConfig;
 use super::http_backend::HttpBackend;
 use crate::request::caller::Caller;
-use crate::request::models::ListedModel;
+use crate::request::models::OfferedModel;
 
 /// State streams open at once: enough for some dashboards and terminals. Each may hold its connection forever.
 pub(super) const MAX_WATCHERS: usize = 32;
@@ -33,7 +33,7 @@ pub struct HttpState {
 
 impl HttpState {
     /// Lists the models that a caller may use.
-    pub(super) fn models_for(&self, caller: &Caller) -> Vec<ListedModel> {
+    pub(super) fn models_for(&self, caller: &Caller) -> Vec<OfferedModel> {
         let mut models = self.backend.models();
         models.retain(|model| caller.account.may_use(model.names.iter()));
         models

@@ -18,7 +18,7 @@ use crate::targets::{Target, Targets, upstreams};
 
 /// A model that requests may name.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ListedModel {
+pub struct OfferedModel {
     /// All names, the public one first. Empty until a remote node has reported its model.
     pub names: Vec<String>,
     /// When the model was put into service.
@@ -32,7 +32,7 @@ pub struct ListedModel {
     pub is_upstream: bool,
 }
 
-impl ListedModel {
+impl OfferedModel {
     /// Returns true if the model could answer at once.
     pub fn is_loaded(&self) -> bool {
         self.info.is_some()
@@ -56,7 +56,7 @@ impl ListedModel {
 }
 
 /// Finds the listed model of that name.
-pub fn find(models: Vec<ListedModel>, name: &str) -> Result<ListedModel, RequestError> {
+pub fn find(models: Vec<OfferedModel>, name: &str) -> Result<OfferedModel, RequestError> {
     let found = models.into_iter().find(|model| model.is_called(name));
     found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
 }
@@ -78,19 +78,19 @@ pub struct ModelDescription {
 }
 
 /// Lists all models: those of nodes, then those that only upstreams serve.
-pub fn list(targets: &Targets) -> Vec<ListedModel> {
-    let on_nodes = |model: &Arc<ServedModel>| ListedModel {
+pub fn list(targets: &Targets) -> Vec<OfferedModel> {
+    let on_nodes = |model: &Arc<ServedModel>| OfferedModel {
         names: model.names().cloned().collect(),
         since: model.since,
         info: model.described(),
         load_report: model.loadable.as_ref().map(|loadable| loadable.report()),
         is_upstream: false,
     };
-    let mut models: Vec<ListedModel> = targets.pool.models().iter().map(on_nodes).collect();
+    let mut models: Vec<OfferedModel> = targets.pool.models().iter().map(on_nodes).collect();
     for (name, member) in targets.upstreams.load().models() {
         if !models.iter().any(|model| model.is_called(&name)) {
             let since = member.since;
-            models.push(ListedModel { names: vec![name], since, info: None, load_report: None, is_upstream: true });
+            models.push(OfferedModel { names: vec![name], since, info: None, load_report: None, is_upstream: true });
         }
     }
     models

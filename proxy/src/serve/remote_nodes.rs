@@ -47,10 +47,10 @@ pub(super) struct RemoteNodes {
     /// A node that is named for both tasks is in both lists.
     pub prefill: Vec<Arc<Node>>,
     /// The decode nodes that were not known before.
-    first_answers: Vec<FirstAnswer>,
+    first_answers: Vec<FirstInfo>,
 }
 
-type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, CommandFailure>>;
+type FirstInfo = BoxFuture<'static, Result<Arc<NodeInfo>, CommandFailure>>;
 
 impl RemoteNodes {
     /// Connects to the configured nodes. A node of `known` at a configured address is kept.
@@ -116,7 +116,7 @@ impl RemoteNodes {
     }
 }
 
-fn or_failure(first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>, url: String) -> FirstAnswer {
+fn or_failure(first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>, url: String) -> FirstInfo {
     let answer = first.map(move |first| match first {
         Ok(Err(RefusedKey)) => Err(CommandFailure(format!(
             "the node at {url} refused the cluster key: set {KEY_VARIABLE} to the secret that the node was started with"

@@ -28,7 +28,7 @@ use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
 use crate::request::generate::{Generation, generate};
-use crate::request::models::{self, ListedModel, ModelDescription};
+use crate::request::models::{self, ModelDescription, OfferedModel};
 use crate::request::plan::explanation::Explanation;
 use crate::request::tokens;
 use crate::targets::found::FoundNodes;
@@ -165,7 +165,7 @@ impl HttpBackend for RequestService {
         text_in(self.ask(model, TokenQuestion::Render(&chat), caller).await?)
     }
 
-    fn models(&self) -> Vec<ListedModel> {
+    fn models(&self) -> Vec<OfferedModel> {
         models::list(&self.targets)
     }
 

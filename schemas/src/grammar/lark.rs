@@ -96,7 +96,7 @@ const COMMON: &[(&str, &str)] = &[
 
 /// A word of the notation.
 #[derive(Debug, Clone, PartialEq)]
-enum Word {
+enum Lexeme {
     Name(String),
     Text { text: String, any_case: bool },
     Regex { body: String, flags: String },
@@ -118,7 +118,7 @@ pub(super) fn read(source: &str) -> Result<Grammar, GrammarError> {
 }
 
 /// Splits a grammar into words, each with the line on which it stands.
-fn words(source: &str) -> Result<Vec<(Word, usize)>, GrammarError> {
+fn words(source: &str) -> Result<Vec<(Lexeme, usize)>, GrammarError> {
     let mut words = Vec::new();
     let mut line = 1;
     let mut chars = source.chars().peekable();
@@ -127,7 +127,7 @@ fn words(source: &str) -> Result<Vec<(Word, usize)>, GrammarError> {
         let next = chars.peek().copied();
         let word = match c {
             '\n' => {
-                words.push((Word::NewLine, line));
+                words.push((Lexeme::NewLine, line));
                 line += 1;
                 continue;
             }
@@ -144,7 +144,7 @@ fn words(source: &str) -> Result<Vec<(Word, usize)>, GrammarError> {
                 let body = until('"', &mut chars).ok_or_else(|| wrong("a text does not end".to_owned()))?;
                 let any_case = chars.next_if_eq(&'i').is_some();
                 let text = unescaped(&body).ok_or_else(|| wrong(format!("unknown escape in {}", quoted(&body))))?;
-                Word::Text { text, any_case }
+                Lexeme::Text { text, any_case }
             }
             '/' => {
                 let body =
@@ -157,26 +157,26 @@ fn words(source: &str) -> Result<Vec<(Word, usize)>, GrammarError> {
                         _ => return Err(wrong(format!("the flag {flag} of a regular expression is not supported"))),
                     }
                 }
-                Word::Regex { body: body.replace("\\/", "/"), flags }
+                Lexeme::Regex { body: body.replace("\\/", "/"), flags }
             }
             '-' if next == Some('>') => {
                 chars.next();
-                Word::Arrow
+                Lexeme::Arrow
             }
             '.' if next == Some('.') => {
                 chars.next();
-                Word::Dots
+                Lexeme::Dots
             }
-            '%' => Word::Directive(name(None, &mut chars)),
+            '%' => Lexeme::Directive(name(None, &mut chars)),
             c if c.is_ascii_digit() => {
                 let mut number = c.to_string();
                 while let Some(digit) = chars.next_if(char::is_ascii_digit) {
                     number.push(digit);
                 }
-                Word::Number(number.parse().map_err(|_| wrong(format!("{} is too large", quoted(&number))))?)
+                Lexeme::Number(number.parse().map_err(|_| wrong(format!("{} is too large", quoted(&number))))?)
             }
-            c if c.is_ascii_alphabetic() || c == '_' => Word::Name(name(Some(c), &mut chars)),
-            c if "!?*+|()[]{}:,.~".contains(c) => Word::Sign(c),
+            c if c.is_ascii_alphabetic() || c == '_' => Lexeme::Name(name(Some(c), &mut chars)),
+            c if "!?*+|()[]{}:,.~".contains(c) => Lexeme::Sign(c),
             c => return Err(wrong(format!("{} is not supported", quoted(&c.to_string())))),
         };
         words.push((word, line));
@@ -240,7 +240,7 @@ fn code_point(chars: &mut Chars<'_>, n_digits: usize) -> Option<char> {
 }
 
 struct LarkReader {
-    words: Vec<(Word, usize)>,
+    words: Vec<(Lexeme, usize)>,
     at: usize,
     grammar: Grammar,
 }
@@ -248,12 +248,12 @@ struct LarkReader {
 impl LarkReader {
     /// Reads a rule or a directive. Returns false at the end.
     fn statement(&mut self) -> Result<bool, GrammarError> {
-        while self.take(&Word::NewLine) {}
+        while self.take(&Lexeme::NewLine) {}
         // Marks for the shape of parse trees, which do not exist here.
-        while self.take(&Word::Sign('?')) || self.take(&Word::Sign('!')) {}
+        while self.take(&Lexeme::Sign('?')) || self.take(&Lexeme::Sign('!')) {}
         match self.next() {
             None => return Ok(false),
-            Some(Word::Directive(word)) => match word.as_str() {
+            Some(Lexeme::Directive(word)) => match word.as_str() {
                 "import" => self.import()?,
                 "ignore" => {
                     let ignored = self.alternatives(0)?;
@@ -261,8 +261,8 @@ impl LarkReader {
                 }
                 _ => return Err(self.wrong(format_args!("the directive {} is not supported", quoted(&word)))),
             },
-            Some(Word::Name(name)) => {
-                if self.take(&Word::Sign('.')) && !matches!(self.next(), Some(Word::Number(_))) {
+            Some(Lexeme::Name(name)) => {
+                if self.take(&Lexeme::Sign('.')) && !matches!(self.next(), Some(Lexeme::Number(_))) {
                     return Err(self.wrong("a priority is a number"));
                 }
                 self.expect(':')?;
@@ -274,26 +274,26 @@ impl LarkReader {
             Some(_) => return Err(self.wrong("a rule begins with its name")),
         }
         match self.next() {
-            None | Some(Word::NewLine) => Ok(true),
+            None | Some(Lexeme::NewLine) => Ok(true),
             Some(_) => Err(self.wrong("what follows the rule is not understood")),
         }
     }
 
     /// Reads `%import common.NAME`, `%import common.NAME -> OTHER` or `%import common (NAME, …)`.
     fn import(&mut self) -> Result<(), GrammarError> {
-        if self.next() != Some(Word::Name("common".to_owned())) {
+        if self.next() != Some(Lexeme::Name("common".to_owned())) {
             return Err(self.wrong("only the library 'common' can be imported"));
         }
-        if self.take(&Word::Sign('.')) {
+        if self.take(&Lexeme::Sign('.')) {
             let name = self.name()?;
-            let other = if self.take(&Word::Arrow) { self.name()? } else { name.clone() };
+            let other = if self.take(&Lexeme::Arrow) { self.name()? } else { name.clone() };
             return self.import_one(&name, other);
         }
         self.expect('(')?;
         loop {
             let name = self.name()?;
             self.import_one(&name, name.clone())?;
-            if !self.take(&Word::Sign(',')) {
+            if !self.take(&Lexeme::Sign(',')) {
                 return self.expect(')');
             }
         }
@@ -316,8 +316,8 @@ impl LarkReader {
         loop {
             // Inside a group, and before an alternative, a line continues on the next one.
             let mark = self.at;
-            while self.take(&Word::NewLine) {}
-            if self.take(&Word::Sign('|')) {
+            while self.take(&Lexeme::NewLine) {}
+            if self.take(&Lexeme::Sign('|')) {
                 options.push(self.sequence(depth)?);
             } else {
                 if depth == 0 {
@@ -332,11 +332,11 @@ impl LarkReader {
     fn sequence(&mut self, depth: usize) -> Result<GrammarExpr, GrammarError> {
         let mut items = Vec::new();
         loop {
-            while depth > 0 && self.take(&Word::NewLine) {}
+            while depth > 0 && self.take(&Lexeme::NewLine) {}
             let Some(item) = self.item(depth)? else { break };
             items.push(self.repeated(item)?);
         }
-        if self.take(&Word::Arrow) {
+        if self.take(&Lexeme::Arrow) {
             self.name()?;
         }
         Ok(if items.len() == 1 { items.remove(0) } else { GrammarExpr::Sequence(items) })
@@ -345,16 +345,16 @@ impl LarkReader {
     /// Reads one item without its repetition. `None`: the next word begins no item.
     fn item(&mut self, depth: usize) -> Result<Option<GrammarExpr>, GrammarError> {
         let item = match self.peek() {
-            Some(Word::Text { text, any_case }) => GrammarExpr::Text { text: text.clone(), any_case: *any_case },
-            Some(Word::Regex { body, flags }) => GrammarExpr::Regex { body: body.clone(), flags: flags.clone() },
-            Some(Word::Name(name)) => GrammarExpr::Name(name.clone()),
-            Some(Word::Sign('(')) => {
+            Some(Lexeme::Text { text, any_case }) => GrammarExpr::Text { text: text.clone(), any_case: *any_case },
+            Some(Lexeme::Regex { body, flags }) => GrammarExpr::Regex { body: body.clone(), flags: flags.clone() },
+            Some(Lexeme::Name(name)) => GrammarExpr::Name(name.clone()),
+            Some(Lexeme::Sign('(')) => {
                 self.at += 1;
                 let inner = self.alternatives(depth + 1)?;
                 self.expect(')')?;
                 return Ok(Some(inner));
             }
-            Some(Word::Sign('[')) => {
+            Some(Lexeme::Sign('[')) => {
                 self.at += 1;
                 let inner = self.alternatives(depth + 1)?;
                 self.expect(']')?;
@@ -364,10 +364,10 @@ impl LarkReader {
         };
         self.at += 1;
         match (&item, self.peek()) {
-            (GrammarExpr::Text { text, .. }, Some(Word::Dots)) => {
+            (GrammarExpr::Text { text, .. }, Some(Lexeme::Dots)) => {
                 self.at += 1;
                 let last = match self.next() {
-                    Some(Word::Text { text, .. }) => only_char(&text),
+                    Some(Lexeme::Text { text, .. }) => only_char(&text),
                     _ => None,
                 };
                 let (Some(first), Some(last)) = (only_char(text), last) else {
@@ -382,21 +382,21 @@ impl LarkReader {
     /// Reads the repetition after an item.
     fn repeated(&mut self, item: GrammarExpr) -> Result<GrammarExpr, GrammarError> {
         let (min, max) = match self.peek() {
-            Some(Word::Sign('?')) => (0, Some(1)),
-            Some(Word::Sign('*')) => (0, None),
-            Some(Word::Sign('+')) => (1, None),
-            Some(Word::Sign('~')) => {
+            Some(Lexeme::Sign('?')) => (0, Some(1)),
+            Some(Lexeme::Sign('*')) => (0, None),
+            Some(Lexeme::Sign('+')) => (1, None),
+            Some(Lexeme::Sign('~')) => {
                 self.at += 1;
                 let min = self.number()?;
-                let max = if self.take(&Word::Dots) { self.number()? } else { min };
+                let max = if self.take(&Lexeme::Dots) { self.number()? } else { min };
                 return Ok(GrammarExpr::Repeat { expr: Box::new(item), min, max: Some(max) });
             }
-            Some(Word::Sign('{')) => {
+            Some(Lexeme::Sign('{')) => {
                 self.at += 1;
-                let min = if self.peek() == Some(&Word::Sign(',')) { 0 } else { self.number()? };
-                let max = match (self.take(&Word::Sign(',')), self.peek()) {
+                let min = if self.peek() == Some(&Lexeme::Sign(',')) { 0 } else { self.number()? };
+                let max = match (self.take(&Lexeme::Sign(',')), self.peek()) {
                     (false, _) => Some(min),
-                    (true, Some(Word::Number(_))) => Some(self.number()?),
+                    (true, Some(Lexeme::Number(_))) => Some(self.number()?),
                     (true, _) => None,
                 };
                 self.expect('}')?;
@@ -410,33 +410,33 @@ impl LarkReader {
 
     fn number(&mut self) -> Result<u32, GrammarError> {
         match self.next() {
-            Some(Word::Number(number)) => Ok(number),
+            Some(Lexeme::Number(number)) => Ok(number),
             _ => Err(self.wrong("a number is expected")),
         }
     }
 
     fn name(&mut self) -> Result<String, GrammarError> {
         match self.next() {
-            Some(Word::Name(name)) => Ok(name),
+            Some(Lexeme::Name(name)) => Ok(name),
             _ => Err(self.wrong("a name is expected")),
         }
     }
 
     fn expect(&mut self, sign: char) -> Result<(), GrammarError> {
-        if self.take(&Word::Sign(sign)) { Ok(()) } else { Err(self.wrong(format_args!("'{sign}' is expected"))) }
+        if self.take(&Lexeme::Sign(sign)) { Ok(()) } else { Err(self.wrong(format_args!("'{sign}' is expected"))) }
     }
 
-    fn take(&mut self, word: &Word) -> bool {
+    fn take(&mut self, word: &Lexeme) -> bool {
         let is_next = self.peek() == Some(word);
         self.at += usize::from(is_next);
         is_next
     }
 
-    fn peek(&self) -> Option<&Word> {
+    fn peek(&self) -> Option<&Lexeme> {
         self.words.get(self.at).map(|(word, _)| word)
     }
 
-    fn next(&mut self) -> Option<Word> {
+    fn next(&mut self) -> Option<Lexeme> {
         let word = self.peek().cloned();
         self.at += 1;
         word

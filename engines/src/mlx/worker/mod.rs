@@ -2,7 +2,7 @@
 //!
 //! A worker that ends, breaks the protocol, or gives no sign of life while it should compute is *lost*. It is killed, and
 //! the next call starts another one, without KV. If none can load the model any more, this process
-//! ends. [`Worker::n_lost`] tells that apart from a call that the model refused.
+//! ends. [`PythonWorker::n_lost`] tells that apart from a call that the model refused.
 
 mod frame;
 mod process;
@@ -40,7 +40,7 @@ const MAX_COMPUTE: Duration = Duration::from_secs(300);
 const MAX_MOVE: Duration = Duration::from_secs(60);
 
 /// The worker that a context and the vectors share. Both belong to the scheduler's thread.
-pub(super) type SharedWorker = Rc<RefCell<Worker>>;
+pub(super) type SharedWorker = Rc<RefCell<PythonWorker>>;
 
 /// How a worker is started.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ pub(super) struct LayersOfSection {
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Request<'a> {
     Compute {
-        parts: &'a [Part],
+        parts: &'a [SlotTokens],
     },
     Embed {
         from: usize,
@@ -105,7 +105,7 @@ pub(super) enum Request<'a> {
 
 /// A slot's part of a batch.
 #[derive(Debug, Serialize)]
-pub(super) struct Part {
+pub(super) struct SlotTokens {
     pub(super) slot: usize,
     /// The position of the first token.
     pub(super) from: usize,
@@ -148,32 +148,32 @@ struct WindowConfig {
 
 /// The head of a reply.
 #[derive(Deserialize)]
-struct Reply {
+struct PythonReply {
     #[serde(default)]
     busy: bool,
     error: Option<String>,
     n_vocab: Option<usize>,
-    device: Option<Device>,
+    device: Option<ComputeDevice>,
 }
 
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Device {
+pub(super) enum ComputeDevice {
     Cpu,
     Gpu,
 }
 
 /// What a worker says when it has loaded its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Loaded {
+pub(super) struct PythonModel {
     pub(super) n_vocab: usize,
-    pub(super) device: Device,
+    pub(super) device: ComputeDevice,
 }
 
 /// Why a call gave nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CallError {
+pub(super) enum PythonFailure {
     /// The worker lives and still has its KV.
     #[error("{0}")]
     Refused(String),
@@ -183,7 +183,7 @@ pub(super) enum CallError {
 }
 
 /// See the module's documentation.
-pub(super) struct Worker {
+pub(super) struct PythonWorker {
     config: WorkerConfig,
     /// `None` after it was lost.
     process: Option<Process>,
@@ -191,10 +191,10 @@ pub(super) struct Worker {
     pub(super) n_lost: u64,
 }
 
-impl Worker {
+impl PythonWorker {
     /// Starts a worker and loads the model. It ends with the calling thread.
-    pub(super) fn start(config: WorkerConfig) -> Result<(Worker, Loaded), CallError> {
-        let mut worker = Worker { config, process: None, n_lost: 0 };
+    pub(super) fn start(config: WorkerConfig) -> Result<(PythonWorker, PythonModel), PythonFailure> {
+        let mut worker = PythonWorker { config, process: None, n_lost: 0 };
         let loaded = worker.load()?;
         Ok((worker, loaded))
     }
@@ -220,8 +220,8 @@ impl Worker {
         abort(&format!("{MAX_LOADS} mlx workers could not load the model"));
     }
 
-    fn load(&mut self) -> Result<Loaded, CallError> {
-        let lost = |error: std::io::Error| CallError::Lost(format!("it cannot be started: {error}"));
+    fn load(&mut self) -> Result<PythonModel, PythonFailure> {
+        let lost = |error: std::io::Error| PythonFailure::Lost(format!("it cannot be started: {error}"));
         let WorkerConfig {
             python,
             model,
@@ -236,7 +236,8 @@ impl Worker {
             interleaved,
             ..
         } = &self.config;
-        let model = model.to_str().ok_or_else(|| CallError::Refused("the path of the model is not UTF-8".into()))?;
+        let model =
+            model.to_str().ok_or_else(|| PythonFailure::Refused("the path of the model is not UTF-8".into()))?;
         let load = Load {
             op: "load",
             model,
@@ -257,24 +258,29 @@ impl Worker {
                 }),
             },
         };
-        let head = serde_json::to_vec(&load).map_err(|error| CallError::Refused(error.to_string()))?;
+        let head = serde_json::to_vec(&load).map_err(|error| PythonFailure::Refused(error.to_string()))?;
         self.process = Some(Process::start(python, *n_threads).map_err(lost)?);
         let max_silence = self.config.max_silence.max(MAX_SILENCE_OF_LOAD);
         let deadline = Deadline { end: Instant::now() + MAX_LOAD, max_silence };
         let reply = self.exchange(&head, &[], 0, deadline);
-        if matches!(reply, Err(CallError::Refused(_))) {
+        if matches!(reply, Err(PythonFailure::Refused(_))) {
             // A worker without a model is of no use; dropping it ends it.
             self.process = None;
         }
         let (reply, _) = reply?;
         match reply {
-            Reply { n_vocab: Some(n_vocab), device: Some(device), .. } => Ok(Loaded { n_vocab, device }),
+            PythonReply { n_vocab: Some(n_vocab), device: Some(device), .. } => Ok(PythonModel { n_vocab, device }),
             _ => Err(self.lose("it does not say what it has loaded".into())),
         }
     }
 
     /// Makes a call, whose reply has a payload of `n_reply` bytes. If no worker runs, one is started first.
-    pub(super) fn call(&mut self, request: &Request, payload: &[&[u8]], n_reply: usize) -> Result<Vec<u8>, CallError> {
+    pub(super) fn call(
+        &mut self,
+        request: &Request,
+        payload: &[&[u8]],
+        n_reply: usize,
+    ) -> Result<Vec<u8>, PythonFailure> {
         if self.process.is_none() {
             let began = Instant::now();
             self.load_again();
@@ -288,7 +294,7 @@ impl Worker {
             | Request::Export { .. }
             | Request::Import { .. } => MAX_MOVE,
         };
-        let head = serde_json::to_vec(request).map_err(|error| CallError::Refused(error.to_string()))?;
+        let head = serde_json::to_vec(request).map_err(|error| PythonFailure::Refused(error.to_string()))?;
         let deadline = Deadline { end: Instant::now() + limit, max_silence: self.config.max_silence };
         self.exchange(&head, payload, n_reply, deadline).map(|(_, payload)| payload)
     }
@@ -299,21 +305,21 @@ impl Worker {
         payload: &[&[u8]],
         n_reply: usize,
         deadline: Deadline,
-    ) -> Result<(Reply, Vec<u8>), CallError> {
-        let Some(process) = &self.process else { return Err(CallError::Lost("it does not run".into())) };
+    ) -> Result<(PythonReply, Vec<u8>), PythonFailure> {
+        let Some(process) = &self.process else { return Err(PythonFailure::Lost("it does not run".into())) };
         match answer(process, head, payload, n_reply, deadline) {
-            Ok((Reply { error: Some(error), .. }, _)) => Err(CallError::Refused(error)),
+            Ok((PythonReply { error: Some(error), .. }, _)) => Err(PythonFailure::Refused(error)),
             Ok(reply) => Ok(reply),
             Err(why) => Err(self.lose(why)),
         }
     }
 
     /// Ends the worker.
-    fn lose(&mut self, why: String) -> CallError {
+    fn lose(&mut self, why: String) -> PythonFailure {
         self.n_lost += 1;
         let ended = self.process.take().map_or_else(String::new, |process| process.child.end());
         tracing::error!(why, ended, "the mlx worker is lost; another one will be started");
-        CallError::Lost(format!("{why}; {ended}"))
+        PythonFailure::Lost(format!("{why}; {ended}"))
     }
 }
 
@@ -324,7 +330,7 @@ fn answer(
     payload: &[&[u8]],
     n_reply: usize,
     deadline: Deadline,
-) -> Result<(Reply, Vec<u8>), String> {
+) -> Result<(PythonReply, Vec<u8>), String> {
     let in_words = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
             "it has closed its connection".to_owned()
@@ -337,7 +343,8 @@ fn answer(
     frame::send(&process.socket, head, payload, deadline).map_err(in_words)?;
     loop {
         let (head, n_payload) = frame::receive_head(&process.socket, deadline).map_err(in_words)?;
-        let reply: Reply = serde_json::from_slice(&head).map_err(|error| format!("its reply is not valid: {error}"))?;
+        let reply: PythonReply =
+            serde_json::from_slice(&head).map_err(|error| format!("its reply is not valid: {error}"))?;
         let expected = if reply.busy || reply.error.is_some() { 0 } else { n_reply };
         if n_payload != expected as u64 {
             return Err(format!("its reply has {n_payload} bytes instead of {expected}"));

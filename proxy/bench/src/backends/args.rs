@@ -42,7 +42,7 @@ pub(crate) struct BackendsBenchArgs {
 
 /// The sizes of the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub(super) struct Sizes {
+pub(super) struct TrialSizes {
     /// Of each prompt.
     pub(super) n_tokens: u32,
     /// Generated and compared.
@@ -51,10 +51,10 @@ pub(super) struct Sizes {
 }
 
 impl BackendsBenchArgs {
-    pub(super) fn sizes(&self) -> Sizes {
+    pub(super) fn sizes(&self) -> TrialSizes {
         match self.quick {
-            true => Sizes { n_tokens: 64, n_new: 8, n_rounds: 1 },
-            false => Sizes { n_tokens: self.tokens, n_new: self.new_tokens, n_rounds: self.rounds },
+            true => TrialSizes { n_tokens: 64, n_new: 8, n_rounds: 1 },
+            false => TrialSizes { n_tokens: self.tokens, n_new: self.new_tokens, n_rounds: self.rounds },
         }
     }
 

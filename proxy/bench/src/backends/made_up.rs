@@ -13,7 +13,7 @@ use baton_model::gguf::byte_level::spelled;
 use baton_model::gguf::writer::{GgufPlan, PlannedTensor, WrittenType, WrittenValue};
 use baton_proxy::serve::CommandFailure;
 
-use super::shapes::{Family, Shape};
+use super::shapes::{MadeUpFamily, Shape};
 use super::weights::{self, Content, SplitMix64};
 
 /// Changes with the content of the files, so that none of an earlier version is taken for one of this.
@@ -47,7 +47,7 @@ pub(super) async fn make(
 
 /// A file, as it will be written.
 struct Draft {
-    family: Family,
+    family: MadeUpFamily,
     plan: GgufPlan,
     /// Of each tensor.
     contents: Vec<Content>,
@@ -61,8 +61,8 @@ impl Draft {
     fn of(shape: &Shape) -> Draft {
         // As llama.cpp's users have these models: gpt-oss as published, the others in 4 bits.
         let (kind, experts) = match shape.family {
-            Family::Llama | Family::Qwen3Moe => (WrittenType::Q4_0, WrittenType::Q4_0),
-            Family::GptOss => (WrittenType::Q8_0, WrittenType::Mxfp4),
+            MadeUpFamily::Llama | MadeUpFamily::Qwen3Moe => (WrittenType::Q4_0, WrittenType::Q4_0),
+            MadeUpFamily::GptOss => (WrittenType::Q8_0, WrittenType::Mxfp4),
         };
         let plan = GgufPlan::default();
         let mut draft = Draft { family: shape.family, plan, contents: Vec::new(), kind, experts };
@@ -142,19 +142,19 @@ impl Draft {
         self.ones(&format!("{blk}.attn_norm.weight"), shape.n_embd);
         self.add_attention(shape, blk);
         match self.family {
-            Family::Llama => {
+            MadeUpFamily::Llama => {
                 self.ones(&format!("{blk}.ffn_norm.weight"), shape.n_embd);
                 self.weight(&format!("{blk}.ffn_gate.weight"), &[shape.n_embd, shape.n_ff], self.kind);
                 self.weight(&format!("{blk}.ffn_up.weight"), &[shape.n_embd, shape.n_ff], self.kind);
                 self.weight(&format!("{blk}.ffn_down.weight"), &[shape.n_ff, shape.n_embd], self.kind);
             }
-            Family::Qwen3Moe => {
+            MadeUpFamily::Qwen3Moe => {
                 self.ones(&format!("{blk}.attn_q_norm.weight"), shape.head_dim);
                 self.ones(&format!("{blk}.attn_k_norm.weight"), shape.head_dim);
                 self.ones(&format!("{blk}.ffn_norm.weight"), shape.n_embd);
                 self.add_experts(shape, blk);
             }
-            Family::GptOss => {
+            MadeUpFamily::GptOss => {
                 self.ones(&format!("{blk}.post_attention_norm.weight"), shape.n_embd);
                 self.add_experts(shape, blk);
                 self.add_biases(shape, blk);

@@ -3,7 +3,7 @@
 use baton_tryout::examination::{DeviceSpeed, Examined, HandoffCheck, Machine, Verdict};
 use serde::Serialize;
 
-use super::args::Sizes;
+use super::args::TrialSizes;
 use crate::report::{Report, Row, dash, one_decimal};
 
 /// The figures of all models on one machine.
@@ -18,7 +18,7 @@ pub(super) struct BackendsFigures {
     /// Compute threads of each node.
     pub(super) threads: u32,
     #[serde(flatten)]
-    pub(super) sizes: Sizes,
+    pub(super) sizes: TrialSizes,
     pub(super) models: Vec<ModelFigures>,
 }
 
@@ -89,7 +89,7 @@ impl BackendsFigures {
     /// When, where and how it was measured, in a line.
     fn about(&self) -> String {
         let BackendsFigures { date, machine, threads, sizes, .. } = self;
-        let Sizes { n_tokens, n_new, n_rounds } = sizes;
+        let TrialSizes { n_tokens, n_new, n_rounds } = sizes;
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         let gpus =
             machine.gpus().map(|gpu| format!("{} {} ({:.1} GiB), ", gpu.name, gpu.description, gib(gpu.memory_bytes)));
@@ -241,7 +241,7 @@ mod tests {
             machine,
             driver: Some("580.95.05".into()),
             threads: 8,
-            sizes: Sizes { n_tokens: 512, n_new: 32, n_rounds: 3 },
+            sizes: TrialSizes { n_tokens: 512, n_new: 32, n_rounds: 3 },
             models: vec![
                 ModelFigures {
                     name: "dense-8b".into(),

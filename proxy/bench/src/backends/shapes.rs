@@ -3,7 +3,7 @@
 
 /// How llama.cpp computes a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum MadeUpFamily {
     /// `llama`: interleaved RoPE, a feed-forward network.
     Llama,
     /// `qwen3moe`: half-split RoPE, norms on Q and K, experts.
@@ -12,13 +12,13 @@ pub(super) enum Family {
     GptOss,
 }
 
-impl Family {
+impl MadeUpFamily {
     /// llama.cpp's name for the architecture.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Family::Llama => "llama",
-            Family::Qwen3Moe => "qwen3moe",
-            Family::GptOss => "gpt-oss",
+            MadeUpFamily::Llama => "llama",
+            MadeUpFamily::Qwen3Moe => "qwen3moe",
+            MadeUpFamily::GptOss => "gpt-oss",
         }
     }
 }
@@ -30,7 +30,7 @@ pub(super) struct Shape {
     pub(super) name: &'static str,
     /// For the report.
     pub(super) about: &'static str,
-    pub(super) family: Family,
+    pub(super) family: MadeUpFamily,
     pub(super) n_layer: u64,
     pub(super) n_embd: u64,
     pub(super) n_head: u64,
@@ -53,7 +53,7 @@ pub(super) struct Shape {
 const DENSE_8B: Shape = Shape {
     name: "dense-8b",
     about: "made up, Llama 3.1 8B's shape, Q4_0",
-    family: Family::Llama,
+    family: MadeUpFamily::Llama,
     n_layer: 32,
     n_embd: 4096,
     n_head: 32,
@@ -72,7 +72,7 @@ const DENSE_8B: Shape = Shape {
 const MOE_30B_A3B: Shape = Shape {
     name: "moe-30b-a3b",
     about: "made up, Qwen3 30B-A3B's shape, Q4_0",
-    family: Family::Qwen3Moe,
+    family: MadeUpFamily::Qwen3Moe,
     n_layer: 48,
     n_embd: 2048,
     n_head: 32,
@@ -91,7 +91,7 @@ const MOE_30B_A3B: Shape = Shape {
 const GPT_OSS_20B: Shape = Shape {
     name: "gpt-oss-20b",
     about: "made up, gpt-oss-20b's shape, MXFP4",
-    family: Family::GptOss,
+    family: MadeUpFamily::GptOss,
     n_layer: 24,
     n_embd: 2880,
     n_head: 64,

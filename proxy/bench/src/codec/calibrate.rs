@@ -24,7 +24,7 @@ use baton_schemas::kv::{
 use clap::Args;
 
 use super::divergence;
-use super::subject::{self, Tally};
+use super::subject::{self, CodecSums};
 
 /// Ordinary text of many kinds, which no benchmark uses.
 const TEXT: &str = include_str!("calibration.txt");
@@ -247,7 +247,7 @@ fn losses(
         if codec.check(trial.layout()).is_err() {
             continue;
         }
-        let mut tally = Tally::default();
+        let mut tally = CodecSums::default();
         for prompt in prompts {
             let passed = subject::through(codec, trial, Some(profile), &prompt.tokens, &prompt.plain)?;
             let found = trial.logits(&passed.chunks, &prompt.next)?;

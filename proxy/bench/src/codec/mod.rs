@@ -22,7 +22,7 @@ use baton_proxy::serve::{CommandFailure, model_files};
 use clap::Args;
 
 use self::report::{CodecFigures, CodecModel};
-use self::subject::{Subject, Tally};
+use self::subject::{CodecSums, Subject};
 use self::tried::TriedModel;
 use crate::report::{ChartFolder, Destination, ReportFiles};
 
@@ -68,7 +68,7 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
             n_ubatch: Some(args.chunk.max(args.tokens).max(recall::MAX_QUESTION as u32)),
             ..EngineOptions::of(&path)
         };
-        let sizes = Sizes {
+        let sizes = CalibrationSizes {
             n_prompts: args.prompts,
             lengths: args.lengths.iter().map(|&n| n as usize).collect(),
             n_recall: args.recall as usize,
@@ -84,7 +84,7 @@ pub(super) async fn run(args: CodecBenchArgs) -> Result<(), CommandFailure> {
 }
 
 /// How much is measured.
-struct Sizes {
+struct CalibrationSizes {
     n_prompts: u32,
     /// Tokens of the prompts, in turn.
     lengths: Vec<usize>,
@@ -94,7 +94,7 @@ struct Sizes {
     n_chunk: usize,
 }
 
-fn measure(name: String, options: EngineOptions, sizes: Sizes) -> Result<CodecModel, CommandFailure> {
+fn measure(name: String, options: EngineOptions, sizes: CalibrationSizes) -> Result<CodecModel, CommandFailure> {
     let gguf = Gguf::open(options.path()?)?;
     let fingerprint = gguf.fingerprint(&[])?;
     let path = options.path()?.to_owned();
@@ -106,8 +106,8 @@ fn measure(name: String, options: EngineOptions, sizes: Sizes) -> Result<CodecMo
     let profile = codec_profile::beside(&path, fingerprint, trial.layout());
     let mut tried =
         TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(baton_tryout::prompts::TEXT) };
-    let mut tallies: Vec<(Subject, Tally)> =
-        Subject::all(tried.profile.is_some()).map(|subject| (subject, Tally::default())).collect();
+    let mut tallies: Vec<(Subject, CodecSums)> =
+        Subject::all(tried.profile.is_some()).map(|subject| (subject, CodecSums::default())).collect();
     for (n, &length) in sizes.lengths.iter().cycle().enumerate().take(sizes.n_prompts as usize) {
         eprintln!("{name}: prompt {} of {}, {length} tokens", n + 1, sizes.n_prompts);
         let (prompt, next) = tried.prompt(n, length, sizes.n_tokens);

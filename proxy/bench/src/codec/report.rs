@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::recall::RecallFigures;
-use super::subject::{Subject, Tally};
+use super::subject::{CodecSums, Subject};
 use crate::report::{ChartLine, LineChart, Report, dash};
 
 /// Bits of a value of F16.
@@ -59,12 +59,12 @@ impl CodecModel {
     pub(super) fn new(
         model: String,
         n_prompts: u32,
-        tallies: Vec<(Subject, Tally)>,
+        tallies: Vec<(Subject, CodecSums)>,
         recall: Option<RecallFigures>,
     ) -> CodecModel {
         let floor = tallies.iter().find(|(subject, _)| *subject == Subject::Floor);
         let floor = floor.map_or(f64::NAN, |(_, tally)| tally.mean_kl());
-        let row = |(subject, tally): (Subject, Tally)| SubjectFigures {
+        let row = |(subject, tally): (Subject, CodecSums)| SubjectFigures {
             name: subject.name(),
             is_floor: subject == Subject::Floor,
             ratio: tally.ratio(),

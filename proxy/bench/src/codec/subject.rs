@@ -142,7 +142,7 @@ pub(super) fn through(
 
 /// The sums of all prompts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tally {
+pub(super) struct CodecSums {
     n_plain: f64,
     n_wire: f64,
     encode: f64,
@@ -154,7 +154,7 @@ pub(super) struct Tally {
     n_agreed: usize,
 }
 
-impl Tally {
+impl CodecSums {
     pub(super) fn add(&mut self, passed: &Passed, divergences: &[Divergence]) {
         self.n_plain += passed.n_plain as f64;
         self.n_wire += passed.n_wire;

@@ -23,7 +23,7 @@ use clap::{Args, ValueEnum};
 use self::overlap::Link;
 use self::pair::HandoffBench;
 use self::report::HandoffFigures;
-use self::sizes::Sizes;
+use self::sizes::HandoffSizes;
 use crate::report::{ChartFolder, Destination, ReportFiles};
 
 /// Options of `baton-bench handoff`.
@@ -54,10 +54,10 @@ pub(super) struct HandoffBenchArgs {
 }
 
 impl HandoffBenchArgs {
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> HandoffSizes {
         let default = if self.quick { vec![64, 256] } else { vec![128, 512, 2_000] };
         let lengths: Vec<usize> = self.lengths.iter().map(|&n| n as usize).collect();
-        Sizes {
+        HandoffSizes {
             lengths: if lengths.is_empty() { default } else { lengths },
             rounds: if self.quick { 1 } else { self.rounds },
             time_per_length: overlap::TIME_PER_LENGTH,

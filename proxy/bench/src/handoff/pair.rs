@@ -12,7 +12,7 @@ use baton_tryout::capture::CaptureSource;
 use baton_tryout::node_process::NodeProcess;
 use baton_tryout::prompts::Prompts;
 
-use super::sizes::Sizes;
+use super::sizes::HandoffSizes;
 use crate::timeline::{Timeline, greedy, stream};
 
 /// Tokens of a prompt that replaces the prompt in a slot.
@@ -25,7 +25,7 @@ const WARM_UP: usize = 256;
 pub(super) struct HandoffBench {
     pub(super) prefill: NodeProcess,
     pub(super) prompts: Prompts,
-    pub(super) sizes: Sizes,
+    pub(super) sizes: HandoffSizes,
     /// A long prompt that several measurements share, so that it is computed once.
     pub(super) long: Vec<Token>,
     pub(super) key: String,
@@ -43,7 +43,11 @@ pub(super) struct Pull {
 
 impl HandoffBench {
     /// Starts the prefill node.
-    pub(super) async fn start(model: PathBuf, threads: u32, sizes: Sizes) -> Result<HandoffBench, CommandFailure> {
+    pub(super) async fn start(
+        model: PathBuf,
+        threads: u32,
+        sizes: HandoffSizes,
+    ) -> Result<HandoffBench, CommandFailure> {
         let key = uuid::Uuid::new_v4().to_string();
         let node_args: Vec<OsString> =
             vec!["--model".into(), model.into(), "--threads".into(), threads.to_string().into()];

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The sizes of the measurements, in tokens.
 #[derive(Debug, Clone)]
-pub(super) struct Sizes {
+pub(super) struct HandoffSizes {
     pub(super) lengths: Vec<usize>,
     pub(super) rounds: u32,
     pub(super) time_per_length: Duration,

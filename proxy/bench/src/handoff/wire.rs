@@ -28,12 +28,12 @@ pub(super) struct WireSpeed {
     pub(super) copy: f64,
     /// Median over the rounds of `pull` ÷ `copy`.
     pub(super) ratio: f64,
-    pub(super) stages: Vec<Stage>,
+    pub(super) stages: Vec<StageSpeed>,
 }
 
 /// Speed of one stage on one otherwise idle core.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Stage {
+pub(super) struct StageSpeed {
     pub(super) name: &'static str,
     pub(super) gb_s: f64,
 }
@@ -63,9 +63,9 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<WireSpeed, Comma
     }
     let captured = capture(bench.source(), prompt[..prompt.len() - 1].to_vec()).await?;
     let export = captured.n_bytes() as f64 / captured.timings.export_ms / 1e6;
-    let mut stages = vec![Stage { name: "export from llama.cpp (the node's own clock)", gb_s: export }];
+    let mut stages = vec![StageSpeed { name: "export from llama.cpp (the node's own clock)", gb_s: export }];
     stages.extend(tokio::task::spawn_blocking(move || in_process(&captured)).await??);
-    stages.push(Stage { name: "import into llama.cpp (the node's own clock)", gb_s: median(&imports) });
+    stages.push(StageSpeed { name: "import into llama.cpp (the node's own clock)", gb_s: median(&imports) });
     Ok(WireSpeed {
         n_tokens: prompt.len(),
         n_bytes,
@@ -101,7 +101,7 @@ fn copy(n_bytes: usize) -> std::io::Result<f64> {
 }
 
 /// The stages that need no engine.
-fn in_process(captured: &Captured) -> Result<Vec<Stage>, CommandFailure> {
+fn in_process(captured: &Captured) -> Result<Vec<StageSpeed>, CommandFailure> {
     let n_bytes = captured.n_bytes() as f64;
     let rate = |seconds: f64| n_bytes / seconds / 1e9;
     let chunks = || captured.chunks.iter().flat_map(|chunk| chunk.tensors());
@@ -131,12 +131,12 @@ fn in_process(captured: &Captured) -> Result<Vec<Stage>, CommandFailure> {
         reads.push(rate(run.read_seconds));
     }
     Ok(vec![
-        Stage { name: "write frames (digest)", gb_s: median(&writes) },
-        Stage { name: "  BLAKE3 alone", gb_s: rate(seconds(hash)) },
-        Stage { name: "read frames (digest, copy, scan)", gb_s: median(&reads) },
-        Stage { name: "  looking for NaN alone", gb_s: rate(seconds(scan)) },
-        Stage { name: "  copying alone, memory in use before", gb_s: rate(seconds(&mut warm_copy)) },
-        Stage { name: "  copying alone, fresh memory", gb_s: rate(seconds(&mut fresh_copy)) },
+        StageSpeed { name: "write frames (digest)", gb_s: median(&writes) },
+        StageSpeed { name: "  BLAKE3 alone", gb_s: rate(seconds(hash)) },
+        StageSpeed { name: "read frames (digest, copy, scan)", gb_s: median(&reads) },
+        StageSpeed { name: "  looking for NaN alone", gb_s: rate(seconds(scan)) },
+        StageSpeed { name: "  copying alone, memory in use before", gb_s: rate(seconds(&mut warm_copy)) },
+        StageSpeed { name: "  copying alone, fresh memory", gb_s: rate(seconds(&mut fresh_copy)) },
     ])
 }
 

@@ -27,7 +27,7 @@ pub(super) const LINKS: [f64; 6] = [0.1, 1.0, 2.5, 10.0, 25.0, 100.0];
 const WARM_UP: usize = 24;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pair {
+pub(super) struct MachinePair {
     pub name: &'static str,
     prefill: MachineSpec,
     decode: MachineSpec,
@@ -36,18 +36,18 @@ pub(super) struct Pair {
 }
 
 /// The M3 Ultra, and a machine whose prefill is `times` as fast.
-const fn ratio(name: &'static str, times: f64) -> Pair {
+const fn ratio(name: &'static str, times: f64) -> MachinePair {
     let prefill =
         MachineSpec { name: "prefill", prefill_tps: times * M3_ULTRA.prefill_tps, bandwidth: M3_ULTRA.bandwidth };
-    Pair { name, prefill, decode: M3_ULTRA, prefill_decodes: false }
+    MachinePair { name, prefill, decode: M3_ULTRA, prefill_decodes: false }
 }
 
-pub(super) const PAIRS: [Pair; 5] = [
+pub(super) const PAIRS: [MachinePair; 5] = [
     ratio("1×", 1.0),
     ratio("2×", 2.0),
     ratio("4×", 4.0),
-    Pair { name: "Spark, M3 Ultra", prefill: DGX_SPARK, decode: M3_ULTRA, prefill_decodes: true },
-    Pair { name: "Spark, M4 Max", prefill: DGX_SPARK, decode: M4_MAX, prefill_decodes: true },
+    MachinePair { name: "Spark, M3 Ultra", prefill: DGX_SPARK, decode: M3_ULTRA, prefill_decodes: true },
+    MachinePair { name: "Spark, M4 Max", prefill: DGX_SPARK, decode: M4_MAX, prefill_decodes: true },
 ];
 
 /// The machines and the link of a cluster, as reports name them.
@@ -140,8 +140,8 @@ pub(super) async fn run() -> Result<Vec<GridCell>, CommandFailure> {
     Ok(cells)
 }
 
-async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<GridCell>, CommandFailure> {
-    let Pair { prefill, decode, prefill_decodes, .. } = *pair;
+async fn run_on(pair: &MachinePair, gbps: f64) -> Result<Vec<GridCell>, CommandFailure> {
+    let MachinePair { prefill, decode, prefill_decodes, .. } = *pair;
     let spec = ClusterSpec { prefill, prefill_decodes, decode, link: link(gbps), n_slots: 4, n_context: 4_096 };
     let cluster = Cluster::calibrated(&spec).await?;
     let mut requests = Vec::new();
@@ -202,7 +202,7 @@ fn direct(cell: &GridCell) -> Option<&MeasuredCell> {
 
 /// Summarizes the cells of each pair, and all cells.
 pub(super) fn summarize(cells: &[GridCell]) -> Vec<Summary> {
-    let of_pair = |pair: &Pair| {
+    let of_pair = |pair: &MachinePair| {
         let cells: Vec<&GridCell> = cells.iter().filter(|cell| cell.pair == pair.name).collect();
         summary(pair.name, &cells)
     };

@@ -9,7 +9,7 @@ use baton_proxy::serve::{CommandFailure, endpoint_url};
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::settings::{Api, AskedForm, LoadSettings, Pace, ReplyChecks, RoundLength, ServerSettings};
+use super::settings::{AskedForm, CalledApi, LoadSettings, Pace, ReplyChecks, RoundLength, ServerSettings};
 use crate::report::{ChartFolder, ReportFiles};
 
 /// Requests at once without `--concurrency`: of a closed loop, and at most of an open one.
@@ -30,7 +30,7 @@ pub(crate) struct ServeBenchArgs {
     model: Option<String>,
     /// The API
     #[arg(long, value_enum, default_value = "chat")]
-    api: Api,
+    api: CalledApi,
     /// The form of replies
     #[arg(long, value_enum, default_value = "stream")]
     reply: AskedForm,

@@ -4,7 +4,7 @@ use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::settings::{Api, AskedForm, LoadSettings};
+use super::settings::{AskedForm, CalledApi, LoadSettings};
 use super::word_prompts::WordPrompts;
 
 /// Stands for the prompt while the rest of the body is written once.
@@ -21,8 +21,8 @@ impl Bodies {
     pub(super) fn new(settings: &LoadSettings, model: &str) -> Result<Bodies, CommandFailure> {
         let mut body = json!({ "model": model, "max_tokens": settings.output_tokens, "temperature": 0 });
         match settings.api {
-            Api::Chat => body["messages"] = json!([{ "role": "user", "content": PROMPT_MARK }]),
-            Api::Completions => body["prompt"] = PROMPT_MARK.into(),
+            CalledApi::Chat => body["messages"] = json!([{ "role": "user", "content": PROMPT_MARK }]),
+            CalledApi::Completions => body["prompt"] = PROMPT_MARK.into(),
         }
         match settings.reply {
             AskedForm::Json => body["stream"] = false.into(),

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::figures::RoundFigures;
-use super::settings::{Api, AskedForm, LoadSettings, Pace, RoundLength};
+use super::settings::{AskedForm, CalledApi, LoadSettings, Pace, RoundLength};
 use super::tally::{LatencyKind, PERCENTILES};
 use crate::report::{ChartLine, LineChart, Report, Row, dash};
 
@@ -274,8 +274,8 @@ impl LoadSettings {
             AskedForm::Json => "JSON replies",
         };
         let api = match self.api {
-            Api::Chat => "chats",
-            Api::Completions => "completions",
+            CalledApi::Chat => "chats",
+            CalledApi::Completions => "completions",
         };
         let pace = match self.pace {
             Pace::Closed { concurrency } => format!("{concurrency} at once"),

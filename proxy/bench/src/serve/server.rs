@@ -9,10 +9,10 @@ use hyper::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::bodies::Bodies;
-use super::check::Asked;
+use super::check::RequestedReply;
 use super::connection::{ServerConnections, whole};
 use super::fault::{RequestFailure, quoted};
-use super::settings::{Api, LoadSettings, ServerSettings};
+use super::settings::{CalledApi, LoadSettings, ServerSettings};
 
 /// The longest list of models.
 const MAX_LIST_BYTES: usize = 16 << 20;
@@ -23,7 +23,7 @@ pub(super) struct MeasuredServer {
     pub(super) model: String,
     pub(super) connections: ServerConnections,
     pub(super) bodies: Bodies,
-    pub(super) asked: Asked,
+    pub(super) asked: RequestedReply,
     /// By prompt, if replies to a prompt must be the same.
     pub(super) first_replies: RefCell<HashMap<u64, blake3::Hash>>,
     /// Requests that were started so far.
@@ -54,7 +54,7 @@ impl MeasuredServer {
         };
         Ok(MeasuredServer {
             bodies: Bodies::new(load, &model)?,
-            asked: Asked {
+            asked: RequestedReply {
                 api: load.api,
                 form: load.reply,
                 max_tokens: load.output_tokens,
@@ -72,8 +72,8 @@ impl MeasuredServer {
     /// The path of requests.
     pub(super) fn path(&self) -> &'static str {
         match self.asked.api {
-            Api::Chat => "/v1/chat/completions",
-            Api::Completions => "/v1/completions",
+            CalledApi::Chat => "/v1/chat/completions",
+            CalledApi::Completions => "/v1/completions",
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// The API that is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Api {
+pub(super) enum CalledApi {
     /// /v1/chat/completions
     Chat,
     /// /v1/completions
@@ -56,7 +56,7 @@ pub(super) enum RoundLength {
 /// The load and the rounds, the same for all servers.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadSettings {
-    pub(super) api: Api,
+    pub(super) api: CalledApi,
     pub(super) reply: AskedForm,
     pub(super) pace: Pace,
     pub(super) length: RoundLength,

@@ -6,14 +6,14 @@ const MAX_SEQUENCE: usize = 256;
 /// Cleans a text that comes in pieces: a sequence may be cut anywhere.
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
-    state: Sequence,
+    state: EscapeState,
     /// Characters of the sequence so far.
     n: usize,
 }
 
 /// Where in an escape sequence the text is.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Sequence {
+enum EscapeState {
     #[default]
     Text,
     /// After ESC.
@@ -38,24 +38,24 @@ impl Cleaner {
         self.n += 1;
         // A line break ends every sequence, so that a broken one costs a line at most.
         if c == '\n' || self.n > MAX_SEQUENCE {
-            self.state = Sequence::Text;
+            self.state = EscapeState::Text;
         }
         let (next, keeps) = match (self.state, c) {
-            (Sequence::String, '\x1b') => (Sequence::StringEscape, false),
-            (_, '\x1b') => (Sequence::Escape, false),
-            (Sequence::Text, '\u{9b}') => (Sequence::Control, false),
-            (Sequence::Text, '\u{90}' | '\u{98}' | '\u{9d}'..='\u{9f}') => (Sequence::String, false),
-            (Sequence::Text, c) => (Sequence::Text, is_harmless(c)),
-            (Sequence::Escape, '[') => (Sequence::Control, false),
-            (Sequence::Escape, ']' | 'P' | 'X' | '^' | '_') => (Sequence::String, false),
-            (Sequence::Escape, ' '..='/') => (Sequence::Intermediate, false),
-            (Sequence::Control, '\x20'..='\x3f') => (Sequence::Control, false),
-            (Sequence::String, c) if c != '\x07' && c != '\u{9c}' => (Sequence::String, false),
-            (Sequence::StringEscape, c) if c != '\\' => (Sequence::String, false),
+            (EscapeState::String, '\x1b') => (EscapeState::StringEscape, false),
+            (_, '\x1b') => (EscapeState::Escape, false),
+            (EscapeState::Text, '\u{9b}') => (EscapeState::Control, false),
+            (EscapeState::Text, '\u{90}' | '\u{98}' | '\u{9d}'..='\u{9f}') => (EscapeState::String, false),
+            (EscapeState::Text, c) => (EscapeState::Text, is_harmless(c)),
+            (EscapeState::Escape, '[') => (EscapeState::Control, false),
+            (EscapeState::Escape, ']' | 'P' | 'X' | '^' | '_') => (EscapeState::String, false),
+            (EscapeState::Escape, ' '..='/') => (EscapeState::Intermediate, false),
+            (EscapeState::Control, '\x20'..='\x3f') => (EscapeState::Control, false),
+            (EscapeState::String, c) if c != '\x07' && c != '\u{9c}' => (EscapeState::String, false),
+            (EscapeState::StringEscape, c) if c != '\\' => (EscapeState::String, false),
             // The last character of a sequence.
-            (_, _) => (Sequence::Text, false),
+            (_, _) => (EscapeState::Text, false),
         };
-        if next == Sequence::Text {
+        if next == EscapeState::Text {
             self.n = 0;
         }
         self.state = next;

@@ -38,12 +38,12 @@ struct OwnEndpoint {
 }
 
 #[derive(Deserialize)]
-struct ModelList {
-    data: Vec<ListedModel>,
+struct ModelEntries {
+    data: Vec<ModelEntry>,
 }
 
 #[derive(Deserialize)]
-struct ListedModel {
+struct ModelEntry {
     id: String,
 }
 
@@ -142,7 +142,7 @@ async fn list(endpoint: &EndpointArgs) -> Result<Vec<String>, ListFailure> {
         ))));
     }
     let body = endpoint.body(reply, MAX_LIST_BYTES).await.map_err(ListFailure::Refused)?;
-    let list: ModelList = serde_json::from_slice(&body)
+    let list: ModelEntries = serde_json::from_slice(&body)
         .map_err(|_| ListFailure::Refused(CommandFailure(format!("{base} is not an OpenAI-compatible endpoint"))))?;
     Ok(list.data.into_iter().map(|model| model.id).collect())
 }

@@ -4,15 +4,15 @@ use serde_json::{Value, json};
 
 /// A conversation. The endpoint refuses one that is longer than the model's context.
 #[derive(Debug, Default)]
-pub(super) struct Conversation {
+pub(super) struct ChatHistory {
     pub(super) system: Option<String>,
     /// A message of the person and a reply, in turn.
     turns: Vec<(String, String)>,
 }
 
-impl Conversation {
-    pub(super) fn new(system: Option<String>) -> Conversation {
-        Conversation { system, turns: Vec::new() }
+impl ChatHistory {
+    pub(super) fn new(system: Option<String>) -> ChatHistory {
+        ChatHistory { system, turns: Vec::new() }
     }
 
     /// The request for a reply to `message`.
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_request_has_every_turn_and_none_that_failed() {
-        let mut conversation = Conversation::new(Some("be brief".into()));
+        let mut conversation = ChatHistory::new(Some("be brief".into()));
         conversation.keep("a".into(), "b".into());
         conversation.keep("failed".into(), String::new());
         let request = conversation.request("m", "c");

@@ -7,10 +7,10 @@ use super::ChatArgs;
 use super::clean::clean;
 use super::command::{HELP, Typed};
 use super::connect::Connection;
-use super::conversation::Conversation;
+use super::conversation::ChatHistory;
 use super::line_editor::{Line, LineEditor};
 use super::screen::Screen;
-use super::stream::{Piece, Reply};
+use super::stream::{ChatReply, ReplyPiece};
 
 const PROMPT: &str = "> ";
 
@@ -28,7 +28,7 @@ pub(super) async fn run(args: ChatArgs) -> Result<(), CommandFailure> {
     if let Some(problem) = problem {
         screen.remark(&problem)?;
     }
-    let chat = Chat { connection: &mut connection, conversation: Conversation::new(args.system), screen, editor };
+    let chat = Chat { connection: &mut connection, conversation: ChatHistory::new(args.system), screen, editor };
     let chatted = chat.run(&mut interrupts).await;
     connection.close().await;
     chatted
@@ -37,7 +37,7 @@ pub(super) async fn run(args: ChatArgs) -> Result<(), CommandFailure> {
 /// A chat that goes on.
 struct Chat<'a> {
     connection: &'a mut Connection,
-    conversation: Conversation,
+    conversation: ChatHistory,
     screen: Screen,
     editor: LineEditor,
 }
@@ -84,7 +84,7 @@ impl Chat<'_> {
 /// A message that is to be answered.
 struct Asked<'a> {
     connection: &'a mut Connection,
-    conversation: &'a Conversation,
+    conversation: &'a ChatHistory,
     message: &'a str,
 }
 
@@ -123,16 +123,16 @@ async fn show(
 ) -> Result<(), CommandFailure> {
     let Asked { connection, conversation, message } = asked;
     connection.revive().await?;
-    let mut reply = Reply::ask(connection, &conversation.request(&connection.model, message)).await?;
+    let mut reply = ChatReply::ask(connection, &conversation.request(&connection.model, message)).await?;
     *route = reply.route.take();
     while let Some(piece) = reply.next().await? {
         match piece {
-            Piece::Text(more) => {
+            ReplyPiece::Text(more) => {
                 screen.text(&more)?;
                 *text += &more;
             }
-            Piece::Reasoning(more) => screen.reasoning(&more)?,
-            Piece::Call { name, arguments } => {
+            ReplyPiece::Reasoning(more) => screen.reasoning(&more)?,
+            ReplyPiece::Call { name, arguments } => {
                 screen.end_reply()?;
                 screen.remark(&format!("tool call: {name}({arguments})"))?;
             }

@@ -17,11 +17,11 @@ const MAX_HELD: usize = 64;
 /// Renders one reply.
 #[derive(Debug, Default)]
 pub(super) struct Markdown {
-    block: Block,
+    block: MarkdownBlock,
     /// The beginning of a line, until it is clear what the line is.
     line_start: Option<String>,
     /// A run of one delimiter, until the next character.
-    run: Option<Run>,
+    run: Option<MarkRun>,
     /// A backslash, until the next character.
     is_escaped: bool,
     bold: bool,
@@ -33,7 +33,7 @@ pub(super) struct Markdown {
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Block {
+enum MarkdownBlock {
     #[default]
     Paragraph,
     Heading,
@@ -50,7 +50,7 @@ enum Block {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct MarkRun {
     mark: char,
     n: usize,
     /// The character before it.
@@ -97,7 +97,7 @@ impl Markdown {
 
     fn take(&mut self, c: char) {
         let at_start = self.last.is_none_or(|last| last == '\n') && self.run.is_none() && !self.is_escaped;
-        if self.line_start.is_none() && at_start && !matches!(self.block, Block::Fence { .. }) {
+        if self.line_start.is_none() && at_start && !matches!(self.block, MarkdownBlock::Fence { .. }) {
             self.line_start = Some(String::new());
         }
         match self.line_start.take() {
@@ -116,10 +116,10 @@ impl Markdown {
 
     /// Shows the beginning of a line, or holds it back. `is_whole`: no more of the line comes.
     fn begin(&mut self, held: &str, is_whole: bool) {
-        if let Block::Code { mark, n } = self.block {
+        if let MarkdownBlock::Code { mark, n } = self.block {
             match (closes(held, mark, n), is_whole) {
                 (Some(true), true) => {
-                    self.block = Block::Fence { opens: None };
+                    self.block = MarkdownBlock::Fence { opens: None };
                     self.push_styled(Style::Dim, held);
                 }
                 (Some(_), false) => self.line_start = Some(held.to_owned()),
@@ -129,9 +129,9 @@ impl Markdown {
         }
         match line_start(held, is_whole) {
             LineStart::Open => self.line_start = Some(held.to_owned()),
-            LineStart::Heading => self.block = Block::Heading,
+            LineStart::Heading => self.block = MarkdownBlock::Heading,
             LineStart::Quote => {
-                self.block = Block::Quote;
+                self.block = MarkdownBlock::Quote;
                 self.push_styled(Style::Dim, "│ ");
             }
             LineStart::Item { indent } => {
@@ -141,7 +141,7 @@ impl Markdown {
             LineStart::Fence { mark, n } => {
                 self.push_styled(Style::Dim, held);
                 // The rest of this line names the language.
-                self.block = Block::Fence { opens: Some((mark, n)) };
+                self.block = MarkdownBlock::Fence { opens: Some((mark, n)) };
             }
             LineStart::Rule => self.push_styled(Style::Dim, &"─".repeat(24)),
             LineStart::Text => held.chars().for_each(|c| self.inline(c)),
@@ -162,9 +162,9 @@ impl Markdown {
             return self.end_line();
         }
         match self.block {
-            Block::Code { .. } => return self.push_styled(Style::Code, c.encode_utf8(&mut [0; 4])),
-            Block::Fence { .. } => return self.push_styled(Style::Dim, c.encode_utf8(&mut [0; 4])),
-            Block::Paragraph | Block::Heading | Block::Quote => {}
+            MarkdownBlock::Code { .. } => return self.push_styled(Style::Code, c.encode_utf8(&mut [0; 4])),
+            MarkdownBlock::Fence { .. } => return self.push_styled(Style::Dim, c.encode_utf8(&mut [0; 4])),
+            MarkdownBlock::Paragraph | MarkdownBlock::Heading | MarkdownBlock::Quote => {}
         }
         if std::mem::take(&mut self.is_escaped) {
             if !c.is_ascii_punctuation() {
@@ -180,8 +180,8 @@ impl Markdown {
             self.close_run(Some(c));
         }
         match c {
-            '*' | '_' if self.code == 0 => self.run = Some(Run { mark: c, n: 1, before: self.last }),
-            '`' => self.run = Some(Run { mark: c, n: 1, before: self.last }),
+            '*' | '_' if self.code == 0 => self.run = Some(MarkRun { mark: c, n: 1, before: self.last }),
+            '`' => self.run = Some(MarkRun { mark: c, n: 1, before: self.last }),
             '\\' if self.code == 0 => self.is_escaped = true,
             c => self.show_char(c),
         }
@@ -194,8 +194,10 @@ impl Markdown {
         }
         (self.bold, self.italic, self.code) = (false, false, 0);
         self.block = match self.block {
-            Block::Code { mark, n } | Block::Fence { opens: Some((mark, n)) } => Block::Code { mark, n },
-            _ => Block::Paragraph,
+            MarkdownBlock::Code { mark, n } | MarkdownBlock::Fence { opens: Some((mark, n)) } => {
+                MarkdownBlock::Code { mark, n }
+            }
+            _ => MarkdownBlock::Paragraph,
         };
         self.push_styled(Style::Plain, "\n");
         self.last = Some('\n');
@@ -203,7 +205,7 @@ impl Markdown {
 
     /// Decides what a run of delimiters means, before the character `next`.
     fn close_run(&mut self, next: Option<char>) {
-        let Some(Run { mark, n, before }) = self.run.take() else { return };
+        let Some(MarkRun { mark, n, before }) = self.run.take() else { return };
         let text = mark.to_string().repeat(n);
         self.last = Some(mark);
         if mark == '`' {
@@ -247,7 +249,7 @@ impl Markdown {
     fn show(&mut self, text: &str) {
         let style = match (self.block, self.code > 0) {
             (_, true) => Style::Code,
-            (Block::Heading, _) => Style::Heading,
+            (MarkdownBlock::Heading, _) => Style::Heading,
             _ if self.bold && self.italic => Style::BoldItalic,
             _ if self.bold => Style::Bold,
             _ if self.italic => Style::Italic,

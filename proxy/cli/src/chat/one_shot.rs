@@ -7,8 +7,8 @@ use baton_proxy::serve::CommandFailure;
 use super::super::terminal;
 use super::ChatArgs;
 use super::connect::Connection;
-use super::conversation::Conversation;
-use super::stream::{Piece, Reply};
+use super::conversation::ChatHistory;
+use super::stream::{ChatReply, ReplyPiece};
 
 /// The longest input. Endpoints refuse longer bodies by default.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
@@ -17,26 +17,28 @@ const MAX_INPUT_BYTES: u64 = 16 << 20;
 pub(super) async fn run(args: ChatArgs) -> Result<(), CommandFailure> {
     let message = tokio::task::spawn_blocking(input).await??;
     let connection = Connection::open(&args).await?;
-    let conversation = Conversation::new(args.system);
+    let conversation = ChatHistory::new(args.system);
     let printed = print_reply(&connection, &conversation, &message).await;
     connection.close().await;
     printed
 }
 
-async fn print_reply(to: &Connection, conversation: &Conversation, message: &str) -> Result<(), CommandFailure> {
-    let mut reply = Reply::ask(to, &conversation.request(&to.model, message)).await?;
+async fn print_reply(to: &Connection, conversation: &ChatHistory, message: &str) -> Result<(), CommandFailure> {
+    let mut reply = ChatReply::ask(to, &conversation.request(&to.model, message)).await?;
     let mut ends_line = true;
     let printed = loop {
         match reply.next().await {
-            Ok(Some(Piece::Text(text))) => {
+            Ok(Some(ReplyPiece::Text(text))) => {
                 ends_line = text.ends_with('\n');
                 if !terminal::print(&text)? {
                     // The reader has enough.
                     return Ok(());
                 }
             }
-            Ok(Some(Piece::Call { name, arguments })) => terminal::note(format_args!("tool call: {name}({arguments})")),
-            Ok(Some(Piece::Reasoning(_))) => {}
+            Ok(Some(ReplyPiece::Call { name, arguments })) => {
+                terminal::note(format_args!("tool call: {name}({arguments})"))
+            }
+            Ok(Some(ReplyPiece::Reasoning(_))) => {}
             Ok(None) => break Ok(()),
             Err(failure) => break Err(failure),
         }

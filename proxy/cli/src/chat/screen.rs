@@ -10,7 +10,7 @@ const RESET: &str = "\x1b[0m";
 /// Writes a chat to standard output. Each write ends with the plain style, so that nothing else is ever styled.
 pub(super) struct Screen {
     has_styles: bool,
-    part: Part,
+    part: ScreenPart,
     markdown: Markdown,
     /// True if the last character was no line break.
     in_line: bool,
@@ -18,7 +18,7 @@ pub(super) struct Screen {
 
 /// The part of a reply that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ScreenPart {
     None,
     Reasoning,
     Text,
@@ -31,7 +31,7 @@ impl Screen {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         Screen {
             has_styles: !is_set("NO_COLOR") && !is_dumb,
-            part: Part::None,
+            part: ScreenPart::None,
             markdown: Markdown::default(),
             in_line: false,
         }
@@ -39,12 +39,12 @@ impl Screen {
 
     /// More of the reply's text, clean.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
-        if self.part == Part::Reasoning {
+        if self.part == ScreenPart::Reasoning {
             // An empty line between the reasoning and the answer.
             self.end_line()?;
             self.write(&[(Style::Plain, "\n".into())])?;
         }
-        self.part = Part::Text;
+        self.part = ScreenPart::Text;
         let shown = match self.has_styles {
             true => self.markdown.push(text),
             false => vec![(Style::Plain, text.to_owned())],
@@ -54,7 +54,7 @@ impl Screen {
 
     /// More of the model's reasoning, clean.
     pub(super) fn reasoning(&mut self, text: &str) -> io::Result<()> {
-        self.part = Part::Reasoning;
+        self.part = ScreenPart::Reasoning;
         self.write(&[(Style::Dim, text.to_owned())])
     }
 
@@ -62,7 +62,7 @@ impl Screen {
     pub(super) fn end_reply(&mut self) -> io::Result<()> {
         let held = self.markdown.finish();
         self.markdown = Markdown::default();
-        self.part = Part::None;
+        self.part = ScreenPart::None;
         self.write(&held)?;
         self.end_line()
     }

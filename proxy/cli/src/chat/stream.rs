@@ -32,7 +32,7 @@ const MAX_CALLS: usize = 128;
 
 /// A piece of a reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum ReplyPiece {
     Text(String),
     Reasoning(String),
     /// A whole call, after the text.
@@ -43,21 +43,21 @@ pub(super) enum Piece {
 }
 
 /// A reply that is being read. Dropping it closes its connection, which cancels the request.
-pub(super) struct Reply {
+pub(super) struct ChatReply {
     response: Response,
     /// Its `x-baton-route`.
     pub(super) route: Option<String>,
     pending: Vec<u8>,
-    ready: std::collections::VecDeque<Piece>,
+    ready: std::collections::VecDeque<ReplyPiece>,
     text: Cleaner,
     reasoning: Cleaner,
-    calls: Vec<Call>,
+    calls: Vec<CollectedCall>,
     n_bytes: usize,
     has_ended: bool,
 }
 
 #[derive(Default)]
-struct Call {
+struct CollectedCall {
     name: String,
     arguments: String,
 }
@@ -65,12 +65,12 @@ struct Call {
 #[derive(Deserialize)]
 struct ReplyChunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<DeltaChoice>,
     error: Option<ErrorDetail>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct DeltaChoice {
     #[serde(default)]
     delta: Delta,
 }
@@ -103,7 +103,7 @@ struct FunctionDelta {
 }
 
 #[derive(Deserialize)]
-struct ErrorBody {
+struct FailedReply {
     error: ErrorDetail,
 }
 
@@ -112,9 +112,9 @@ struct ErrorDetail {
     message: String,
 }
 
-impl Reply {
+impl ChatReply {
     /// Sends a request. Errors: nothing answers, or the endpoint refuses it.
-    pub(super) async fn ask(to: &Connection, request: &Value) -> Result<Reply, CommandFailure> {
+    pub(super) async fn ask(to: &Connection, request: &Value) -> Result<ChatReply, CommandFailure> {
         // A redirect would send the key and the chat to another server.
         let client = reqwest::Client::builder()
             .connect_timeout(CONNECT_DEADLINE)
@@ -134,7 +134,7 @@ impl Reply {
             return Err(refusal(response).await);
         }
         let route = response.headers().get("x-baton-route").and_then(|route| route.to_str().ok()).map(clean);
-        Ok(Reply {
+        Ok(ChatReply {
             response,
             route,
             pending: Vec::new(),
@@ -148,7 +148,7 @@ impl Reply {
     }
 
     /// The next piece; `None` at the end. Errors: the reply broke off, in words.
-    pub(super) async fn next(&mut self) -> Result<Option<Piece>, CommandFailure> {
+    pub(super) async fn next(&mut self) -> Result<Option<ReplyPiece>, CommandFailure> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
                 return Ok(Some(piece));
@@ -181,7 +181,10 @@ impl Reply {
                     self.has_ended = true;
                     let calls = std::mem::take(&mut self.calls);
                     let calls = calls.into_iter().filter(|call| !call.name.is_empty());
-                    let piece = |call: Call| Piece::Call { name: clean(&call.name), arguments: clean(&call.arguments) };
+                    let piece = |call: CollectedCall| ReplyPiece::Call {
+                        name: clean(&call.name),
+                        arguments: clean(&call.arguments),
+                    };
                     self.ready.extend(calls.map(piece));
                 }
                 Some(data) => {
@@ -201,18 +204,19 @@ impl Reply {
         if let Some(error) = chunk.error {
             return Err(CommandFailure(format!("the reply failed: {}", one_line(&error.message))));
         }
-        let Some(Choice { delta }) = chunk.choices.into_iter().next() else { return Ok(()) };
+        let Some(DeltaChoice { delta }) = chunk.choices.into_iter().next() else { return Ok(()) };
         if let Some(text) = delta.reasoning_content.or(delta.reasoning) {
-            self.ready.extend(Some(self.reasoning.clean(&text)).filter(|text| !text.is_empty()).map(Piece::Reasoning));
+            self.ready
+                .extend(Some(self.reasoning.clean(&text)).filter(|text| !text.is_empty()).map(ReplyPiece::Reasoning));
         }
         if let Some(text) = delta.content.or(delta.refusal) {
-            self.ready.extend(Some(self.text.clean(&text)).filter(|text| !text.is_empty()).map(Piece::Text));
+            self.ready.extend(Some(self.text.clean(&text)).filter(|text| !text.is_empty()).map(ReplyPiece::Text));
         }
         for CallDelta { index, function } in
             delta.tool_calls.into_iter().flatten().filter(|call| call.index < MAX_CALLS)
         {
             if self.calls.len() <= index {
-                self.calls.resize_with(index + 1, Call::default);
+                self.calls.resize_with(index + 1, CollectedCall::default);
             }
             let call = &mut self.calls[index];
             call.name += &function.name.unwrap_or_default();
@@ -233,7 +237,7 @@ async fn refusal(mut response: Response) -> CommandFailure {
         }
     }
     match (serde_json::from_slice(&body), status) {
-        (Ok(ErrorBody { error }), _) => CommandFailure(one_line(&error.message)),
+        (Ok(FailedReply { error }), _) => CommandFailure(one_line(&error.message)),
         (Err(_), status) => CommandFailure(format!("the endpoint answered {status}")),
     }
 }

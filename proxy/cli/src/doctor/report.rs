@@ -5,7 +5,7 @@ use std::fmt;
 
 use baton_engines::llama::devices::Device;
 use baton_schemas::kv::CodecLoss;
-use baton_tryout::examination::{Examined, Finding, Machine, SystemState, Verdict};
+use baton_tryout::examination::{Examined, Machine, SystemFinding, SystemState, Verdict};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -13,14 +13,14 @@ pub(super) struct DoctorReport {
     #[serde(flatten)]
     machine: Machine,
     /// What the system allows.
-    system_findings: Vec<Finding>,
+    system_findings: Vec<SystemFinding>,
     #[serde(flatten)]
     examined: Examined,
 }
 
 impl DoctorReport {
     /// The report on a machine with these devices.
-    pub(super) fn new(devices: &[Device], system_findings: Vec<Finding>, examined: Examined) -> DoctorReport {
+    pub(super) fn new(devices: &[Device], system_findings: Vec<SystemFinding>, examined: Examined) -> DoctorReport {
         DoctorReport { machine: Machine::with(devices), system_findings, examined }
     }
 
@@ -57,7 +57,7 @@ impl fmt::Display for DoctorReport {
             let gib = device.memory_bytes as f64 / (1u64 << 30) as f64;
             writeln!(f, "  {:<10} {} ({gib:.1} GiB)", device.name, device.description)?;
         }
-        for Finding { topic, state, text } in system_findings {
+        for SystemFinding { topic, state, text } in system_findings {
             let word = match state {
                 SystemState::Fine => "fine",
                 SystemState::Advice => "TO DO",

@@ -130,7 +130,7 @@ impl Fetcher<'_> {
         }
         self.progress.started(&source.name, total_bytes);
         self.progress.reached(start);
-        self.copy_body(source, part, Body { response, start, total_bytes }).await
+        self.copy_body(source, part, AcceptedResponse { response, start, total_bytes }).await
     }
 
     async fn request(
@@ -153,7 +153,12 @@ impl Fetcher<'_> {
         request.send().await.map_err(|error| AttemptFailure::Passing(root_cause(&error)))
     }
 
-    async fn copy_body(&self, source: &DownloadSource, part: &PartFile, body: Body) -> Result<(), AttemptFailure> {
+    async fn copy_body(
+        &self,
+        source: &DownloadSource,
+        part: &PartFile,
+        body: AcceptedResponse,
+    ) -> Result<(), AttemptFailure> {
         let total_bytes = body.total_bytes;
         let mut chunks = body.response.bytes_stream();
         let appender = part.append();
@@ -185,7 +190,7 @@ impl Fetcher<'_> {
 }
 
 /// A response whose head has been accepted.
-struct Body {
+struct AcceptedResponse {
     response: Response,
     /// The body's offset in the file.
     start: u64,

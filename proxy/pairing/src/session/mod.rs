@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::attempts::Attempts;
 use crate::authority::{self, CertificateRequest};
 use crate::code::{CODE_LIFETIME, PairingCode};
-use crate::error::{PairingError, Refusal};
+use crate::error::{PairingError, PairingRefusal};
 use crate::exchange;
 use crate::folder::ClusterFolder;
 use crate::membership::{About, MachineName, Membership};
@@ -74,7 +74,7 @@ pub enum EndReason {
 
 /// The end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionEnd {
+pub struct PairingEnd {
     pub reason: EndReason,
     pub n_joined: usize,
 }
@@ -134,7 +134,7 @@ impl PairingSession {
         listener: TcpListener,
         expected: Option<usize>,
         report: impl Fn(PairingEvent) + Send + Sync + 'static,
-    ) -> SessionEnd {
+    ) -> PairingEnd {
         let report = Arc::new(report);
         let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut runs = JoinSet::new();
@@ -173,7 +173,7 @@ impl PairingSession {
         // Those who have proved themselves may finish. The rest is silent, and dropping the set ends it.
         let finish = async { while runs.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(FINISH_DEADLINE, finish).await;
-        SessionEnd { reason, n_joined: self.n_joined() }
+        PairingEnd { reason, n_joined: self.n_joined() }
     }
 
     async fn has_admitted(&self, expected: Option<usize>) {
@@ -205,7 +205,7 @@ impl PairingSession {
         if let Err(error) = &admitted {
             let refusal = match error {
                 PairingError::Refused(refusal) => *refusal,
-                _ => Refusal::Failed,
+                _ => PairingRefusal::Failed,
             };
             // Best effort: it may be gone.
             let payload = [refusal.to_byte()];
@@ -224,14 +224,14 @@ impl PairingSession {
         let hello = Hello::parse(hello)
             .map_err(|refusal| refusal.map_or(PairingError::Protocol("a malformed hello"), PairingError::Refused))?;
         if hello.room != first.code.room() {
-            return Err(PairingError::Refused(Refusal::Room));
+            return Err(PairingError::Refused(PairingRefusal::Room));
         }
         let attempt = first.attempts.begin().map_err(PairingError::Refused)?;
         let (keys, answer) = exchange::answer(&first.code, &hello, first.member.about.machine.clone())?;
         wire::send(connection, Kind::Answer, &answer.to_bytes()).await?;
         let proof = wire::exactly(wire::receive(connection, Kind::JoinerProof).await?)?;
         if !keys.is_joiner_proof(proof) {
-            return Err(PairingError::Refused(Refusal::WrongCode));
+            return Err(PairingError::Refused(PairingRefusal::WrongCode));
         }
         attempt.succeed();
         wire::send(connection, Kind::FirstProof, keys.first_proof()).await?;

@@ -95,7 +95,7 @@ async fn a_wrong_code_leaves_nothing_on_either_side() {
     let home = Home::new();
     let [joined, admitted] = home.join(&home.joiner("second", home.wrong_code())).await;
     for result in [joined, admitted] {
-        assert!(matches!(result, Err(PairingError::Refused(Refusal::WrongCode))), "{result:?}");
+        assert!(matches!(result, Err(PairingError::Refused(PairingRefusal::WrongCode))), "{result:?}");
     }
     assert_eq!(std::fs::read_dir(home.folder.path()).unwrap().count(), 0);
     assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
@@ -106,10 +106,10 @@ async fn five_wrong_codes_make_the_right_one_void() {
     let home = Home::new();
     for _ in 0..MAX_FAILED_ATTEMPTS {
         let [joined, _] = home.join(&home.joiner("second", home.wrong_code())).await;
-        assert!(matches!(joined, Err(PairingError::Refused(Refusal::WrongCode))));
+        assert!(matches!(joined, Err(PairingError::Refused(PairingRefusal::WrongCode))));
     }
     let [joined, _] = home.join(&home.joiner("second", home.code())).await;
-    assert!(matches!(joined, Err(PairingError::Refused(Refusal::Void))), "{joined:?}");
+    assert!(matches!(joined, Err(PairingError::Refused(PairingRefusal::Void))), "{joined:?}");
     assert!(!home.folder("second").exists());
 }
 
@@ -126,7 +126,8 @@ async fn guesses_at_the_same_time_are_five_at_most() {
     let mut n_computed = 0;
     for (joined, first) in runs {
         assert!(joined.await.unwrap().is_err());
-        n_computed += usize::from(matches!(first.await.unwrap(), Err(PairingError::Refused(Refusal::WrongCode))));
+        n_computed +=
+            usize::from(matches!(first.await.unwrap(), Err(PairingError::Refused(PairingRefusal::WrongCode))));
     }
     assert_eq!(n_computed, MAX_FAILED_ATTEMPTS as usize);
 }
@@ -148,7 +149,7 @@ async fn an_expired_code_is_refused() {
     let home = Home::living(Duration::from_secs(1));
     tokio::time::advance(Duration::from_secs(2)).await;
     let [joined, _] = home.join(&home.joiner("second", home.code())).await;
-    assert!(matches!(joined, Err(PairingError::Refused(Refusal::Expired))), "{joined:?}");
+    assert!(matches!(joined, Err(PairingError::Refused(PairingRefusal::Expired))), "{joined:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,15 +169,15 @@ async fn other_rooms_versions_and_strangers_cost_no_attempt() {
     let home = Home::new();
     let other_room = format!("{:03}-0000-0000", (home.code().room() + 1) % 1_000).parse().unwrap();
     let [joined, _] = home.join(&home.joiner("second", other_room)).await;
-    assert!(matches!(joined, Err(PairingError::Refused(Refusal::Room))), "{joined:?}");
+    assert!(matches!(joined, Err(PairingError::Refused(PairingRefusal::Room))), "{joined:?}");
     let (_, hello) = StartedJoiner::new(&home.code(), name("second")).unwrap();
     let hello = hello.to_bytes();
     let frame = |payload: &[u8]| [&[Kind::Hello.to_byte(), 0, payload.len() as u8], payload].concat();
     let mut newer = hello.clone();
     newer[10] = VERSION + 1;
     for (sent, reply) in [
-        (frame(&newer), Some(Refusal::Version)),
-        (frame(&hello[..20]), Some(Refusal::Failed)),
+        (frame(&newer), Some(PairingRefusal::Version)),
+        (frame(&hello[..20]), Some(PairingRefusal::Failed)),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), None),
         (vec![0; 4_096], None),
         (vec![0xff; 4_096], None),
@@ -280,7 +281,7 @@ async fn a_recorded_run_cannot_be_played_again() {
     assert_ne!(Answer::parse(&answer).unwrap().pake, Answer::parse(&of(Kind::Answer)).unwrap().pake);
     wire::send(&mut connection, Kind::JoinerProof, &of(Kind::JoinerProof)).await.unwrap();
     let refused = wire::receive(&mut connection, Kind::FirstProof).await.unwrap_err();
-    assert!(matches!(refused, PairingError::Refused(Refusal::WrongCode)), "{refused}");
+    assert!(matches!(refused, PairingError::Refused(PairingRefusal::WrongCode)), "{refused}");
     assert!(first.await.unwrap().is_err());
     assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS - 1);
 }
@@ -314,6 +315,6 @@ async fn a_session_ends_when_all_have_joined_or_the_code_is_void() {
                 assert!(crate::join::join(&home.joiner("guesser", home.wrong_code()), &address).await.is_err());
             }
         }
-        assert_eq!(admitting.await.unwrap(), SessionEnd { reason, n_joined: 2 });
+        assert_eq!(admitting.await.unwrap(), PairingEnd { reason, n_joined: 2 });
     }
 }

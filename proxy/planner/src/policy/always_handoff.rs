@@ -2,7 +2,7 @@
 //! from the decode nodes.
 
 use super::{Policy, PolicyName, RouteChoice, first_to_complete, why_direct};
-use crate::cost::Candidate;
+use crate::cost::RouteCandidate;
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
@@ -14,7 +14,7 @@ impl Policy for AlwaysHandoff {
         PolicyName::AlwaysHandoff
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
+    fn choose(&self, _: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
         if let Some(candidate) = first_to_complete(candidates, RouteKind::Handoff) {
             return Some(RouteChoice { candidate, reason: RouteReason::Policy });
         }

@@ -1,7 +1,7 @@
 //! Never hands over: chooses the decode node that is predicted to complete first.
 
 use super::{Policy, PolicyName, RouteChoice, first_to_complete};
-use crate::cost::Candidate;
+use crate::cost::RouteCandidate;
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
@@ -13,7 +13,7 @@ impl Policy for Direct {
         PolicyName::Direct
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
+    fn choose(&self, _: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
         let candidate = first_to_complete(candidates, RouteKind::Direct)?;
         Some(RouteChoice { candidate, reason: RouteReason::Policy })
     }

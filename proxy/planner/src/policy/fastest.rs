@@ -1,7 +1,7 @@
 //! The default: chooses the route that is predicted to complete first.
 
 use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
-use crate::cost::Candidate;
+use crate::cost::RouteCandidate;
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
@@ -24,7 +24,7 @@ impl Policy for Fastest {
         PolicyName::Fastest
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
+    fn choose(&self, _: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
         let best = |kind: RouteKind| {
             open(candidates).filter(move |(_, c)| c.route.kind() == kind).min_by(|a, b| order(a.1, b.1))
         };
@@ -45,11 +45,11 @@ impl Policy for Fastest {
     }
 }
 
-fn ttft(candidate: &Candidate) -> f64 {
+fn ttft(candidate: &RouteCandidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.ttft_ms)
 }
 
-fn order(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+fn order(a: &RouteCandidate, b: &RouteCandidate) -> std::cmp::Ordering {
     let first = completion(a);
     let second = completion(b);
     if (first - second).abs() <= TIE * first.min(second) {

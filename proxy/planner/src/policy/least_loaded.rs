@@ -2,7 +2,7 @@
 //! and suits pools of equal machines.
 
 use super::{Policy, PolicyName, RouteChoice, open};
-use crate::cost::Candidate;
+use crate::cost::RouteCandidate;
 use crate::reason::RouteReason;
 use crate::snapshot::{NodeView, Snapshot};
 
@@ -14,8 +14,8 @@ impl Policy for LeastLoaded {
         PolicyName::LeastLoaded
     }
 
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
-        let load = |c: &Candidate| {
+    fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
+        let load = |c: &RouteCandidate| {
             let prefill = c.route.prefill.map(|p| &snapshot.prefill[p]);
             // Without a prefill node, the decode node computes the prompt while its streams run.
             let prompts = prefill.unwrap_or(&snapshot.decode[c.route.decode]).n_backlog;

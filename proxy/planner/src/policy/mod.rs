@@ -9,7 +9,7 @@ mod round_robin;
 
 use std::fmt;
 
-use super::cost::Candidate;
+use super::cost::RouteCandidate;
 use super::snapshot::Snapshot;
 use crate::reason::{BarReason, RouteKind, RouteReason};
 
@@ -79,27 +79,27 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn name(&self) -> PolicyName;
 
     /// Chooses among the candidates that are not barred; `None` if all are barred.
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice>;
+    fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice>;
 }
 
 /// The candidates that are not barred, each with its index.
-fn open(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Candidate)> {
+fn open(candidates: &[RouteCandidate]) -> impl Iterator<Item = (usize, &RouteCandidate)> {
     candidates.iter().enumerate().filter(|(_, candidate)| candidate.barred.is_none())
 }
 
 /// The candidate of this kind that is predicted to complete first, among those that are not barred.
-fn first_to_complete(candidates: &[Candidate], kind: RouteKind) -> Option<usize> {
+fn first_to_complete(candidates: &[RouteCandidate], kind: RouteKind) -> Option<usize> {
     let of_kind = open(candidates).filter(|(_, c)| c.route.kind() == kind);
     of_kind.min_by(|a, b| completion(a.1).total_cmp(&completion(b.1))).map(|(i, _)| i)
 }
 
 /// The predicted completion time in milliseconds; infinite without a prediction, so that such a route comes last.
-fn completion(candidate: &Candidate) -> f64 {
+fn completion(candidate: &RouteCandidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.completion_ms)
 }
 
 /// The reason for a direct route: why the handoffs are barred, or, if there are none, how the direct routes were compared.
-fn why_direct(candidates: &[Candidate]) -> RouteReason {
+fn why_direct(candidates: &[RouteCandidate]) -> RouteReason {
     let mut handoffs = candidates.iter().filter(|c| c.route.prefill.is_some()).peekable();
     if handoffs.peek().is_none() {
         return match open(candidates).count() {

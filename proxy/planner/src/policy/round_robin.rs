@@ -1,7 +1,7 @@
 //! Takes turns among handoffs, or among decode nodes if no handoff is possible. A baseline that measures nothing.
 
 use super::{Policy, PolicyName, RouteChoice, open};
-use crate::cost::Candidate;
+use crate::cost::RouteCandidate;
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
@@ -13,7 +13,7 @@ impl Policy for RoundRobin {
         PolicyName::RoundRobin
     }
 
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
+    fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
         let of_kind = |kind: RouteKind| -> Vec<usize> {
             open(candidates).filter(|(_, c)| c.route.kind() == kind).map(|(i, _)| i).collect()
         };

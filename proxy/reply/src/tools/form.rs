@@ -22,7 +22,7 @@ const TAIL_TOKENS: usize = 16;
 
 /// The state of reasoning at the end of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opening {
+enum ReasoningState {
     /// The model may begin with reasoning.
     None,
     /// The prompt has begun reasoning.
@@ -54,7 +54,7 @@ pub struct ReplyForm {
     /// `None` for prompts that are not conversations, whose replies are plain text.
     format: Option<&'static dyn ToolFormat>,
     thought: Option<ThinkTags>,
-    opening: Opening,
+    opening: ReasoningState,
     tools: ToolUse,
     /// The tools whose calls are read.
     called: Arc<[Tool]>,
@@ -77,7 +77,7 @@ impl ReplyForm {
         Ok(ReplyForm {
             format,
             thought: ThinkTags::of(template).filter(|_| is_chat && !has_channels),
-            opening: Opening::None,
+            opening: ReasoningState::None,
             called: if tools.offered().is_empty() { Arc::default() } else { Arc::clone(&tools.tools) },
             tools,
             template: template.to_owned(),
@@ -100,9 +100,9 @@ impl ReplyForm {
         let Some(tags) = self.thought else { return };
         let text = text.trim_end();
         self.opening = match () {
-            () if text.ends_with(tags.open) => Opening::Open,
-            () if text.ends_with(tags.close) => Opening::Closed,
-            () => Opening::None,
+            () if text.ends_with(tags.open) => ReasoningState::Open,
+            () if text.ends_with(tags.close) => ReasoningState::Closed,
+            () => ReasoningState::None,
         };
     }
 
@@ -148,9 +148,9 @@ impl ReplyForm {
         let Some(tags) = self.thought else { return rule };
         let close = || vec![Rule::Until(tags.close.to_owned()), Rule::Pattern("[ \\n]{0,4}".to_owned())];
         let reasoning = match self.opening {
-            Opening::Closed => return rule,
-            Opening::Open => Rule::Sequence(close()),
-            Opening::None => Rule::optional(Rule::Sequence([vec![Rule::literal(tags.open)], close()].concat())),
+            ReasoningState::Closed => return rule,
+            ReasoningState::Open => Rule::Sequence(close()),
+            ReasoningState::None => Rule::optional(Rule::Sequence([vec![Rule::literal(tags.open)], close()].concat())),
         };
         Rule::Sequence(vec![reasoning, rule])
     }
@@ -164,7 +164,7 @@ impl ReplyForm {
 
     /// A reader of one choice's text, which then also finds the stop strings; `None` for plain text.
     pub fn reader(&self, stops: &[String]) -> Option<ReplyReader> {
-        let thought = self.thought.map(|tags| Thought::new(tags, self.opening == Opening::Open));
+        let thought = self.thought.map(|tags| Thought::new(tags, self.opening == ReasoningState::Open));
         let calls = self.format.filter(|_| self.reads_calls()).map(|format| format.parser(&self.called));
         if thought.is_none() && calls.is_none() {
             return None;

@@ -23,41 +23,41 @@ const LLAMA4_FRONT: [&str; 3] = ["{", "<|python_start|>", "<|python_end|>"];
 const LLAMA4_HEADER: &str = "<|header_start|>";
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Llama {
+pub(super) enum LlamaVersion {
     V3,
     V4,
 }
 
-impl Llama {
+impl LlamaVersion {
     /// What a call may begin with: an object first, then tags.
     fn front(self) -> &'static [&'static str] {
         match self {
-            Llama::V3 => &LLAMA3_FRONT,
-            Llama::V4 => &LLAMA4_FRONT,
+            LlamaVersion::V3 => &LLAMA3_FRONT,
+            LlamaVersion::V4 => &LLAMA4_FRONT,
         }
     }
 
     /// The tags that end a text. Llama 3 has none, so a tag that its text mentions is text.
     fn text_ends(self) -> &'static [&'static str] {
         match self {
-            Llama::V3 => &[],
-            Llama::V4 => &LLAMA4_FRONT[1..],
+            LlamaVersion::V3 => &[],
+            LlamaVersion::V4 => &LLAMA4_FRONT[1..],
         }
     }
 }
 
-impl ToolFormat for Llama {
+impl ToolFormat for LlamaVersion {
     fn name(&self) -> &'static str {
         match self {
-            Llama::V3 => "llama3",
-            Llama::V4 => "llama4",
+            LlamaVersion::V3 => "llama3",
+            LlamaVersion::V4 => "llama4",
         }
     }
 
     fn is_of(&self, template: &str) -> bool {
         let header = match self {
-            Llama::V3 => "<|start_header_id|>",
-            Llama::V4 => LLAMA4_HEADER,
+            LlamaVersion::V3 => "<|start_header_id|>",
+            LlamaVersion::V4 => LLAMA4_HEADER,
         };
         template.contains(header) && template.contains("\"parameters\"")
     }
@@ -69,8 +69,8 @@ impl ToolFormat for Llama {
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _: &str) {
         conversation.tools = tools.listed().map(Tool::definition).collect();
         match self {
-            Llama::V3 => split_calls(conversation),
-            Llama::V4 => {}
+            LlamaVersion::V3 => split_calls(conversation),
+            LlamaVersion::V4 => {}
         }
     }
 
@@ -114,7 +114,7 @@ enum LlamaState {
 
 struct LlamaParser {
     tools: Arc<[Tool]>,
-    version: Llama,
+    version: LlamaVersion,
     pending: Pending,
     /// White space before a possible call.
     held: String,

@@ -182,8 +182,8 @@ const FORMATS: [&dyn ToolFormat; 8] = [
     &qwen_xml::QwenXml,
     &mistral_args::MistralArgs,
     &mistral::Mistral,
-    &llama3::Llama::V4,
-    &llama3::Llama::V3,
+    &llama3::LlamaVersion::V4,
+    &llama3::LlamaVersion::V3,
     &hermes::Hermes,
 ];
 

@@ -12,15 +12,13 @@ use super::failure::AnthropicFailure;
 use super::head::MessageHead;
 use super::stream::MessageWriter;
 use super::whole;
-use crate::http::body::JsonBody;
+use crate::http::body::ReadBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
-use crate::http::reply::request_steps::{DrainDeadline, steps};
+use crate::http::reply::request_steps::{Drain, steps};
 use crate::http::reply::streamed;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
-
-type Body = Result<JsonBody, HttpFailure>;
 
 pub(super) fn create_operation() -> Operation {
     Operation::new("The assistant's next message")
@@ -34,8 +32,8 @@ pub(super) fn create_operation() -> Operation {
 pub(super) async fn create(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
-    body: Body,
+    drain: Drain,
+    body: ReadBody,
 ) -> Result<Response, AnthropicFailure> {
     let request = body?.parse(|body| MessagesRequest::parse(body, rand::random())).await?;
     let MessagesRequest { generate, shows_thinking } = request;
@@ -58,7 +56,7 @@ pub(super) fn count_operation() -> Operation {
 pub(super) async fn count_tokens(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    body: Body,
+    body: ReadBody,
 ) -> Result<Json<TokenCount>, AnthropicFailure> {
     let CountRequest { model, chat } = body?.parse(CountRequest::parse).await?;
     let counted = state.backend.count(Some(&model), chat, &caller).await;

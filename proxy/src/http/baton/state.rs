@@ -47,7 +47,7 @@ pub(super) fn operation() -> Operation {
 
 /// What a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum StateForm {
     /// One state.
     State,
     /// A state every second.
@@ -68,7 +68,7 @@ pub(super) async fn show(
     let with_addresses = may_observe(&caller)?;
     let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
     let wanted = wanted(&uri, &headers);
-    if wanted == Wanted::State {
+    if wanted == StateForm::State {
         return Ok(Json(now(&*state.backend, &stopping, with_addresses)).into_response());
     }
     let Ok(place) = Arc::clone(&state.watchers.0).try_acquire_owned() else {
@@ -86,7 +86,7 @@ pub(super) async fn show(
         // A key may have been taken away: whoever still has one asks again.
         while Arc::ptr_eq(&granted, &state.access.load_full()) {
             let now = now(&*state.backend, &stopping, with_addresses);
-            let event = if wanted == Wanted::Changes {
+            let event = if wanted == StateForm::Changes {
                 let history = state.backend.history(sampled_ms);
                 sampled_ms = history.last().map_or(sampled_ms, |sample| sample.at_ms);
                 let event = event(&StateChanges::between(sent.as_ref(), &now, history));
@@ -121,13 +121,13 @@ pub(super) fn may_observe(caller: &Caller) -> Result<bool, HttpFailure> {
     }
 }
 
-fn wanted(uri: &Uri, headers: &HeaderMap) -> Wanted {
+fn wanted(uri: &Uri, headers: &HeaderMap) -> StateForm {
     let asks = |wanted: &str| uri.query().is_some_and(|query| query.split('&').any(|pair| pair == wanted));
     let is_events = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/event-stream"));
     match () {
-        () if asks("stream=changes") => Wanted::Changes,
-        () if asks("stream=1") || headers.get_all(header::ACCEPT).iter().any(is_events) => Wanted::States,
-        () => Wanted::State,
+        () if asks("stream=changes") => StateForm::Changes,
+        () if asks("stream=1") || headers.get_all(header::ACCEPT).iter().any(is_events) => StateForm::States,
+        () => StateForm::State,
     }
 }
 

@@ -56,6 +56,9 @@ const TINY_BODY: usize = 2 << 10;
 /// Decompressed bytes are charged in steps of this size.
 const DECODE_STEP: usize = 64 << 10;
 
+/// A body as a route takes it that words its failures itself.
+pub(in crate::http) type ReadBody = Result<JsonBody, HttpFailure>;
+
 /// A body that has arrived. The dialect parses it.
 pub struct JsonBody {
     bytes: Bytes,

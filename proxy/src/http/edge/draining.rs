@@ -39,18 +39,18 @@ pub(in crate::http) async fn refuse(answered: &[&'static str], request: Request,
 
 /// The body of a reply. It keeps a value until the body is sent or dropped, such as the token that counts the request as
 /// running.
-pub(in crate::http) struct Awaited<T> {
+pub(in crate::http) struct DrainedBody<T> {
     body: Body,
     _kept: T,
 }
 
-impl<T> Awaited<T> {
+impl<T> DrainedBody<T> {
     pub(in crate::http) fn new(body: Body, kept: T) -> Self {
-        Awaited { body, _kept: kept }
+        DrainedBody { body, _kept: kept }
     }
 }
 
-impl<T: Unpin> HttpBody for Awaited<T> {
+impl<T: Unpin> HttpBody for DrainedBody<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

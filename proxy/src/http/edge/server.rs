@@ -15,7 +15,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tower::ServiceExt;
 
 use super::super::reply::request_steps::{DrainDeadline, Stopping};
-use super::draining::Awaited;
+use super::draining::DrainedBody;
 use super::open_files::max_connections;
 use super::parse_errors::Enveloped;
 
@@ -145,7 +145,7 @@ impl Server {
     fn answer(
         &self,
         mut request: Request<Body>,
-    ) -> impl Future<Output = Response<Awaited<Option<TaskTrackerToken>>>> + Send + use<> {
+    ) -> impl Future<Output = Response<DrainedBody<Option<TaskTrackerToken>>>> + Send + use<> {
         request.extensions_mut().insert(self.drain.clone());
         request.extensions_mut().insert(self.stopping.clone());
         // A request that arrives during the shutdown is refused, so it must not delay it.
@@ -153,7 +153,7 @@ impl Server {
         let reply = self.router.clone().oneshot(request);
         async move {
             let reply = reply.await.unwrap_or_else(|never| match never {});
-            reply.map(|body| Awaited::new(body, running))
+            reply.map(|body| DrainedBody::new(body, running))
         }
     }
 }

@@ -18,14 +18,14 @@ use bytes::BytesMut;
 use futures::StreamExt;
 use http::HeaderMap;
 
-use super::{Drain, model_or_first};
+use super::model_or_first;
 use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::reply::collected::collected;
 use crate::http::reply::event_stream::write_comment;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::request_steps::{or_drained, side_by_side, steps};
+use crate::http::reply::request_steps::{Drain, or_drained, side_by_side, steps};
 use crate::http::reply::streamed::{self, StreamWriter};
 use crate::http::{HttpFailure, HttpState};
 use crate::reply_event::{EventKind, ReplyEvent};

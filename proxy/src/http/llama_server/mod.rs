@@ -15,16 +15,12 @@ use baton_schemas::llama_server::rerank::{RerankBody, RerankReply};
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply, TokenizerInfo};
 
-use axum::Extension;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 
 use super::HttpState;
 use super::openapi::{Operation, Routes};
-use super::reply::request_steps::DrainDeadline;
 use crate::request::caller::Caller;
-
-type Drain = Option<Extension<DrainDeadline>>;
 
 /// Returns the first model that the caller may use if the client named none.
 fn model_or_first(model: String, state: &HttpState, caller: &Caller) -> String {

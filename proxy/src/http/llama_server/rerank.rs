@@ -5,9 +5,9 @@ use axum::{Extension, Json};
 use baton_schemas::embed::EmbedInput;
 use baton_schemas::llama_server::rerank::{Rerank, RerankReply};
 
-use super::{Drain, model_or_first};
+use super::model_or_first;
 use crate::http::body::JsonBody;
-use crate::http::reply::request_steps::or_drained;
+use crate::http::reply::request_steps::{Drain, or_drained};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 

@@ -10,16 +10,16 @@ use baton_schemas::ollama::OllamaChatRequest;
 use super::answer::{OllamaJob, answer};
 use super::failure::OllamaFailure;
 use super::line::{LineShape, OllamaRoute};
-use crate::http::body::JsonBody;
-use crate::http::reply::request_steps::DrainDeadline;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpState;
+use crate::http::body::ReadBody;
+use crate::http::reply::request_steps::Drain;
 use crate::request::caller::Caller;
 
 pub(super) async fn chat(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
-    body: Result<JsonBody, HttpFailure>,
+    drain: Drain,
+    body: ReadBody,
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
     let request = body?.parse(|body| OllamaChatRequest::parse(body, rand::random())).await?;

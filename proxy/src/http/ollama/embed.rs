@@ -9,21 +9,18 @@ use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply, parse, parse_old
 
 use super::failure::OllamaFailure;
 use crate::error::RequestError;
-use crate::http::body::JsonBody;
-use crate::http::reply::request_steps::{DrainDeadline, or_drained};
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpState;
+use crate::http::body::ReadBody;
+use crate::http::reply::request_steps::{Drain, or_drained};
 use crate::request::caller::Caller;
 use crate::targets::Embedded;
-
-type Body = Result<JsonBody, HttpFailure>;
-type Drain = Option<Extension<DrainDeadline>>;
 
 /// `POST /api/embed`: any number of texts.
 pub(super) async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Drain,
-    body: Body,
+    body: ReadBody,
 ) -> Result<Json<EmbedReply>, OllamaFailure> {
     let since = Instant::now();
     let request = body?.parse(parse).await?;
@@ -43,7 +40,7 @@ pub(super) async fn embed_older(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Drain,
-    body: Body,
+    body: ReadBody,
 ) -> Result<Json<OlderEmbedReply>, OllamaFailure> {
     let request = body?.parse(parse_older).await?;
     let embedded = answer(&state, &caller, drain, request).await?;

@@ -9,8 +9,8 @@ use baton_schemas::ollama::{ModelRequest, Version};
 
 use super::failure::OllamaFailure;
 use crate::error::RequestError;
-use crate::http::body::JsonBody;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpState;
+use crate::http::body::ReadBody;
 use crate::request::caller::Caller;
 
 /// `GET /api/tags`: lists all models that the caller's key may use, under their public names.
@@ -44,7 +44,7 @@ pub(super) async fn running(
 pub(super) async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    body: Result<JsonBody, HttpFailure>,
+    body: ReadBody,
 ) -> Result<Json<Show>, OllamaFailure> {
     let request = body?.parse(ModelRequest::parse).await?;
     let failed = |error: RequestError| OllamaFailure::of_request(&error, &caller.request_id);

@@ -9,8 +9,8 @@ use bytes::BytesMut;
 use http::{HeaderValue, header};
 
 use super::failure::OllamaFailure;
-use crate::http::body::JsonBody;
-use crate::http::{HttpFailure, HttpState};
+use crate::http::HttpState;
+use crate::http::body::ReadBody;
 use crate::request::caller::Caller;
 use crate::request::models;
 
@@ -18,7 +18,7 @@ use crate::request::models;
 pub(super) async fn pull(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    body: Result<JsonBody, HttpFailure>,
+    body: ReadBody,
 ) -> Result<Response, OllamaFailure> {
     let request = body?.parse(ModelRequest::parse).await?;
     models::find(state.models_for(&caller), &request.model)

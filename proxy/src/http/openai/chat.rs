@@ -10,7 +10,7 @@ use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::reply::request_steps::{DrainDeadline, steps};
+use crate::http::reply::request_steps::{Drain, steps};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
@@ -29,7 +29,7 @@ pub(super) fn operation() -> Operation {
 pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
+    drain: Drain,
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| ChatRequest::parse(body, rand::random())).await?;

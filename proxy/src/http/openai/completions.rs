@@ -17,7 +17,7 @@ use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::reply::request_steps::{DrainDeadline, keeping, side_by_side, steps};
+use crate::http::reply::request_steps::{Drain, DrainDeadline, keeping, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
@@ -33,7 +33,7 @@ pub(super) fn operation() -> Operation {
 pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
+    drain: Drain,
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| CompletionRequest::parse(body, rand::random())).await?;

@@ -7,7 +7,7 @@ use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::reply::request_steps::{DrainDeadline, or_drained};
+use crate::http::reply::request_steps::{Drain, or_drained};
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
@@ -19,7 +19,7 @@ pub(super) fn operation() -> Operation {
 pub async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
+    drain: Drain,
     body: JsonBody,
 ) -> Result<Json<EmbeddingList>, HttpFailure> {
     let EmbeddingsRequest { embed, encoding } = body.parse(EmbeddingsRequest::parse).await?;

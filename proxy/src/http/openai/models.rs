@@ -17,7 +17,7 @@ use crate::http::dialect::Dialect;
 use crate::http::openapi::Operation;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
-use crate::request::models::ListedModel;
+use crate::request::models::OfferedModel;
 use crate::targets::model_loading::LoadState;
 
 /// The header that Anthropic's clients send. OpenAI's and Anthropic's lists of models have the same path.
@@ -91,7 +91,7 @@ fn in_anthropics_form(card: &ModelCard) -> AnthropicModel {
 }
 
 /// Writes a model's card. `None` until a node has reported the model's name.
-fn card(model: &ListedModel) -> Option<ModelCard> {
+fn card(model: &OfferedModel) -> Option<ModelCard> {
     let (name, aliases) = model.names.split_first()?;
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     // A model that is being unloaded counts as unloaded.

@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use baton_schemas::{EngineError, GenerateRequest};
 use futures::StreamExt;
 use futures::stream::{FuturesUnordered, SelectAll};
@@ -25,6 +26,9 @@ use crate::request::warnings::Warning;
 /// Cancelled when the server stops and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
 pub struct DrainDeadline(pub CancellationToken);
+
+/// The deadline as a route takes it.
+pub(in crate::http) type Drain = Option<Extension<DrainDeadline>>;
 
 /// Cancelled when the server begins to stop, which ends streams that never end by themselves. An extension of each
 /// request.

@@ -55,7 +55,7 @@ use crate::observe::snapshot::EndpointState;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;
-use crate::request::models::{self, ListedModel, ModelDescription};
+use crate::request::models::{self, ModelDescription, OfferedModel};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
 
@@ -187,18 +187,22 @@ impl HttpBackend for Fake {
         Err(RequestError::ModelNotFound { model: request.model })
     }
 
-    fn models(&self) -> Vec<ListedModel> {
+    fn models(&self) -> Vec<OfferedModel> {
         assert!(!self.models_panic, "secret panic words");
         let since = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let model = |name: &str, at| ListedModel {
+        let model = |name: &str, at| OfferedModel {
             names: vec![name.into()],
             since: since(at),
             info: Some(info()),
             load_report: None,
             is_upstream: false,
         };
-        let loading = ListedModel { info: None, ..model("wei rd/ü", 3) };
-        vec![ListedModel { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
+        let loading = OfferedModel { info: None, ..model("wei rd/ü", 3) };
+        vec![
+            OfferedModel { names: vec!["m".into(), "alias".into()], ..model("m", 1) },
+            model("org/name:q4", 2),
+            loading,
+        ]
     }
 
     async fn describe(&self, model: Option<&str>, _: &Caller) -> Result<ModelDescription, RequestError> {

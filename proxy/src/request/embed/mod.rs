@@ -86,7 +86,7 @@ async fn admit_and_compute(
     let mut seats = Seats::none(permit.places(), 1, NodeWait::ForNodes);
     seats.take_any(model, Some(&request.model)).await?;
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
-        let sizes = Sizes::of(&info, request)?;
+        let sizes = VectorSizes::of(&info, request)?;
         Ok((tokens(&node, &info, request, sizes.n_ctx).await?, sizes))
     };
     let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
@@ -101,26 +101,26 @@ async fn admit_and_compute(
 
 /// The sizes of a model's inputs and results.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
+struct VectorSizes {
     /// The most tokens of an input.
     n_ctx: u32,
     /// Values of a result.
     n_values: u32,
 }
 
-impl Sizes {
+impl VectorSizes {
     /// The sizes for a request. Errors: the model cannot do what it asks for.
-    fn of(info: &NodeInfo, request: &EmbedRequest) -> Result<Sizes, RequestError> {
+    fn of(info: &NodeInfo, request: &EmbedRequest) -> Result<VectorSizes, RequestError> {
         match (&request.task, info.embedding, info.reranking) {
             (EmbedTask::Embed, Some(facts), _) => {
                 check_dimensions(request, facts)?;
-                Ok(Sizes { n_ctx: facts.n_ctx, n_values: facts.n_embd })
+                Ok(VectorSizes { n_ctx: facts.n_ctx, n_values: facts.n_embd })
             }
             (EmbedTask::Embed, None, _) => {
                 let feature = "embeddings: its model gives no vectors of texts".to_owned();
                 Err(EngineError::Unsupported { feature }.into())
             }
-            (EmbedTask::Rerank { .. }, _, Some(facts)) => Ok(Sizes { n_ctx: facts.n_ctx, n_values: 1 }),
+            (EmbedTask::Rerank { .. }, _, Some(facts)) => Ok(VectorSizes { n_ctx: facts.n_ctx, n_values: 1 }),
             (EmbedTask::Rerank { .. }, embedding, None) => {
                 let does = match (info.generates, embedding) {
                     (true, _) => "generates text",
@@ -251,7 +251,7 @@ async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
 async fn compute(
     model: &ServedModel,
     mut inputs: Vec<Vec<Token>>,
-    sizes: Sizes,
+    sizes: VectorSizes,
     mut retry: StartRetry,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let mut vectors = Vec::with_capacity(inputs.len());
@@ -294,18 +294,23 @@ fn piece(inputs: &[Vec<Token>]) -> usize {
 
 /// Collects the vectors that one node sends before it finishes or fails.
 #[derive(Default)]
-struct Attempt {
+struct PartialVectors {
     vectors: Vec<Vec<f32>>,
     timings: EmbedTimings,
 }
 
-async fn attempt(node: &Node, inputs: &[Vec<Token>], sizes: Sizes) -> (Attempt, Result<(), EngineError>) {
-    let mut attempt = Attempt::default();
+async fn attempt(node: &Node, inputs: &[Vec<Token>], sizes: VectorSizes) -> (PartialVectors, Result<(), EngineError>) {
+    let mut attempt = PartialVectors::default();
     let outcome = fill(&mut attempt, node, inputs, sizes).await;
     (attempt, outcome)
 }
 
-async fn fill(attempt: &mut Attempt, node: &Node, inputs: &[Vec<Token>], sizes: Sizes) -> Result<(), EngineError> {
+async fn fill(
+    attempt: &mut PartialVectors,
+    node: &Node,
+    inputs: &[Vec<Token>],
+    sizes: VectorSizes,
+) -> Result<(), EngineError> {
     let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
     while let Some(delta) = deltas.next().await {
         match delta? {

@@ -11,7 +11,7 @@ use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use super::choice::token_events;
-use super::start::{Loaded, StartedChoices, StartedRequest};
+use super::start::{HeldModel, StartedChoices, StartedRequest};
 use crate::admission::Permit;
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
@@ -38,7 +38,7 @@ pub(super) fn hold(
     let clock = || ChoiceClock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut events = merged(choices, request, n_prompt, clock);
     Box::pin(async_stream::stream! {
-        let Loaded { lease: _lease, waited } = loaded;
+        let HeldModel { lease: _lease, waited } = loaded;
         // What it took to score the prompt. The first choice finds the prompt in the cache.
         let mut scored = None;
         if let Some(ScoredPrompt { tokens, timings }) = prompt {

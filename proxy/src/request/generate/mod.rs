@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 pub use self::hold::EventStream;
 use self::hold::hold;
-use self::start::{Loaded, StartedRequest, Starting, start_on_nodes};
+use self::start::{HeldModel, StartedRequest, Starting, start_on_nodes};
 use self::upstream::{fall_back, start_on_upstreams};
 use super::caller::Caller;
 use crate::admission::{Admission, Permit};
@@ -123,7 +123,7 @@ async fn load(
     target: &Target,
     wish: KeepWish,
     watch: &RequestWatch,
-) -> Result<Loaded, RequestError> {
+) -> Result<HeldModel, RequestError> {
     let asked = Instant::now();
     let lease = targets.lease(target, wish);
     let lease = match target.served_model() {
@@ -133,7 +133,7 @@ async fn load(
         }
         None => None,
     };
-    Ok(Loaded { lease, waited: asked.elapsed() })
+    Ok(HeldModel { lease, waited: asked.elapsed() })
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub(super) struct StartedRequest {
     /// The plan of the first choice, which may change until the first result.
     pub(super) plan: Option<watch::Receiver<Plan>>,
     /// Keeps the model in memory.
-    pub(super) loaded: Loaded,
+    pub(super) loaded: HeldModel,
 }
 
 /// The choices of one request, before their first event.
@@ -87,7 +87,7 @@ pub(super) type UpstreamChoice = BoxFuture<'static, Result<StartedChoice, Reques
 
 /// The lease of a model that is loaded on demand, and how long loading took.
 #[derive(Default)]
-pub(super) struct Loaded {
+pub(super) struct HeldModel {
     pub(super) lease: Option<ModelLease>,
     pub(super) waited: Duration,
 }
@@ -96,7 +96,7 @@ pub(super) struct Loaded {
 pub(super) async fn start_on_nodes(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
-    loaded: Result<Loaded, RequestError>,
+    loaded: Result<HeldModel, RequestError>,
     has_fallback: bool,
 ) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
@@ -205,7 +205,7 @@ async fn try_start(
     let choices =
         StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, choices };
     let route = plan.to_string();
-    Ok(StartedRequest { n_prompt, route, choices, prompt: scored, plan: followed, loaded: Loaded::default() })
+    Ok(StartedRequest { n_prompt, route, choices, prompt: scored, plan: followed, loaded: HeldModel::default() })
 }
 
 /// Builds the request for an engine.

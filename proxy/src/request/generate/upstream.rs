@@ -8,7 +8,7 @@ use baton_schemas::{EngineError, GenerateRequest};
 use futures::FutureExt;
 use tracing::{Instrument, Span};
 
-use super::start::{Loaded, StartedChoices, StartedRequest, Starting, UpstreamChoice};
+use super::start::{HeldModel, StartedChoices, StartedRequest, Starting, UpstreamChoice};
 use crate::account::request_memory::HeldPart;
 use crate::admission::Places;
 use crate::error::RequestError;
@@ -56,7 +56,7 @@ pub(super) async fn start_on_upstreams(
         choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice).boxed()));
     }
     let choices = StartedChoices::Text { choices };
-    Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: Loaded::default() })
+    Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: HeldModel::default() })
 }
 
 /// Starts the choices that get their places after the others.

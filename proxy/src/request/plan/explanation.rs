@@ -1,6 +1,6 @@
 //! The explanation of a plan: the reply of `POST /baton/plan`.
 
-use baton_planner::cost::{Candidate, Prediction};
+use baton_planner::cost::{Prediction, RouteCandidate};
 use baton_planner::snapshot::Snapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ impl Explanation {
     }
 }
 
-fn route(snapshot: &Snapshot, candidate: &Candidate, chosen: bool) -> RouteExplanation {
+fn route(snapshot: &Snapshot, candidate: &RouteCandidate, chosen: bool) -> RouteExplanation {
     let decode = &snapshot.decode[candidate.route.decode];
     let prefill = candidate.route.prefill.map(|p| &snapshot.prefill[p]);
     RouteExplanation {

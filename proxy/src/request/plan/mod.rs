@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_link::trace;
-use baton_planner::cost::{Candidate, Prediction, Route, candidates};
+use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
@@ -94,7 +94,7 @@ pub struct Explained {
     /// The snapshot of the nodes.
     pub snapshot: Snapshot,
     /// Every route with its prediction.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<RouteCandidate>,
     pub policy: PolicyName,
     /// The policy's choice: the index of the candidate, and the reason.
     pub choice: Option<RouteChoice>,
@@ -149,13 +149,13 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
             break (explained, choice);
         }
     };
-    let Candidate { route, prediction, .. } = candidates[choice.candidate];
+    let RouteCandidate { route, prediction, .. } = candidates[choice.candidate];
     model.decode[route.decode].breakers.of(Task::Decode).try_pass();
     // The time to encode images is not known beforehand.
     let is_known = request.projector.is_none();
     let direct = candidates.iter().filter(|c| is_known && c.route.prefill.is_none());
     let direct = direct.filter_map(|c| Some(c.prediction?.ttft_ms));
-    let is_alone = |c: &&Candidate| c.route == Route { prefill: None, ..route };
+    let is_alone = |c: &&RouteCandidate| c.route == Route { prefill: None, ..route };
     let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction).filter(|_| is_known);
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {

@@ -218,7 +218,7 @@ impl Policy for Outrun {
         PolicyName::AlwaysHandoff
     }
 
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<baton_planner::policy::RouteChoice> {
+    fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<baton_planner::policy::RouteChoice> {
         OUTRUN.get().unwrap().prefill[0].breakers.of(Task::Prefill).try_pass();
         PolicyName::AlwaysHandoff.policy().choose(snapshot, candidates)
     }

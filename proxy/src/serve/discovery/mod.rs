@@ -48,7 +48,7 @@ impl Discovery {
     pub(super) fn keep_searching(self) {
         tokio::spawn(async move {
             let Discovery { key, transport, found, cluster } = self;
-            let mut search = Search::new(Some(key.clone()), transport.clone());
+            let mut search = NodeSearch::new(Some(key.clone()), transport.clone());
             let mut used = UsedNodes::new(key, transport, cluster);
             loop {
                 search.step().await;
@@ -80,7 +80,7 @@ pub(super) async fn first_look(found: &FoundNodes) {
 /// Looks around for a while without using anything. Without a key, only the announcements are listed.
 pub async fn look_around(key: Option<String>, transport: Transport, time: Duration) -> DiscoveryState {
     let has_key = key.is_some();
-    let mut search = Search::new(key, transport);
+    let mut search = NodeSearch::new(key, transport);
     let ends = Instant::now() + time;
     while Instant::now() < ends || (has_key && !search.sighted.has_asked_all() && Instant::now() < ends + time) {
         search.step().await;
@@ -97,10 +97,10 @@ pub async fn look_around(key: Option<String>, transport: Transport, time: Durati
 }
 
 /// An answer, and where it comes from.
-type Answer = (String, SocketAddr, Result<Proven, ProofFailure>);
+type AskOutcome = (String, SocketAddr, Result<Proven, ProofFailure>);
 
 /// Browses, and asks what it finds.
-struct Search {
+struct NodeSearch {
     key: Option<String>,
     transport: Transport,
     sighted: Sighted,
@@ -110,12 +110,12 @@ struct Search {
     /// When addresses are asked next.
     ask_at: Instant,
     problem: Option<String>,
-    answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
+    answers: (mpsc::Sender<AskOutcome>, mpsc::Receiver<AskOutcome>),
 }
 
-impl Search {
-    fn new(key: Option<String>, transport: Transport) -> Search {
-        Search {
+impl NodeSearch {
+    fn new(key: Option<String>, transport: Transport) -> NodeSearch {
+        NodeSearch {
             key,
             transport,
             sighted: Sighted::default(),

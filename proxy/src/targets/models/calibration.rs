@@ -61,7 +61,7 @@ struct NextMeasurement {
 
 /// How a measurement ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum MeasurementEnd {
     Measured,
     /// A request came.
     GaveWay,
@@ -70,12 +70,12 @@ enum Outcome {
 
 impl NextMeasurement {
     /// The next time after a measurement.
-    fn after(outcome: Outcome, before: Option<NextMeasurement>) -> NextMeasurement {
+    fn after(outcome: MeasurementEnd, before: Option<NextMeasurement>) -> NextMeasurement {
         let n_failed = before.map_or(0, |due| due.n_failed);
         let (pause, n_failed) = match outcome {
-            Outcome::Measured => (LINK_AGE, 0),
-            Outcome::GaveWay => (RETRY_AFTER, n_failed),
-            Outcome::Failed => {
+            MeasurementEnd::Measured => (LINK_AGE, 0),
+            MeasurementEnd::GaveWay => (RETRY_AFTER, n_failed),
+            MeasurementEnd::Failed => {
                 (RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE), n_failed.saturating_add(1))
             }
         };
@@ -99,9 +99,9 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
                     tracing::debug!(?unknown, %error, "a rate could not be measured; it is tried again later");
                 }
                 let outcome = match measured {
-                    Ok(Ok(())) => Outcome::Measured,
-                    Ok(Err(EngineError::GaveWay)) => Outcome::GaveWay,
-                    Ok(Err(_)) | Err(_) => Outcome::Failed,
+                    Ok(Ok(())) => MeasurementEnd::Measured,
+                    Ok(Err(EngineError::GaveWay)) => MeasurementEnd::GaveWay,
+                    Ok(Err(_)) | Err(_) => MeasurementEnd::Failed,
                 };
                 due.insert(unknown, NextMeasurement::after(outcome, due.get(&unknown).copied()));
             }

@@ -55,7 +55,7 @@ struct Origin {
 }
 
 /// A decode node, with what it computes alone.
-struct Target {
+struct ComparedNode {
     node: NodeProcess,
     prompt: Vec<Token>,
     warm_up: Vec<Token>,
@@ -89,7 +89,7 @@ impl Examination {
     }
 
     /// Measures a device's speed, and keeps its own reply to a prompt for comparison with replies after a handoff.
-    async fn alone(&self, name: &str, node: NodeProcess) -> Result<(Target, DeviceSpeed), CommandFailure> {
+    async fn alone(&self, name: &str, node: NodeProcess) -> Result<(ComparedNode, DeviceSpeed), CommandFailure> {
         let mut prompts = Prompts::of(&node.engine).await?;
         let prompt = prompts.next(self.n_tokens);
         let warm_up = prompts.next(self.n_tokens);
@@ -101,10 +101,10 @@ impl Examination {
         }
         let speed = DeviceSpeed::of(name, prompt.len(), &replies);
         let alone = replies.swap_remove(0);
-        Ok((Target { node, prompt, warm_up, alone }, speed))
+        Ok((ComparedNode { node, prompt, warm_up, alone }, speed))
     }
 
-    async fn handoff(&self, from: &str, to: &Target) -> Result<HandoffCheck, CommandFailure> {
+    async fn handoff(&self, from: &str, to: &ComparedNode) -> Result<HandoffCheck, CommandFailure> {
         let origin = self.origin(from).await?;
         let theirs = origin.engine.info().await?;
         let ours = to.node.engine.info().await?;

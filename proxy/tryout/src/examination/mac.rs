@@ -8,7 +8,7 @@ use std::process::Command;
 #[cfg(target_os = "macos")]
 use std::time::Duration;
 
-use super::system::{Finding, Topic};
+use super::system::{SystemFinding, Topic};
 
 const GIB: u64 = 1 << 30;
 
@@ -42,22 +42,22 @@ impl Connecting {
 }
 
 /// Whether programs that are started as this one was may use the local network.
-fn local_network(gateway: Option<Connecting>) -> Finding {
+fn local_network(gateway: Option<Connecting>) -> SystemFinding {
     let allow = "System Settings › Privacy & Security › Local Network: switch baton on, or the terminal that starts it, then \
                  start it again";
     // macOS exempts what is started from Terminal or by ssh.
     let service =
         "A launchd agent is asked for separately, on its first use: look there if other machines are not found";
     match gateway {
-        Some(Connecting::Answered) => Finding::fine(Topic::LocalNetwork, format!("allowed from here. {service}")),
-        Some(Connecting::NoRoute) => Finding::advice(
+        Some(Connecting::Answered) => SystemFinding::fine(Topic::LocalNetwork, format!("allowed from here. {service}")),
+        Some(Connecting::NoRoute) => SystemFinding::advice(
             Topic::LocalNetwork,
             format!("the router cannot be reached (\"No route to host\"). If other programs reach it: {allow}"),
         ),
         Some(Connecting::Silence) => {
-            Finding::unknown(Topic::LocalNetwork, format!("the router did not answer. {service}"))
+            SystemFinding::unknown(Topic::LocalNetwork, format!("the router did not answer. {service}"))
         }
-        None => Finding::unknown(Topic::LocalNetwork, "there is no router to try it with".to_owned()),
+        None => SystemFinding::unknown(Topic::LocalNetwork, "there is no router to try it with".to_owned()),
     }
 }
 
@@ -69,9 +69,9 @@ fn gateway(route: &str) -> Option<std::net::IpAddr> {
 }
 
 /// The memory that the GPU may wire: all of it must hold the model, its KV cache and compute buffers.
-fn wired_limit(memory_bytes: Option<u64>, limit_mb: Option<u64>, model_bytes: u64) -> Finding {
+fn wired_limit(memory_bytes: Option<u64>, limit_mb: Option<u64>, model_bytes: u64) -> SystemFinding {
     let (Some(memory_bytes), Some(limit_mb)) = (memory_bytes, limit_mb) else {
-        return Finding::unknown(Topic::WiredMemory, "sysctl does not tell iogpu.wired_limit_mb".to_owned());
+        return SystemFinding::unknown(Topic::WiredMemory, "sysctl does not tell iogpu.wired_limit_mb".to_owned());
     };
     let is_default = limit_mb == 0;
     let limit = if is_default { default_limit(memory_bytes) } else { limit_mb.saturating_mul(1 << 20) };
@@ -81,16 +81,16 @@ fn wired_limit(memory_bytes: Option<u64>, limit_mb: Option<u64>, model_bytes: u6
     // The rest is for KV caches and compute buffers, which depend on the context.
     let needed = model_bytes.saturating_add(model_bytes / 10).saturating_add(GIB);
     if needed <= limit {
-        return Finding::fine(Topic::WiredMemory, format!("{state}; this model needs about {}", gib(needed)));
+        return SystemFinding::fine(Topic::WiredMemory, format!("{state}; this model needs about {}", gib(needed)));
     }
     // What the system needs for itself.
     let most = memory_bytes.saturating_sub(8 * GIB).max(memory_bytes / 2);
     if needed > most {
         let text = format!("{state}, and this model needs about {}: choose a smaller one", gib(needed));
-        return Finding::advice(Topic::WiredMemory, text);
+        return SystemFinding::advice(Topic::WiredMemory, text);
     }
     let mb = needed.div_ceil(1 << 20);
-    Finding::advice(
+    SystemFinding::advice(
         Topic::WiredMemory,
         format!(
             "{state}, and this model needs about {}: sudo sysctl iogpu.wired_limit_mb={mb} raises it until the next \
@@ -110,13 +110,13 @@ fn default_limit(memory_bytes: u64) -> u64 {
 }
 
 /// Whether the machine sleeps while nobody uses it, by `pmset -g`: minutes, 0 for never.
-fn sleep(settings: &str) -> Finding {
+fn sleep(settings: &str) -> SystemFinding {
     let line = settings.lines().map(str::trim).find(|line| line.split_whitespace().next() == Some("sleep"));
     let mut words = line.into_iter().flat_map(|line| line.split_whitespace()).skip(1);
     match words.next().and_then(|minutes| minutes.parse::<u32>().ok()) {
-        None => Finding::unknown(Topic::Sleep, "pmset does not tell when this Mac sleeps".to_owned()),
-        Some(0) => Finding::fine(Topic::Sleep, "this Mac does not sleep by itself".to_owned()),
-        Some(minutes) => Finding::advice(
+        None => SystemFinding::unknown(Topic::Sleep, "pmset does not tell when this Mac sleeps".to_owned()),
+        Some(0) => SystemFinding::fine(Topic::Sleep, "this Mac does not sleep by itself".to_owned()),
+        Some(minutes) => SystemFinding::advice(
             Topic::Sleep,
             format!(
                 "Baton keeps this Mac awake while requests run. It sleeps after {minutes} idle minutes, and cannot be reached \
@@ -133,7 +133,7 @@ fn number(output: &str) -> Option<u64> {
 
 /// What this Mac allows, for a model of this size.
 #[cfg(target_os = "macos")]
-pub(super) fn findings(model_bytes: u64) -> Vec<Finding> {
+pub(super) fn findings(model_bytes: u64) -> Vec<SystemFinding> {
     let router = output("/sbin/route", &["-n", "get", "default"]).and_then(|route| gateway(&route));
     let memory = output("/usr/sbin/sysctl", &["-n", "hw.memsize"]).and_then(|text| number(&text));
     let limit = output("/usr/sbin/sysctl", &["-n", "iogpu.wired_limit_mb"]).and_then(|text| number(&text));

@@ -4,7 +4,7 @@ use baton_engines::llama::devices::{self, Device};
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::system::Finding;
+use super::system::SystemFinding;
 
 /// This machine, for a report.
 #[derive(Debug, Clone, Serialize)]
@@ -72,7 +72,7 @@ pub fn chosen(known: &[Device], names: &[String]) -> Result<Vec<Device>, Command
 }
 
 /// What this system allows, for a model whose file has this size. Empty where nothing is forbidden.
-pub fn findings(model_bytes: u64) -> Vec<Finding> {
+pub fn findings(model_bytes: u64) -> Vec<SystemFinding> {
     #[cfg(target_os = "macos")]
     return super::mac::findings(model_bytes);
     #[cfg(not(target_os = "macos"))]

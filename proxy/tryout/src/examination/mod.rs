@@ -15,4 +15,4 @@ mod system;
 pub use self::examine::Examination;
 pub use self::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
 pub use self::machine::{Listed, Machine, chosen, findings};
-pub use self::system::{Finding, SystemState, Topic};
+pub use self::system::{SystemFinding, SystemState, Topic};

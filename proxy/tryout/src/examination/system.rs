@@ -37,7 +37,7 @@ pub enum SystemState {
 
 /// What the system says about a topic, for a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct SystemFinding {
     pub topic: Topic,
     pub state: SystemState,
     pub text: String,
@@ -45,16 +45,16 @@ pub struct Finding {
 
 /// Made where a system can forbid something: on macOS.
 #[cfg(any(target_os = "macos", test))]
-impl Finding {
-    pub(super) fn fine(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: SystemState::Fine, text }
+impl SystemFinding {
+    pub(super) fn fine(topic: Topic, text: String) -> SystemFinding {
+        SystemFinding { topic, state: SystemState::Fine, text }
     }
 
-    pub(super) fn advice(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: SystemState::Advice, text }
+    pub(super) fn advice(topic: Topic, text: String) -> SystemFinding {
+        SystemFinding { topic, state: SystemState::Advice, text }
     }
 
-    pub(super) fn unknown(topic: Topic, text: String) -> Finding {
-        Finding { topic, state: SystemState::Unknown, text }
+    pub(super) fn unknown(topic: Topic, text: String) -> SystemFinding {
+        SystemFinding { topic, state: SystemState::Unknown, text }
     }
 }

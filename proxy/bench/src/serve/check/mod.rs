@@ -3,14 +3,14 @@
 use baton_schemas::counted::counted;
 
 use crate::serve::fault::{ReplyFault, ReplyFaults, RequestFailure};
-use crate::serve::settings::{Api, AskedForm, ReplyChecks};
+use crate::serve::settings::{AskedForm, CalledApi, ReplyChecks};
 use crate::serve::stamps::StampReader;
 use crate::serve::wire::{CheckedEvent, ClaimedFinish, ClaimedUsage, EventChoice};
 
 /// What a request asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
-    pub(super) api: Api,
+pub(super) struct RequestedReply {
+    pub(super) api: CalledApi,
     pub(super) form: AskedForm,
     pub(super) max_tokens: u32,
     pub(super) ignore_eos: bool,
@@ -37,7 +37,7 @@ enum ReplyStage {
 /// The state of one reply.
 #[derive(Debug)]
 pub(super) struct ReplyCheck {
-    asked: Asked,
+    asked: RequestedReply,
     stage: ReplyStage,
     /// The first chunk's.
     id: Option<String>,
@@ -52,12 +52,12 @@ pub(super) struct ReplyCheck {
 }
 
 impl ReplyCheck {
-    pub(super) fn new(asked: Asked) -> ReplyCheck {
+    pub(super) fn new(asked: RequestedReply) -> ReplyCheck {
         ReplyCheck {
             asked,
             stage: match asked.api {
-                Api::Chat => ReplyStage::Head,
-                Api::Completions => ReplyStage::Text,
+                CalledApi::Chat => ReplyStage::Head,
+                CalledApi::Completions => ReplyStage::Text,
             },
             id: None,
             finish: None,
@@ -203,7 +203,7 @@ impl ReplyCheck {
         if total_tokens != prompt_tokens.saturating_add(n) || (n == 0 && self.n_chunks > 0) {
             self.faults.add(ReplyFault::WrongUsage, shown.as_bytes());
         }
-        let Asked { max_tokens, ignore_eos, .. } = self.asked;
+        let RequestedReply { max_tokens, ignore_eos, .. } = self.asked;
         let most = u64::from(max_tokens);
         let contradicts = match self.finish {
             Some(ClaimedFinish::Length) => n != most,

@@ -8,13 +8,13 @@ const USAGE: &str =
     r#"data: {"id":"a","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}"#;
 const DONE: &str = "data: [DONE]";
 
-fn asked() -> Asked {
+fn asked() -> RequestedReply {
     let checks = ReplyChecks { token_per_chunk: true, ..ReplyChecks::default() };
-    Asked { api: Api::Chat, form: AskedForm::Stream, max_tokens: 4, ignore_eos: false, checks }
+    RequestedReply { api: CalledApi::Chat, form: AskedForm::Stream, max_tokens: 4, ignore_eos: false, checks }
 }
 
 /// The names of the faults that a stream of these lines has.
-fn faults_as(asked: Asked, lines: &[&str]) -> Vec<&'static str> {
+fn faults_as(asked: RequestedReply, lines: &[&str]) -> Vec<&'static str> {
     let mut check = ReplyCheck::new(asked);
     for line in lines {
         check.line(line.as_bytes(), |_| ()).unwrap();
@@ -56,7 +56,7 @@ fn every_fault_of_a_stream_is_found() {
     check(&[ROLE, HELLO, &STOP.replace("stop", "length"), USAGE, DONE], &["wrong_finish"]);
     check(&[ROLE, HELLO, STOP, &USAGE.replace(":4}", ":5}"), DONE], &["wrong_usage"]);
     check(&[ROLE, STOP, &USAGE.replace(":1,", ":0,").replace(":4}", ":3}"), DONE], &["no_text"]);
-    let no_eos = Asked { ignore_eos: true, ..asked() };
+    let no_eos = RequestedReply { ignore_eos: true, ..asked() };
     assert_eq!(faults_as(no_eos, &[ROLE, HELLO, STOP, USAGE, DONE]), ["wrong_finish"]);
 }
 
@@ -80,12 +80,12 @@ fn a_line_that_is_cut_off_is_no_end() {
 
 #[test]
 fn completions_and_json_replies_have_no_role_or_end() {
-    let completions = Asked { api: Api::Completions, ..asked() };
+    let completions = RequestedReply { api: CalledApi::Completions, ..asked() };
     let text = r#"data: {"choices":[{"index":0,"text":" a"}]}"#;
     let end = r#"data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}"#;
     assert_eq!(faults_as(completions, &[text, end, USAGE.replace(r#""id":"a","#, "").as_str(), DONE]), [""; 0]);
 
-    let json = Asked { form: AskedForm::Json, ..asked() };
+    let json = RequestedReply { form: AskedForm::Json, ..asked() };
     let reply = r#"{"id":"a","choices":[{"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}],
         "usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#;
     let of = |body: &str| {
@@ -104,7 +104,7 @@ fn completions_and_json_replies_have_no_role_or_end() {
 fn the_text_of_a_reply_is_compared_wherever_its_chunks_break() {
     let same = ReplyChecks { same_replies: true, ..ReplyChecks::default() };
     let digest = |texts: &[&str]| {
-        let mut check = ReplyCheck::new(Asked { checks: same, ..asked() });
+        let mut check = ReplyCheck::new(RequestedReply { checks: same, ..asked() });
         for text in texts {
             check.line(HELLO.replace("Hel\\u006co", text).as_bytes(), |_| ()).unwrap();
         }
@@ -116,7 +116,7 @@ fn the_text_of_a_reply_is_compared_wherever_its_chunks_break() {
 
 #[test]
 fn a_lost_token_of_the_mock_is_a_fault() {
-    let stamps = Asked { checks: ReplyChecks { stamps: true, ..ReplyChecks::default() }, ..asked() };
+    let stamps = RequestedReply { checks: ReplyChecks { stamps: true, ..ReplyChecks::default() }, ..asked() };
     let text = |text: &str| HELLO.replace("Hel\\u006co", text);
     let stream = |texts: &[&str]| {
         let chunks: Vec<String> = texts.iter().map(|t| text(t)).collect();

@@ -18,7 +18,7 @@ const FORCED: [Written; 8] = [
         Some(("<｜tool▁calls▁begin｜>", "")),
         "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>",
     ),
-    (&llama3::Llama::V3, None, "{\"name\": \"NAME\", \"parameters\": ARGUMENTS}"),
+    (&llama3::LlamaVersion::V3, None, "{\"name\": \"NAME\", \"parameters\": ARGUMENTS}"),
     (&harmony::Harmony, None, "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"),
 ];
 

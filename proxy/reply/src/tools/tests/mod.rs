@@ -186,7 +186,7 @@ fn qwen_xml() {
 
 #[test]
 fn llama3() {
-    let check = |reply: &str, expected: &str| check(&llama3::Llama::V3, reply, expected);
+    let check = |reply: &str, expected: &str| check(&llama3::LlamaVersion::V3, reply, expected);
     check("{\"name\": \"look\", \"parameters\": {\"place\": \"x\"}}", "[look({\"place\": \"x\"})]");
     check("<|python_tag|>{\"type\": \"function\", \"name\": \"stop\", \"parameters\": {}}", "[stop({})]");
     check("{\"name\": \"stop\"}; {\"name\": \"look\", \"parameters\": {}}", "[stop({})][look({})]");
@@ -207,7 +207,7 @@ fn llama3() {
 
 #[test]
 fn llama4() {
-    let check = |reply: &str, expected: &str| check(&llama3::Llama::V4, reply, expected);
+    let check = |reply: &str, expected: &str| check(&llama3::LlamaVersion::V4, reply, expected);
     check("<|python_start|>{\"name\": \"stop\", \"parameters\": {}}<|python_end|>", "[stop({})]");
     check("I look.<|python_start|>{\"name\": \"stop\"}<|python_end|>Done.", "I look.[stop({})]Done.");
     check("<|python_start|>print(1)<|python_end|>", "print(1)");
@@ -279,7 +279,7 @@ fn a_call_of_a_tool_that_was_not_offered_is_passed_on() {
         (&hermes::Hermes, "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"rm\"}</tool_call>"),
         (&generic::Generic, "<tool_call>{\"name\": \"rm\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"),
         (&qwen_xml::QwenXml, "<function=rm><parameter=a>1</parameter></function>"),
-        (&llama3::Llama::V3, "{\"name\": \"rm\", \"parameters\": {\"a\": 1}}"),
+        (&llama3::LlamaVersion::V3, "{\"name\": \"rm\", \"parameters\": {\"a\": 1}}"),
         (&deepseek::DeepSeek, "<｜tool▁call▁begin｜>rm<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"),
         (&mistral::Mistral, "[TOOL_CALLS][{\"name\": \"rm\", \"arguments\": {\"a\": 1}}]"),
         (&mistral_args::MistralArgs, "[TOOL_CALLS]rm[ARGS]{\"a\": 1}"),
@@ -413,7 +413,7 @@ proptest! {
         let call = |before: &str, between: &str, after: &str| format!("{before}look{between}{arguments}{after}");
         let replies: [(&dyn ToolFormat, String); 5] = [
             (&hermes::Hermes, call("<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>")),
-            (&llama3::Llama::V3, call("{\"name\": \"", "\", \"parameters\": ", "}")),
+            (&llama3::LlamaVersion::V3, call("{\"name\": \"", "\", \"parameters\": ", "}")),
             (&mistral::Mistral, call("[TOOL_CALLS][{\"name\": \"", "\", \"arguments\": ", "}]")),
             (&mistral_args::MistralArgs, call("[TOOL_CALLS]", "[ARGS]", "")),
             (&harmony::Harmony, call("<|channel|>commentary to=functions.", "<|constrain|>json<|message|>", "<|call|>")),

@@ -20,7 +20,7 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::reply::collected::collected;
 use crate::http::reply::reply_totals::ReplyTotals;
-use crate::http::reply::request_steps::{DrainDeadline, keeping, steps};
+use crate::http::reply::request_steps::{Drain, keeping, steps};
 use crate::http::reply::streamed;
 use crate::http::{HttpFailure, HttpState};
 use crate::reply_event::EventKind;
@@ -39,7 +39,7 @@ pub(super) fn operation() -> Operation {
 pub async fn create(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    drain: Option<Extension<DrainDeadline>>,
+    drain: Drain,
     body: JsonBody,
 ) -> Result<Response, HttpFailure> {
     let request = body.parse(|body| ResponsesRequest::parse(body, rand::random())).await?;
