@@ -243,7 +243,7 @@ fn losses(
     profile: &Arc<CodecProfile>,
 ) -> Result<Vec<CodecLoss>, CommandFailure> {
     let mut losses = Vec::new();
-    for codec in [Codec::Q8_0, Codec::Kvq, Codec::KvqFast] {
+    for codec in Codec::ALL.into_iter().filter(|codec| codec.is_lossy()) {
         if codec.check(trial.layout()).is_err() {
             continue;
         }
