@@ -57,8 +57,8 @@ fn start<L: ModelLibrary>(
     let template =
         source.map(|source| ChatTemplate::compile(source, tokens.special())).transpose().map_err(unusable)?;
     let reranking = reranker.as_ref().map(|reranker| reranker.facts);
-    let pairs = reranker.map(|reranker| PairForm::of(&header, tokens.special(), reranker.joints));
-    let pairs = pairs.transpose().map_err(unusable)?;
+    let pairs = reranker.map(|reranker| PairForm::of(&header, tokens.special(), reranker.joints)).transpose();
+    let pairs = pairs.map_err(unusable)?;
     let facts = facts(&header, &tokens, source, described.quantization);
     let of_text = tokens.tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
     let of_text = of_text.map_err(|error| LoadError::Config(error.to_string()))?;
@@ -80,13 +80,12 @@ fn start<L: ModelLibrary>(
         wake: wake(&messages),
         messages: receiver,
     };
-    let Started { thread, devices, kv } = thread.start::<L>(described.model)?;
-    let n_ctx_of_texts = embedding.map(|facts| facts.n_ctx).or(reranking.map(|facts| facts.n_ctx));
+    let Started { thread, devices, kv, no_handoff } = thread.start::<L>(described.model)?;
     let info = NodeInfo {
         model: options.name.clone().unwrap_or_else(|| name(&header, path)),
         engine: L::ENGINE.into(),
         architecture: header.architecture().unwrap_or("unknown").to_owned(),
-        n_ctx: n_ctx_of_texts.filter(|_| !generates).unwrap_or(sizes.n_ctx),
+        n_ctx: embedding.map(|e| e.n_ctx).or(reranking.map(|r| r.n_ctx)).filter(|_| !generates).unwrap_or(sizes.n_ctx),
         n_ctx_train: header.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         n_vocab,
         n_slots: options.slots(),
@@ -100,8 +99,8 @@ fn start<L: ModelLibrary>(
         workers: described.workers,
         role: Role::Both,
         fingerprint: Some(fingerprint),
-        no_handoff: kv.as_ref().and_then(|kv| kv.as_ref().err().copied()),
-        kv: kv.and_then(Result::ok),
+        kv,
+        no_handoff,
         facts,
         process: 0,
     };

@@ -101,8 +101,10 @@ pub(super) struct EngineThread {
 pub(super) struct Started {
     pub(super) thread: JoinHandle<()>,
     pub(super) devices: Vec<String>,
-    /// `None`: the model does not generate. Errors: why its KV is not handed over.
-    pub(super) kv: Option<Result<KvIdentity, NoHandoffReason>>,
+    /// `None`: the model's KV is not handed over.
+    pub(super) kv: Option<KvIdentity>,
+    /// Why it is not, if it generates.
+    pub(super) no_handoff: Option<NoHandoffReason>,
 }
 
 /// Reports the outcome of the start: the devices, and the identity of the KV.
@@ -121,7 +123,10 @@ impl EngineThread {
         });
         let thread = thread.map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
         match has_started.recv() {
-            Ok(outcome) => outcome.map(|(devices, kv)| Started { thread, devices, kv }),
+            Ok(outcome) => outcome.map(|(devices, kv)| {
+                let no_handoff = kv.as_ref().and_then(|kv| kv.as_ref().err().copied());
+                Started { thread, devices, kv: kv.and_then(Result::ok), no_handoff }
+            }),
             Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
         }
     }

@@ -27,6 +27,8 @@ pub fn label(word: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::no_handoff::NoHandoffReason;
+
     use super::*;
 
     #[test]
@@ -40,5 +42,8 @@ mod tests {
         }
         assert_eq!((problem("other_model"), label("faster")), ("it runs another model", "faster"));
         assert_eq!(problem("of_another_version"), "of_another_version");
+        for reason in NoHandoffReason::ALL {
+            assert_eq!(label(reason.as_str()), "no handoffs", "{reason:?}");
+        }
     }
 }

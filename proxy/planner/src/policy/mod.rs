@@ -122,6 +122,8 @@ fn why_direct(candidates: &[RouteCandidate]) -> RouteReason {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::no_handoff::NoHandoffReason;
+
     use super::*;
     use crate::cost::candidates;
     use crate::cost::tests::{node, spark_and_mac};
@@ -149,6 +151,18 @@ mod tests {
                 2
             ];
         snapshot
+    }
+
+    #[test]
+    fn a_model_that_is_not_handed_over_is_served_directly_and_the_route_says_why() {
+        for reason in NoHandoffReason::ALL {
+            let mut snapshot = spark_and_mac(8_192, 100.0);
+            snapshot.decode[0].kv = Err(reason);
+            for policy in [PolicyName::Fastest, PolicyName::AlwaysHandoff] {
+                let (_, prefill, why) = choose(policy, &snapshot).unwrap();
+                assert_eq!((prefill, why.as_str()), (None, reason.as_str()));
+            }
+        }
     }
 
     #[test]

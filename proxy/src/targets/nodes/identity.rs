@@ -1,6 +1,7 @@
 //! Decides whether two nodes run the same model, so that a sequence may start on one and continue on the other.
 
 use baton_planner::reason::BarReason;
+use baton_planner::snapshot::KvSize;
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::NodeInfo;
@@ -74,6 +75,13 @@ impl ModelIdentity {
     }
 }
 
+/// What a handoff of a node's model moves. Errors: why its KV is not handed over.
+pub(super) fn kv_size(info: &NodeInfo) -> Result<KvSize, NoHandoffReason> {
+    let kv = info.kv.as_ref().ok_or(info.no_handoff.unwrap_or_default())?;
+    let bytes_per_token = u32::try_from(kv.bytes_per_token()).map_err(|_| NoHandoffReason::KvNotDivisible)?;
+    Ok(KvSize { bytes_per_token, state_bytes: kv.state_bytes() })
+}
+
 impl WeightsDescription {
     fn is_same(&self, other: &WeightsDescription) -> bool {
         let differ = matches!((self.fingerprint, other.fingerprint), (Some(one), Some(other)) if one != other);
@@ -87,6 +95,15 @@ mod tests {
     use baton_link::Engine;
 
     use super::*;
+
+    #[tokio::test]
+    async fn what_a_handoff_moves_is_rows_and_states() {
+        let config = SimConfig { kv_bytes_per_token: 512, state_bytes: 4_096, ..SimConfig::default() };
+        let hybrid = SimEngine::new(config).info().await.unwrap();
+        assert_eq!(kv_size(&hybrid), Ok(KvSize { bytes_per_token: 512, state_bytes: 4_096 }));
+        let no_handoff = Some(NoHandoffReason::KvValueType);
+        assert_eq!(kv_size(&NodeInfo { kv: None, no_handoff, ..hybrid }), Err(NoHandoffReason::KvValueType));
+    }
 
     async fn info(model: &str, kv_bytes_per_token: u32) -> NodeInfo {
         let config = SimConfig { model: model.into(), kv_bytes_per_token, ..SimConfig::default() };

@@ -9,7 +9,7 @@ use baton_link::remote::NodePaths;
 use baton_link::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
-use baton_planner::snapshot::{KvSize, NodeView};
+use baton_planner::snapshot::NodeView;
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::no_handoff::NoHandoffReason;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
 use super::health::{Health, StateChange, StateReason};
-use super::identity::ModelIdentity;
+use super::identity::{ModelIdentity, kv_size};
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
 use super::node_state::NodeState;
 use super::prefixes::Prefixes;
@@ -404,11 +404,4 @@ impl Drop for NodeClaim {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a handoff of a node's model moves. Errors: why its KV is not handed over.
-fn kv_size(info: &NodeInfo) -> Result<KvSize, NoHandoffReason> {
-    let kv = info.kv.as_ref().ok_or(info.no_handoff.unwrap_or_default())?;
-    let bytes_per_token = u32::try_from(kv.bytes_per_token()).map_err(|_| NoHandoffReason::KvNotDivisible)?;
-    Ok(KvSize { bytes_per_token, state_bytes: kv.state_bytes() })
 }
