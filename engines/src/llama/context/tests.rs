@@ -3,6 +3,9 @@
 use std::ops::Range;
 
 use baton_model::gguf::Gguf;
+use baton_schemas::kv::{
+    Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, Offer,
+};
 use llama_cpp_2::model::LlamaModel;
 use tiny_gguf::Architecture;
 
@@ -137,5 +140,74 @@ fn rows_and_states_are_parked_and_restored() {
             }
             assert!(logits(&mut slots, 0, 200) == expected, "{architecture:?} from {n}");
         }
+    }
+}
+
+/// The records of a prompt's KV: states come as they are computed, before the last chunk.
+fn records(slots: &mut LlamaSlots<'_>, handoff: &Handoff, positions: &[Range<u32>]) -> Vec<u8> {
+    let (mut writer, head) = HandoffWriter::begin(b"key", handoff.clone(), Codec::None, Mac::Blake3).unwrap();
+    let mut bytes = head.concat();
+    for positions in positions {
+        let (end, batch) = (handoff.end(), batch(0, positions.clone()));
+        if positions.end < end {
+            slots.compute(&batch).unwrap();
+        } else {
+            let mut send = |part| bytes.extend(writer.state(&part).unwrap().concat());
+            slots.compute_streaming_state(&batch, &mut send).unwrap();
+        }
+        let chunk = slots.export(0, positions.clone(), end, ExportTo::Node).unwrap();
+        bytes.extend(writer.frame(&chunk).unwrap().concat());
+    }
+    bytes
+}
+
+#[test]
+fn kv_of_every_class_passes_the_wire() {
+    let parts = [0..128, 128..256, 256..300];
+    for architecture in [
+        Architecture::Qwen35,
+        Architecture::Lfm2,
+        Architecture::Lfm2Windowed,
+        Architecture::KimiLinear,
+        Architecture::Glm5Next,
+        Architecture::DeepSeek32,
+        Architecture::Qwen3Vl,
+        Architecture::Mamba2,
+        Architecture::Rwkv7,
+    ] {
+        let tiny = Tiny::new(architecture);
+        let (mut source, mut target) = (tiny.slots(true), tiny.slots(true));
+        let form = kv_form(&source.transfers.as_ref().unwrap().to_node);
+        let handoff = Handoff {
+            id: HandoffId([0; 16]),
+            fingerprint: Fingerprint { vocabulary: [0; 32], weights: [0; 32] },
+            layout: KvLayout::clone(&form.layout),
+            start: 0,
+            tokens: batch(0, 0..300).iter().map(|t| t.token).collect(),
+        };
+        let records = records(&mut source, &handoff, &parts);
+        let offer = Offer { codecs: &[Codec::None], macs: &[] };
+        let placement = |span: &Span, layout: &KvLayout| (form.placement)(span, layout);
+        let mut reader = HandoffReader::with_placement(b"key", handoff, offer, placement).unwrap();
+        let (mut records, mut n_present, mut states) = (&records[..], 0, None);
+        while let Some(record) = reader.read(&mut records).unwrap() {
+            match record {
+                HandoffRecord::Frame(kv) => {
+                    let end = kv.span().p1;
+                    reader.recycle(target.import(1, n_present, kv).unwrap());
+                    n_present = end;
+                }
+                HandoffRecord::State(state) => assert!(states.replace(state).is_none()),
+                HandoffRecord::Head(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((n_present, states.is_some()), (300, !form.layout.states.is_empty()), "{architecture:?}");
+        if let Some(states) = states {
+            assert!(!target.can_continue(1, 300));
+            target.import_state(1, states).unwrap();
+        }
+        assert!(target.can_continue(1, 300), "{architecture:?}");
+        assert!(logits(&mut target, 1, 300) == logits(&mut source, 0, 300), "{architecture:?}");
     }
 }
