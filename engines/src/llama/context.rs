@@ -106,8 +106,8 @@ impl<'m> LlamaSlots<'m> {
     }
 
     #[cfg(test)]
-    pub(crate) fn kv_layout(&self) -> Option<&KvLayout> {
-        self.transfers.as_ref().map(|transfers| &**transfers.to_node.layout())
+    pub(crate) fn transfer(&self) -> Option<&KvTransfer> {
+        self.transfers.as_ref().map(|transfers| &transfers.to_node)
     }
 
     #[cfg(test)]
@@ -296,6 +296,3 @@ impl ModelContext for LlamaSlots<'_> {
         }
     }
 }
-
-#[cfg(test)]
-pub(super) mod tests;

@@ -8,7 +8,7 @@ use baton_schemas::kv::{KvLayout, StatePart, VerifiedState, all_finite};
 use bytes::Bytes;
 
 use super::blob::BlobError;
-use super::blob::form::{BlobForm, MAGIC, SEQUENCE};
+use super::blob::form::{BlobForm, HEADER_BYTES, MAGIC, SEQUENCE};
 
 /// All states of a sequence, which are safe to import.
 pub struct ImportState {
@@ -54,12 +54,13 @@ impl ImportState {
         &self.layout
     }
 
-    /// A blob of these states. `before` are the sections that llama.cpp wants before them, as it wrote them itself. `None`:
-    /// the form has no states.
-    pub(super) fn blob(&self, form: &BlobForm, before: &[u8]) -> Option<StateBlob> {
+    /// A blob of these states, in `buffer`. `before` are the sections that llama.cpp wants before them, as it wrote them itself.
+    /// `None`: the form has no states.
+    pub(super) fn blob(&self, form: &BlobForm, before: &[u8], buffer: Vec<u8>) -> Option<StateBlob> {
         let states = form.states()?;
-        let n_bytes: usize = self.tensors.iter().map(Bytes::len).sum();
-        let mut blob = Vec::with_capacity(n_bytes + before.len() + 32 * states.shapes.len() + 64);
+        let mut blob = buffer;
+        blob.clear();
+        blob.reserve_exact(HEADER_BYTES + before.len() + states.n_bytes(true));
         blob.extend(MAGIC.to_le_bytes());
         blob.extend(SEQUENCE.to_le_bytes());
         blob.extend(before);
@@ -77,5 +78,10 @@ pub(super) struct StateBlob(Vec<u8>);
 impl StateBlob {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The buffer, for reuse.
+    pub(super) fn into_buffer(self) -> Vec<u8> {
+        self.0
     }
 }

@@ -9,6 +9,8 @@ pub mod blob;
 mod cell_order;
 pub mod checkpoint;
 pub(crate) mod context;
+#[cfg(test)]
+mod context_tests;
 mod cpu_tensors;
 pub mod devices;
 pub(crate) mod embed;

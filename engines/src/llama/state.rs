@@ -65,8 +65,11 @@ pub(super) trait StateBuffer {
 
 impl StateBuffer for Vec<u8> {
     fn resize(&mut self, n_bytes: usize) -> &mut [u8] {
-        // The system's zeros need not be written.
-        *self = vec![0; n_bytes];
+        match n_bytes > self.capacity() {
+            // The system's zeros need not be written.
+            true => *self = vec![0; n_bytes],
+            false => Vec::resize(self, n_bytes, 0),
+        }
         self
     }
 }

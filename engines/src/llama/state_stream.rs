@@ -80,14 +80,14 @@ mod tests {
 
     use super::*;
     use crate::llama::context::LlamaSlots;
-    use crate::llama::context::tests::{Tiny, batch};
+    use crate::llama::context_tests::{Tiny, batch};
     use crate::serving::context::ModelContext;
 
     /// Streams the states of a prompt's last chunk beside other sequences, and compares them with those of its end.
     fn check(architecture: Architecture, is_streamed: bool) {
         let tiny = Tiny::new(architecture);
         let slots = |is_watched: bool| tiny.slots(is_watched);
-        let layout = KvLayout::clone(slots(false).kv_layout().unwrap());
+        let layout = KvLayout::clone(slots(false).transfer().unwrap().layout());
         let run = |slots: &mut LlamaSlots<'_>| {
             slots.compute(&batch(1, 0..40)).unwrap();
             slots.compute(&batch(0, 0..64)).unwrap();

@@ -73,6 +73,8 @@ pub struct KvTransfer {
     /// The GPU that exports are copied from.
     gpu: Option<usize>,
     exports: BufferPool<ExportBuffer>,
+    /// For states on their way out and in. They are large, and new memory costs more time than the copy.
+    states: BufferPool<Vec<u8>>,
     imports: ChunkBuffers,
 }
 
@@ -81,8 +83,8 @@ impl KvTransfer {
     /// sequence is the next one, and in a model with states the one that is always empty follows. `gpu` is ggml's index of the
     /// device that holds the cache; `None`: the processor.
     pub(super) fn new(form: BlobForm, n_slots: u32, gpu: Option<usize>) -> Self {
-        let (exports, imports) = (BufferPool::default(), BufferPool::default());
-        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, imports }
+        let (exports, states, imports) = (BufferPool::default(), BufferPool::default(), BufferPool::default());
+        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, states, imports }
     }
 
     /// The pool of buffers for chunks that arrive.
@@ -191,11 +193,16 @@ impl KvTransfer {
         if states.layout() != &**self.layout() {
             return Err(TransferError::OtherLayout);
         }
-        // Together with the states, llama.cpp replaces windowed rows.
-        let before = self.beside_rows(ctx, slot)?.before_states;
         let missing = TransferError::NoStates { slot, position };
-        let blob = states.blob(&self.form, &before).ok_or(TransferError::OtherLayout)?;
-        state::import_states(ctx, slot, &blob)?;
+        let blob = {
+            // Together with the states, llama.cpp replaces windowed rows.
+            let before = self.beside_rows(ctx, slot)?.before_states;
+            let buffer = self.states.take().unwrap_or_default();
+            states.blob(&self.form, &before, buffer).ok_or(TransferError::OtherLayout)?
+        };
+        let imported = state::import_states(ctx, slot, &blob);
+        self.states.put(blob.into_buffer());
+        imported?;
         let removed = ctx.clear_kv_cache_seq(Some(slot), Some(position), None).unwrap_or(false);
         if removed && end_with_states(ctx, slot) == Some(position) {
             return Ok(());
@@ -236,9 +243,9 @@ impl KvTransfer {
 
     /// Exports what a slot has beside the rows of all positions.
     fn beside_rows(&self, ctx: &LlamaContext<'_>, slot: u32) -> Result<Partial, TransferError> {
-        // No buffer is kept for the next one: states are large and seldom exported.
-        let exported = state::export(ctx, slot, SequencePart::BesideRows, Vec::new())?;
-        Ok(blob::partial(&exported.into(), &self.form)?)
+        let buffer = self.states.take().unwrap_or_default();
+        let exported = state::export(ctx, slot, SequencePart::BesideRows, buffer)?;
+        Ok(blob::partial(&self.states.lend(exported), &self.form)?)
     }
 
     fn has_window(&self) -> bool {

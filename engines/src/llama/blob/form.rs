@@ -174,7 +174,7 @@ impl StatesForm {
     }
 
     /// Length of the section, bytes.
-    pub(super) fn n_bytes(&self, has_states: bool) -> usize {
+    pub(in crate::llama) fn n_bytes(&self, has_states: bool) -> usize {
         let mut bytes = Vec::new();
         self.write_none(&mut bytes);
         let values: usize = self.shapes.iter().map(|shape| shape.values.bytes()).sum();

@@ -324,7 +324,7 @@ fn beside_rows(form: &BlobForm, part: &StatePart, start: u32) -> Bytes {
     let windowed = ImportBlob::build(&filled(form, 4..9, &starts), form).unwrap().windowed();
     let before = windowed.len().saturating_sub(form.states().unwrap().n_bytes(false)).max(HEADER_BYTES);
     let states = ImportState::build(part, form.layout()).unwrap();
-    states.blob(form, &windowed[HEADER_BYTES..before]).unwrap().bytes().to_vec().into()
+    states.blob(form, &windowed[HEADER_BYTES..before], vec![9; 5]).unwrap().bytes().to_vec().into()
 }
 
 /// States byte for byte as llama.cpp writes them.

@@ -4,20 +4,21 @@ use std::ops::Range;
 
 use baton_model::gguf::Gguf;
 use baton_schemas::kv::{
-    Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, Offer,
+    Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, KvLayout, Mac, Offer, Span,
 };
 use llama_cpp_2::model::LlamaModel;
 use tiny_gguf::Architecture;
 
-use super::*;
+use super::context::{LlamaSlots, kv_form};
+use super::placed::Placed;
+use super::{load, probe};
 use crate::engine_options::EngineOptions;
-use crate::llama::placed::Placed;
-use crate::llama::{load, probe};
+use crate::serving::context::{BatchToken, ComputeError, ExportTo, ModelContext};
 
 const N_SLOTS: u32 = 3;
 
 /// A tiny model, computed by one thread.
-pub(in crate::llama) struct Tiny {
+pub(super) struct Tiny {
     model: LlamaModel,
     gguf: Gguf,
     options: EngineOptions,
@@ -25,7 +26,7 @@ pub(in crate::llama) struct Tiny {
 }
 
 impl Tiny {
-    pub(in crate::llama) fn new(architecture: Architecture) -> Tiny {
+    pub(super) fn new(architecture: Architecture) -> Tiny {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         tiny_gguf::write(&path, architecture, 1);
@@ -41,7 +42,7 @@ impl Tiny {
     }
 
     /// An empty context, which shows states when they are computed if it `is_watched`.
-    pub(in crate::llama) fn slots(&self, is_watched: bool) -> LlamaSlots<'_> {
+    pub(super) fn slots(&self, is_watched: bool) -> LlamaSlots<'_> {
         let Tiny { model, gguf, options, .. } = self;
         let (mut context, states) = match is_watched {
             true => load::watched_context(model, options, None, 1_024, 512).unwrap(),
@@ -53,7 +54,7 @@ impl Tiny {
 }
 
 /// The tokens of a slot at these positions, the same in each slot; the last one wants logits.
-pub(in crate::llama) fn batch(slot: u32, positions: Range<u32>) -> Vec<BatchToken> {
+pub(super) fn batch(slot: u32, positions: Range<u32>) -> Vec<BatchToken> {
     let token = |position| BatchToken {
         token: position * 7 % 250,
         position,
@@ -78,7 +79,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 fn a_cache_of_compressed_rows_has_checkpoints_and_whole_forks() {
     let tiny = Tiny::new(Architecture::DeepSeek4);
     let mut slots = tiny.slots(true);
-    assert!(slots.kv_layout().is_none());
+    assert!(slots.transfer().is_none());
     slots.compute(&batch(0, 0..200)).unwrap();
     let checkpoint = slots.checkpoint(0).unwrap();
     let expected = logits(&mut slots, 0, 200);
@@ -177,7 +178,7 @@ fn kv_of_every_class_passes_the_wire() {
     ] {
         let tiny = Tiny::new(architecture);
         let (mut source, mut target) = (tiny.slots(true), tiny.slots(true));
-        let form = kv_form(&source.transfers.as_ref().unwrap().to_node);
+        let form = kv_form(source.transfer().unwrap());
         let handoff = Handoff {
             id: HandoffId([0; 16]),
             fingerprint: Fingerprint { vocabulary: [0; 32], weights: [0; 32] },
