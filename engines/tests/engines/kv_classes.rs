@@ -22,8 +22,14 @@ const CHUNKS: [usize; 3] = [300, 64, 17];
 const N_CELLS: u32 = 1_024;
 
 /// Llama.cpp's classes of caches, with the architectures that have them.
-const PLAIN: [Architecture; 4] =
-    [Architecture::Llama, Architecture::Qwen3Vl, Architecture::Qwen3VlMoe, Architecture::Gemma4];
+const PLAIN: [Architecture; 6] = [
+    Architecture::Llama,
+    Architecture::Qwen3Moe,
+    Architecture::DeepSeek2,
+    Architecture::Qwen3Vl,
+    Architecture::Qwen3VlMoe,
+    Architecture::Gemma4,
+];
 const HYBRID: [Architecture; 7] = [
     Architecture::Qwen35,
     Architecture::Qwen35Moe,
@@ -138,6 +144,12 @@ fn plain_and_windowed_caches_continue_bit_for_bit() {
 #[test]
 fn hybrid_caches_continue_bit_for_bit() {
     HYBRID.into_iter().map(Subject::new).for_each(|subject| check_handoff(&subject, &CHUNKS));
+}
+
+/// Its states have 66 MB.
+#[test]
+fn a_cache_of_real_size_continues_bit_for_bit() {
+    check_handoff(&Subject::new(Architecture::Qwen36Of35B), &[64]);
 }
 
 #[test]
