@@ -93,6 +93,18 @@ test('a pair that cannot work says so on the card, in status and in the log, wit
   expect(problems).toEqual([]);
 });
 
+test('a card of an own engine shows the options that are set, and a node that was started elsewhere none', async ({ page, problems, cluster }) => {
+  const node = await cluster.node(...SIM);
+  const { url } = await cluster.serve(...SIM, '--slots', '3', '--kv-codecs', 'none', '--decode', node.url);
+  await page.goto(url);
+  const card = (name) => page.locator('.machine', { hasText: name });
+  const options = card('local').locator('.facts > div', { hasText: 'Options' }).locator('dd');
+  await expect(options).toHaveText('engine = "sim", slots = 3, threads = 1, kv_codecs = ["none"]');
+  await expect(card('decode-1')).toBeVisible();
+  await expect(card('decode-1').locator('.facts')).not.toContainText('Options');
+  expect(problems).toEqual([]);
+});
+
 test('the KV bar counts the cells that there are, and a fresh machine has all of them free', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM, '--slots', '3', '--ctx-size', '2048');
   await page.goto(url);

@@ -12,7 +12,7 @@ use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::{rope, rope_i};
 
 use super::cache::{LayerTensor, SlotCache};
-use super::rotation::Angles;
+use super::rotation::BatchAngles;
 use super::shape::{ComputedFamily, ModelShape};
 use super::weights::{Linear, Weights};
 use crate::serving::LoadError;
@@ -59,7 +59,7 @@ pub(super) struct SlotRows {
 
 /// What the layers of one section need of a batch.
 struct SectionInput {
-    angles: Angles,
+    angles: BatchAngles,
     /// For each part of the batch.
     views: Vec<View>,
 }
@@ -143,7 +143,7 @@ impl Transformer {
         let window = self.shape.window.filter(|_| self.shape.is_windowed(layer)).map(|window| window.n_positions);
         let views = parts.iter().map(|part| self.view(part, window));
         Ok(SectionInput {
-            angles: Angles::of(rotation, positions, &self.device)?,
+            angles: BatchAngles::of(rotation, positions, &self.device)?,
             views: views.collect::<Result<_>>()?,
         })
     }
@@ -235,7 +235,7 @@ impl Transformer {
     }
 
     /// Rotates `[n_rows][n_heads][head_size]`. Returns `[n_heads][n_rows][head_size]`.
-    fn rotate(&self, x: &Tensor, angles: &Angles) -> Result<Tensor> {
+    fn rotate(&self, x: &Tensor, angles: &BatchAngles) -> Result<Tensor> {
         let x = x.transpose(0, 1)?.contiguous()?.unsqueeze(0)?;
         let rotated = match self.shape.pairing() {
             RopePairing::Interleaved => rope_i(&x, &angles.cos, &angles.sin)?,

@@ -24,7 +24,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use self::gate::{EnteredRequest, Gate};
 pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use self::limits::{BRIEF_WAIT, MAX_BRIEF, RETRY_AFTER};
-pub use self::permit::{Permit, Place, Places};
+pub use self::permit::{Permit, Place, RequestPlaces};
 use self::queue::{AdmissionQueue, Refusal};
 pub use self::request_admission::RequestAdmission;
 pub use self::target_places::TargetPlaces;

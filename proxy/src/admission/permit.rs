@@ -25,8 +25,8 @@ impl Permit {
     }
 
     /// The places of the request's sequences.
-    pub fn places(&self) -> Places {
-        Places(Arc::clone(&self.entered))
+    pub fn places(&self) -> RequestPlaces {
+        RequestPlaces(Arc::clone(&self.entered))
     }
 
     /// Charges the key for a prompt.
@@ -48,9 +48,9 @@ impl Drop for Permit {
 
 /// Gets places for the sequences of a request.
 #[derive(Debug, Clone)]
-pub struct Places(Arc<EnteredRequest>);
+pub struct RequestPlaces(Arc<EnteredRequest>);
 
-impl Places {
+impl RequestPlaces {
     /// Waits for a place at one of these targets; of equally loaded ones, at the first. The caller holds no place that
     /// this sequence no longer needs. Dropping the future leaves the queue. A sequence of a request that has no other place
     /// counts as a waiting request.

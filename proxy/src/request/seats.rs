@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admission::{DEFAULT_MAX_WAIT, Place, Places};
+use crate::admission::{DEFAULT_MAX_WAIT, Place, RequestPlaces};
 use crate::error::RequestError;
 use crate::request::failover::StartRetry;
 use crate::request::plan::{self, Plan, PlanRequest};
@@ -15,7 +15,7 @@ const LATE: f64 = 2.0;
 
 /// The places that a request has on one node for the sequences that start next.
 pub struct Seats {
-    pub places: Places,
+    pub places: RequestPlaces,
     /// All on one node. Empty before the first place, and while the request waits for one on another node.
     pub held: Vec<Place>,
     /// The most sequences that start together.
@@ -25,7 +25,7 @@ pub struct Seats {
 
 impl Seats {
     /// No places yet, for so many sequences.
-    pub fn none(places: Places, n_most: usize, wait: NodeWait) -> Seats {
+    pub fn none(places: RequestPlaces, n_most: usize, wait: NodeWait) -> Seats {
         Seats { places, held: Vec::new(), n_most, wait }
     }
 

@@ -44,7 +44,7 @@ pub struct NodeReport {
     /// Its URL; only for operators.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `llama` or `sim`.
+    /// `llama`, `candle`, `mlx` or `sim`.
     pub engine: String,
     /// True if the engine is a simulator: its figures are those of a simulation.
     #[serde(default)]

@@ -11,7 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::admission::{DEFAULT_MAX_WAIT, Places};
+use crate::admission::{DEFAULT_MAX_WAIT, RequestPlaces};
 use crate::error::RequestError;
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
 use crate::request::plan::{Plan, PlanRequest};
@@ -36,7 +36,7 @@ pub(super) struct LateChoice {
 
 impl LateChoice {
     /// The events of the choice. Waits for its place first.
-    pub(super) fn events(self, places: Places) -> SequenceStream {
+    pub(super) fn events(self, places: RequestPlaces) -> SequenceStream {
         let started = async move {
             let mut seats = Seats::none(places, 1, NodeWait::ForNodes);
             let mut accepted = self.start(&mut seats).await?;

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::Instrument;
 
 use super::late_choice::{LateChoice, of_choice};
-use crate::admission::{Permit, Places};
+use crate::admission::{Permit, RequestPlaces};
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::caller::Caller;
@@ -34,7 +34,7 @@ pub(super) struct Starting<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) caller: &'a Caller,
     pub(super) watch: &'a mut RequestWatch,
-    pub(super) places: Places,
+    pub(super) places: RequestPlaces,
     /// Counts its tokens.
     pub(super) meter: Arc<AtomicU32>,
 }

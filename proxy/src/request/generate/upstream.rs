@@ -10,7 +10,7 @@ use tracing::{Instrument, Span};
 
 use super::start::{HeldModel, StartedChoices, StartedRequest, Starting, UpstreamChoice};
 use crate::account::request_memory::HeldPart;
-use crate::admission::Places;
+use crate::admission::RequestPlaces;
 use crate::error::RequestError;
 use crate::request::plan::route_words;
 use crate::targets::models::ServedModel;
@@ -62,7 +62,7 @@ pub(super) async fn start_on_upstreams(
 /// Starts the choices that get their places after the others.
 struct LateSource {
     serving: ServedByUpstreams,
-    places: Places,
+    places: RequestPlaces,
     request: GenerateRequest,
     /// Keeps the memory of the request's texts.
     _memory: HeldPart,

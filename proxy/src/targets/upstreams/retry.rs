@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::client_error::client_error;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
-use crate::admission::{Place, Places};
+use crate::admission::{Place, RequestPlaces};
 use crate::error::RequestError;
 
 /// The pause before the second round. An upstream may have closed idle connections just before the first one.
@@ -63,7 +63,7 @@ pub(super) struct FirstAnswer<T> {
 /// Errors: the request is wrong, no upstream has a place for it in time, or none answers; then the last upstream's error.
 pub(super) async fn first_answer<Q: UpstreamQuestion>(
     serving: &ServedByUpstreams,
-    places: &Places,
+    places: &RequestPlaces,
     question: &Q,
 ) -> Result<FirstAnswer<Q::Answer>, RequestError> {
     let request_id = question.request_id();
@@ -180,7 +180,7 @@ struct ChosenUpstream {
 async fn choose(
     serving: &ServedByUpstreams,
     tried: &[usize],
-    places: &Places,
+    places: &RequestPlaces,
 ) -> Result<Option<ChosenUpstream>, RequestError> {
     loop {
         let best = best(serving, tried);

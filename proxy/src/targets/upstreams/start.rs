@@ -19,7 +19,7 @@ use super::prefill_servers::{PrefillFallback, Transfer};
 use super::retry::{UpstreamQuestion, first_answer};
 use super::token_limit::{is_overflow, may_exceed_context, n_left};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
-use crate::admission::{Place, Places};
+use crate::admission::{Place, RequestPlaces};
 use crate::error::RequestError;
 
 /// A reply that an upstream has begun.
@@ -70,7 +70,7 @@ pub struct FirstChoices<'a> {
 /// Errors: the request is wrong, no upstream has a place in time, or none answers; then the last upstream's error.
 pub async fn start(
     serving: &ServedByUpstreams,
-    places: &Places,
+    places: &RequestPlaces,
     choices: &FirstChoices<'_>,
 ) -> Result<StartedReply, RequestError> {
     refuse_images(choices.request.images())?;

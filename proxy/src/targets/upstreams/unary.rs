@@ -11,14 +11,14 @@ use super::image_support::refuse_images;
 use super::prompt_estimate::{BYTES_PER_TOKEN, most_tokens};
 use super::retry::{UpstreamQuestion, first_answer};
 use super::{ServedByUpstreams, ServingUpstream};
-use crate::admission::{Place, Places};
+use crate::admission::{Place, RequestPlaces};
 use crate::error::RequestError;
 use crate::targets::Embedded;
 
 /// Vectors of a request's texts. Dropping the future cancels it.
 pub async fn embed(
     serving: &ServedByUpstreams,
-    places: &Places,
+    places: &RequestPlaces,
     request: &EmbedRequest,
     request_id: &str,
 ) -> Result<Embedded, RequestError> {
@@ -48,7 +48,7 @@ fn estimated_tokens(task: &EmbedTask, inputs: &[EmbedInput]) -> usize {
 /// The answer to a question about tokens.
 pub async fn tokens(
     serving: &ServedByUpstreams,
-    places: &Places,
+    places: &RequestPlaces,
     question: TokenQuestion<'_>,
     request_id: &str,
 ) -> Result<TokenAnswer, RequestError> {
@@ -61,7 +61,7 @@ pub async fn tokens(
 /// Loads the model into one upstream's memory. Most upstreams always keep their models in memory.
 pub async fn load(
     serving: &ServedByUpstreams,
-    places: &Places,
+    places: &RequestPlaces,
     keep_alive: Option<KeepAlive>,
     request_id: &str,
 ) -> Result<(), RequestError> {
