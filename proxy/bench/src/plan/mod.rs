@@ -10,6 +10,7 @@ mod cluster;
 mod drift;
 mod grading;
 mod grid;
+mod popular;
 mod published;
 mod real;
 mod real_bursts;
@@ -69,6 +70,8 @@ async fn measure() -> Result<PlanFigures, CommandFailure> {
         never_slower: cells,
         bursts: bursts::run().await?,
         published: published::run().await?,
+        popular: popular::run(),
+        published_handoffs: popular::published(),
         slowest_links: slowest_link::run().await?,
         grading: grading::run().await?,
         corrected_from: drift::corrected_from(&drift, report::CORRECTED),

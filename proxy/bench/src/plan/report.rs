@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::grid::{GridCell, Regret, Summary};
-use super::{bursts, chart, drift, grading, published, slowest_link};
+use super::{bursts, chart, drift, grading, popular, published, slowest_link};
 use crate::report::{Report, Row};
 
 /// The largest error of a prediction that counts as corrected.
@@ -16,6 +16,8 @@ pub(super) struct PlanFigures {
     pub summary: Vec<Summary>,
     pub bursts: Vec<bursts::BurstLine>,
     pub published: Vec<published::PublishedLine>,
+    pub popular: Vec<popular::PopularLine>,
+    pub published_handoffs: Vec<popular::PublishedHandoff>,
     pub slowest_links: Vec<slowest_link::SlowestLinkLine>,
     pub grading: Vec<grading::GradingLine>,
     /// The first request of `drift` after which all predictions were right.
@@ -37,6 +39,7 @@ impl PlanFigures {
         report.table(&head, self.summary.iter().map(|line| row(line.pair, summary_cells(line))));
         self.add_bursts(&mut report);
         self.add_published(&mut report);
+        self.add_popular(&mut report);
         self.add_slowest_links(&mut report);
         report.text("Grading, two DGX Sparks and two M3 Ultras, two models:");
         let rows = self.grading.iter().map(|line| {
@@ -71,6 +74,39 @@ impl PlanFigures {
             row(line.machines, [published, completion, difference, ttft, planned.to_owned()])
         });
         report.table(&["machines", "published", "simulated", "difference", "TTFT", "planned"], rows);
+    }
+
+    fn add_popular(&self, report: &mut Report) {
+        report.text(
+            "Models that people run now, a DGX Spark (two for DeepSeek) and an M3 Ultra, planned with published rates; TTFT, and \
+             that of a next turn with 1,024 more tokens:",
+        );
+        let rows = self.popular.iter().map(|line| {
+            let times =
+                [line.direct, line.handoff, line.after_prefill, line.next_direct, line.next_handoff].map(seconds);
+            row(line.model, [line.gbps.to_string(), line.n_prompt.to_string()].into_iter().chain(times))
+        });
+        let head = [
+            "model",
+            "Gb/s",
+            "tokens",
+            "direct",
+            "handoff",
+            "after the prefill",
+            "next turn, direct",
+            "next turn, handoff",
+        ];
+        report.table(&head, rows);
+        for (model, gbps, first) in popular::break_even(&self.popular) {
+            let from = first.map_or_else(|| "at no length".to_owned(), |n| format!("from {n} tokens on"));
+            report.text(format!("{model}, {gbps} Gb/s: a handoff is faster {from}."));
+        }
+        report.text("The published run of DeepSeek V4 Flash, whose KV went over a disk after the prefill:");
+        let rows = self.published_handoffs.iter().map(|line| {
+            let times = [line.published_direct, line.published_handoff, line.planned].map(seconds);
+            row(line.n_prompt, times)
+        });
+        report.table(&["tokens", "M3 Ultra alone", "published handoff", "planned, overlapped"], rows);
     }
 
     fn add_slowest_links(&self, report: &mut Report) {
