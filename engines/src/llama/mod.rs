@@ -193,7 +193,7 @@ impl PlacedModel {
             true => limits.budget.of_pipeline(),
             false => limits.budget,
         };
-        let indivisible = load::has_states(&self.model);
-        SchedulerLimits { budget, sliding_window, indivisible, ..limits }
+        let has_states = load::has_states(&self.model);
+        SchedulerLimits { budget, sliding_window, has_states, ..limits }
     }
 }

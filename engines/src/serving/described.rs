@@ -163,7 +163,7 @@ impl KvForm {
 }
 
 impl SchedulerLimits {
-    /// The limits of a model without a sliding window, whose state can be cut. `on_processor`: a processor computes it
+    /// The limits of a model without a sliding window and states. `on_processor`: a processor computes it
     /// alone, so that steps are small unless the batch is configured.
     pub(crate) fn new(options: &EngineOptions, sizes: ModelSizes, on_processor: bool) -> Self {
         let small_steps = on_processor && options.n_ubatch.is_none();
@@ -173,7 +173,7 @@ impl SchedulerLimits {
             n_cells: sizes.n_cells as usize,
             budget: PrefillBudget::new(options.ubatch(), small_steps, options.prefill_budget),
             sliding_window: None,
-            indivisible: false,
+            has_states: false,
         }
     }
 }

@@ -6,37 +6,53 @@ use std::time::{Duration, Instant};
 use baton_link::engine::KvEvent;
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Chunk, Span, VerifiedKv, VerifiedState};
+use baton_schemas::kv::{Chunk, Span, StatePart, VerifiedKv, VerifiedState};
 use tokio::sync::mpsc;
 
-/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed.
+/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed; its states follow the last one.
 pub(crate) struct Export {
     chunks: mpsc::Sender<Exported>,
     /// The first position that was not sent yet.
     next: u32,
     /// One past the last requested position.
     end: u32,
+    /// The states at the end still have to be sent.
+    owes_state: bool,
     /// When a computed chunk began to wait for room in the channel.
     waits_since: Option<Instant>,
 }
 
-/// A chunk, the time that copying it out took, and the time it waited for room before that.
+/// KV for another node, the time that copying it out took, and the time it waited for room before that.
 pub(crate) struct Exported {
-    pub(crate) chunk: Chunk,
+    pub(crate) kv: ExportedKv,
     pub(crate) took: Duration,
     pub(crate) waited: Duration,
 }
 
+pub(crate) enum ExportedKv {
+    Chunk(Chunk),
+    State(StatePart),
+}
+
+/// What an export sends next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NextExport {
+    /// The rows of these positions.
+    Rows(Range<u32>),
+    /// The states at this position, the end.
+    States(u32),
+}
+
 impl Export {
-    /// An export of the positions `[start, end)` to `chunks`.
-    pub(crate) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32) -> Self {
-        Export { chunks, next: start, end, waits_since: None }
+    /// An export of the positions `[start, end)` to `chunks`, and of the states at the end if the model has some.
+    pub(crate) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32, has_states: bool) -> Self {
+        Export { chunks, next: start, end, owes_state: has_states, waits_since: None }
     }
 
-    /// Returns true if positions below `n_kv` still have to be sent. Until then the sequence computes nothing more: a
+    /// Returns true if positions below `n_kv`, or states, still have to be sent. Until then the sequence computes nothing more: a
     /// sliding window would overwrite them, and a slow reader must not make chunks pile up.
     pub(crate) fn is_behind(&self, n_kv: usize) -> bool {
-        self.next < self.reach(n_kv)
+        self.next < self.reach(n_kv) || (self.is_computed(n_kv) && self.owes_state)
     }
 
     /// Returns true if all requested positions are computed.
@@ -44,10 +60,9 @@ impl Export {
         self.reach(n_kv) == self.end
     }
 
-    /// The next computed positions that can be sent now, at most `max`, and how long they waited for room.
-    pub(crate) fn next_range(&mut self, n_kv: usize, max: usize) -> Option<(Range<u32>, Duration)> {
-        let reach = self.reach(n_kv);
-        if self.next >= reach {
+    /// What can be sent now, at most `max` positions, and how long it waited for room.
+    pub(crate) fn next(&mut self, n_kv: usize, max: usize) -> Option<(NextExport, Duration)> {
+        if !self.is_behind(n_kv) {
             return None;
         }
         if self.chunks.capacity() == 0 {
@@ -55,12 +70,19 @@ impl Export {
             return None;
         }
         let waited = self.waits_since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        Some((self.next..reach.min(self.next.saturating_add(max as u32)), waited))
+        let next = match self.next < self.reach(n_kv) {
+            true => NextExport::Rows(self.next..self.reach(n_kv).min(self.next.saturating_add(max as u32))),
+            false => NextExport::States(self.end),
+        };
+        Some((next, waited))
     }
 
-    /// Sends a chunk from [`Export::next_range`].
+    /// Sends what [`Export::next`] named.
     pub(crate) fn send(&mut self, exported: Exported) {
-        self.next = exported.chunk.p1;
+        match &exported.kv {
+            ExportedKv::Chunk(chunk) => self.next = chunk.p1,
+            ExportedKv::State(_) => self.owes_state = false,
+        }
         if self.chunks.try_send(exported).is_err() {
             tracing::debug!("the reader of a prefill has left");
         }
@@ -81,6 +103,10 @@ pub(crate) struct Import {
     pulled: mpsc::Receiver<PullEvent>,
     /// The address of the node that it pulls from.
     url: String,
+    /// The first position that it brings.
+    pub(crate) start: usize,
+    /// States that have arrived before the rows up to their position.
+    state: Option<VerifiedState>,
     began: Instant,
     n_tokens: u32,
     took: Duration,
@@ -88,9 +114,9 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    pub(crate) fn new(url: String, pulled: mpsc::Receiver<PullEvent>) -> Self {
+    pub(crate) fn new(url: String, start: usize, pulled: mpsc::Receiver<PullEvent>) -> Self {
         let began = Instant::now();
-        Import { pulled, url, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
+        Import { pulled, url, start, state: None, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -111,6 +137,16 @@ impl Import {
         }
     }
 
+    /// Keeps states until the rows reach their position.
+    pub(crate) fn keep_state(&mut self, state: VerifiedState) {
+        self.state = Some(state);
+    }
+
+    /// The states of a slot that ends after `n_kv` tokens, if they have arrived.
+    pub(crate) fn take_state(&mut self, n_kv: usize) -> Option<VerifiedState> {
+        self.state.take_if(|state| state.position() as usize == n_kv)
+    }
+
     /// Returns true if another sequence should wait for `n_missing` further positions of this pull, instead of computing
     /// them here in `compute`. `None`: that time is unknown.
     pub(crate) fn is_worth_waiting(&self, n_missing: usize, compute: Option<Duration>) -> bool {
@@ -120,6 +156,11 @@ impl Import {
     /// Counts a chunk that was imported in `took`.
     pub(crate) fn count(&mut self, span: &Span, took: Duration) {
         self.n_tokens += span.p1 - span.p0;
+        self.spent(took);
+    }
+
+    /// Counts the time in which something was imported.
+    pub(crate) fn spent(&mut self, took: Duration) {
         self.took += took;
         self.last_chunk = Instant::now();
     }

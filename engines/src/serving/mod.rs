@@ -5,6 +5,7 @@
 //! ends it. `open` starts both. An engine's own folder describes and loads the model for it and implements the context:
 //! `llama/` with llama.cpp, `candle/` in Rust, `mlx/` with mlx-lm.
 
+mod checkpoints;
 mod constrain;
 pub(crate) mod context;
 mod deep_stack;
@@ -62,7 +63,7 @@ use self::constrain::{Compiler, Constrained};
 pub(crate) use self::deep_stack::on_deep_stack;
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
-use self::kv_flow::{Export, Exported};
+use self::kv_flow::{Export, Exported, ExportedKv};
 pub use self::load_error::LoadError;
 use self::pair::PairForm;
 use self::scheduler::EVENT_WINDOW;
@@ -257,7 +258,7 @@ impl Engine for ModelEngine {
         handoff::check(&request, kv, self.info.n_ctx)?;
         let (chunks, chunks_rx) = mpsc::channel(CHUNK_WINDOW);
         let end = request.tokens.len() as u32;
-        let export = Export::new(chunks, request.start, end);
+        let export = Export::new(chunks, request.start, end, !kv.layout.states.is_empty());
         // The last token of a sequence is decoded and not prefilled, so a prefill appends one that is never decoded.
         let mut prompt = request.tokens;
         prompt.push(0);
@@ -293,9 +294,14 @@ fn exported(
                 wake();
             }
             export_ms += exported.took.as_secs_f64() * 1e3;
-            // The wait of the last chunk comes after the prefill and does not count.
-            stalled_ms += std::mem::replace(&mut last_wait_ms, exported.waited.as_secs_f64() * 1e3);
-            yield KvEvent::Chunk(exported.chunk);
+            yield match exported.kv {
+                ExportedKv::Chunk(chunk) => {
+                    // The wait of the last chunk comes after the prefill and does not count.
+                    stalled_ms += std::mem::replace(&mut last_wait_ms, exported.waited.as_secs_f64() * 1e3);
+                    KvEvent::Chunk(chunk)
+                }
+                ExportedKv::State(part) => KvEvent::State(part),
+            };
         }
         loop {
             match events.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {

@@ -9,6 +9,7 @@ use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use super::checkpoints::before_reply;
 use super::images::ImageRun;
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
@@ -32,6 +33,10 @@ pub(crate) struct Sequence {
     /// The positions that it computes without other sequences: the last batch with them was refused, and its state is
     /// lost.
     pub(crate) refused: Option<Range<usize>>,
+    /// The prompt's tokens before the head of the reply.
+    pub(crate) n_before_reply: usize,
+    /// Where checkpoints are taken while it is prefilled, ascending. Steps end there.
+    pub(crate) marks: Vec<usize>,
     pub(crate) sampler: Sampler,
     pub(crate) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all of the request's choices.
@@ -66,6 +71,7 @@ impl Sequence {
         let sampler = Sampler::new(&request.sampling, banned, &said, &request.generated);
         let sampler = sampler.constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
+        let n_before_reply = before_reply(&request.prompt, vocabulary);
         let scores = request.prompt_logprobs.map(|n_top| PromptScores::new(n_top, request.prompt[0], vocabulary));
         Sequence {
             request,
@@ -76,6 +82,8 @@ impl Sequence {
             _room: job.room,
             lacked_cells: false,
             refused: None,
+            n_before_reply,
+            marks: Vec::new(),
             sampler,
             accepted: job.accepted,
             number: 0,
@@ -102,6 +110,13 @@ impl Sequence {
 
     pub(crate) fn n_after_prompt(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Takes note that a batch with these positions was refused. What was refused before and not computed since counts on:
+    /// two faulty sequences would otherwise refuse each other's batches for ever.
+    pub(crate) fn refuse(&mut self, positions: Range<usize>) {
+        let before = self.refused.take().unwrap_or(positions.clone());
+        self.refused = Some(before.start.min(positions.start)..before.end.max(positions.end));
     }
 
     /// Returns true if no further token may be generated.

@@ -9,6 +9,8 @@ use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::image::continues;
 
+use super::checkpoints::Checkpoints;
+
 /// A slot and the content of its KV cache.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CacheSlot {
@@ -18,6 +20,10 @@ pub(crate) struct CacheSlot {
     pub(crate) scope: CacheScope,
     /// Tokens at the front whose cells are shared with the slot that this one was forked from. They are counted there.
     pub(crate) n_shared: usize,
+    /// Where it can end again, if its model has states.
+    pub(crate) checkpoints: Checkpoints,
+    /// Its last sequence ended here, where a checkpoint is due. The states are still in the slot, so none was taken yet.
+    pub(crate) mark: usize,
     /// Its KV is in the host's memory, see [`super::scheduler`], and has no cells.
     pub(crate) parked: bool,
     /// A sequence is running here.
@@ -41,24 +47,34 @@ pub(crate) enum Assignment {
     Take { slot: usize, n_keep: usize },
     /// It takes the idle slot `slot`, which is cleared, and shares the first `n_keep` tokens of `source`.
     Fork { slot: usize, source: usize, n_keep: usize },
-    /// It waits and then shares the prefix that `source` is computing now.
-    WaitFor { source: usize },
+    /// It waits and then shares the first `n` tokens, which `source` is computing now.
+    WaitFor { source: usize, n: usize },
     /// Every slot is busy.
     NoSlot,
 }
 
-/// What the caches can really provide: recurrent state cannot be cut, and windowed caches drop old positions.
+impl CacheSlot {
+    /// Takes note that only the first `n` tokens are left.
+    pub(crate) fn truncate(&mut self, n: usize) {
+        self.kv.truncate(n);
+        self.n_shared = self.n_shared.min(n);
+        self.checkpoints.truncate(n);
+    }
+}
+
+/// What the caches can really provide: states are those of one position, and windowed caches drop old positions.
 pub(crate) struct SlotMemory<'a> {
     /// Maps a slot and the length of a cached prefix to the usable length.
     pub(crate) usable: &'a dyn Fn(usize, usize) -> usize,
     /// Returns true if a slot's KV is coming and can then be shared up to this many tokens. It must come sooner than the
     /// new sequence could compute it from this many cached tokens on.
     pub(crate) is_worth_waiting: &'a dyn Fn(usize, usize, usize) -> bool,
+    /// A new sequence waits for another's prefill only if that saves at least this many tokens.
+    pub(crate) min_wait: usize,
 }
 
-/// A new sequence waits for another's prefill only if that saves at least this many tokens. Computing fewer is faster
-/// than waiting.
-const MIN_WAIT_TOKENS: usize = 32;
+/// Computing fewer tokens is faster than waiting.
+pub(crate) const MIN_WAIT_TOKENS: usize = 32;
 
 /// Chooses a slot for a sequence of `tokens`.
 pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, memory: &SlotMemory<'_>) -> Assignment {
@@ -80,10 +96,10 @@ pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
     let coming = same_scope()
         .filter(|(_, s)| s.busy && s.kv.len() < s.target.len())
         .map(|(i, s)| (i, common_prefix(&s.target, wanted)))
-        .filter(|&(i, n)| n >= n_best + MIN_WAIT_TOKENS && (memory.is_worth_waiting)(i, n, n_best))
+        .filter(|&(i, n)| n >= n_best + memory.min_wait && (memory.is_worth_waiting)(i, n, n_best))
         .max_by_key(|&(_, n)| n);
-    if let Some((source, _)) = coming {
-        return Assignment::WaitFor { source };
+    if let Some((source, n)) = coming {
+        return Assignment::WaitFor { source, n };
     }
 
     match best {
@@ -101,6 +117,12 @@ pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
         }
         Some((slot, n_keep)) => Assignment::Take { slot, n_keep },
     }
+}
+
+/// The number of tokens that a sequence shares with a conversation of its scope, usable or not.
+pub(crate) fn n_common(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope) -> usize {
+    let of_scope = slots.iter().filter(|slot| slot.scope == scope);
+    of_scope.map(|slot| common_prefix(&slot.kv, tokens).max(common_prefix(&slot.target, tokens))).max().unwrap_or(0)
 }
 
 /// The longest prefix of at most `n` tokens that does not end inside an image, since an image is reused as a whole.
@@ -150,7 +172,7 @@ mod tests {
     }
 
     fn check(slots: &[CacheSlot], tokens: &[Token], expected: Assignment) {
-        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true };
+        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true, min_wait: MIN_WAIT_TOKENS };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
@@ -188,7 +210,7 @@ mod tests {
     fn a_sibling_waits_for_the_prefix_that_is_being_computed() {
         let target: Vec<Token> = (0..100).collect();
         let prefilling = CacheSlot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
-        check(&[prefilling.clone(), idle(&[], 0)], &target, Assignment::WaitFor { source: 0 });
+        check(&[prefilling.clone(), idle(&[], 0)], &target, Assignment::WaitFor { source: 0, n: 99 });
         // Waiting would save little, so it starts with the cached part.
         check(&[prefilling, idle(&[], 0)], &[0, 1, 2, 50], Assignment::Fork { slot: 1, source: 0, n_keep: 3 });
     }
@@ -210,6 +232,16 @@ mod tests {
     }
 
     #[test]
+    fn what_conversations_share_is_found_whether_it_can_be_used_or_not() {
+        let running = CacheSlot { busy: true, target: vec![1, 2, 3, 4], ..idle(&[1, 2], 4) };
+        let theirs = CacheSlot { scope: CacheScope(7), ..idle(&[1, 2, 3, 5, 6], 9) };
+        let slots = [running, theirs, idle(&[1, 9], 1)];
+        assert_eq!(n_common(&slots, &[1, 2, 3, 5, 6], CacheScope::SHARED), 3);
+        assert_eq!(n_common(&slots, &[1, 2, 3, 5, 6], CacheScope(7)), 5);
+        assert_eq!(n_common(&slots, &[1, 2], CacheScope(8)), 0);
+    }
+
+    #[test]
     fn every_slot_busy_means_no_slot() {
         let busy = CacheSlot { busy: true, ..CacheSlot::default() };
         check(&[busy.clone(), busy], &[1, 2], Assignment::NoSlot);
@@ -218,7 +250,7 @@ mod tests {
     #[test]
     fn prefixes_that_cannot_be_reused_do_not_count() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false };
+        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false, min_wait: MIN_WAIT_TOKENS };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
         // It does not wait for them either.

@@ -164,12 +164,15 @@ impl EngineThread {
             puller.introduce(local);
         }
         if started.send(Ok((devices, Some(identity)))).is_ok() {
-            let parking = form.as_ref().filter(|_| parks).map(|form| self.parking(&form.layout, &limits));
+            let host_bytes = available_memory() / 4;
+            // A model without rows has no cells to free.
+            let parked = form.as_ref().filter(|form| parks && !form.layout.sections.is_empty());
+            let parking = parked.map(|form| self.parking(&form.layout, &limits, host_bytes));
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
                 form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });
             let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
-            scheduler.with_handoffs(handoffs).with_parking(parking).run(&messages);
+            scheduler.with_handoffs(handoffs).with_parking(parking).with_checkpoints(host_bytes).run(&messages);
         }
         Ok(())
     }
@@ -184,10 +187,12 @@ impl EngineThread {
         LocalKv { identity, canary }
     }
 
-    /// Idle conversations get as much of the host's memory as the cache has, but no more than a quarter of what is free.
-    fn parking(&self, layout: &KvLayout, limits: &SchedulerLimits) -> Parking {
+    /// Idle conversations get as much of the host's memory as the cache has, but no more than `host_bytes`, of which checkpoints
+    /// have a half.
+    fn parking(&self, layout: &KvLayout, limits: &SchedulerLimits, host_bytes: u64) -> Parking {
         let of_cache = self.kv_bytes_per_token.saturating_mul(limits.n_cells as u64);
-        Parking::new(layout, limits.n_slots as u32, of_cache.min(available_memory() / 4))
+        let at_most = if limits.has_states { host_bytes / 2 } else { host_bytes };
+        Parking::new(layout, limits.n_slots as u32, of_cache.min(at_most))
     }
 }
 

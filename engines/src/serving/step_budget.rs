@@ -85,6 +85,10 @@ impl PrefillBudget {
     /// handoffs. Chunks get smaller toward the end, because the decode node has to wait for export, transfer and import
     /// of the last one. If several prompts (`n_prompts`) are computed together, each further chunk also waits for the
     /// other prompts' chunks, which costs more. Then a rest that fits into an equal share of the step is one chunk.
+    ///
+    /// Not for a model with states: they follow the last chunk and weigh as much as the rows of 100 to 3,000 tokens, so the rows
+    /// of the last chunk are not what the decode node waits for. A larger chunk leaves more time to send states that are computed
+    /// early in it.
     pub(crate) fn taper(&self, n_left: usize, n_prompts: usize) -> usize {
         if n_prompts > 1 && n_left <= self.alone / n_prompts {
             return n_left;

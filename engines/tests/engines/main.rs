@@ -28,6 +28,8 @@ mod grammar;
 mod handoff;
 mod hostile_peer;
 #[cfg(feature = "llama")]
+mod hybrid_handoff;
+#[cfg(feature = "llama")]
 mod images;
 #[cfg(feature = "llama")]
 mod kv_architectures;

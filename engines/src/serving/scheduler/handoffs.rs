@@ -7,11 +7,12 @@ use baton_link::engine::KvEvent;
 use baton_link::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Chunk, KvLayout, VerifiedKv, all_finite, max_frame_positions};
+use baton_schemas::kv::{Chunk, KvLayout, StatePart, VerifiedKv, all_finite, max_frame_positions};
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::context::{ExportTo, ModelContext};
-use super::super::kv_flow::{Exported, Import};
+use super::super::kv_flow::{Exported, ExportedKv, Import, NextExport};
+use super::super::slots;
 use super::super::vectors::Vectors;
 use super::Scheduler;
 
@@ -47,7 +48,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     pub(super) fn begin_import(&mut self, slot: usize) {
         let n_kept = self.slots[slot].kv.len();
         let Some(sequence) = &mut self.running[slot] else { return };
-        let wanted = &sequence.tokens[..sequence.n_prefill()];
+        // The head of the reply is computed here: it takes one short step, and the states before it serve the next turn, too.
+        let end = match self.limits.has_states && sequence.request.generated.is_empty() {
+            true => slots::whole_images(&sequence.tokens, sequence.n_before_reply),
+            false => sequence.n_prefill(),
+        };
+        let wanted = &sequence.tokens[..end];
         // A sequence pulls only once: after a preemption it computes the KV that it lost.
         let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };
@@ -63,7 +69,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             gives_way: sequence.request.gives_way,
             placement: Arc::clone(&handoffs.placement),
         };
-        sequence.import = Some(Import::new(url, puller.pull(order, Arc::clone(&handoffs.wake))));
+        sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
     /// Imports the chunks that have arrived: one for each sequence that waits for KV, and more within [`IMPORT_SHARE`].
@@ -80,12 +86,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         match import.poll() {
             None => return false,
             Some(KvEvent::End(report)) => self.end_import(slot, report),
-            Some(KvEvent::State(state)) => {
-                if let Err(error) = self.context.import_state(slot, state) {
-                    tracing::warn!(slot, error, "states cannot be imported; the prompt is computed here");
-                    self.fail_import(slot);
-                }
-            }
+            Some(KvEvent::State(state)) => import.keep_state(state),
             Some(KvEvent::Chunk(chunk)) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
                     tracing::warn!(slot, error, "a chunk cannot be imported; the rest of the prompt is computed here");
@@ -93,7 +94,22 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 }
             }
         }
+        if let Err(error) = self.import_state(slot) {
+            tracing::warn!(slot, error, "states cannot be imported; the rest of the prompt is computed here");
+            self.fail_import(slot);
+        }
         true
+    }
+
+    /// Imports the states of a slot's end, if they have arrived.
+    fn import_state(&mut self, slot: usize) -> Result<(), String> {
+        let began = Instant::now();
+        let n_kv = self.slots[slot].kv.len();
+        let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { return Ok(()) };
+        let Some(state) = import.take_state(n_kv) else { return Ok(()) };
+        self.context.import_state(slot, state)?;
+        import.spent(began.elapsed());
+        Ok(())
     }
 
     fn import_chunk(&mut self, slot: usize, chunk: VerifiedKv) -> Result<(), String> {
@@ -106,6 +122,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 return Ok(());
             }
         }
+        // The chunk takes the states away. If no later ones come, the sequence goes on from here.
+        self.keep_states(slot);
         let handoffs = self.handoffs.as_ref().ok_or("this model's KV is not handed over")?;
         handoffs.buffers.put(self.context.import(slot, n_kv as u32, chunk)?);
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
@@ -114,18 +132,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             import.count(&span, began.elapsed());
         }
         Ok(())
-    }
-
-    /// Returns true if a slot has all the KV that its next token attends to. An import leaves out windowed rows that
-    /// are not needed at its end. So during an import, or after it broke off, a slot can lack a part of its sliding
-    /// window, and the context would compute on without it.
-    pub(super) fn window_is_whole(&self, slot: usize) -> bool {
-        let has_window = |layout: &KvLayout| layout.sections.iter().any(|section| section.window.is_some());
-        if !self.handoffs.as_ref().is_some_and(|handoffs| has_window(&handoffs.layout)) {
-            return true;
-        }
-        let n_kv = self.slots[slot].kv.len();
-        n_kv == 0 || self.context.can_continue(slot, n_kv)
     }
 
     fn fail_import(&mut self, slot: usize) {
@@ -137,9 +143,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Ends an import. The sequence computes the KV that it still lacks.
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
-        let Some(sequence) = &mut self.running[slot] else { return };
-        sequence.import = None;
-        sequence.send(Ok(SequenceEvent::Handoff(report)));
+        let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.take()) else { return };
+        self.leave_continuable(slot);
+        let n_usable = self.slots[slot].kv.len().saturating_sub(import.start) as u32;
+        let report = HandoffReport { n_tokens: report.n_tokens.min(n_usable), ..report };
         if let Some(failure) = report.failure {
             tracing::warn!(
                 slot,
@@ -148,9 +155,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 "a handoff failed; the rest of the prompt is computed here"
             );
         }
-        // A pull that broke off may have left out rows of the sliding window.
-        if !self.window_is_whole(slot) {
-            self.cut(slot, 0);
+        if let Some(sequence) = &mut self.running[slot] {
+            sequence.send(Ok(SequenceEvent::Handoff(report)));
         }
     }
 
@@ -165,13 +171,23 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             let Some(sequence) = &mut self.running[slot] else { continue };
             let Some(export) = &mut sequence.export else { continue };
             let max = if export.is_computed(n_kv) { cached_chunk.min(n_max) } else { n_max };
-            let Some((positions, waited)) = export.next_range(n_kv, max) else { continue };
+            let Some((next, waited)) = export.next(n_kv, max) else { continue };
             // A GPU may still be computing the chunk. The export would wait for it, and that time is the prefill's.
             self.context.synchronize();
             let began = Instant::now();
-            match self.context.export(slot, positions, export.end(), ExportTo::Node) {
-                Ok(chunk) if !is_finite(&chunk, &layout) => self.fail_not_finite(slot),
-                Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
+            let exported = match next {
+                NextExport::Rows(positions) => {
+                    let chunk = self.context.export(slot, positions, export.end(), ExportTo::Node);
+                    chunk.map(|chunk| (rows_are_finite(&chunk, &layout), ExportedKv::Chunk(chunk)))
+                }
+                NextExport::States(position) => {
+                    let part = self.context.export_state(slot, position);
+                    part.map(|part| (states_are_finite(&part, &layout), ExportedKv::State(part)))
+                }
+            };
+            match exported {
+                Ok((false, _)) => self.fail_not_finite(slot),
+                Ok((true, kv)) => export.send(Exported { kv, took: began.elapsed(), waited }),
                 Err(error) => {
                     tracing::error!(slot, error, "computed KV cannot be exported; the prefill fails");
                     sequence.send(Err(EngineError::internal(error)));
@@ -184,9 +200,15 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
 /// Returns true if no value is NaN or infinity. A prefill computes no logits that would show them, and the reader refuses
 /// such KV.
-fn is_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
+fn rows_are_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
     let layers = layout.sections.iter().flat_map(|section| &section.layers);
     // A V that does not exist has no bytes.
     let shapes = layers.flat_map(|layer| [layer.k, layer.v.unwrap_or(layer.k)]);
     chunk.tensors().zip(shapes).all(|(rows, shape)| all_finite(shape.dtype, rows))
+}
+
+/// The same of states.
+fn states_are_finite(part: &StatePart, layout: &KvLayout) -> bool {
+    let shapes = layout.states.iter().skip(part.first as usize);
+    part.tensors.iter().zip(shapes).all(|(values, shape)| all_finite(shape.values.dtype, values))
 }

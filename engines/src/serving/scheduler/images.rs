@@ -26,6 +26,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             Some(Err(error)) => return self.refuse(slot, error),
             None => return,
         }
+        self.keep_marked(slot);
         let began = Instant::now();
         match self.context.decode_image(slot, &run, &preparation) {
             Ok(()) => {

@@ -5,6 +5,11 @@
 //! one token of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
 //! last, which is decoded, so that a prompt continues identically whether it was cached, handed over or computed here.
 
+#[cfg(test)]
+mod agent_trace;
+#[cfg(test)]
+mod checkpoint_tests;
+mod cutting;
 mod drawing;
 mod handoffs;
 mod images;
@@ -24,11 +29,11 @@ use std::time::{Duration, Instant};
 
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::EngineError;
-use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::sequence::{FinishReason, Group, SequenceEvent};
 
 pub(crate) use self::handoffs::Handoffs;
 pub(crate) use self::parking::Parking;
+use super::checkpoints::CheckpointBudget;
 use super::context::{BatchToken, ComputeError, ModelContext};
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::prompt_scores::{MAX_STEP_TOKENS, NotFinite};
@@ -63,8 +68,8 @@ pub(crate) struct SchedulerLimits {
     pub(crate) budget: PrefillBudget,
     /// Sliding window in tokens, if the model has one.
     pub(crate) sliding_window: Option<usize>,
-    /// The state cannot be cut to a prefix (recurrent and hybrid models).
-    pub(crate) indivisible: bool,
+    /// Some layers keep a state, which cannot be cut to a prefix (recurrent and hybrid models).
+    pub(crate) has_states: bool,
 }
 
 /// Owns the context. See the module's documentation.
@@ -93,6 +98,8 @@ pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
     handoffs: Option<Handoffs>,
     /// `None`: idle conversations stay in the cache.
     parking: Option<Parking>,
+    /// The memory of the slots' checkpoints, which they share with parked conversations.
+    checkpoints: CheckpointBudget,
     vectors: V,
     #[cfg(test)]
     fails_at: Option<baton_schemas::Token>,
@@ -134,6 +141,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             decode_tps: 0.0,
             handoffs: None,
             parking: None,
+            checkpoints: CheckpointBudget::default(),
             #[cfg(test)]
             fails_at: None,
             limits,
@@ -150,22 +158,31 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         Scheduler { parking, ..self }
     }
 
+    /// The same scheduler, whose checkpoints and parked conversations take at most `max_bytes`.
+    pub(crate) fn with_checkpoints(self, max_bytes: u64) -> Self {
+        Scheduler { checkpoints: CheckpointBudget::new(max_bytes), ..self }
+    }
+
     /// Runs until every handle is dropped.
     pub(crate) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         while self.receive(messages) {
-            self.drop_cancelled();
-            self.give_way();
-            self.fill_slots();
-            self.park_idle(0);
-            self.import_chunks();
-            self.send_scored();
-            self.publish_load();
-            self.prepare_images();
-            self.decode_next_image();
-            self.step();
-            self.export_chunks();
-            self.embed();
+            self.turn();
         }
+    }
+
+    fn turn(&mut self) {
+        self.drop_cancelled();
+        self.give_way();
+        self.fill_slots();
+        self.park_idle(0);
+        self.import_chunks();
+        self.send_scored();
+        self.publish_load();
+        self.prepare_images();
+        self.decode_next_image();
+        self.step();
+        self.export_chunks();
+        self.embed();
     }
 
     /// Handles all messages that have arrived; waits for one if there is nothing to do. Returns false once every handle
@@ -251,13 +268,14 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.slots[slot].target.clear();
         self.slots[slot].last_used = self.clock;
         self.preparations[slot] = None;
-        let sequence = self.running[slot].take();
-        let was_importing = sequence.as_ref().is_some_and(|s| s.import.is_some());
-        let is_broken = was_importing && !self.window_is_whole(slot);
-        if is_broken || sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
+        let sequence = self.running[slot].take()?;
+        self.note_mark(slot, &sequence);
+        if sequence.request.ephemeral {
             self.cut(slot, 0);
+        } else if sequence.import.is_some() {
+            self.leave_continuable(slot);
         }
-        sequence
+        Some(sequence)
     }
 
     /// Returns true if a slot's sequence can be part of the next step. It must run, its reader must keep up, and it must
@@ -282,17 +300,22 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// The most prompt tokens that a slot's sequence can use in the next step, in which `n_prompts` are prefilled. They
-    /// end before its next image, and before the tokens of a refused batch: both have steps of their own.
+    /// end before its next image and the tokens of a refused batch, which have steps of their own, and at checkpoints.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
         let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
         let n_left = n_left.min(self.to_refused(slot).unwrap_or(usize::MAX));
+        let n_left = n_left.min(self.to_next_mark(slot).unwrap_or(usize::MAX));
         let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
         let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. So a prompt's KV is
         // identical to the bit, wherever each part of it was computed.
         let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
-        if exports || imports { self.limits.budget.taper(n_left, n_prompts) } else { n_left }
+        if (exports || imports) && !self.limits.has_states {
+            self.limits.budget.taper(n_left, n_prompts)
+        } else {
+            n_left
+        }
     }
 
     /// Computes one batch for all sequences that can step.
@@ -338,9 +361,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// Computes the next tokens of `parts` in one batch. If the batch is refused, each part is computed alone,
-    /// so that only the faulty sequence fails. A state that cannot be cut (of a recurrent model) is lost with the batch;
-    /// its sequence starts again, and computes alone the tokens that were in the batch.
+    /// so that only the faulty sequence fails. If states are lost with the batch, each sequence goes back to its last
+    /// checkpoint, and later computes the batch's tokens alone.
     fn compute(&mut self, mut parts: Vec<BatchPart>) {
+        parts.iter().for_each(|part| self.keep_marked(part.slot));
         self.fill_batch(&mut parts);
         let began = Instant::now();
         match self.decode(&parts) {
@@ -372,7 +396,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                     if self.restore(part.slot) {
                         self.compute(vec![part]);
                     } else if let Some(sequence) = &mut self.running[part.slot] {
-                        sequence.refused = Some(from..from + part.n_tokens);
+                        sequence.refuse(from..from + part.n_tokens);
                     }
                 }
             }
@@ -467,27 +491,5 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if let Some(mut sequence) = self.release(slot) {
             sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
         }
-    }
-
-    /// The number of prompt tokens that this engine itself still has to compute.
-    fn backlog(&self) -> usize {
-        let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
-        let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();
-        let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
-        running + waiting.sum::<usize>() + self.vectors.backlog()
-    }
-
-    fn publish_load(&self) {
-        let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
-        self.shared.load.send_replace(NodeLoad {
-            phase: Phase::Serving,
-            active_slots: self.running.iter().flatten().count() as u32,
-            queued: self.waiting.len() as u32,
-            prefill_backlog: self.backlog() as u32,
-            free_cells: self.limits.n_cells.saturating_sub(held) as u32,
-            n_cells: self.limits.n_cells as u32,
-            prefill_tps: self.prefill_tps,
-            decode_tps: self.decode_tps,
-        });
     }
 }

@@ -69,8 +69,14 @@ impl Parking {
     }
 
     fn has_room(&self, n_tokens: usize) -> bool {
-        let n_parked: usize = self.copies.iter().map(KvCopy::n_tokens).sum();
-        (n_parked + n_tokens).saturating_mul(self.layout.bytes_per_position()) <= self.max_bytes
+        let n_bytes = n_tokens.saturating_mul(self.layout.bytes_per_position());
+        self.n_bytes().saturating_add(n_bytes) <= self.max_bytes
+    }
+
+    /// The memory of all copies, without the checkpoints of their conversations.
+    pub(super) fn n_bytes(&self) -> usize {
+        let n_tokens: usize = self.copies.iter().map(KvCopy::n_tokens).sum();
+        n_tokens.saturating_mul(self.layout.bytes_per_position())
     }
 }
 
@@ -121,7 +127,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         (0..self.slots.len())
             .filter(is_idle)
-            .filter(|&slot| !slots::lends_cells(&self.slots, slot) && self.window_is_whole(slot))
+            .filter(|&slot| !slots::lends_cells(&self.slots, slot) && self.is_continuable(slot))
             .min_by_key(|&slot| self.slots[slot].last_used)
     }
 
@@ -129,8 +135,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// copied; then its conversation is forgotten, since nothing better can be done with such a cache.
     fn park_chunk(&mut self, slot: usize) -> bool {
         let n_kv = self.slots[slot].kv.len();
+        let n_copied = self.parking.as_ref().map_or(0, |parking| parking.copies[slot].n_tokens());
+        if n_copied == 0 && !self.keep_states(slot) {
+            // Rows after the last states that are kept would be useless.
+            self.end_at(slot, self.slots[slot].checkpoints.nearest(n_kv));
+            return true;
+        }
         let Some(parking) = &mut self.parking else { return false };
-        let n_copied = parking.copies[slot].n_tokens();
         let chunk_len = cached_chunk(&parking.layout).min(self.limits.budget.n_ubatch);
         let positions = n_copied as u32..n_kv.min(n_copied + chunk_len) as u32;
         let exported = self.context.export(slot, positions, n_kv as u32, ExportTo::Host);
@@ -147,6 +158,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.slots[slot].parked = true;
             self.slots[slot].n_shared = 0;
         }
+        self.trim_checkpoints();
         true
     }
 
@@ -166,27 +178,30 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Puts the first `n` tokens of the parked slot `source` into the cache of `slot`, which may be the same and else is
     /// empty. If that fails, `slot` is empty, and its sequence computes its prompt.
     pub(super) fn unpark(&mut self, source: usize, slot: usize, n: usize) {
+        let checkpoints = self.slots[source].checkpoints.up_to(n);
         // First the others, so that the low cells are free for this one.
         self.park_idle(n);
-        let tokens = self.slots[source].kv[..n].to_vec();
         let Some(parking) = &self.parking else { return };
         let chunks: Vec<Chunk> =
             parking.copies[source].chunks.iter().take_while(|chunk| (chunk.p0 as usize) < n).cloned().collect();
+        let n_cells = chunks.last().map_or(0, |chunk| chunk.p1 as usize);
+        let tokens = self.slots[source].kv[..n_cells].to_vec();
         if source == slot {
             self.forget_copy(slot);
-            self.slots[slot].kv.clear();
+            self.slots[slot].truncate(0);
         }
-        let n_cells = chunks.last().map_or(0, |chunk| chunk.p1 as usize);
         // Chunks are imported whole, so this is more than the sequence was promised. No running one makes room for that.
         if !self.evict_idle(n_cells) {
             return;
         }
         match self.import_copy(slot, &chunks) {
             Ok(()) => {
-                if n < n_cells && self.context.cut(slot, n).is_err() {
-                    return self.free_cells(slot);
+                self.fill(slot, tokens, checkpoints);
+                if n < n_cells || self.limits.has_states {
+                    self.end_at(slot, n);
                 }
-                self.slots[slot].kv = tokens;
+                // Some may have been dropped meanwhile.
+                self.trim_checkpoints();
             }
             Err(error) => {
                 tracing::warn!(slot, error, "a conversation cannot be moved back into the cache; it is computed again");
@@ -197,12 +212,5 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     fn import_copy(&mut self, slot: usize, chunks: &[Chunk]) -> Result<(), String> {
         chunks.iter().try_for_each(|chunk| self.context.restore(slot, chunk))
-    }
-
-    /// Frees all cells of a slot.
-    pub(super) fn free_cells(&mut self, slot: usize) {
-        if self.context.cut(slot, 0).is_err() {
-            tracing::error!(slot, "a sequence cannot be cleared; its cells stay in use");
-        }
     }
 }

@@ -9,7 +9,7 @@ use baton_schemas::sequence::SequenceEvent;
 
 use super::super::context::ModelContext;
 use super::super::sequence::Sequence;
-use super::super::slots::{self, Assignment, CacheSlot, SlotMemory};
+use super::super::slots::{self, Assignment, CacheSlot, MIN_WAIT_TOKENS, SlotMemory};
 use super::super::vectors::Vectors;
 use super::Scheduler;
 
@@ -65,22 +65,32 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             let memory = SlotMemory {
                 usable: &|slot, n| if scores { 0 } else { self.usable_prefix(slot, n) },
                 is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
+                // Steps end shortly before the end of a prompt. Who waits for that, too, shares its checkpoint.
+                min_wait: if self.limits.has_states { 1 } else { MIN_WAIT_TOKENS },
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
                 // The whole queue waits for room, since later sequences must not overtake this one forever.
                 return;
             }
+            // What is cut below is lost.
+            let n_common = match self.limits.has_states {
+                true => slots::n_common(&self.slots, &sequence.tokens, sequence.request.cache_scope),
+                false => 0,
+            };
             match assignment {
                 Assignment::NoSlot => return,
-                Assignment::WaitFor { .. } => i += 1,
+                Assignment::WaitFor { source, n } => {
+                    self.add_mark(source, n);
+                    i += 1;
+                }
                 Assignment::Take { slot, n_keep } => {
                     if self.slots[slot].parked && n_keep > 0 {
                         self.unpark(slot, slot, n_keep);
                     } else {
                         self.cut(slot, n_keep);
                     }
-                    self.start(i, slot);
+                    self.start(i, slot, n_common);
                 }
                 Assignment::Fork { slot, source, n_keep } => {
                     self.cut(slot, 0);
@@ -89,7 +99,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                     } else {
                         self.fork(source, slot, n_keep);
                     }
-                    self.start(i, slot);
+                    self.start(i, slot, n_common);
                 }
             }
         }
@@ -99,7 +109,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// cached, should wait for the others.
     fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
         let is_whole = n == self.slots[slot].target.len();
-        if self.limits.indivisible && !is_whole {
+        let is_pulled = self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
+        // States come with the end of a pull. What is computed here can still take a checkpoint after `n` tokens.
+        if self.limits.has_states && !is_whole && (is_pulled || n <= self.slots[slot].kv.len()) {
             return false;
         }
         let Some(import) = self.running[slot].as_ref().and_then(|s| s.import.as_ref()) else {
@@ -135,60 +147,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
     }
 
-    /// How much of a cached prefix of length `n` the slot can really provide.
-    pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
-        let n = slots::whole_images(&self.slots[slot].kv, n);
-        if self.limits.indivisible {
-            // All or nothing: the state is that of the last token.
-            return if n == self.slots[slot].kv.len() { n } else { 0 };
-        }
-        let is_parked = self.slots[slot].parked;
-        if n > 0 && !is_parked && !self.window_is_whole(slot) {
-            return 0;
-        }
-        // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
-        // position comes from the context, since not every file with a window gives its length.
-        let oldest = match is_parked {
-            true => self.oldest_parked(slot),
-            false => self.context.oldest(slot),
-        };
-        if n < self.slots[slot].kv.len() && oldest > 0 {
-            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
-            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
-        }
-        n
-    }
-
-    /// Cuts a slot's cache back to its first `n_keep` tokens.
-    pub(super) fn cut(&mut self, slot: usize, n_keep: usize) {
-        if self.slots[slot].kv.len() <= n_keep {
-            return;
-        }
-        self.forget_copy(slot);
-        let cut = self.context.cut(slot, n_keep);
-        let n_left = if cut.is_ok() { n_keep } else { 0 };
-        if n_left == 0 && n_keep > 0 {
-            // A cache that cannot be cut is cleared. Removing everything never fails.
-            tracing::debug!(slot, n_keep, "the cache cannot be cut to a prefix and is recomputed");
-            self.free_cells(slot);
-        }
-        self.slots[slot].kv.truncate(n_left);
-        self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
-    }
-
-    /// Gives `slot`, which must be empty, the first `n` positions of `source`.
-    fn fork(&mut self, source: usize, slot: usize, n: usize) {
-        let shares = self.context.forks_share_cells();
-        let prefix = self.slots[source].kv[..n].to_vec();
-        // The source may be evicted for its copy's cells, like any idle slot. Then the prefix is computed.
-        let has_room = shares || (self.evict_idle(n) && self.slots[source].kv.starts_with(&prefix));
-        if has_room && self.context.fork(source, slot, n) {
-            self.slots[slot].kv = prefix;
-            self.slots[slot].n_shared = if shares { n } else { 0 };
-        }
-    }
-
-    fn start(&mut self, waiting_idx: usize, slot: usize) {
+    fn start(&mut self, waiting_idx: usize, slot: usize, n_common: usize) {
         let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
         self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
         self.clock += 1;
@@ -206,6 +165,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             sequence.started = Some(Instant::now());
             sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));
         }
+        self.choose_marks(&mut sequence, slot, n_common);
         self.running[slot] = Some(sequence);
         self.begin_import(slot);
     }

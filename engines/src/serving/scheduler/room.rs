@@ -76,7 +76,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             if parts.len() == 1 && self.is_suspect(part.slot) {
                 self.fail(part.slot, EngineError::internal(&reason));
             } else if let Some(sequence) = &mut self.running[part.slot] {
-                sequence.refused = Some(from..from + part.n_tokens);
+                sequence.refuse(from..from + part.n_tokens);
             }
         }
         self.preempt_all();
@@ -87,33 +87,19 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn empty_slots(&mut self) {
         for slot in 0..self.slots.len() {
             self.forget_copy(slot);
-            self.slots[slot].kv.clear();
-            self.slots[slot].n_shared = 0;
+            self.slots[slot].truncate(0);
         }
     }
 
     /// Sends a slot's sequence back to the head of the queue.
     fn preempt(&mut self, slot: usize) {
-        if let Some(mut sequence) = self.release(slot) {
-            // Dropping the import ends the pull. The sequence computes the lost KV later.
-            sequence.import = None;
+        // Dropping the import ends the pull. The sequence computes the lost KV later.
+        self.running[slot].iter_mut().for_each(|sequence| sequence.import = None);
+        if let Some(sequence) = self.release(slot) {
             self.cut(slot, 0);
             self.shared.n_queued.fetch_add(1, Ordering::AcqRel);
             self.waiting.push_front(sequence);
         }
-    }
-
-    /// Removes the KV that a refused batch may have left in a slot. Returns false if the slot cannot step now: its
-    /// sequence was preempted, or its cache could not be cut and was cleared.
-    pub(super) fn restore(&mut self, slot: usize) -> bool {
-        if self.running[slot].is_none() {
-            return false;
-        }
-        let is_cut = self.context.cut(slot, self.slots[slot].kv.len()).is_ok();
-        if !is_cut {
-            self.forget(slot);
-        }
-        is_cut
     }
 
     /// Ends a sequence that cannot be computed even alone, and clears its cache, whose content is unknown.
@@ -150,11 +136,5 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         tracing::warn!("the KV cache is overwritten, since a sequence has computed NaN");
         self.context.overwrite();
         self.empty_slots();
-    }
-
-    fn forget(&mut self, slot: usize) {
-        self.free_cells(slot);
-        self.slots[slot].kv.clear();
-        self.slots[slot].n_shared = 0;
     }
 }

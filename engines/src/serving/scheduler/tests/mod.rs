@@ -1,5 +1,6 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
+mod hybrid;
 mod parking;
 
 use std::path::Path;
@@ -39,7 +40,7 @@ fn scheduler<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions) -> Schedule
 }
 
 fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells: u32) -> Scheduler<'m> {
-    let indivisible = model.is_recurrent();
+    let has_states = model.is_recurrent() || model.is_hybrid();
     let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
     let limits = SchedulerLimits {
         n_slots: options.slots() as usize,
@@ -47,7 +48,7 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells:
         n_cells: n_cells as usize,
         budget: PrefillBudget::new(options.ubatch(), false, options.prefill_budget),
         sliding_window: None,
-        indivisible,
+        has_states,
     };
     let context = load::context(model, &options, None, n_cells, options.ubatch() + options.slots()).unwrap();
     let slots = LlamaSlots::new(context, (options.ubatch() + options.slots()) as usize);

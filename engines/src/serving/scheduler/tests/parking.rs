@@ -15,7 +15,12 @@ use crate::llama::context::seq_id;
 use crate::llama::probe;
 
 /// A scheduler that moves idle conversations out of its cache.
-fn parking<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells: u32, max_bytes: u64) -> Scheduler<'m> {
+pub(super) fn parking<'m>(
+    model: &'m Arc<LlamaModel>,
+    options: EngineOptions,
+    n_cells: u32,
+    max_bytes: u64,
+) -> Scheduler<'m> {
     let gguf = Gguf::open(options.path().unwrap()).unwrap();
     let n_slots = options.slots();
     let mut scheduler = scheduler_of(model, options, n_cells);

@@ -1,0 +1,124 @@
+//! States between nodes.
+
+use baton_schemas::handoff::{HandoffFailure, KvSource};
+use baton_schemas::{SequenceRequest, Token};
+use tokio::sync::mpsc;
+
+use super::super::super::kv_flow::{Export, Exported, ExportedKv};
+use super::pulls::Script;
+use super::strict::{part, reply};
+use super::{AgentTrace, Received, Rig, request, said, text};
+
+fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
+    SequenceRequest { kv_source: Some(KvSource::at("http://prefill")), ..request(prompt, n_reply) }
+}
+
+impl Rig {
+    fn pull(&mut self, prompt: &[Token], script: Script) -> Received {
+        *self.peer.script.lock().unwrap() = script;
+        let mut events = [self.submit(pulled(prompt, 8))];
+        let outcome = self.outcomes(&mut events).remove(0);
+        assert_eq!((&outcome.error, &outcome.tokens), (&None, &reply(prompt, 8)));
+        outcome
+    }
+
+    /// What is exported of a prompt from `start` on: positions, and the position of the states.
+    fn export(&mut self, prompt: &[Token], start: u32) -> (Vec<(u32, u32)>, Vec<u32>) {
+        let (chunks, mut exported) = mpsc::channel(2);
+        let export = Export::new(chunks, start, prompt.len() as u32, true);
+        let mut events = self.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
+        let mut outcome = Received::default();
+        let (mut rows, mut states) = (Vec::new(), Vec::new());
+        for _ in 0..1_000 {
+            self.turn();
+            outcome.take(&mut events);
+            while let Ok(Exported { kv, .. }) = exported.try_recv() {
+                match kv {
+                    ExportedKv::Chunk(chunk) => rows.push((chunk.p0, chunk.p1)),
+                    ExportedKv::State(state) => {
+                        assert_eq!(state, part(&prompt[..state.position as usize]));
+                        states.push(state.position);
+                    }
+                }
+            }
+            if outcome.is_finished {
+                assert!(rows.windows(2).all(|pair| pair[0].1 == pair[1].0), "{rows:?}");
+                return (rows, states);
+            }
+        }
+        panic!("the prefill does not end: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_prefill_sends_the_states_of_its_end_once_and_after_the_rows() {
+    let mut rig = Rig::new(2, 4_096);
+    let prompt = text(1, 300);
+    let (rows, states) = rig.export(&prompt, 0);
+    assert_eq!((rows[0].0, rows.last().unwrap().1, states), (0, 300, vec![300]));
+    assert_eq!(rig.scheduler.context.n_computed, 300);
+    // What is cached has its states, too: at the end of a slot, and at a checkpoint.
+    assert_eq!(rig.export(&prompt, 100), (vec![(100, 164), (164, 228), (228, 292), (292, 300)], vec![300]));
+    let longer = [&prompt[..], &text(2, 50)].concat();
+    assert_eq!(rig.export(&longer, 300), (vec![(300, 350)], vec![350]));
+    assert_eq!(rig.scheduler.context.n_computed, 350);
+    // The next turn went on from the end, of which a checkpoint is left.
+    assert_eq!(rig.export(&prompt, 200), (vec![(200, 264), (264, 300)], vec![300]));
+    assert_eq!(rig.scheduler.context.n_computed, 350);
+}
+
+#[test]
+fn a_pull_ends_before_the_head_of_the_reply() {
+    let mut rig = Rig::new(2, 4_096);
+    let prompt = [text(1, 300), said(2, 40)].concat();
+    let a = AgentTrace::n_before_reply(&prompt);
+    for states_first in [false, true] {
+        rig = Rig::new(2, 4_096);
+        let outcome = rig.pull(&prompt, Script { states_first, ..Script::default() });
+        let report = outcome.report.unwrap();
+        assert_eq!((report.failure, report.n_tokens as usize), (None, a));
+        assert_eq!(*rig.peer.pulled.lock().unwrap(), [(0, a as u32)]);
+        assert_eq!(rig.scheduler.context.n_computed, prompt.len() - a + 7, "the head, and 7 of the reply");
+    }
+    // So the next turn, without this one's reasoning, starts there.
+    assert_eq!(rig.ask(&[&prompt[..a], &text(5, 40)].concat(), 8), a);
+}
+
+#[test]
+fn a_pull_that_breaks_leaves_the_slots_own_checkpoint() {
+    let mut rig = Rig::new(2, 4_096);
+    let first = [text(1, 300), said(2, 40)].concat();
+    rig.ask(&first, 20);
+    let second = [&first[..], &reply(&first, 20), &said(3, 200)].concat();
+    let n_kept = first.len() + 19;
+    let outcome = rig.pull(&second, Script { breaks_after: Some(3), ..Script::default() });
+    let report = outcome.report.unwrap();
+    assert_eq!((report.failure, report.n_tokens), (Some(HandoffFailure::PrefillLost), 0), "no row was usable");
+    assert_eq!((outcome.n_cached as usize, outcome.n_computed as usize), (n_kept, second.len() - n_kept));
+}
+
+#[test]
+fn rows_that_come_without_their_states_are_never_continued() {
+    let mut rig = Rig::new(2, 4_096);
+    let prompt = [text(1, 300), said(2, 40)].concat();
+    let outcome = rig.pull(&prompt, Script { lacks_states: true, ..Script::default() });
+    assert_eq!(outcome.report.unwrap().n_tokens, 0);
+    assert_eq!(outcome.n_computed as usize, prompt.len());
+}
+
+#[test]
+fn a_pull_whose_reader_leaves_keeps_what_was_there_before() {
+    let mut rig = Rig::new(1, 4_096);
+    let first = [text(1, 300), said(2, 40)].concat();
+    rig.ask(&first, 20);
+    let second = [&first[..], &reply(&first, 20), &said(3, 200)].concat();
+    *rig.peer.script.lock().unwrap() = Script { lacks_states: true, ..Script::default() };
+    let events = rig.submit(pulled(&second, 8));
+    rig.scheduler.fill_slots();
+    for _ in 0..3 {
+        rig.scheduler.import_chunks();
+    }
+    drop(events);
+    rig.turn();
+    assert_eq!(rig.ask(&second, 8), first.len() + 19);
+}

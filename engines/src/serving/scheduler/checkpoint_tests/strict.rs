@@ -1,0 +1,250 @@
+//! A context of a model with one attention layer and one recurrent layer, which panics where llama.cpp would compute on with
+//! wrong numbers.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use baton_schemas::Token;
+use baton_schemas::kv::{
+    Chunk, Dtype, KvLayout, LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows, StateKind, StatePart,
+    StateShape, VerifiedKv, VerifiedState,
+};
+use bytes::Bytes;
+
+use super::super::super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use super::super::super::images::NoImages;
+
+pub(super) const N_VOCAB: Token = 200;
+
+/// From here on, tokens are control tokens.
+pub(super) const CONTROL: Token = 190;
+
+/// A state that has seen some tokens: 48 bits, in pieces that an f32 holds exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SeenState(u64);
+
+const N_VALUES: u32 = 3;
+
+impl SeenState {
+    fn of(tokens: &[Token]) -> SeenState {
+        tokens.iter().fold(SeenState(1), |state, token| state.after(*token))
+    }
+
+    fn after(self, token: Token) -> SeenState {
+        let mixed = (self.0 ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        SeenState(mixed & 0xFFFF_FFFF_FFFF)
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        (0..N_VALUES).flat_map(|i| (((self.0 >> (16 * i)) & 0xFFFF) as f32).to_le_bytes()).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> SeenState {
+        let values = bytes.chunks_exact(4).take(N_VALUES as usize).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
+        SeenState(values.enumerate().map(|(i, value)| (value as u64) << (16 * i)).sum())
+    }
+
+    fn logit(self, token: Token) -> f32 {
+        (self.after(token).0 % 4_093) as f32
+    }
+
+    /// The token that greedy sampling draws.
+    fn likeliest(self) -> Token {
+        let better = |a: Token, b: Token| if self.logit(b) > self.logit(a) { b } else { a };
+        (1..N_VOCAB).fold(0, better)
+    }
+}
+
+/// The reply of `n` tokens to a prompt that one engine computes alone.
+pub(super) fn reply(prompt: &[Token], n: usize) -> Vec<Token> {
+    let mut state = SeenState::of(prompt);
+    (0..n)
+        .map(|_| {
+            let token = state.likeliest();
+            state = state.after(token);
+            token
+        })
+        .collect()
+}
+
+pub(super) fn layout() -> KvLayout {
+    let rows = |n_values| Rows { dtype: Dtype::F32, n_values };
+    KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows(1), v: None }] }],
+        states: vec![StateShape { kind: StateKind::Recurrence, values: rows(N_VALUES) }],
+    }
+}
+
+/// The rows of some tokens.
+pub(super) fn chunk(tokens: &[Token], positions: Range<u32>) -> Chunk {
+    let rows = &tokens[positions.start as usize..positions.end as usize];
+    let k = rows.iter().flat_map(|token| (*token as f32).to_le_bytes()).collect::<Vec<u8>>().into();
+    let layers = vec![LayerRows { k, v: Bytes::new() }];
+    Chunk { p0: positions.start, p1: positions.end, sections: vec![SectionRows { start: positions.start, layers }] }
+}
+
+/// The state after some tokens.
+pub(super) fn part(tokens: &[Token]) -> StatePart {
+    StatePart { position: tokens.len() as u32, first: 0, tensors: vec![SeenState::of(tokens).to_bytes().into()] }
+}
+
+fn tokens_of(chunk: &Chunk) -> Vec<Token> {
+    let rows = chunk.sections[0].layers[0].k.chunks_exact(4);
+    rows.map(|row| f32::from_le_bytes(row.try_into().unwrap()) as Token).collect()
+}
+
+#[derive(Clone, Default)]
+struct StrictSlot {
+    rows: Vec<Token>,
+    /// The state that each row's prefix has.
+    truth: Vec<SeenState>,
+    state: Option<SeenState>,
+}
+
+impl StrictSlot {
+    fn push(&mut self, token: Token) {
+        self.truth.push(self.truth.last().copied().unwrap_or(SeenState::of(&[])).after(token));
+        self.rows.push(token);
+    }
+
+    fn truncate(&mut self, n: usize) {
+        self.rows.truncate(n);
+        self.truth.truncate(n);
+    }
+
+    /// The state is that of the last row.
+    fn is_whole(&self) -> bool {
+        self.rows.is_empty() || self.state.as_ref() == self.truth.last()
+    }
+}
+
+pub(super) struct StrictSlots {
+    slots: Vec<StrictSlot>,
+    logits: BTreeMap<usize, Vec<f32>>,
+    checkpoint_bytes: usize,
+    /// Tokens that were computed.
+    pub(super) n_computed: usize,
+    /// Checkpoints that were taken, and returned to.
+    pub(super) n_taken: usize,
+    pub(super) n_returned: usize,
+}
+
+impl StrictSlots {
+    pub(super) fn new(n_slots: usize, checkpoint_bytes: usize) -> Self {
+        let slots = vec![StrictSlot::default(); n_slots];
+        let n = 0;
+        StrictSlots { slots, logits: BTreeMap::new(), checkpoint_bytes, n_computed: n, n_taken: n, n_returned: n }
+    }
+
+    pub(super) fn rows(&self, slot: usize) -> &[Token] {
+        &self.slots[slot].rows
+    }
+}
+
+impl ModelContext for StrictSlots {
+    type Preparation = NoImages;
+
+    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
+        self.logits.clear();
+        for (idx, token) in batch.iter().enumerate() {
+            let slot = &mut self.slots[token.slot as usize];
+            assert_eq!(slot.rows.len(), token.position as usize, "the next position");
+            assert!(slot.is_whole(), "slot {} is continued at {} without its state", token.slot, token.position);
+            slot.push(token.token);
+            slot.state = slot.truth.last().copied();
+            self.n_computed += 1;
+            if let Some(state) = slot.state.filter(|_| token.wants_logits) {
+                self.logits.insert(idx, (0..N_VOCAB).map(|token| state.logit(token)).collect());
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, index: usize) -> &[f32] {
+        &self.logits[&index]
+    }
+
+    fn synchronize(&mut self) {}
+
+    fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        assert_eq!(n_keep, 0, "states cannot be cut");
+        self.slots[slot] = StrictSlot::default();
+        Ok(())
+    }
+
+    fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
+        assert!(self.slots[slot].rows.is_empty(), "a fork goes into an empty slot");
+        // The newest state comes along, whatever the range.
+        self.slots[slot] = self.slots[source].clone();
+        self.slots[slot].truncate(n);
+        true
+    }
+
+    fn forks_share_cells(&self) -> bool {
+        true
+    }
+
+    fn oldest(&self, slot: usize) -> usize {
+        self.slots[slot].rows.len().saturating_sub(1)
+    }
+
+    fn overwrite(&mut self) {
+        self.slots.iter_mut().for_each(|slot| *slot = StrictSlot::default());
+    }
+
+    fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, _: ExportTo) -> Result<Chunk, String> {
+        assert!(positions.end <= end && positions.end as usize <= self.slots[slot].rows.len());
+        Ok(chunk(&self.slots[slot].rows, positions))
+    }
+
+    fn import(&mut self, slot: usize, n_present: u32, kv: VerifiedKv) -> Result<Vec<u8>, String> {
+        let chunk = kv.into_chunk();
+        assert_eq!((n_present as usize, n_present), (self.slots[slot].rows.len(), chunk.p0));
+        self.restore(slot, &chunk)?;
+        Ok(Vec::new())
+    }
+
+    fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
+        let slot = &mut self.slots[slot];
+        assert_eq!(slot.rows.len(), chunk.p0 as usize, "a chunk continues its slot");
+        tokens_of(chunk).into_iter().for_each(|token| slot.push(token));
+        slot.state = None;
+        Ok(())
+    }
+
+    fn can_continue(&self, slot: usize, n_present: usize) -> bool {
+        self.slots[slot].rows.len() == n_present && self.slots[slot].is_whole()
+    }
+
+    fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
+        assert!(self.can_continue(slot, position as usize), "the state of the end is exported");
+        Ok(part(&self.slots[slot].rows))
+    }
+
+    fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
+        assert_eq!(self.slots[slot].rows.len(), state.position() as usize, "states come after their rows");
+        self.slots[slot].state = Some(SeenState::from_bytes(&state.tensors()[0]));
+        assert!(self.slots[slot].is_whole(), "a state belongs to the slot's rows");
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
+        let StrictSlot { rows, state, .. } = &self.slots[slot];
+        assert!(!rows.is_empty() && self.slots[slot].is_whole(), "a checkpoint is that of the slot's end");
+        self.n_taken += 1;
+        let mut bytes = state.unwrap().to_bytes();
+        bytes.resize(self.checkpoint_bytes, 0);
+        Ok(bytes.into())
+    }
+
+    fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
+        let slot = &mut self.slots[slot];
+        assert!(slot.rows.len() >= n_keep, "a checkpoint brings no rows");
+        slot.truncate(n_keep);
+        slot.state = Some(SeenState::from_bytes(checkpoint));
+        assert!(slot.is_whole(), "a checkpoint belongs to the slot's rows");
+        self.n_returned += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,235 @@
+//! Lets a slot end at an earlier position, from which it can be continued.
+//!
+//! Rows can be cut anywhere. The states of recurrent layers are those of one position: a slot of a model with states can end
+//! where its states are, and at its checkpoints ([`super::super::checkpoints`]). A checkpoint is taken when the states of a
+//! position that matters are about to be lost: before the next step, before a received chunk is added, and before an idle
+//! conversation leaves the cache.
+
+use baton_schemas::Token;
+use baton_schemas::kv::KvLayout;
+
+use super::super::checkpoints::{Checkpoints, totals};
+use super::super::context::{CannotCut, ModelContext};
+use super::super::sequence::Sequence;
+use super::super::slots::{self, CacheSlot};
+use super::super::vectors::Vectors;
+use super::{Parking, Scheduler};
+
+/// A new sequence takes a checkpoint where it leaves another conversation, if that saves the next one at least so many tokens.
+const MIN_BRANCH: usize = 64;
+
+impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// How much of a cached prefix of length `n` the slot can really provide.
+    pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
+        let state = &self.slots[slot];
+        let n = slots::whole_images(&state.kv, n);
+        if self.limits.has_states {
+            let has_states = n == state.kv.len() && !state.parked && self.is_continuable(slot);
+            return if has_states { n } else { state.checkpoints.nearest(n) };
+        }
+        if n > 0 && !state.parked && !self.is_continuable(slot) {
+            return 0;
+        }
+        // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
+        // position comes from the context, since not every file with a window gives its length.
+        let oldest = match state.parked {
+            true => self.oldest_parked(slot),
+            false => self.context.oldest(slot),
+        };
+        if n < state.kv.len() && oldest > 0 {
+            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
+            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
+        }
+        n
+    }
+
+    /// Returns true if a slot has all that its next token needs. An import leaves out windowed rows that are not needed at its
+    /// end, and brings the states last. So during an import, or after it broke off, the context would compute on without them.
+    pub(super) fn is_continuable(&self, slot: usize) -> bool {
+        let can_lack = |layout: &KvLayout| {
+            !layout.states.is_empty() || layout.sections.iter().any(|section| section.window.is_some())
+        };
+        if !self.handoffs.as_ref().is_some_and(|handoffs| can_lack(&handoffs.layout)) {
+            return true;
+        }
+        let n_kv = self.slots[slot].kv.len();
+        n_kv == 0 || self.context.can_continue(slot, n_kv)
+    }
+
+    /// Cuts a slot's cache back to its first `n_keep` tokens.
+    pub(super) fn cut(&mut self, slot: usize, n_keep: usize) {
+        if self.slots[slot].kv.len() > n_keep {
+            self.forget_copy(slot);
+            self.end_at(slot, n_keep);
+        }
+    }
+
+    /// Cuts a slot back to where it can be continued, after an import that did not bring all that its end needs.
+    pub(super) fn leave_continuable(&mut self, slot: usize) {
+        if !self.is_continuable(slot) {
+            self.end_at(slot, self.usable_prefix(slot, self.slots[slot].kv.len()));
+        }
+    }
+
+    /// Removes what a refused batch may have left in a slot. Returns false if the slot cannot step now: its sequence was
+    /// preempted, or has lost tokens.
+    pub(super) fn restore(&mut self, slot: usize) -> bool {
+        if self.running[slot].is_none() {
+            return false;
+        }
+        let n_kv = self.slots[slot].kv.len();
+        let n = if self.limits.has_states { self.slots[slot].checkpoints.nearest(n_kv) } else { n_kv };
+        self.end_at(slot, n);
+        self.slots[slot].kv.len() == n_kv
+    }
+
+    /// Gives `slot`, which must be empty, the first `n` positions of `source`.
+    pub(super) fn fork(&mut self, source: usize, slot: usize, n: usize) {
+        let shares = self.context.forks_share_cells();
+        let CacheSlot { kv, checkpoints, .. } = &self.slots[source];
+        let (prefix, checkpoints) = (kv[..n].to_vec(), checkpoints.up_to(n));
+        // The states of the source's end come along.
+        let is_whole = n == kv.len() && self.is_continuable(source);
+        // The source may be evicted for its copy's cells, like any idle slot. Then the prefix is computed.
+        let has_room = shares || (self.evict_idle(n) && self.slots[source].kv.starts_with(&prefix));
+        if has_room && self.context.fork(source, slot, n) {
+            self.slots[slot].n_shared = if shares { n } else { 0 };
+            self.fill(slot, prefix, checkpoints);
+            if self.limits.has_states && !is_whole {
+                self.end_at(slot, n);
+            }
+        }
+    }
+
+    /// Takes note that the context has `kv` in a slot that was empty, with checkpoints of it.
+    pub(super) fn fill(&mut self, slot: usize, kv: Vec<Token>, checkpoints: Checkpoints) {
+        self.slots[slot].kv = kv;
+        self.slots[slot].checkpoints = checkpoints;
+    }
+
+    /// Lets a slot end after its first `n` tokens, so that it can be continued there. If that is not possible, it is empty.
+    pub(super) fn end_at(&mut self, slot: usize, n: usize) {
+        let ended = match self.limits.has_states && n > 0 {
+            false => self.context.cut(slot, n),
+            true => match self.checkpoints.take_up(&mut self.slots[slot].checkpoints, n) {
+                Some(checkpoint) => self.context.return_to(slot, n, &checkpoint),
+                None => Err(CannotCut),
+            },
+        };
+        if ended.is_ok() {
+            return self.slots[slot].truncate(n);
+        }
+        tracing::debug!(slot, n, "a slot cannot be cut to a prefix, which is computed again");
+        self.forget(slot);
+    }
+
+    /// Empties a slot.
+    pub(super) fn forget(&mut self, slot: usize) {
+        self.free_cells(slot);
+        self.slots[slot].truncate(0);
+    }
+
+    /// Frees all cells of a slot.
+    pub(super) fn free_cells(&mut self, slot: usize) {
+        if self.context.cut(slot, 0).is_err() {
+            tracing::error!(slot, "a sequence cannot be cleared; its cells stay in use");
+        }
+    }
+
+    /// Keeps a checkpoint of a slot's end. Returns false if the slot cannot come back to its end: its states are missing, or
+    /// not worth the memory, or cannot be copied.
+    pub(super) fn keep_states(&mut self, slot: usize) -> bool {
+        let n = self.slots[slot].kv.len();
+        if !self.limits.has_states || self.slots[slot].checkpoints.has(n) {
+            return true;
+        }
+        let is_ephemeral = self.running[slot].as_ref().is_some_and(|sequence| sequence.request.ephemeral);
+        let has_room = |this: &mut Self, n_bytes| {
+            let mut slots: Vec<&mut Checkpoints> = this.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
+            this.checkpoints.make_room(&mut slots, slot, n, n_bytes)
+        };
+        self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
+        // The last one's size saves a copy that would be thrown away.
+        let expected_bytes = self.checkpoints.last_bytes;
+        if n == 0 || is_ephemeral || !self.is_continuable(slot) || !has_room(self, expected_bytes) {
+            return false;
+        }
+        let bytes = match self.context.checkpoint(slot) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::debug!(slot, n, error, "a slot's states cannot be copied");
+                return false;
+            }
+        };
+        self.checkpoints.last_bytes = bytes.len();
+        if bytes.len() > expected_bytes && !has_room(self, bytes.len()) {
+            return false;
+        }
+        self.checkpoints.add(&mut self.slots[slot].checkpoints, n, bytes);
+        let (n_checkpoints, n_bytes) = self.checkpoint_totals();
+        tracing::debug!(slot, n, n_checkpoints, n_bytes, "a checkpoint was taken");
+        true
+    }
+
+    /// The number of checkpoints, and their bytes.
+    pub(super) fn checkpoint_totals(&mut self) -> (usize, usize) {
+        totals(&self.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect::<Vec<_>>())
+    }
+
+    /// Drops checkpoints for conversations that were moved into the same memory.
+    pub(super) fn trim_checkpoints(&mut self) {
+        self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
+        let mut slots: Vec<&mut Checkpoints> = self.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
+        self.checkpoints.trim(&mut slots);
+    }
+
+    /// Chooses where a sequence that starts in `slot` takes checkpoints: before the head of the reply, at the end of the prefill,
+    /// and where it leaves a conversation with which it has `n_common` tokens in common. The next one that leaves it there, as
+    /// after a system prompt, starts from that place.
+    pub(super) fn choose_marks(&self, sequence: &mut Sequence, slot: usize, n_common: usize) {
+        if !self.limits.has_states {
+            return;
+        }
+        let (n_kept, end) = (self.slots[slot].kv.len(), sequence.n_prefill());
+        // A prefill for another node ends where that node goes on.
+        let before_reply = if sequence.export.is_some() { end } else { sequence.n_before_reply };
+        let branch = if n_common >= n_kept + MIN_BRANCH { n_common } else { end };
+        let marks =
+            [self.slots[slot].mark, branch, before_reply, end].map(|n| slots::whole_images(&sequence.tokens, n));
+        sequence.marks = marks.into_iter().filter(|n| (n_kept.max(1)..=end).contains(n)).collect();
+        sequence.marks.sort_unstable();
+        sequence.marks.dedup();
+    }
+
+    /// Notes a mark at the end of a slot, whose sequence ends before a step that would take the checkpoint.
+    pub(super) fn note_mark(&mut self, slot: usize, sequence: &Sequence) {
+        let n_kv = self.slots[slot].kv.len();
+        self.slots[slot].mark = if sequence.marks.contains(&n_kv) { n_kv } else { 0 };
+    }
+
+    /// Lets the sequence that a slot computes take a checkpoint after `n` tokens, for another that waits for these.
+    pub(super) fn add_mark(&mut self, slot: usize, n: usize) {
+        let Some(sequence) = self.running[slot].as_mut().filter(|_| self.limits.has_states) else { return };
+        let n = slots::whole_images(&sequence.tokens, n);
+        if n < sequence.n_prefill()
+            && let Err(idx) = sequence.marks.binary_search(&n)
+        {
+            sequence.marks.insert(idx, n);
+        }
+    }
+
+    /// The tokens before the next mark of a slot's sequence, if there is one.
+    pub(super) fn to_next_mark(&self, slot: usize) -> Option<usize> {
+        let n_kv = self.slots[slot].kv.len();
+        let marks = &self.running[slot].as_ref()?.marks;
+        marks.iter().find(|mark| **mark > n_kv).map(|mark| mark - n_kv)
+    }
+
+    /// Takes a checkpoint before a step, if the slot's sequence has come to a mark.
+    pub(super) fn keep_marked(&mut self, slot: usize) {
+        let n_kv = self.slots[slot].kv.len();
+        if self.running[slot].as_ref().is_some_and(|sequence| sequence.marks.contains(&n_kv)) {
+            self.keep_states(slot);
+        }
+    }
+}
