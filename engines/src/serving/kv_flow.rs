@@ -3,21 +3,22 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_link::engine::KvEvent;
+use baton_link::engine::{CHUNK_WINDOW, KvEvent};
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, StatePart, VerifiedKv, VerifiedState};
 use tokio::sync::mpsc;
 
-/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed; its states follow the last one.
+/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed. Its states leave while the last
+/// chunk is computed, or follow it.
 pub(crate) struct Export {
     chunks: mpsc::Sender<Exported>,
     /// The first position that was not sent yet.
     next: u32,
     /// One past the last requested position.
     end: u32,
-    /// The states at the end still have to be sent.
-    owes_state: bool,
+    /// The states at the end that still have to be sent. The channel has room for them beside the chunks.
+    n_states: usize,
     /// When a computed chunk began to wait for room in the channel.
     waits_since: Option<Instant>,
 }
@@ -44,15 +45,21 @@ pub(crate) enum NextExport {
 }
 
 impl Export {
-    /// An export of the positions `[start, end)` to `chunks`, and of the states at the end if the model has some.
-    pub(crate) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32, has_states: bool) -> Self {
-        Export { chunks, next: start, end, owes_state: has_states, waits_since: None }
+    /// An export of the positions `[start, end)` and of the model's `n_states` states at the end, and what it yields.
+    pub(crate) fn new(start: u32, end: u32, n_states: usize) -> (Self, mpsc::Receiver<Exported>) {
+        let (chunks, exported) = mpsc::channel(CHUNK_WINDOW + n_states);
+        (Export { chunks, next: start, end, n_states, waits_since: None }, exported)
+    }
+
+    /// Returns true if a slot with `n_kv` tokens has reached the end, whose states were not sent.
+    pub(crate) fn owes_states_at(&self, n_kv: usize) -> bool {
+        self.n_states > 0 && self.is_computed(n_kv)
     }
 
     /// Returns true if positions below `n_kv`, or states, still have to be sent. Until then the sequence computes nothing more: a
     /// sliding window would overwrite them, and a slow reader must not make chunks pile up.
     pub(crate) fn is_behind(&self, n_kv: usize) -> bool {
-        self.next < self.reach(n_kv) || (self.is_computed(n_kv) && self.owes_state)
+        self.next < self.reach(n_kv) || self.owes_states_at(n_kv)
     }
 
     /// Returns true if all requested positions are computed.
@@ -65,7 +72,7 @@ impl Export {
         if !self.is_behind(n_kv) {
             return None;
         }
-        if self.chunks.capacity() == 0 {
+        if self.chunks.capacity() <= self.n_states {
             self.waits_since.get_or_insert_with(Instant::now);
             return None;
         }
@@ -77,11 +84,11 @@ impl Export {
         Some((next, waited))
     }
 
-    /// Sends what [`Export::next`] named.
+    /// Sends what [`Export::next`] named, or states that were just computed.
     pub(crate) fn send(&mut self, exported: Exported) {
         match &exported.kv {
             ExportedKv::Chunk(chunk) => self.next = chunk.p1,
-            ExportedKv::State(_) => self.owes_state = false,
+            ExportedKv::State(part) => self.n_states = self.n_states.saturating_sub(part.tensors.len()),
         }
         if self.chunks.try_send(exported).is_err() {
             tracing::debug!("the reader of a prefill has left");

@@ -43,7 +43,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use baton_link::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
+use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use baton_link::handoff::{self, KvPuller};
 use baton_model::template::ChatTemplate;
 use baton_model::vocabulary::{Tokenize, Vocabulary};
@@ -256,9 +256,7 @@ impl Engine for ModelEngine {
             return Err(EngineError::Unsupported { feature: "handing this model's KV over".into() });
         };
         handoff::check(&request, kv, self.info.n_ctx)?;
-        let (chunks, chunks_rx) = mpsc::channel(CHUNK_WINDOW);
-        let end = request.tokens.len() as u32;
-        let export = Export::new(chunks, request.start, end, !kv.layout.states.is_empty());
+        let (export, chunks) = Export::new(request.start, request.tokens.len() as u32, kv.layout.states.len());
         // The last token of a sequence is decoded and not prefilled, so a prefill appends one that is never decoded.
         let mut prompt = request.tokens;
         prompt.push(0);
@@ -273,7 +271,7 @@ impl Engine for ModelEngine {
         self.check(&sequence)?;
         let events = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
-        Ok(exported(events, chunks_rx, wake).boxed())
+        Ok(exported(events, chunks, wake).boxed())
     }
 }
 

@@ -10,11 +10,11 @@ use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, KvLayout, StatePart, VerifiedKv, all_finite, max_frame_positions};
 use baton_schemas::sequence::SequenceEvent;
 
-use super::super::context::{ExportTo, ModelContext};
+use super::super::context::{ComputeError, ExportTo, ModelContext};
 use super::super::kv_flow::{Exported, ExportedKv, Import, NextExport};
 use super::super::slots;
 use super::super::vectors::Vectors;
-use super::Scheduler;
+use super::{BatchPart, Scheduler};
 
 /// The time for imports between two steps while others stream. A chunk that was begun within it is finished.
 const IMPORT_SHARE: Duration = Duration::from_millis(2);
@@ -158,6 +158,26 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if let Some(sequence) = &mut self.running[slot] {
             sequence.send(Ok(SequenceEvent::Handoff(report)));
         }
+    }
+
+    /// Computes the batch of `parts`. The states that another node waits for leave while the last tokens before them are
+    /// computed, if no other sequence is in the batch.
+    pub(super) fn compute_batch(&mut self, parts: &[BatchPart]) -> Result<(), ComputeError> {
+        let Scheduler { context, running, slots, batch, handoffs, .. } = self;
+        let export = match parts {
+            [part] => running[part.slot]
+                .as_mut()
+                .and_then(|sequence| sequence.export.as_mut())
+                .filter(|export| export.owes_states_at(slots[part.slot].kv.len() + part.n_tokens)),
+            _ => None,
+        };
+        let (Some(export), Some(Handoffs { layout, .. })) = (export, handoffs) else { return context.compute(batch) };
+        context.compute_streaming_state(batch, &mut |part| {
+            // The export of what is left finds the fault again.
+            if states_are_finite(&part, layout) {
+                export.send(Exported { kv: ExportedKv::State(part), took: Duration::ZERO, waited: Duration::ZERO });
+            }
+        })
     }
 
     /// Sends computed KV to the nodes that requested it, as far as they keep up.

@@ -311,10 +311,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. So a prompt's KV is
         // identical to the bit, wherever each part of it was computed.
         let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
-        if (exports || imports) && !self.limits.has_states {
-            self.limits.budget.taper(n_left, n_prompts)
-        } else {
-            n_left
+        match (exports || imports, self.limits.has_states) {
+            (false, _) => n_left,
+            (true, false) => self.limits.budget.taper(n_left, n_prompts),
+            (true, true) => self.limits.budget.even(n_left),
         }
     }
 
@@ -404,14 +404,14 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     #[cfg(not(test))]
-    fn decode(&mut self, _: &[BatchPart]) -> Result<(), ComputeError> {
-        self.context.compute(&self.batch)
+    fn decode(&mut self, parts: &[BatchPart]) -> Result<(), ComputeError> {
+        self.compute_batch(parts)
     }
 
     /// The same, but a batch with the token `fails_at` fails after it was computed, like one that was interrupted.
     #[cfg(test)]
     fn decode(&mut self, parts: &[BatchPart]) -> Result<(), ComputeError> {
-        self.context.compute(&self.batch)?;
+        self.compute_batch(parts)?;
         let has_token = |part: &BatchPart| {
             let from = self.slots[part.slot].kv.len();
             let tokens = self.running[part.slot].as_ref().map_or(&[][..], |s| &s.tokens[from..from + part.n_tokens]);

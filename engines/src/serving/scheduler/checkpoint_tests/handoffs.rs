@@ -2,7 +2,6 @@
 
 use baton_schemas::handoff::{HandoffFailure, KvSource};
 use baton_schemas::{SequenceRequest, Token};
-use tokio::sync::mpsc;
 
 use super::super::super::kv_flow::{Export, Exported, ExportedKv};
 use super::pulls::Script;
@@ -22,10 +21,9 @@ impl Rig {
         outcome
     }
 
-    /// What is exported of a prompt from `start` on: positions, and the position of the states.
-    fn export(&mut self, prompt: &[Token], start: u32) -> (Vec<(u32, u32)>, Vec<u32>) {
-        let (chunks, mut exported) = mpsc::channel(2);
-        let export = Export::new(chunks, start, prompt.len() as u32, true);
+    /// What is exported of a prompt from `start` on: positions, the position of the states, and that of the rows before them.
+    fn export(&mut self, prompt: &[Token], start: u32) -> (Vec<(u32, u32)>, Vec<(u32, u32)>) {
+        let (export, mut exported) = Export::new(start, prompt.len() as u32, 1);
         let mut events = self.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
         let mut outcome = Received::default();
         let (mut rows, mut states) = (Vec::new(), Vec::new());
@@ -37,7 +35,7 @@ impl Rig {
                     ExportedKv::Chunk(chunk) => rows.push((chunk.p0, chunk.p1)),
                     ExportedKv::State(state) => {
                         assert_eq!(state, part(&prompt[..state.position as usize]));
-                        states.push(state.position);
+                        states.push((state.position, rows.last().map_or(start, |(_, end)| *end)));
                     }
                 }
             }
@@ -51,19 +49,24 @@ impl Rig {
 }
 
 #[test]
-fn a_prefill_sends_the_states_of_its_end_once_and_after_the_rows() {
+fn a_prefill_sends_the_states_of_its_end_once_and_before_the_rows_of_the_chunk_that_ends_there() {
     let mut rig = Rig::new(2, 4_096);
     let prompt = text(1, 300);
     let (rows, states) = rig.export(&prompt, 0);
-    assert_eq!((rows[0].0, rows.last().unwrap().1, states), (0, 300, vec![300]));
+    let last = *rows.last().unwrap();
+    assert_eq!((rows[0].0, last.1, states), (0, 300, vec![(300, last.0)]));
     assert_eq!(rig.scheduler.context.n_computed, 300);
     // What is cached has its states, too: at the end of a slot, and at a checkpoint.
-    assert_eq!(rig.export(&prompt, 100), (vec![(100, 164), (164, 228), (228, 292), (292, 300)], vec![300]));
+    assert_eq!(
+        rig.export(&prompt, 100),
+        (vec![(100, 164), (164, 228), (228, 292), (292, 300)], vec![(300, 300)]),
+        "nothing is computed"
+    );
     let longer = [&prompt[..], &text(2, 50)].concat();
-    assert_eq!(rig.export(&longer, 300), (vec![(300, 350)], vec![350]));
+    assert_eq!(rig.export(&longer, 300), (vec![(300, 350)], vec![(350, 300)]));
     assert_eq!(rig.scheduler.context.n_computed, 350);
     // The next turn went on from the end, of which a checkpoint is left.
-    assert_eq!(rig.export(&prompt, 200), (vec![(200, 264), (264, 300)], vec![300]));
+    assert_eq!(rig.export(&prompt, 200), (vec![(200, 264), (264, 300)], vec![(300, 300)]));
     assert_eq!(rig.scheduler.context.n_computed, 350);
 }
 
