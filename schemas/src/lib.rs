@@ -52,6 +52,7 @@ mod thinking_switches;
 mod token;
 pub mod tools;
 pub mod worker;
+pub mod written_object;
 
 pub use cache_scope::CacheScope;
 pub use error::EngineError;

@@ -2,10 +2,11 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
+use crate::written_object::WrittenObject;
 
 /// A reply, or the beginning of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -53,7 +54,7 @@ pub enum Block {
         /// The tool's name.
         name: String,
         /// Its arguments.
-        input: Map<String, Value>,
+        input: WrittenObject,
         /// The caller.
         caller: ToolUseCaller,
     },
@@ -67,7 +68,7 @@ impl Block {
 
     /// A call without its arguments.
     pub(super) fn call(id: String, name: String) -> Self {
-        Block::ToolUse { id, name, input: Map::new(), caller: ToolUseCaller::Direct }
+        Block::ToolUse { id, name, input: WrittenObject::default(), caller: ToolUseCaller::Direct }
     }
 }
 
@@ -126,17 +127,15 @@ impl MessageContent {
         }
     }
 
-    /// Parses the arguments of the open call, if there is one. Arguments that are not an object, because the model made
+    /// Takes the arguments of the open call, if there is one. Arguments that are not an object, because the model made
     /// a mistake or a limit cut them off, are kept as a string, in the form that Anthropic documents for clients.
     fn end_call(&mut self) {
         let (Some(written), Some(Block::ToolUse { input, .. })) = (self.arguments.take(), self.blocks.last_mut())
         else {
             return;
         };
-        *input = match serde_json::from_str(&written) {
-            Ok(Value::Object(object)) => object,
-            _ => Map::from_iter([("INVALID_JSON".to_owned(), json!(written))]),
-        };
+        *input = WrittenObject::read(&written)
+            .unwrap_or_else(|| Map::from_iter([("INVALID_JSON".to_owned(), written.into())]).into());
     }
 
     /// Ends the message. A call that is still open was cut off by a limit. After complete calls it is left out: clients

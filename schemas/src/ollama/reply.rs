@@ -3,11 +3,11 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use super::common::LoadOnly;
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::{FinishReason, Timings, Token};
+use crate::written_object::WrittenObject;
 
 /// One line of a stream, or a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -88,7 +88,7 @@ pub struct OllamaFunctionCall {
     /// The name of one of the request's tools.
     pub name: String,
     /// The arguments, as an object. OpenAI's API has a string here.
-    pub arguments: Map<String, Value>,
+    pub arguments: WrittenObject,
 }
 
 /// Why a reply ended, and what it took.
@@ -187,7 +187,7 @@ mod tests {
         let chat = |text: &'static str| line(Text::message(text));
         let plain = |text: &'static str| line(Text::response(text));
         let function =
-            OllamaFunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
+            OllamaFunctionCall { index: 0, name: "f".into(), arguments: WrittenObject::read("{\"a\":1}").unwrap() };
         let tool_calls = &[OllamaToolCall { id: "call_1".into(), function }];
         let calling = Text::Message { role: "assistant", content: "", thinking: "hm", tool_calls };
         let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, rank: None, top: vec![] })];

@@ -11,6 +11,7 @@ use baton_schemas::FinishReason;
 use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, OllamaReplyLine, OllamaToolCall, Text};
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
+use baton_schemas::written_object::WrittenObject;
 
 use crate::http::reply::reply_totals::ReplyTotals;
 
@@ -41,12 +42,12 @@ impl<'a> LineContent<'a> {
     /// Writes a tool call. Ollama's format allows only objects as arguments, so anything else that the model wrote
     /// becomes text, as in Ollama.
     pub(super) fn call(call: tools::ToolCall) -> Self {
-        match serde_json::from_str(&call.arguments) {
-            Ok(arguments) => {
+        match WrittenObject::read(&call.arguments) {
+            Some(arguments) => {
                 let function = OllamaFunctionCall { index: call.index, name: call.name, arguments };
                 LineContent { calls: vec![OllamaToolCall { id: call.id, function }], ..LineContent::default() }
             }
-            Err(_) => LineContent::unfinished(&call),
+            None => LineContent::unfinished(&call),
         }
     }
 
