@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::held_schema::{HeldSchema, Unheld, held};
+use crate::held_schema::{HeldSchema, MAX_DEPTH, Unheld, held};
 use crate::json_values;
 
 /// A constraint on the text. The engine's sampler enforces it at every token.
@@ -234,9 +234,6 @@ const MAX_VALUES: usize = 20_000;
 /// The most bytes in the texts of these schemas: names and strings. A schema is copied for each choice of a reply, and
 /// to each engine that works on it. OpenAI allows 120,000 characters without descriptions.
 const MAX_TEXT_BYTES: usize = 512 << 10;
-
-/// How deep the values may be nested.
-const MAX_DEPTH: usize = 64;
 
 /// The most bytes of memory that copies of definitions may take. Some formats of calls hold each argument to a schema of
 /// its own, which needs them all.

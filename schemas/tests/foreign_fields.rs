@@ -401,6 +401,14 @@ fn a_number_that_is_not_what_was_written_is_noted() {
     let notes = |number: &str| measured(|| CHAT(body(number).as_bytes())).notes.has_rounded;
     assert!(notes("12345678901234567890123") && notes("-12345678901234567890123"));
     assert!(!notes("18446744073709551615") && !notes("-9223372036854775808") && !notes("0.1"));
+    assert!(!notes("1e25") && !notes("-12345678901234567890123.0") && !notes("\"12345678901234567890123\""));
+    assert!(!notes("[1e25, \"\\\"12345678901234567890123\"]") && notes("[1e25, 12345678901234567890123]"));
+    let written = |number: &str| {
+        let schema = json!(format!(r#"{{"const": {number}}}"#));
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema});
+        measured(|| CHAT(body.to_string().as_bytes())).notes.has_rounded
+    };
+    assert!(written("12345678901234567890123") && !written("1e25") && !written("18446744073709551615"));
     let strict = |number: &str| {
         let constraint = baton_schemas::constraint::Constraint::json_schema(
             serde_json::from_str(&format!(r#"{{"const": {number}}}"#)).unwrap(),

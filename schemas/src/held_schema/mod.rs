@@ -5,10 +5,15 @@
 //! named. Upstreams get the schema as it was written.
 
 mod ecma;
+mod numbers;
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use self::ecma::of_ecma;
+use self::numbers::{EXACT, float_bound, has_inexact, integer_bound, is_held_step, near};
+
+/// How deep the values of a schema may be nested.
+pub(crate) const MAX_DEPTH: usize = 64;
 
 /// The formats of strings that engines hold.
 const FORMATS: [&str; 10] =
@@ -45,15 +50,8 @@ const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definition
 const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
-/// Engines compute bounds of integers with 64-bit floats and integers of at most 18 digits.
-const MAX_BOUND: f64 = 1e18;
-/// The smallest bound but 0 that engines hold: its digits become a pattern.
-const LEAST_BOUND: f64 = 1e-30;
 /// The most schemas of a `oneOf` that are compared with one another.
 const MAX_COMPARED: usize = 256;
-
-/// The largest integer from which on a 64-bit float stands for several.
-const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// The most parts that are named.
 const MAX_NAMED: usize = 8;
@@ -80,10 +78,16 @@ pub struct Unheld {
 
 /// Returns the part of a schema that can be held. Unknown formats are left out even of a strict one.
 pub(crate) fn held(schema: &Value, is_strict: bool) -> HeldSchema {
-    let mut holding = Holding { root: schema, is_strict, unheld: Unheld::default() };
-    let mut held = schema.clone();
-    holding.hold(&mut held);
-    let Holding { mut unheld, .. } = holding;
+    let hold = |may_nest| {
+        let mut holding = Holding { root: schema, is_strict, may_nest, unheld: Unheld::default() };
+        let mut held = schema.clone();
+        holding.hold(&mut held);
+        (held, holding.unheld)
+    };
+    let (mut held, mut unheld) = hold(true);
+    if depth(&held) > MAX_DEPTH {
+        (held, unheld) = hold(false);
+    }
     if !is_strict {
         unheld.refused = None;
     }
@@ -93,6 +97,8 @@ pub(crate) fn held(schema: &Value, is_strict: bool) -> HeldSchema {
 struct Holding<'s> {
     root: &'s Value,
     is_strict: bool,
+    /// What is held may be nested deeper than the schema.
+    may_nest: bool,
     unheld: Unheld,
 }
 
@@ -189,13 +195,16 @@ impl Holding<'_> {
                 *count = (float as u64).into();
             }
         }
-        let has_integers = may_be(fields, "integer");
+        let of_integers = may_be(fields, "integer") && !may_be(fields, "number");
         for key in BOUNDS {
-            let bound = fields.get(key).and_then(Value::as_f64).map_or(0.0, f64::abs);
-            let is_too_large = bound > MAX_BOUND || has_integers && bound == MAX_BOUND;
-            if is_too_large || bound != 0.0 && bound < LEAST_BOUND {
-                fields.remove(key);
-                self.leave_out(key);
+            let Some(Value::Number(bound)) = fields.get_mut(key) else { continue };
+            let held = if of_integers { integer_bound(key, bound) } else { float_bound(bound) };
+            match held {
+                Some(held) => *bound = held,
+                None => {
+                    fields.remove(key);
+                    self.leave_out(key);
+                }
             }
         }
         if fields.get("multipleOf").and_then(Value::as_f64).is_some_and(|step| !is_held_step(step.abs())) {
@@ -207,12 +216,29 @@ impl Holding<'_> {
             self.leave_out("const");
             near(fields, &number);
         }
-        if let Some(Value::Array(values)) = fields.get("enum")
-            && values.iter().any(has_inexact)
-        {
-            fields.remove("enum");
-            self.leave_out("enum");
+        if fields.get("enum").and_then(Value::as_array).is_some_and(|values| values.iter().any(has_inexact)) {
+            self.near_values(fields);
         }
+    }
+
+    /// Holds a text to the exact ones of some values, or near another one of them.
+    fn near_values(&mut self, fields: &mut Map<String, Value>) {
+        self.leave_out("enum");
+        let Some(Value::Array(values)) = fields.remove("enum") else { return };
+        let (inexact, exact): (Vec<Value>, Vec<Value>) = values.into_iter().partition(has_inexact);
+        if !self.may_nest || !inexact.iter().all(Value::is_number) {
+            return;
+        }
+        let near = inexact.iter().map(|number| {
+            let mut one = Map::new();
+            near(&mut one, number);
+            Value::Object(one)
+        });
+        let mut all: Vec<Value> = near.collect();
+        if !exact.is_empty() {
+            all.push(serde_json::json!({ "enum": exact }));
+        }
+        one_of(fields, all.into());
     }
 
     fn objects(&mut self, fields: &mut Map<String, Value>) {
@@ -267,17 +293,12 @@ impl Holding<'_> {
             return;
         }
         let alternatives = fields.remove("oneOf").unwrap_or_default();
-        if !alternatives.as_array().is_some_and(|all| self.are_apart(all)) {
+        let is_left_out = fields.contains_key("anyOf") && !self.may_nest;
+        if is_left_out || !alternatives.as_array().is_some_and(|all| self.are_apart(all)) {
             self.name("oneOf");
         }
-        match fields.contains_key("anyOf") {
-            false => _ = fields.insert("anyOf".to_owned(), alternatives),
-            true => {
-                let all = fields.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
-                if let Value::Array(all) = all {
-                    all.push(serde_json::json!({ "anyOf": alternatives }));
-                }
-            }
+        if !is_left_out {
+            one_of(fields, alternatives);
         }
     }
 
@@ -304,6 +325,25 @@ impl Holding<'_> {
     }
 }
 
+/// How deep values are nested.
+fn depth(value: &Value) -> usize {
+    let inner = match value {
+        Value::Array(items) => items.iter().map(depth).max(),
+        Value::Object(fields) => fields.values().map(depth).max(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    };
+    1 + inner.unwrap_or(0)
+}
+
+/// Adds alternatives, beside others that the schema has.
+fn one_of(fields: &mut Map<String, Value>, alternatives: Value) {
+    if !fields.contains_key("anyOf") {
+        fields.insert("anyOf".to_owned(), alternatives);
+    } else if let Value::Array(all) = fields.entry("allOf").or_insert_with(|| Value::Array(Vec::new())) {
+        all.push(serde_json::json!({ "anyOf": alternatives }));
+    }
+}
+
 fn is_known_format(format: &Value) -> bool {
     format.as_str().is_none_or(|format| FORMATS.contains(&format))
 }
@@ -314,45 +354,6 @@ fn may_be(fields: &Map<String, Value>, kind: &str) -> bool {
         Some(Value::String(only)) => only == kind,
         Some(Value::Array(kinds)) => kinds.iter().any(|one| one == kind),
         _ => true,
-    }
-}
-
-/// Returns true for numbers that engines can count in.
-fn is_held_step(mut step: f64) -> bool {
-    while step.fract() != 0.0 && step.is_finite() {
-        step *= 10.0;
-    }
-    step > 0.0 && step <= f64::from(u32::MAX)
-}
-
-/// Returns true if a value has a number of which a 64-bit float is only the nearest.
-fn has_inexact(value: &Value) -> bool {
-    match value {
-        Value::Number(number) => is_inexact(number),
-        Value::Array(items) => items.iter().any(has_inexact),
-        Value::Object(fields) => fields.values().any(has_inexact),
-        Value::Null | Value::Bool(_) | Value::String(_) => false,
-    }
-}
-
-fn is_inexact(number: &Number) -> bool {
-    let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
-    match (integer, number.as_f64()) {
-        (Some(integer), Some(float)) => float as i128 != integer || float.abs() >= MAX_BOUND,
-        (None, Some(float)) => float.abs() >= EXACT && float.fract() == 0.0,
-        _ => true,
-    }
-}
-
-/// Holds a text near a number that cannot be held exactly: to an integer of the same size, if it is one.
-fn near(fields: &mut Map<String, Value>, number: &Value) {
-    if !number.is_number() || fields.contains_key("type") {
-        return;
-    }
-    fields.insert("type".to_owned(), "integer".into());
-    if let Some(float) = number.as_f64().filter(|float| float.abs() < MAX_BOUND) {
-        fields.insert("minimum".to_owned(), float.next_down().into());
-        fields.insert("maximum".to_owned(), float.next_up().into());
     }
 }
 
@@ -432,19 +433,50 @@ mod tests {
             json!({"type": "integer", "minimum": 0}),
             "maximum",
         );
-        check(
-            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
-            json!({"type": "integer"}),
-            "minimum, maximum",
-        );
+        let all =
+            json!({"type": "integer", "minimum": -9_223_372_036_854_774_784.0, "maximum": 9_223_372_036_854_775_808.0});
+        check(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}), all, "");
+        for (key, bound, held) in [
+            ("maximum", 9_007_199_254_740_993_i64, 9_007_199_254_740_992.0),
+            ("minimum", 9_007_199_254_740_993, 9_007_199_254_740_994.0),
+            ("minimum", -9_007_199_254_740_993, -9_007_199_254_740_992.0),
+            ("exclusiveMaximum", 1 << 60, ((1_i64 << 60) as f64).next_down()),
+            ("exclusiveMinimum", -(1 << 60), -((1_i64 << 60) as f64).next_down()),
+            ("maximum", 1_000_000_000_000_000_000, 1e18),
+            ("minimum", -1_000_000_000_000_000_001, -1e18),
+            ("maximum", i64::MAX - 1, 9_223_372_036_854_774_784.0),
+        ] {
+            check(json!({"type": "integer", key: bound}), json!({"type": "integer", key: held}), "");
+        }
+        for (key, bound) in
+            [("minimum", 999_999_999_999_999_999_i64), ("minimum", i64::MAX), ("maximum", -1_000_000_000_000_000_000)]
+        {
+            check(json!({"type": "integer", key: bound}), json!({"type": "integer"}), key);
+        }
+        let strict = held(&json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}), true);
+        assert_eq!(strict.unheld, Unheld::default());
         same(json!({"type": "number", "minimum": -1e18, "maximum": 1e18}));
         let beyond = json!({"type": "number", "minimum": 1e-300, "maximum": f64::from(f32::MAX)});
         check(beyond, json!({"type": "number"}), "minimum, maximum");
         check(json!({"type": "number", "multipleOf": 1e12}), json!({"type": "number"}), "multipleOf");
         let long: Value = serde_json::from_str(r#"{"const": 12345678901234567890123}"#).unwrap();
         check(long, json!({"type": "integer"}), "const");
-        check(json!({"enum": ["a", 9_007_199_254_740_993_u64]}), json!({}), "enum");
+        let near = json!({"type": "integer", "minimum": 9_007_199_254_740_991.0, "maximum": 9_007_199_254_740_994.0});
+        let some = json!({"anyOf": [near, {"enum": ["a", 5]}]});
+        check(json!({"enum": ["a", 9_007_199_254_740_993_u64, 5]}), some, "enum");
+        check(json!({"enum": ["a", [9_007_199_254_740_993_u64]]}), json!({}), "enum");
         same(json!({"enum": [9_007_199_254_740_992_u64, 0.1, -3]}));
+    }
+
+    #[test]
+    fn what_is_held_is_not_nested_deeper_than_schemas_may_be() {
+        let mut schema = json!({"type": "string"});
+        while depth(&schema) < MAX_DEPTH - 1 {
+            schema = json!({"anyOf": [{"type": "null"}], "oneOf": [schema, {"type": "null"}]});
+        }
+        let HeldSchema { schema: held, unheld } = held(&schema, false);
+        assert!(depth(&held.unwrap()) <= MAX_DEPTH);
+        assert_eq!(unheld.parts, ["oneOf"]);
     }
 
     #[test]

@@ -101,8 +101,7 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
     }
     let mut json = serde_json::Deserializer::from_slice(body);
     room::begin();
-    let reading = JsonReader::<T>::new()
-        .deserialize(&mut json)
+    let reading = notes::noting_rounded(body, || JsonReader::<T>::new().deserialize(&mut json))
         .and_then(|reading| json.end().map(|()| reading))
         .map_err(|error| match room::is_exceeded() {
             true => InvalidRequest::body("The request body has too many values: shorten its longest array or object."),
@@ -118,9 +117,10 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
 
 /// Reads JSON that stands in a string of the body, within the body's room. `None`: it is not valid, or does not fit.
 pub(crate) fn read_written(json: &str) -> Option<Value> {
-    let mut json = serde_json::Deserializer::from_str(json);
-    let value = JsonReader::<Value>::new().deserialize(&mut json).ok()?.ok()?;
-    json.end().ok().map(|()| value)
+    let mut written = serde_json::Deserializer::from_str(json);
+    let read = || JsonReader::<Value>::new().deserialize(&mut written);
+    let value = notes::noting_rounded(json.as_bytes(), read).ok()?.ok()?;
+    written.end().ok().map(|()| value)
 }
 
 /// Reads all items of an array and passes each to `take`.
@@ -312,7 +312,7 @@ impl Read for Value {
 
     fn number(value: &Number) -> Reading<Self> {
         if value.is_f64() && value.as_f64().is_some_and(|float| float.abs() >= TWO_TO_64) {
-            notes::rounded();
+            notes::large_float();
         }
         Ok(Value::Number(value.clone()))
     }
