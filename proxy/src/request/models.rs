@@ -104,10 +104,12 @@ pub async fn describe(
     caller: &Caller,
 ) -> Result<ModelDescription, RequestError> {
     caller.account.take_request()?;
-    let _permit = admission.admit_brief(&caller.account).await?;
+    let permit = admission.admit_brief(&caller.account).await?;
     let model = match targets.resolve(name, &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
+            // A slow upstream must not take the places of brief calls to others.
+            drop(permit);
             let (info, load) = upstreams::node_info(&serving, &caller.request_id).await;
             return Ok(ModelDescription {
                 since: serving.since(),
@@ -141,7 +143,7 @@ pub async fn describe_upstream(
     caller: &Caller,
 ) -> Result<UpstreamModelInfo, RequestError> {
     caller.account.take_request()?;
-    let _permit = admission.admit_brief(&caller.account).await?;
+    drop(admission.admit_brief(&caller.account).await?);
     match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { .. } => Ok(UpstreamModelInfo::default()),
         Target::Upstreams(serving) => Ok(upstreams::model_info(&serving, &caller.request_id).await),
@@ -183,7 +185,7 @@ pub async fn unload(
     if !caller.account.limits.is_operator {
         return Err(RequestError::OperatorOnly { what: "unload models" });
     }
-    let _permit = admission.admit_brief(&caller.account).await?;
+    drop(admission.admit_brief(&caller.account).await?);
     let served = match targets.resolve(Some(model), &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,

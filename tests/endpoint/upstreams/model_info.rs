@@ -137,3 +137,21 @@ async fn models_of_upstreams_are_not_planned_and_may_not_tokenize() {
         assert!(message.starts_with("not supported here: ") && message.contains(expected), "{path}: {error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptions_of_a_hung_upstream_keep_nobody_from_those_of_others() {
+    let hung = Mock::start(|_, _| vec![Step::Hang]).await;
+    let well = Mock::start(|_, _| whole(200, "", &shown())).await;
+    let config = upstream("hung", "ollama", &hung.url, "models = { hung = \"theirs\" }")
+        + &upstream("well", "ollama", &well.url, "models = { well = \"theirs\" }");
+    let front = ReloadableServer::start(&config);
+    let show = |model: &str| {
+        let body = json!({ "model": model });
+        reqwest::Client::new().post(format!("{}/api/show", front.server.base)).json(&body).send()
+    };
+    // More than may run at once on the endpoint's own nodes.
+    let waiting: Vec<_> = (0..100).map(|_| tokio::spawn(show("hung"))).collect();
+    eventually_async("all are asked", async || hung.n_asked() >= 100).await;
+    assert_eq!(show("well").await.unwrap().status(), 200);
+    waiting.iter().for_each(|one| one.abort());
+}
