@@ -269,10 +269,12 @@ pub enum ToolsError {
         n: usize,
     },
     /// A name that the dialect does not allow, or that some formats of calls cannot represent.
-    #[error("a tool's name has 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'")]
+    #[error("a tool's name has 1 to {MAX_NAME_CHARS} {}", names.characters())]
     Name {
         /// The index of the tool.
         index: usize,
+        /// The names that the dialect allows.
+        names: ToolNames,
     },
     /// Two tools have the same name.
     #[error("two tools have this name")]
@@ -298,18 +300,18 @@ pub enum ToolsError {
 
 /// Checks the tools of a request: what holds in every dialect.
 pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
-    check_list(&use_of_tools.tools, &use_of_tools.choice, is_representable)
+    check_list(&use_of_tools.tools, &use_of_tools.choice, ToolNames::Representable)
 }
 
-/// Checks the tools that a dialect has parsed, before anything is made of their schemas. `is_name` knows the dialect's names.
-pub(crate) fn check_list(tools: &[Tool], choice: &ToolChoice, is_name: fn(&str) -> bool) -> Result<(), ToolsError> {
+/// Checks the tools that a dialect has parsed, before anything is made of their schemas.
+pub(crate) fn check_list(tools: &[Tool], choice: &ToolChoice, names: ToolNames) -> Result<(), ToolsError> {
     if tools.len() > MAX_TOOLS {
         return Err(ToolsError::TooMany { n: tools.len() });
     }
     let mut budget = crate::constraint::Budget::default();
     for (index, tool) in tools.iter().enumerate() {
-        if !is_name(&tool.name) {
-            return Err(ToolsError::Name { index });
+        if !names.have(&tool.name) {
+            return Err(ToolsError::Name { index, names });
         }
         if tools[..index].iter().any(|earlier| earlier.name == tool.name) {
             return Err(ToolsError::Duplicate { index });
@@ -329,11 +331,30 @@ pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_part)
 }
 
-/// Returns true for a name that every format of calls can represent. Ollama's dialect allows any name.
-pub(crate) fn is_representable(name: &str) -> bool {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':' | '@' | '+' | '#');
-    let is_word = |word: &str| !word.is_empty() && word.chars().all(is_part);
-    name.len() <= MAX_NAME_CHARS && name.split(' ').all(is_word)
+/// The names of tools that a dialect allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolNames {
+    /// Those of OpenAI and Anthropic.
+    Plain,
+    /// Those that every format of calls can represent. Ollama itself allows any.
+    Representable,
+}
+
+impl ToolNames {
+    fn have(self, name: &str) -> bool {
+        let plain = name.replace(['/', ':', '@', '+', '#'], "_");
+        match self {
+            ToolNames::Plain => is_name(name),
+            ToolNames::Representable => name.len() <= MAX_NAME_CHARS && plain.split(' ').all(is_name),
+        }
+    }
+
+    fn characters(self) -> &'static str {
+        match self {
+            ToolNames::Plain => "letters, digits, '_', '-' or '.'",
+            ToolNames::Representable => "letters, digits or characters of _-./:@+#, and single spaces between them",
+        }
+    }
 }
 
 /// A whole call.

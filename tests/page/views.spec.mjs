@@ -5,6 +5,7 @@ import { expect, expectAccessible, expectNoSidewaysScroll, test } from './browse
 const THINKING = [
   { choices: [{ delta: { role: 'assistant', reasoning_content: 'The user wants the weather.' } }] },
   { choices: [{ delta: { content: 'I will ask.' } }] },
+  { choices: [{ delta: { refusal: ' I cannot say.' } }] },
   { choices: [{ delta: { tool_calls: [{ index: 0, function: { name: 'get_weather', arguments: '{"city":' } }] } }] },
   { choices: [{ delta: { tool_calls: [{ index: 0, function: { arguments: '"Bern"}' } }] } }] },
   { choices: [{ delta: {}, finish_reason: 'tool_calls' }] },
@@ -51,7 +52,7 @@ test('every view is accessible and fits every width', async ({ page, problems, c
       await expect(page.locator('.reasoning')).toContainText('Reasoning');
       await expect(page.locator('.call')).toContainText('get_weather');
       await expect(page.locator('.call pre')).toHaveText('{"city":"Bern"}');
-      await expect(page.locator('.turn .text').last()).toHaveText('I will ask.');
+      await expect(page.locator('.turn .text').last()).toHaveText('I will ask. I cannot say.');
       await page.locator('.settings summary').click();
     },
   };

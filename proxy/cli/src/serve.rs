@@ -123,7 +123,7 @@ fn print_drain(n_running: usize) {
 
 /// Prints the banner, and warns about unsafe settings.
 fn print_ready(ready: &ReadyEndpoint) {
-    let ReadyEndpoint { addresses, models, engine, needs_key, discovery } = ready;
+    let ReadyEndpoint { addresses, ollama, models, engine, needs_key, discovery } = ready;
     let engine = engine.as_deref();
     // Without a chat template a model only continues texts.
     let chats = engine.is_none_or(|info| info.has_chat_template);
@@ -134,9 +134,8 @@ fn print_ready(ready: &ReadyEndpoint) {
         tracing::warn!("{model} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
-    let ollama = addresses.get(1).copied();
     let others = models.get(1..).unwrap_or_default();
-    let banner = Banner { address, lan, ollama, model, others, engine, needs_key: *needs_key, chats };
+    let banner = Banner { address, lan, ollama: *ollama, model, others, engine, needs_key: *needs_key, chats };
     let text = match discovery {
         Some(discovery) => format!("{}\n\n{banner}", discover::lines(discovery)),
         None => banner.to_string(),

@@ -53,6 +53,7 @@ export const EMPTY: Reply = {
 
 interface Delta {
   content?: string | null;
+  refusal?: string | null;
   reasoning_content?: string | null;
   tool_calls?: { index: number; function?: { name?: string; arguments?: string } }[];
 }
@@ -90,7 +91,7 @@ function added(reply: Reply, delta: Delta): Reply {
   return {
     ...reply,
     calls,
-    text: reply.text + (delta.content ?? ''),
+    text: reply.text + (delta.content ?? '') + (delta.refusal ?? ''),
     reasoning: reply.reasoning + (delta.reasoning_content ?? ''),
   };
 }

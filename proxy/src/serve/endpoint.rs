@@ -52,6 +52,7 @@ pub struct Endpoint {
     shutdown: Shutdown,
     on_hangup: OnHangup,
     addresses: Vec<SocketAddr>,
+    ollama: Option<SocketAddr>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     nodes: RemoteNodes,
     /// `None` after [`Endpoint::ready`] has waited for it.
@@ -64,6 +65,8 @@ pub struct Endpoint {
 pub struct ReadyEndpoint {
     /// Where it listens; the first is the endpoint's own address.
     pub addresses: Vec<SocketAddr>,
+    /// The address for Ollama's clients, if it is another one.
+    pub ollama: Option<SocketAddr>,
     /// Names of models, `[model]` first. Empty if upstreams have not listed theirs yet.
     pub models: Vec<String>,
     /// The first engine that answered. `None` if only upstreams serve, or models that are loaded on demand.
@@ -79,8 +82,11 @@ impl Endpoint {
     pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, CommandFailure> {
         http::edge::open_files::raise_limit();
         // Ports come first, because a port in use is the commonest mistake, and loading a model takes long.
-        let listeners = bind_all(&config.startup).await?;
+        let Listeners { own, ollama } = Listeners::bind(&config.startup).await?;
+        let n_own = own.len();
+        let listeners: Vec<TcpListener> = own.into_iter().chain(ollama).collect();
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+        let ollama = addresses.get(n_own).copied();
         let transport = config.startup.transport.transport()?;
         let mut nodes = RemoteNodes::connect(&config.routing, &config.startup.transport, &[])?;
         let own_engine = match config.routing.has_own_engine {
@@ -126,7 +132,18 @@ impl Endpoint {
             None => (None, nodes.first_start()),
         };
         let first_start = Some(first_start);
-        Ok(Endpoint { service, shutdown, on_hangup, addresses, servers, nodes, first_start, own_engine, needs_key })
+        Ok(Endpoint {
+            service,
+            shutdown,
+            on_hangup,
+            addresses,
+            ollama,
+            servers,
+            nodes,
+            first_start,
+            own_engine,
+            needs_key,
+        })
     }
 
     /// Handles SIGTERM, Ctrl-C and, if no file is reloaded on it, SIGHUP. The first calls `report` with the number of running
@@ -155,6 +172,7 @@ impl Endpoint {
         wait_for_upstreams(&self.service.targets.upstreams.load()).await;
         Ok(Some(ReadyEndpoint {
             addresses: self.addresses.clone(),
+            ollama: self.ollama,
             models: served_names(&self.service, info.as_deref()),
             engine: info,
             needs_key: self.needs_key,
@@ -180,19 +198,28 @@ impl Endpoint {
 pub async fn check_start(config: &ServeConfig) -> Result<(), CommandFailure> {
     let StartupConfig { source, engine, .. } = &config.startup;
     // Dropped at once: the addresses are free.
-    bind_all(&config.startup).await?;
+    Listeners::bind(&config.startup).await?;
     match config.routing.has_own_engine && engine.engine.unwrap_or_default().needs_file() {
         true => model_files::find(source).map(drop),
         false => Ok(()),
     }
 }
 
-async fn bind_all(startup: &StartupConfig) -> Result<Vec<TcpListener>, CommandFailure> {
-    let mut listeners = bind_host(&startup.listen, "--listen").await?;
-    if let Some(address) = &startup.ollama_listen {
-        listeners.extend(bind_host(address, "--ollama-listen").await?);
+/// The listeners of the endpoint's own address, and of the one for Ollama's clients.
+struct Listeners {
+    own: Vec<TcpListener>,
+    ollama: Vec<TcpListener>,
+}
+
+impl Listeners {
+    async fn bind(startup: &StartupConfig) -> Result<Listeners, CommandFailure> {
+        let own = bind_host(&startup.listen, "--listen").await?;
+        let ollama = match &startup.ollama_listen {
+            Some(address) => bind_host(address, "--ollama-listen").await?,
+            None => Vec::new(),
+        };
+        Ok(Listeners { own, ollama })
     }
-    Ok(listeners)
 }
 
 /// Binds an address. `localhost` is IPv4 and IPv6, because some clients try only one of them. A machine may have only one.

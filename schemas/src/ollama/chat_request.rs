@@ -164,6 +164,8 @@ mod tests {
         for name in ["", " a", "a  b", "a\"b", "a<b", "a\nb", "a|b"] {
             refused(tools(name), "tools[0].function.name");
         }
+        let message = parsed(&tools("a|b")).unwrap_err().message;
+        assert!(message.contains("_-./:@+#") && message.contains("spaces"), "{message}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::request::field::{Field, Required, join, object};
 use crate::request::read::{Read, Reading};
 use crate::request::tools::{DefinedTools, Definition, Form, only_function};
 use crate::request::values::SchemaObject;
-use crate::tools::{Described, MAX_NAME_CHARS, Strictness, Tool, is_representable};
+use crate::tools::{Described, MAX_NAME_CHARS, Strictness, Tool, ToolNames};
 
 object! {
     /// A tool of `/api/chat`.
@@ -46,7 +46,7 @@ impl Read for OllamaToolName {
 }
 
 impl Definition for OllamaTool {
-    const FORM: Form = Form { is_name: is_representable, ..Form::OPENAI };
+    const FORM: Form = Form { names: ToolNames::Representable, ..Form::OPENAI };
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type, at)?;

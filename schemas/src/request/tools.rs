@@ -11,7 +11,7 @@ use super::values::SchemaObject;
 use crate::held_schema::Unheld;
 use crate::json_values::memory_bytes;
 use crate::tools::{
-    Described, HostedTool, MAX_NAME_CHARS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check_list, is_name,
+    Described, HostedTool, MAX_NAME_CHARS, Strictness, Tool, ToolChoice, ToolNames, ToolUse, ToolsError, check_list,
 };
 
 object! {
@@ -113,13 +113,14 @@ pub(crate) struct Form {
     pub(crate) schema: &'static str,
     /// The field of the choice among the tools.
     pub(crate) choice: &'static str,
-    /// Returns true for the name of a tool.
-    pub(crate) is_name: fn(&str) -> bool,
+    /// The names of tools.
+    pub(crate) names: ToolNames,
 }
 
 impl Form {
     /// OpenAI's names of these fields.
-    pub(crate) const OPENAI: Form = Form { list: "tools", schema: "parameters", choice: "tool_choice", is_name };
+    pub(crate) const OPENAI: Form =
+        Form { list: "tools", schema: "parameters", choice: "tool_choice", names: ToolNames::Plain };
 }
 
 /// A tool in the form of a dialect.
@@ -172,7 +173,8 @@ impl Definition for ChatTool {
 
 /// OpenAI's older form of tools.
 impl Definition for Function {
-    const FORM: Form = Form { list: "functions", schema: "parameters", choice: "function_call", is_name };
+    const FORM: Form =
+        Form { list: "functions", schema: "parameters", choice: "function_call", names: ToolNames::Plain };
 
     fn define(mut self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type.take(), at)?;
@@ -255,7 +257,7 @@ pub(crate) fn check_defined(
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
     let mut tools = tools;
-    check_list(&tools, &choice, form.is_name)
+    check_list(&tools, &choice, form.names)
         .map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
     hold(&mut tools, &choice);
     let tools = ToolUse { tools: tools.into(), choice, parallel, skipped };
@@ -305,7 +307,7 @@ impl Form {
         let at = |index: &usize, field: &str| join(places.get(*index).map_or(self.list, String::as_str), field);
         match error {
             ToolsError::TooMany { .. } => self.list.to_owned(),
-            ToolsError::Name { index } | ToolsError::Duplicate { index } => at(index, "name"),
+            ToolsError::Name { index, .. } | ToolsError::Duplicate { index } => at(index, "name"),
             ToolsError::Schema { index, .. } => at(index, self.schema),
             ToolsError::Unknown | ToolsError::NothingToCall => self.choice.to_owned(),
         }

@@ -128,6 +128,26 @@ async fn streamed_calls_reach_every_dialect_whole_however_their_pieces_come() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_digits_of_a_calls_arguments_reach_every_dialect() {
+    const DIGITS: &str = "12345678901234567890123";
+    for arguments in [format!("{{\"id\":{DIGITS}}}"), format!("\"{{\\n\\\"id\\\": {DIGITS}}}\"")] {
+        let call = format!(
+            "data: {{\"choices\":[{{\"delta\":{{\"tool_calls\":[{{\"index\":0,\"id\":\"c\",\"function\":{{\"name\":\"f\",\"arguments\":{arguments}}}}}]}}}}]}}\n\n"
+        );
+        let mock = sends(vec![head(), Step::Send(call), finish("tool_calls"), Step::Send(END.to_owned())]).await;
+        let front = openai(&mock);
+        for route in ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"] {
+            for is_streamed in [false, true] {
+                has(&ask(&front, route, is_streamed).await, &[DIGITS]);
+            }
+        }
+        // A line of Ollama's stays one line.
+        let lines = ask(&front, "/api/chat", true).await;
+        assert!(lines.text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{lines:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cut_reply_ends_by_each_dialects_own_word_and_never_as_a_whole_one() {
     for (reason, openai_word, response, anthropic) in [
         ("content_filter", "content_filter", "content_filter", "refusal"),
@@ -214,6 +234,9 @@ async fn a_reply_names_what_it_leaves_out() {
         // The head of a stream names what came before the first text.
         let streamed = ask(&front, route, true).await;
         assert!(streamed.warning.contains("citations") && streamed.text.contains("heard"), "{route}: {streamed:?}");
+        // A comment names what came later. Ollama's lines have none.
+        let is_told = streamed.text.contains("\n: parts of the upstream's reply are not passed on: annotations\n");
+        assert_eq!(is_told, route != "/api/chat", "{route}: {streamed:?}");
     }
     let plain = sends(vec![head(), text("plain"), done()]).await;
     assert_eq!(ask(&openai(&plain), "/v1/chat/completions", false).await.warning, "");

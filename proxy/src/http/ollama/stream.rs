@@ -87,4 +87,7 @@ impl StreamWriter for LineWriter {
     fn heartbeat(&self, out: &mut BytesMut, _place: Option<usize>) {
         write_line(out, &self.shape.line(&now().to_string(), &LineContent::default(), &[]));
     }
+
+    // Lines of JSON have no comments.
+    fn remark(&self, _: &mut BytesMut, _: &str) {}
 }

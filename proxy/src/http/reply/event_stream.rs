@@ -11,6 +11,11 @@ pub(in crate::http) fn sse_headers(headers: &mut HeaderMap) {
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
 }
 
+/// Writes a comment.
+pub(super) fn write_remark(out: &mut BytesMut, text: &str) {
+    out.extend_from_slice(format!(": {text}\n\n").as_bytes());
+}
+
 /// Writes a heartbeat comment, which every SSE parser skips. It shows the queue position of a request that waits for
 /// admission.
 pub(in crate::http) fn write_comment(out: &mut BytesMut, place: Option<usize>) {

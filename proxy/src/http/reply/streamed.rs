@@ -19,8 +19,9 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::super::HttpConfig;
 use super::super::errors::HttpFailure;
+use super::event_stream::write_remark;
 use super::route_header::insert_route;
-use super::warning::warn_left_out;
+use super::warning::{left_out_warning, warn_left_out};
 use super::when_woken::WhenWoken;
 use crate::error::RequestError;
 use crate::reply_event::ReplyEvent;
@@ -47,6 +48,11 @@ pub(in crate::http) trait StreamWriter: Send + Unpin + 'static {
     /// Writes text that clients skip and proxies count as traffic. `place` is the request's position in the queue while
     /// it waits for admission.
     fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>);
+
+    /// Writes a remark that clients skip, if the format has such.
+    fn remark(&self, out: &mut BytesMut, text: &str) {
+        write_remark(out, text);
+    }
 }
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
@@ -121,7 +127,12 @@ impl<W: StreamWriter> EventBody<W> {
             && let Poll::Ready(step) = steps.poll_next_unpin(context)
         {
             match step {
-                Some(Ok(step)) => self.writer.write(&mut self.events, &step),
+                Some(Ok(step)) => {
+                    if let Some(left_out) = step.left_out() {
+                        self.writer.remark(&mut self.events, &left_out_warning(&[left_out]));
+                    }
+                    self.writer.write(&mut self.events, &step);
+                }
                 Some(Err(error)) => {
                     self.steps = None;
                     self.writer.fail(&mut self.events, HttpFailure::of_request(&error, &self.caller.request_id));
@@ -203,6 +214,8 @@ mod tests {
         fn heartbeat(&self, out: &mut BytesMut, _: Option<usize>) {
             out.extend_from_slice(b"!");
         }
+
+        fn remark(&self, _: &mut BytesMut, _: &str) {}
     }
 
     fn text(text: &str) -> ReplyEvent {

@@ -15,7 +15,11 @@ pub(in crate::http) fn warn(headers: &mut HeaderMap, warning: &str) {
 /// Adds a warning of what an upstream's reply has and no dialect shows.
 pub(in crate::http) fn warn_left_out(headers: &mut HeaderMap, left_out: &[LeftOut]) {
     if !left_out.is_empty() {
-        let words: Vec<&str> = left_out.iter().map(|left_out| left_out.as_str()).collect();
-        warn(headers, &format!("parts of the upstream's reply are not passed on: {}", words.join(", ")));
+        warn(headers, &left_out_warning(left_out));
     }
+}
+
+pub(super) fn left_out_warning(left_out: &[LeftOut]) -> String {
+    let words: Vec<&str> = left_out.iter().map(|left_out| left_out.as_str()).collect();
+    format!("parts of the upstream's reply are not passed on: {}", words.join(", "))
 }

@@ -15,7 +15,7 @@ use crate::request::tools::{
     Allowed, ChatTool, DefinedTools, Definition, Form, Function, ToolName, check_defined, keep_allowed,
 };
 use crate::request::values::Word;
-use crate::tools::{HostedTool, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, is_name};
+use crate::tools::{HostedTool, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolNames, ToolUse, ToolsError, is_name};
 
 object! {
     /// The tools of a response.
@@ -206,7 +206,10 @@ impl ReadTools {
                 let OwnTool { function, .. } = tool.own;
                 let namespace = function.tool(at, Strictness::Loose)?;
                 if !is_name(&namespace.name) {
-                    return Err(InvalidRequest::at(join(at, "name"), ToolsError::Name { index: 0 }));
+                    return Err(InvalidRequest::at(
+                        join(at, "name"),
+                        ToolsError::Name { index: 0, names: ToolNames::Plain },
+                    ));
                 }
                 self.namespace(at, &namespace, tool.tools.required("tools", at)?)
             }
@@ -266,7 +269,7 @@ impl ReadTools {
     fn push(&mut self, at: &str, tool: Tool, client: ClientTool) -> Result<(), InvalidRequest> {
         let wrong = |error: ToolsError| Err(InvalidRequest::at(join(at, "name"), error));
         if !is_name(&tool.name) {
-            return wrong(ToolsError::Name { index: 0 });
+            return wrong(ToolsError::Name { index: 0, names: ToolNames::Plain });
         }
         if self.defined.tools.len() == MAX_TOOLS {
             return Err(InvalidRequest::at(FORM.list, ToolsError::TooMany { n: MAX_TOOLS + 1 }));
