@@ -33,7 +33,7 @@ object! {
 #[derive(Debug)]
 pub(crate) struct OllamaFields;
 
-const LENGTH: &str = "send 'num_predict' in 'options'";
+const LENGTH: &str = "send 'options.num_predict'";
 
 impl ForeignFields for OllamaFields {
     // A prompt that does not fit is refused, whatever they say.
@@ -53,6 +53,7 @@ impl ForeignFields for OllamaFields {
         OwnName::new("reasoning_effort", "'think'"),
         OwnName::new("response_format", "'format'"),
         OwnName::new("ignore_eos", ""),
+        OwnName::new("tool_choice", ""),
         OwnName::new("n", ""),
     ];
 }
