@@ -9,8 +9,8 @@ baton=${BATON:-$PWD/target/release/baton}
 . scripts/bench-servers.sh
 needs_binary "$baton"
 scripts/build-llama-server.sh
-cargo build --quiet --release --locked --workspace --bin random-gguf
-for architecture in ${ARCHITECTURES:-Qwen3Moe Qwen35 NemotronH Lfm2 Mamba2}; do
+cargo build --quiet --release --locked --workspace --features baton-tiny-gguf/llama --bin random-gguf
+for architecture in ${ARCHITECTURES:-Qwen3Moe Qwen35Moe NemotronH Lfm2 Mamba2}; do
   model=$work/$architecture.gguf
   target/release/random-gguf "$architecture" "$model"
   ours=$(free_port)
