@@ -26,8 +26,7 @@ pub(crate) mod placed;
 pub mod placement;
 pub mod probe;
 pub(crate) mod projector;
-// Its callback is for streaming states, too, so it is a part of every build.
-#[cfg_attr(not(feature = "measure"), expect(dead_code, reason = "only calibration watches a prompt so far"))]
+#[cfg(feature = "measure")]
 mod queries;
 #[cfg(feature = "measure")]
 pub mod reference;

@@ -59,6 +59,9 @@ impl CacheSlot {
         self.kv.truncate(n);
         self.n_shared = self.n_shared.min(n);
         self.checkpoints.truncate(n);
+        if self.mark > n {
+            self.mark = 0;
+        }
     }
 }
 

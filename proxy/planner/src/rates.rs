@@ -116,7 +116,8 @@ impl TransferRates {
             self.bytes_per_token = ewma(self.bytes_per_token, row_bytes as f64 / n_tokens);
         }
         // States come when all is computed: their time does not show which of the two was slower.
-        let state_ms = if state_bytes > 0 { self.wire_ms(state_bytes) } else { 0.0 };
+        let is_known = state_bytes > 0 && self.bytes_per_second > 0.0;
+        let state_ms = if is_known { self.wire_ms(state_bytes) } else { 0.0 };
         if handoff.transfer_ms - state_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
             let n_bytes = handoff.n_bytes as f64;
             self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));

@@ -9,8 +9,11 @@ use bytes::Bytes;
 
 /// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Of layers with a sliding window, either
 /// may lack the first rows; those that both have are compared. Infinite if the chunks hold different positions or do not fit
-/// the layout, or if a layer has no row in both.
+/// the layout, if a layer has no row in both, or if the layout has no rows at all: states alone are not compared.
 pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
+    if layout.n_tensors() == 0 {
+        return f64::INFINITY;
+    }
     if ours.check(layout).is_err() || theirs.check(layout).is_err() || (ours.p0, ours.p1) != (theirs.p0, theirs.p1) {
         return f64::INFINITY;
     }

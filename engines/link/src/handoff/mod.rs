@@ -81,7 +81,7 @@ pub struct PullOrder {
 /// Lays out the buffer of a chunk; see [`Placement`](baton_schemas::kv::Placement).
 pub type PlaceRows = dyn Fn(&Span, &KvLayout) -> Places + Send + Sync;
 
-/// A step of a pull. The chunks before a failure are valid.
+/// A step of a pull. The chunks before a failure are valid; in a model with states, up to the last states.
 pub type PullEvent = KvEvent<VerifiedKv, VerifiedState, PullEnd>;
 
 /// How a pull ended.

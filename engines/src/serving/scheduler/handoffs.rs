@@ -172,9 +172,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             _ => None,
         };
         let (Some(export), Some(Handoffs { layout, .. })) = (export, handoffs) else { return context.compute(batch) };
+        // Nothing follows a fault: the export of what is left finds it again.
+        let mut are_finite = true;
         context.compute_streaming_state(batch, &mut |part| {
-            // The export of what is left finds the fault again.
-            if states_are_finite(&part, layout) {
+            are_finite &= states_are_finite(&part, layout);
+            if are_finite {
                 export.send(Exported { kv: ExportedKv::State(part), took: Duration::ZERO, waited: Duration::ZERO });
             }
         })

@@ -12,6 +12,9 @@ fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
     SequenceRequest { kv_source: Some(KvSource::at("http://prefill")), ..request(prompt, n_reply) }
 }
 
+/// What is exported: the positions of chunks, and for each of the states their position and the end of the rows before them.
+type Sent = (Vec<(u32, u32)>, Vec<(u32, u32)>);
+
 impl Rig {
     fn pull(&mut self, prompt: &[Token], script: Script) -> Received {
         *self.peer.script.lock().unwrap() = script;
@@ -21,8 +24,8 @@ impl Rig {
         outcome
     }
 
-    /// What is exported of a prompt from `start` on: positions, the position of the states, and that of the rows before them.
-    fn export(&mut self, prompt: &[Token], start: u32) -> (Vec<(u32, u32)>, Vec<(u32, u32)>) {
+    /// What is exported of a prompt from `start` on.
+    fn export(&mut self, prompt: &[Token], start: u32) -> Sent {
         let (export, mut exported) = Export::new(start, prompt.len() as u32, 1);
         let mut events = self.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
         let mut outcome = Received::default();

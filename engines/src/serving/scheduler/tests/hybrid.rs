@@ -34,7 +34,6 @@ struct Reused {
 }
 
 struct Subject {
-    architecture: Architecture,
     model: Arc<LlamaModel>,
     options: EngineOptions,
     trace: AgentTrace,
@@ -60,7 +59,7 @@ impl Subject {
             n_text: 250,
             control,
         };
-        Subject { architecture, model, options, trace, _folder: folder }
+        Subject { model, options, trace, _folder: folder }
     }
 
     fn scheduler(&self) -> Scheduler<'_> {
