@@ -1,7 +1,7 @@
-//! Writes the states of a sequence as llama.cpp reads them, and the only way to make a [`StateBlob`].
+//! Writes the states of a sequence as llama.cpp reads them, and the only way to make a `StateBlob`.
 //!
 //! llama.cpp accepts states of any position, several of them (which end the process), and NaN, which stays in a cell and
-//! spoils the next sequence there. So only a [`StateBlob`] reaches it, with one cell whose values were checked: those of a
+//! spoils the next sequence there. So only a `StateBlob` reaches it, with one cell whose values were checked: those of a
 //! [`VerifiedState`] by the reader that made it, those of a plain [`StatePart`] in [`ImportState::build`].
 
 use baton_schemas::kv::{KvLayout, StatePart, VerifiedState, all_finite};

@@ -37,7 +37,7 @@ pub enum BlobError {
     /// A row holds NaN or infinity.
     #[error("tensor {tensor} holds a value that is not finite")]
     NotFinite {
-        /// Index of the tensor in the canonical order ([`Chunk::tensors`]).
+        /// Index of the tensor in the canonical order (`Chunk::tensors`).
         tensor: usize,
     },
 }
