@@ -64,7 +64,6 @@ fn a_mistake_at_start_up_is_one_clear_line() {
     check(&["--engine", "sim", "--sim-decode-tps=-1"], None, "--sim-decode-tps");
     let sim = ["--engine", "sim", "--listen", free];
     let with = |args: &[&'static str]| [&sim[..], args].concat();
-    check(&with(&["--prefill", "127.0.0.1:1", "--cache-type-k", "q4_0"]), None, "--cache-type-k must be f16");
     check(&with(&["--flash-attn", "off"]), None, "--flash-attn cannot be off");
     check(&with(&["--tensor-split", "3,1"]), None, "--tensor-split is not an option of the engine sim");
     check(&with(&["--rope-scale", "0"]), None, "--rope-scale must be between");
