@@ -29,6 +29,7 @@ test('every word of a state, an outcome, a problem and a reason has a sentence',
     words(REASON, 'BarReason'),
     words(REASON, 'FailureReason'),
     words('schemas/src/handoff.rs', 'HandoffFailure'),
+    words('schemas/src/no_handoff.rs', 'NoHandoffReason'),
     words('proxy/src/targets/nodes/fallbacks.rs', 'FallbackReason'),
   ]);
   // A prefill server of an upstream has failures of its own; the page shows this one's word.
