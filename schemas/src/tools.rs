@@ -334,9 +334,9 @@ pub fn is_name(name: &str) -> bool {
 /// The names of tools that a dialect allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolNames {
-    /// Those of OpenAI and Anthropic.
+    /// The names that OpenAI and Anthropic allow.
     Plain,
-    /// Those that every format of calls can represent. Ollama itself allows any.
+    /// The names that every format of calls can represent. Ollama itself allows any.
     Representable,
 }
 

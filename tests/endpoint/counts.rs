@@ -90,7 +90,7 @@ async fn the_endpoints_counts_are_its_engines_own_in_a_burst_with_cancellations_
     // 32 sequences for 12 slots.
     let mut burst: Vec<_> = (0..24).map(|i| long(&server, i, if i % 6 == 0 { 3 } else { 1 })).collect();
     agree(&server, &all, 24, [12, 0]).await;
-    // Those that were first run, most of the last wait.
+    // The first ones run, and most of the last ones wait.
     let gone = burst.split_off(17).into_iter().chain(burst.drain(..4)).collect::<Vec<_>>();
     gone.iter().for_each(JoinHandle::abort);
     agree(&server, &all, 13, [12, 0]).await;

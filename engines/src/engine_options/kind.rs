@@ -115,15 +115,23 @@ impl Default for EngineKind {
     }
 }
 
+/// llama.cpp's sequences in addition to the slots': KV is exported and imported through a scratch sequence, and a chunk is freed
+/// of its states through another one, which is always empty.
+///
+/// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
+/// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss). An import needs them while its slot's older cells are still in
+/// use. Recurrent layers have a state for each sequence.
+pub(crate) const fn scratch_sequences(has_states: bool) -> u32 {
+    if has_states { 2 } else { 1 }
+}
+
 impl EngineKind {
-    /// The sequences that share an engine's memory, of which `n_slots` are decoded together. KV is exported and imported
-    /// through a scratch sequence, and where a chunk is freed of its state, through another one.
+    /// The sequences that share an engine's memory, of which `n_slots` are decoded together.
     pub fn sequences(self, n_slots: u32, n_ubatch: u32, model: &Gguf) -> Sequences {
         match self {
-            EngineKind::Llama => Sequences {
-                n: n_slots.saturating_add(if model.has_states() { 2 } else { 1 }),
-                n_ubatch: Some(n_ubatch),
-            },
+            EngineKind::Llama => {
+                Sequences { n: n_slots.saturating_add(scratch_sequences(model.has_states())), n_ubatch: Some(n_ubatch) }
+            }
             EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => Sequences { n: n_slots, n_ubatch: None },
         }
     }

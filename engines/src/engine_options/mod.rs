@@ -14,8 +14,8 @@ mod table;
 mod value;
 
 pub use self::declared::{HelpLength, ShownDefault};
-pub(crate) use self::kind::engines;
 pub use self::kind::{EngineKind, HeaderError};
+pub(crate) use self::kind::{engines, scratch_sequences};
 pub use self::sim::{ABORT_VARIABLE, SimAbort, SimMachine, SimWork};
 pub use self::table::{DECLARED, DeclaredOption, EngineOptions, WrittenOptions};
 pub use self::value::{PossibleWord, ValueForm};

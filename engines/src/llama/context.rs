@@ -17,7 +17,7 @@ use super::projector::{ImagePreparation, Projector};
 use super::state_stream::StateStream;
 use super::transfer::{self, KvTransfer};
 use super::vocabulary::token;
-use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NO_STATES};
 use crate::serving::described::KvForm;
 use crate::serving::images::{ImageFailure, ImageRun};
 
@@ -139,7 +139,6 @@ fn decode(context: &mut LlamaContext<'_>, batch: &mut LlamaBatch<'_>) -> Result<
 }
 
 const NO_HANDOFF: &str = "this model's KV is not handed over";
-const NO_STATES: &str = "this model has no states";
 
 impl ModelContext for LlamaSlots<'_> {
     type Preparation = ImagePreparation;
@@ -163,7 +162,9 @@ impl ModelContext for LlamaSlots<'_> {
         sink: &mut dyn FnMut(StatePart),
     ) -> Result<(), ComputeError> {
         let transfer = self.transfers.as_ref().map(|transfers| transfers.to_node.clone());
-        let (Some(last), Some(transfer)) = (batch.last(), transfer) else { return self.compute(batch) };
+        let (Some(last), Some(transfer)) = (batch.last(), transfer) else {
+            return Err(ComputeError::Refused(NO_HANDOFF.into()));
+        };
         let (slot, position) = (last.slot, last.position + 1);
         let is_alone = batch.len() <= self.context.n_ubatch() as usize && batch.iter().all(|t| t.slot == slot);
         self.fill(batch)?;

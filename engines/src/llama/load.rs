@@ -19,7 +19,7 @@ use super::placed::Placed;
 use super::state_stream::StateStream;
 use super::state_tap::StateTap;
 use super::{cpu_tensors, devices};
-use crate::engine_options::EngineOptions;
+use crate::engine_options::{EngineOptions, scratch_sequences};
 use crate::serving::LoadError;
 use crate::serving::memory::available_memory;
 
@@ -82,15 +82,6 @@ pub(super) fn threads(options: &EngineOptions) -> usize {
     options.n_threads.map_or_else(cores, |n| n as usize)
 }
 
-/// Sequences in addition to the slots': KV is imported and exported through a scratch sequence ([`super::transfer`]).
-///
-/// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
-/// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss). An import needs them while its slot's older cells are still in
-/// use. Recurrent layers have a state for each sequence, and need a second one: it stays empty.
-pub(crate) fn scratch_sequences(model: &LlamaModel) -> u32 {
-    1 + u32::from(has_states(model))
-}
-
 /// Returns true if a model keeps more of a sequence than rows of positions, which can be removed one by one.
 pub(super) fn has_states(model: &LlamaModel) -> bool {
     model.is_hybrid() || model.is_recurrent()
@@ -131,7 +122,7 @@ fn generation(model: &LlamaModel, options: &EngineOptions, n_cells: u32, n_batch
     params(options, n_cells)
         .with_n_batch(n_batch)
         .with_n_ubatch(options.ubatch())
-        .with_n_seq_max(options.slots() + scratch_sequences(model))
+        .with_n_seq_max(options.slots() + scratch_sequences(has_states(model)))
         .with_type_k(cache_type(options.cache_types.k))
         .with_type_v(cache_type(options.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)

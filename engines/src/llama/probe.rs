@@ -136,7 +136,7 @@ fn possible(is_recurrent: bool, is_hybrid: bool, n_layers: usize) -> Vec<Vec<Sec
     (1..=n_layers).flat_map(with_states).collect()
 }
 
-/// What a second section of rows is for.
+/// The purpose of a second section of rows.
 #[derive(Clone, Copy)]
 enum Second {
     Windowed(u32),

@@ -2,7 +2,7 @@
 //!
 //! The Rust binding lacks both calls, so they are fetched from ggml's registry by name. ggml's client ends the process
 //! on any failure, and its server trusts whoever connects. So [`crate::workers`] runs both in processes of their own on
-//! loopback, and [`OwnSockets`] tells who has connected. The third file with `unsafe` code.
+//! loopback, and [`OwnSockets`] tells who has connected. Has `unsafe` code.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_void};

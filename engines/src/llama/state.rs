@@ -38,11 +38,11 @@ pub enum StateError {
     Import,
 }
 
-/// What is written of a sequence.
+/// The part of a sequence that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SequencePart {
     Everything,
-    /// What it has beside the rows of all positions: windowed rows, and states of recurrent layers. In a model with neither,
+    /// Everything but the rows of all positions: windowed rows, and states of recurrent layers. In a model with neither,
     /// everything.
     BesideRows,
 }

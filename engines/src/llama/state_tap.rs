@@ -1,8 +1,9 @@
 //! Shows the states of recurrent layers as soon as each is computed, while llama.cpp goes on with the next layer.
 //!
 //! llama.cpp shows a tensor of its graph only through a callback of the context, which its Rust binding cannot set. A layer's
-//! new state is copied into the cache; that copy is what the callback waits for. Without a visitor it asks for nothing, and a
-//! graph is computed as a whole.
+//! new state is copied into the cache; that copy is what the callback waits for. Without a visitor it asks for
+//! nothing. ggml waits for the device after each part of a graph all the same, as long as there is a callback; what that costs on
+//! a GPU was not measured.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,10 +14,10 @@ use baton_schemas::kv::StateKind;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_sys_2 as sys;
 
-/// What llama.cpp calls the caches of a layer's states, before the layer's number.
+/// llama.cpp's names for the caches of a layer's states, before the layer's number.
 const CACHES: [(&str, StateKind); 2] = [("cache_r_l", StateKind::Convolution), ("cache_s_l", StateKind::Recurrence)];
 
-/// Of which layer a state is.
+/// The layer and the kind of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StateName {
     pub(super) kind: StateKind,

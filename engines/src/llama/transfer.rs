@@ -318,7 +318,7 @@ fn first_in_window(next: u32, window: u32) -> u32 {
 /// One past the last position that a sequence of a model with states holds. `None` if it has none, or if its rows and its
 /// states end at different positions: after an import, they have none; after a fork of a range, those of the source's end.
 pub(super) fn end_with_states(ctx: &LlamaContext<'_>, seq: u32) -> Option<u32> {
-    // Of the last positions of rows and states, llama.cpp gives the first; of the first positions, the last. States have one
+    // llama.cpp gives the smaller one of the last positions of rows and states, and the larger one of the first. States have one
     // position.
     let last = ctx.kv_cache_seq_pos_min(seq.cast_signed());
     in_cache(ctx, seq).filter(|end| u32::try_from(last).is_ok_and(|last| last + 1 == *end))

@@ -52,7 +52,7 @@ impl Checkpoints {
         self.0.iter().any(|checkpoint| checkpoint.position == position)
     }
 
-    /// Those at or below `n`, for a slot that shares so many tokens.
+    /// The checkpoints at or below `n`, for a slot that shares the first `n` tokens.
     pub(crate) fn up_to(&self, n: usize) -> Checkpoints {
         Checkpoints(self.0.iter().filter(|checkpoint| checkpoint.position <= n).cloned().collect())
     }
@@ -109,7 +109,7 @@ impl CheckpointBudget {
         loop {
             let is_full = slots[at].len() >= MAX_CHECKPOINTS;
             let of = if is_full { at..at + 1 } else { 0..slots.len() };
-            if !is_full && totals(slots).1 <= max_bytes - n_bytes {
+            if !is_full && totals(slots.iter().map(|slot| &**slot)).1 <= max_bytes - n_bytes {
                 return true;
             }
             if !self.drop_cheapest(slots, of, worth) {
@@ -121,7 +121,9 @@ impl CheckpointBudget {
     /// Drops checkpoints until they fit beside the parked conversations.
     pub(crate) fn trim(&mut self, slots: &mut [&mut Checkpoints]) {
         let max_bytes = self.max_bytes.saturating_sub(self.parked_bytes);
-        while totals(slots).1 > max_bytes && self.drop_cheapest(slots, 0..slots.len(), f64::INFINITY) {}
+        while totals(slots.iter().map(|slot| &**slot)).1 > max_bytes
+            && self.drop_cheapest(slots, 0..slots.len(), f64::INFINITY)
+        {}
     }
 
     /// Drops the checkpoint of the slots `of` that is worth least, unless that is more than `worth`. In all slots that share it:
@@ -154,16 +156,16 @@ impl CheckpointBudget {
     }
 }
 
-/// What a checkpoint of `n_bytes` is worth that saves `n_tokens`.
+/// The value of a checkpoint of `n_bytes` that saves `n_tokens`.
 fn value(n_tokens: usize, n_bytes: usize) -> f64 {
     n_tokens as f64 / n_bytes.max(1) as f64
 }
 
 /// The number of different checkpoints of some slots, and their bytes.
-pub(crate) fn totals(slots: &[&mut Checkpoints]) -> (usize, usize) {
-    let all =
-        slots.iter().flat_map(|slot| &slot.0).map(|checkpoint| (checkpoint.bytes.as_ptr(), checkpoint.bytes.len()));
-    let different: BTreeSet<(*const u8, usize)> = all.collect();
+pub(crate) fn totals<'c>(slots: impl IntoIterator<Item = &'c Checkpoints>) -> (usize, usize) {
+    let all = slots.into_iter().flat_map(|slot| &slot.0);
+    let different: BTreeSet<(*const u8, usize)> =
+        all.map(|checkpoint| (checkpoint.bytes.as_ptr(), checkpoint.bytes.len())).collect();
     (different.len(), different.iter().map(|(_, n_bytes)| n_bytes).sum())
 }
 
@@ -217,7 +219,7 @@ mod tests {
         assert!(!budget.make_room(slots, 1, 5_000, 10), "others have the memory");
         budget.parked_bytes = 30;
         budget.trim(slots);
-        assert_eq!(totals(slots), (1, 10));
+        assert_eq!(totals(slots.iter().map(|slot| &**slot)), (1, 10));
     }
 
     #[test]
@@ -244,7 +246,7 @@ mod tests {
         let mut source = at(&budget, &[100, 900]);
         let mut fork = source.up_to(100);
         let slots = &mut [&mut source, &mut fork];
-        assert_eq!(totals(slots), (2, 20));
+        assert_eq!(totals(slots.iter().map(|slot| &**slot)), (2, 20));
         assert!(budget.make_room(slots, 1, 5_000, 20));
         assert_eq!((positions(slots[0]), positions(slots[1])), (vec![900], vec![]));
     }

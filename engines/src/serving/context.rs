@@ -160,4 +160,4 @@ pub(crate) trait ModelContext {
     }
 }
 
-const NO_STATES: &str = "this model has no states";
+pub(crate) const NO_STATES: &str = "this model has no states";

@@ -35,7 +35,7 @@ pub(crate) enum ExportedKv {
     State(StatePart),
 }
 
-/// What an export sends next.
+/// The next part of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NextExport {
     /// The rows of these positions.
@@ -67,7 +67,7 @@ impl Export {
         self.reach(n_kv) == self.end
     }
 
-    /// What can be sent now, at most `max` positions, and how long it waited for room.
+    /// The next part that can be sent now, at most `max` positions, and how long it waited for room.
     pub(crate) fn next(&mut self, n_kv: usize, max: usize) -> Option<(NextExport, Duration)> {
         if !self.is_behind(n_kv) {
             return None;
@@ -144,7 +144,7 @@ impl Import {
         }
     }
 
-    /// Keeps states until the rows reach their position.
+    /// Keeps states until the rows reach their position. Only the newest are kept.
     pub(crate) fn keep_state(&mut self, state: VerifiedState) {
         self.state = Some(state);
     }

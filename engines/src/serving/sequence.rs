@@ -35,7 +35,7 @@ pub(crate) struct Sequence {
     pub(crate) refused: Option<Range<usize>>,
     /// The prompt's tokens before the head of the reply.
     pub(crate) n_before_reply: usize,
-    /// Where checkpoints are taken while it is prefilled, ascending. Steps end there.
+    /// The positions of checkpoints while it is prefilled, ascending. Steps end there.
     pub(crate) marks: Vec<usize>,
     pub(crate) sampler: Sampler,
     pub(crate) accepted: Instant,

@@ -20,7 +20,7 @@ pub(crate) struct CacheSlot {
     pub(crate) scope: CacheScope,
     /// Tokens at the front whose cells are shared with the slot that this one was forked from. They are counted there.
     pub(crate) n_shared: usize,
-    /// Where it can end again, if its model has states.
+    /// The earlier ends that it can return to, if its model has states.
     pub(crate) checkpoints: Checkpoints,
     /// Its last sequence ended here, where a checkpoint is due. The states are still in the slot, so none was taken yet.
     pub(crate) mark: usize,

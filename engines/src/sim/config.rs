@@ -1,4 +1,4 @@
-//! What a simulated machine is like.
+//! The configuration of a simulated machine.
 
 use crate::engine_options::SimAbort;
 

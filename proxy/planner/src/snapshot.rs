@@ -47,9 +47,9 @@ pub struct NodeView {
 /// The bytes of a sequence's KV.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvSize {
-    /// Of each token.
+    /// Bytes of each token's rows.
     pub bytes_per_token: u32,
-    /// Of the states of recurrent layers, whatever the number of tokens.
+    /// Bytes of the states of recurrent layers, whatever the number of tokens.
     pub state_bytes: u64,
 }
 

@@ -119,7 +119,7 @@ impl Section {
     }
 }
 
-/// What a state is for.
+/// The purpose of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StateKind {
@@ -132,7 +132,7 @@ pub enum StateKind {
 /// A tensor of fixed size that a recurrent layer keeps for a sequence: the result of all its positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StateShape {
-    /// What it is for.
+    /// Its purpose.
     pub kind: StateKind,
     /// All its values, as one row.
     #[serde(flatten)]

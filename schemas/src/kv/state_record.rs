@@ -24,7 +24,7 @@ const HEADER_BYTES: usize = 48;
 /// The most positions for which a stream has states.
 pub const MAX_STATE_POSITIONS: usize = 8;
 
-/// What a state record says before its values.
+/// The header of a state record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StateHeader {
     pub(super) position: u32,

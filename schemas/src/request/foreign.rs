@@ -24,7 +24,7 @@ pub(crate) trait ForeignFields: std::fmt::Debug {
     /// Fields that do not change the reply.
     const WITHOUT_EFFECT: &'static [&'static str] = &[];
     const REFUSED: &'static [RefusedField] = &[];
-    /// What is called otherwise here than in OpenAI's chats.
+    /// This dialect's names for fields of OpenAI's chats.
     const NAMES: &'static [OwnName] = &[];
     /// Whether the request has a reply that a field could change. Without one, the list for all bodies refuses nothing.
     const GENERATES: bool = true;

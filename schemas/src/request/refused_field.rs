@@ -4,7 +4,7 @@ use super::demand::Off;
 use super::field::join;
 use super::invalid::InvalidRequest;
 
-/// What a dialect has for a field of OpenAI's chats that an advice may name.
+/// A dialect's name for a field of OpenAI's chats that an advice may name.
 #[derive(Debug)]
 pub(crate) struct OwnName {
     pub(crate) openai: &'static str,

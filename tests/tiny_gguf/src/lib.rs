@@ -87,7 +87,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Those whose tensors llama.cpp names.
+    /// The architectures whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
     pub const DESCRIBED: [Architecture; 23] = [
         Architecture::Qwen3Moe,

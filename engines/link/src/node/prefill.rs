@@ -105,7 +105,6 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
                 record = writer.wait(Wait { n_done, ..Wait::default() });
                 continue;
             }
-            Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
             Ok(Some(Ok(event))) => event,
             Ok(Some(Err(error))) => return finish(writer.error(&error), records).await,
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
@@ -113,6 +112,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
         if let KvEvent::Chunk(chunk) = &event {
             n_done += chunk.n_positions();
         }
+        let is_last = matches!(event, KvEvent::End(_));
         let work = move |writer: &mut HandoffWriter| match event {
             KvEvent::Chunk(chunk) => writer.frame(&chunk),
             KvEvent::State(part) => writer.state(&part),
@@ -123,6 +123,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
         };
         writer = returned;
         record = match encoded {
+            Some(record) if is_last => return finish(record, records).await,
             Some(record) => record,
             None => return finish(writer.error(&not_written()), records).await,
         };

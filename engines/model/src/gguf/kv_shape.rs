@@ -35,7 +35,7 @@ pub struct CacheRow {
 /// The sequences that share an engine's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequences {
-    /// Those of the slots, and scratch sequences. Each has states, and cells in windowed layers.
+    /// The slots' sequences and the scratch sequences. Each has states, and cells in windowed layers.
     pub n: u32,
     /// Tokens of a physical batch, for which a windowed layer has cells beside its windows. `None`: the engine keeps the rows of
     /// all tokens in all layers.

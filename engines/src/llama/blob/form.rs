@@ -41,7 +41,7 @@ pub struct StatesForm {
     pub shapes: Vec<StateShape>,
 }
 
-/// What a parser must know of a section beforehand, since the blob does not say it.
+/// The kind of a section. A blob does not name it, so a parser must know it beforehand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SectionKind {
     Rows {

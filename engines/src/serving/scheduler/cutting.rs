@@ -172,8 +172,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// The number of checkpoints, and their bytes.
-    pub(super) fn checkpoint_totals(&mut self) -> (usize, usize) {
-        totals(&self.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect::<Vec<_>>())
+    pub(super) fn checkpoint_totals(&self) -> (usize, usize) {
+        totals(self.slots.iter().map(|slot| &slot.checkpoints))
     }
 
     /// Drops checkpoints for conversations that were moved into the same memory.

@@ -13,6 +13,7 @@ mod cutting;
 mod drawing;
 mod handoffs;
 mod images;
+mod load;
 mod parking;
 mod placing;
 mod rates;
@@ -302,9 +303,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The most prompt tokens that a slot's sequence can use in the next step, in which `n_prompts` are prefilled. They
     /// end before its next image and the tokens of a refused batch, which have steps of their own, and at checkpoints.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
-        let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
-        let n_left = n_left.min(self.to_refused(slot).unwrap_or(usize::MAX));
-        let n_left = n_left.min(self.to_next_mark(slot).unwrap_or(usize::MAX));
+        let ends = [self.to_next_image(slot), self.to_refused(slot), self.to_next_mark(slot)];
+        let n_left = ends.into_iter().flatten().fold(self.missing_prefill(slot), usize::min);
         let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
         let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());

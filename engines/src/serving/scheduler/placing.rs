@@ -65,7 +65,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             let memory = SlotMemory {
                 usable: &|slot, n| if scores { 0 } else { self.usable_prefix(slot, n) },
                 is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
-                // Steps end shortly before the end of a prompt. Who waits for that, too, shares its checkpoint.
+                // A step ends shortly before the end of a prompt. A sequence that waits for it shares its checkpoint.
                 min_wait: if self.limits.has_states { 1 } else { MIN_WAIT_TOKENS },
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
@@ -73,7 +73,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 // The whole queue waits for room, since later sequences must not overtake this one forever.
                 return;
             }
-            // What is cut below is lost.
+            // Compared now, because the slot may be cut below.
             let n_common = match self.limits.has_states {
                 true => slots::n_common(&self.slots, &sequence.tokens, sequence.request.cache_scope),
                 false => 0,

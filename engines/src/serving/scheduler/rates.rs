@@ -1,8 +1,6 @@
-//! The cost of steps: the rates of prefill and decoding, each sequence's share of a step's time, and the load that follows.
+//! The cost of steps: the rates of prefill and decoding, and each sequence's share of a step's time.
 
 use std::time::Duration;
-
-use baton_schemas::node::{NodeLoad, Phase};
 
 use super::super::context::ModelContext;
 use super::super::step_budget::MIN_TOKENS;
@@ -52,27 +50,5 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.mixed_tps, per_second(n_prefilled));
         }
-    }
-
-    /// The number of prompt tokens that this engine itself still has to compute.
-    fn backlog(&self) -> usize {
-        let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
-        let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();
-        let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
-        running + waiting.sum::<usize>() + self.vectors.backlog()
-    }
-
-    pub(super) fn publish_load(&self) {
-        let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
-        self.shared.load.send_replace(NodeLoad {
-            phase: Phase::Serving,
-            active_slots: self.running.iter().flatten().count() as u32,
-            queued: self.waiting.len() as u32,
-            prefill_backlog: self.backlog() as u32,
-            free_cells: self.limits.n_cells.saturating_sub(held) as u32,
-            n_cells: self.limits.n_cells as u32,
-            prefill_tps: self.prefill_tps,
-            decode_tps: self.decode_tps,
-        });
     }
 }

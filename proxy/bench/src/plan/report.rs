@@ -97,6 +97,9 @@ impl PlanFigures {
             "next turn, handoff",
         ];
         report.table(&head, rows);
+        for (model, source) in popular::sources() {
+            report.text(format!("Rates of {model}: {source}."));
+        }
         for (model, gbps, first) in popular::break_even(&self.popular) {
             let from = first.map_or_else(|| "at no length".to_owned(), |n| format!("from {n} tokens on"));
             report.text(format!("{model}, {gbps} Gb/s: a handoff is faster {from}."));

@@ -13,7 +13,7 @@ pub struct Quarantine(Mutex<Occupancy>);
 struct Occupancy {
     /// The stays of each level.
     n_stays: [usize; 4],
-    /// Of each level, the stays that ended with the node's process.
+    /// The stays of each level that ended with the node's process.
     n_lost: [u64; 4],
 }
 

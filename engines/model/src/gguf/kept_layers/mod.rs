@@ -151,7 +151,7 @@ impl<'g> KeptLayers<'g> {
         Some(CacheRow { k, v, n_tokens: 1, window: None })
     }
 
-    /// Of an architecture that is not in this list, only a file's own list of layers is trusted.
+    /// For an architecture that is not in this list, only a file's own list of layers is trusted.
     fn is_windowed(&self, layer: u64) -> bool {
         const PATTERN: &str = "attention.sliding_window_pattern";
         let gguf = self.gguf;

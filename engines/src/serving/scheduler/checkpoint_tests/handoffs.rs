@@ -12,7 +12,7 @@ fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
     SequenceRequest { kv_source: Some(KvSource::at("http://prefill")), ..request(prompt, n_reply) }
 }
 
-/// What is exported: the positions of chunks, and for each of the states their position and the end of the rows before them.
+/// An export: the positions of its chunks, and for each of the states their position and the end of the rows before them.
 type Sent = (Vec<(u32, u32)>, Vec<(u32, u32)>);
 
 impl Rig {
@@ -24,7 +24,7 @@ impl Rig {
         outcome
     }
 
-    /// What is exported of a prompt from `start` on.
+    /// Exports a prompt from `start` on.
     fn export(&mut self, prompt: &[Token], start: u32) -> Sent {
         let (export, mut exported) = Export::new(start, prompt.len() as u32, 1);
         let mut events = self.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));

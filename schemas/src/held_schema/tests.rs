@@ -1,0 +1,136 @@
+use serde_json::json;
+
+use super::*;
+
+/// `parts` are the named ones, joined.
+fn check(schema: Value, expected: Value, parts: &str) {
+    let HeldSchema { schema: held, unheld } = held(&schema, false);
+    assert_eq!(
+        (held.unwrap_or_else(|| schema.clone()), unheld.parts.join(", ").as_str()),
+        (expected, parts),
+        "{schema}"
+    );
+}
+
+fn same(schema: Value) {
+    check(schema.clone(), schema, "");
+}
+
+#[test]
+fn a_schema_that_can_be_held_stays() {
+    same(json!({}));
+    same(json!({"type": "object", "properties": {"a": {"type": "string", "format": "uuid", "pattern": "^a{2}$"}},
+        "required": ["a"], "additionalProperties": false, "minProperties": 1}));
+    same(json!({"type": "integer", "minimum": -5, "maximum": 1e17, "multipleOf": 0.25}));
+    same(json!({"properties": {"not": {}, "if": {}}, "enum": [{"not": 1, "format": "x"}]}));
+    assert_eq!(held(&json!({"type": "object"}), false).schema, None, "nothing is copied");
+}
+
+#[test]
+fn unknown_formats_are_annotations() {
+    for format in ["password", "path", "binary", "idn-email", "no such"] {
+        check(json!({"type": "string", "format": format}), json!({"type": "string"}), &format!("format {format}"));
+    }
+    check(json!({"type": "integer", "format": "int64"}), json!({"type": "integer"}), "");
+    let strict = held(&json!({"items": {"type": "string", "format": "password"}}), true);
+    assert_eq!((strict.schema, strict.unheld.refused), (Some(json!({"items": {"type": "string"}})), None));
+}
+
+#[test]
+fn what_cannot_be_enforced_is_left_out_and_named() {
+    check(
+        json!({"type": "array", "uniqueItems": true, "items": {"not": {"type": "null"}, "type": "string"}, "contains": {"const": 1}}),
+        json!({"type": "array", "items": {"type": "string"}}),
+        "contains, uniqueItems, not",
+    );
+    check(json!({"type": "object", "propertyNames": {"pattern": "a"}}), json!({"type": "object"}), "propertyNames");
+    check(json!({"if": {}, "then": {"type": "null"}, "else": {}}), json!({}), "");
+    check(json!({"uniqueItems": false, "propertyNames": {}, "not": false}), json!({}), "");
+    check(json!({"unevaluatedProperties": false}), json!({"additionalProperties": false}), "");
+    check(json!({"$ref": "https://example.com/x", "type": "null"}), json!({"type": "null"}), "$ref");
+    check(json!({"pattern": "(?=a)b"}), json!({}), "pattern");
+    check(json!({"pattern": "^[[a]{2}$"}), json!({"pattern": "^[\\[a]{2}$"}), "");
+    check(
+        json!({"properties": {"a": {}, "b": {}}, "required": ["a"], "minProperties": 2, "maxProperties": 2}),
+        json!({"properties": {"a": {}, "b": {}}, "required": ["a"]}),
+        "minProperties, maxProperties",
+    );
+    check(
+        json!({"patternProperties": {"^a": {}, "^b": {}, "c$": {}}, "additionalProperties": false}),
+        json!({"patternProperties": {"^a": {}, "^b": {}}, "additionalProperties": true}),
+        "patternProperties",
+    );
+    let strict = held(&json!({"items": {"uniqueItems": true}}), true);
+    assert_eq!(strict.unheld.refused.as_deref(), Some("uniqueItems"));
+}
+
+#[test]
+fn numbers_are_held_exactly_or_named() {
+    check(json!({"type": "array", "minItems": 2.0}), json!({"type": "array", "minItems": 2}), "");
+    check(
+        json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
+        json!({"type": "integer", "minimum": 0}),
+        "maximum",
+    );
+    let all =
+        json!({"type": "integer", "minimum": -9_223_372_036_854_774_784.0, "maximum": 9_223_372_036_854_775_808.0});
+    check(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}), all, "");
+    for (key, bound, held) in [
+        ("maximum", 9_007_199_254_740_993_i64, 9_007_199_254_740_992.0),
+        ("minimum", 9_007_199_254_740_993, 9_007_199_254_740_994.0),
+        ("minimum", -9_007_199_254_740_993, -9_007_199_254_740_992.0),
+        ("exclusiveMaximum", 1 << 60, ((1_i64 << 60) as f64).next_down()),
+        ("exclusiveMinimum", -(1 << 60), -((1_i64 << 60) as f64).next_down()),
+        ("maximum", 1_000_000_000_000_000_000, 1e18),
+        ("minimum", -1_000_000_000_000_000_001, -1e18),
+        ("maximum", i64::MAX - 1, 9_223_372_036_854_774_784.0),
+    ] {
+        check(json!({"type": "integer", key: bound}), json!({"type": "integer", key: held}), "");
+    }
+    for (key, bound) in
+        [("minimum", 999_999_999_999_999_999_i64), ("minimum", i64::MAX), ("maximum", -1_000_000_000_000_000_000)]
+    {
+        check(json!({"type": "integer", key: bound}), json!({"type": "integer"}), key);
+    }
+    let strict = held(&json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}), true);
+    assert_eq!(strict.unheld, Unheld::default());
+    same(json!({"type": "number", "minimum": -1e18, "maximum": 1e18}));
+    let beyond = json!({"type": "number", "minimum": 1e-300, "maximum": f64::from(f32::MAX)});
+    check(beyond, json!({"type": "number"}), "minimum, maximum");
+    check(json!({"type": "number", "multipleOf": 1e12}), json!({"type": "number"}), "multipleOf");
+    let long: Value = serde_json::from_str(r#"{"const": 12345678901234567890123}"#).unwrap();
+    check(long, json!({"type": "integer"}), "const");
+    let near = json!({"type": "integer", "minimum": 9_007_199_254_740_991.0, "maximum": 9_007_199_254_740_994.0});
+    let some = json!({"anyOf": [near, {"enum": ["a", 5]}]});
+    check(json!({"enum": ["a", 9_007_199_254_740_993_u64, 5]}), some, "enum");
+    check(json!({"enum": ["a", [9_007_199_254_740_993_u64]]}), json!({}), "enum");
+    same(json!({"enum": [9_007_199_254_740_992_u64, 0.1, -3]}));
+}
+
+#[test]
+fn what_is_held_is_not_nested_deeper_than_schemas_may_be() {
+    let mut schema = json!({"type": "string"});
+    while depth(&schema) < MAX_DEPTH - 1 {
+        schema = json!({"anyOf": [{"type": "null"}], "oneOf": [schema, {"type": "null"}]});
+    }
+    let HeldSchema { schema: held, unheld } = held(&schema, false);
+    assert!(depth(&held.unwrap()) <= MAX_DEPTH);
+    assert_eq!(unheld.parts, ["oneOf"]);
+}
+
+#[test]
+fn one_of_becomes_any_of_and_is_named_unless_its_schemas_are_apart() {
+    let kinds = json!([{"type": "string"}, {"type": "null"}]);
+    check(json!({"oneOf": kinds}), json!({"anyOf": kinds}), "");
+    let tagged = |tag: &str| json!({"properties": {"t": {"const": tag}}, "required": ["t"]});
+    let schema = json!({"$defs": {"a": tagged("a")}, "oneOf": [{"$ref": "#/$defs/a"}, tagged("b")]});
+    assert_eq!(held(&schema, false).unheld.parts, [""; 0]);
+    let overlapping = json!([{"minimum": 1}, {"maximum": 2}]);
+    check(json!({"oneOf": overlapping}), json!({"anyOf": overlapping}), "oneOf");
+    check(
+        json!({"anyOf": [{}], "oneOf": overlapping}),
+        json!({"anyOf": [{}], "allOf": [{"anyOf": overlapping}]}),
+        "oneOf",
+    );
+    assert_eq!(held(&json!({"oneOf": overlapping}), true).schema, None);
+}
