@@ -97,10 +97,10 @@ fn two_paired_nodes_are_used_side_by_side_by_their_own_addresses() {
     with_namespaces("discovery::two_paired_nodes_are_used_side_by_side_by_their_own_addresses", || {
         let lab = Lab::new(&[2, 2, 2]);
         lab.pair(&[1, 2]);
-        // Both have the cluster's name in their certificates, and the same port. A codec would make the simulator's KV too
-        // small to tell from what nodes send besides.
+        // Both have the cluster's name in their certificates, and the same port. A codec, which a slow link calls for, would make
+        // the simulator's KV too small to tell from what nodes send besides.
         let nodes = [1, 2].map(|i| lab.node(i, Membership::Paired, &["--kv-codecs", "none"]));
-        let _endpoint = lab.endpoint(Membership::Paired, &[]);
+        let _endpoint = lab.endpoint(Membership::Paired, &["--kv-codecs", "none"]);
         within(Duration::from_secs(20), "both are used", || lab.states() == ["used", "used"]);
         within(Duration::from_secs(40), "both links are measured", || {
             let links = lab.state()["models"][0]["links"].as_array().cloned().unwrap_or_default();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -223,10 +224,11 @@ impl Lab {
 
     /// Waits until a prompt is handed over without a failure, and returns its route. Every request must be answered.
     pub fn hands_over(&self, topic: &str) -> String {
-        let mut n = 0;
+        // The KV of a prompt that was sent before is here.
+        static N_PROMPTS: AtomicU32 = AtomicU32::new(0);
         let mut route = String::new();
         within(Duration::from_secs(20), topic, || {
-            n += 1;
+            let n = N_PROMPTS.fetch_add(1, Ordering::Relaxed);
             let (taken, reply) = self.reply(&format!("{topic} {n}"));
             route = taken;
             let handoff = &reply["timings"]["handoff"];
