@@ -1,6 +1,6 @@
 //! An endpoint that receives SIGTERM finishes its streams and takes no new requests.
 
-use harness::{BatonServer, chat, eventually, eventually_async};
+use harness::{BatonNode, BatonServer, chat, eventually, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -96,4 +96,17 @@ async fn a_second_signal_ends_running_streams_with_an_error() {
     }
     assert!(text.contains(r#"data: {"error":"#) && text.contains("stopping") && !text.contains("[DONE]"), "{text}");
     assert!(server.wait().success());
+}
+
+#[tokio::test]
+async fn a_regular_stop_beside_a_node_on_another_machine_says_nothing_of_lost_streams() {
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill"]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let args = ["--engine", "sim", "--prefill", &node.url];
+    let mut server = BatonServer::logging_to(log.reopen().unwrap(), &args);
+    assert_eq!(post(&server, &chat("hi", json!({ "model": "sim" }))).await.0, 200);
+    server.signal(Signal::TERM);
+    server.wait();
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert!(!log.contains("WARN"), "{log}");
 }

@@ -89,6 +89,32 @@ async fn changes_are_sent_and_so_are_heartbeats() {
 }
 
 #[tokio::test]
+async fn after_the_end_of_a_reply_at_most_one_load_counts_its_slot() {
+    let rig = Rig::ready().await;
+    let client = rig.client(KEY);
+    for n_tokens in [1, 2, 5, 9, 30] {
+        let mut loads = client.loads().await.unwrap();
+        let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let reading = tokio::spawn(async move {
+            while let Some(load) = loads.next().await {
+                if sender.send(load.unwrap().active_slots).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut reply = client.generate(request(n_tokens)).await.unwrap();
+        while let Some(event) = reply.next().await {
+            event.unwrap();
+        }
+        // What had come before the end.
+        while taken.try_recv().is_ok() {}
+        taken.recv().await.unwrap();
+        assert_eq!(taken.recv().await, Some(0), "{n_tokens} tokens");
+        reading.abort();
+    }
+}
+
+#[tokio::test]
 async fn a_stopping_node_says_so_until_its_requests_have_finished() {
     let rig = Rig::ready().await;
     let client = rig.client(KEY);

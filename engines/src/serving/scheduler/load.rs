@@ -1,6 +1,7 @@
 //! The load that the engine's handles, and through them the endpoint, see.
 
 use baton_schemas::node::{NodeLoad, Phase};
+use baton_schemas::{FinishReason, SequenceEvent};
 
 use super::super::context::ModelContext;
 use super::super::vectors::Vectors;
@@ -27,5 +28,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             prefill_tps: self.prefill_tps,
             decode_tps: self.decode_tps,
         });
+    }
+
+    /// Ends a sequence. Its slot is free in every load that is taken after its reader has seen the end.
+    pub(super) fn finish(&mut self, slot: usize, reason: FinishReason) {
+        if let Some(mut sequence) = self.release(slot) {
+            self.publish_load();
+            sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
+        }
     }
 }

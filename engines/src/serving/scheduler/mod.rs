@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::EngineError;
-use baton_schemas::sequence::{FinishReason, Group, SequenceEvent};
+use baton_schemas::sequence::{FinishReason, Group};
 
 pub(crate) use self::handoffs::Handoffs;
 pub(crate) use self::parking::Parking;
@@ -484,12 +484,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             if kv.len() + 1 >= sequence.tokens.len() {
                 sequence.prefilled.get_or_insert_with(Instant::now);
             }
-        }
-    }
-
-    fn finish(&mut self, slot: usize, reason: FinishReason) {
-        if let Some(mut sequence) = self.release(slot) {
-            sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
         }
     }
 }

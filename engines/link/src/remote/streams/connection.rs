@@ -41,8 +41,10 @@ const READ_BYTES: usize = 64 << 10;
 enum NodeConnectionEnd {
     #[error("the node closed the connection")]
     Closed,
-    #[error("it failed in this process")]
-    Dropped,
+    #[error("this process no longer uses it")]
+    Unused,
+    #[error("its task failed in this process")]
+    Failed,
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("no sign of life for {} s", SILENCE_TIMEOUT.as_secs())]
@@ -85,22 +87,22 @@ impl Shared {
         if !state.is_open() {
             return;
         }
-        let n_streams = state.end(&EngineError::lost(end));
+        let n_lost = state.end(&EngineError::lost(end));
         drop(state);
         self.has_room.notify_waiters();
         let node = &self.node;
         match end {
-            NodeConnectionEnd::Closed | NodeConnectionEnd::Io(_) => {
-                tracing::debug!(%end, node, n_streams, "the connection to a node has ended");
+            NodeConnectionEnd::Closed | NodeConnectionEnd::Io(_) | NodeConnectionEnd::Unused => {
+                tracing::debug!(%end, node, n_lost, "the connection to a node has ended");
             }
-            NodeConnectionEnd::Dropped if n_streams == 0 => {
-                tracing::debug!(node, "the connection to a node is no longer used");
+            NodeConnectionEnd::Silent | NodeConnectionEnd::Unread if n_lost == 0 => {
+                tracing::info!(%end, node, "the connection to a node is closed; no request was using it");
             }
             NodeConnectionEnd::Fault(_)
             | NodeConnectionEnd::Silent
             | NodeConnectionEnd::Unread
-            | NodeConnectionEnd::Dropped => {
-                tracing::warn!(%end, node, n_streams, "the connection to a node is closed; its streams are lost");
+            | NodeConnectionEnd::Failed => {
+                tracing::warn!(%end, node, n_lost, "the connection to a node is closed, with the requests on it");
             }
         }
     }
@@ -189,7 +191,9 @@ struct EndGuard(Arc<Shared>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.end(&NodeConnectionEnd::Dropped);
+        // Dropped without a panic: by the last one who used it, or by the end of this process.
+        let failed = std::thread::panicking();
+        self.0.end(if failed { &NodeConnectionEnd::Failed } else { &NodeConnectionEnd::Unused });
     }
 }
 

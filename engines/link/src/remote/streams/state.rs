@@ -313,15 +313,16 @@ impl ConnectionState {
         Ok(self.open.get_mut(&stream))
     }
 
-    /// Ends the connection and all its streams, if it is open. Returns how many streams are lost.
+    /// Ends the connection and all its streams, if it is open. Returns how many streams with somebody's work are lost: the
+    /// stream of loads ends with each connection.
     pub(super) fn end(&mut self, error: &EngineError) -> usize {
         if self.end.is_some() {
             return 0;
         }
         self.end = Some(error.clone());
-        let n_streams = self.open.len();
+        let n_lost = self.open.values().filter(|open| !matches!(open.inbox, Inbox::Loads(_))).count();
         self.open.drain().for_each(|(_, open)| open.fail(error.clone()));
-        n_streams
+        n_lost
     }
 }
 
