@@ -295,3 +295,27 @@ async fn a_key_at_its_rate_limit_loads_no_model() {
         assert_eq!((&big["residency"]["life"], &big["residency"]["loads"]), (&json!("unloaded"), &json!(0)), "{path}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_waits_longer_than_its_head_names_its_route_once_it_has_one() {
+    let server = BatonServer::with(&[&SIM[..], &["--slots", "1"]].concat());
+    // Ten seconds on the only slot. Heads leave after eight.
+    let first = begun(ask(&server, "", 200)).await;
+    let body = json!({
+        "model": "sim", "stream": true, "messages": [{ "role": "user", "content": "hi" }],
+        "options": { "num_predict": 1 },
+    });
+    let ollama = reqwest::Client::new().post(format!("{}/api/chat", server.base)).json(&body).send();
+    let (openai, ollama) = tokio::join!(ask(&server, "", 1).send(), ollama);
+    let (openai, ollama) = (openai.unwrap(), ollama.unwrap());
+    for reply in [&openai, &ollama] {
+        let route = reply.headers()["x-baton-route"].to_str().unwrap();
+        assert!(route.starts_with("pending; place="), "{route}");
+    }
+    let (openai, ollama) = (openai.text().await.unwrap(), ollama.text().await.unwrap());
+    let named = openai.matches("\n: x-baton-route: direct; decode=local; policy=").count();
+    assert_eq!((named, openai.ends_with("data: [DONE]\n\n")), (1, true), "{openai}");
+    let last: Value = serde_json::from_str(ollama.lines().last().unwrap()).unwrap();
+    assert!(last["route"].as_str().is_some_and(|route| route.starts_with("direct; decode=local; ")), "{ollama}");
+    first.await;
+}

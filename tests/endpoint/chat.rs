@@ -60,6 +60,17 @@ async fn a_reply_is_styled_while_it_streams_and_its_route_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_route_that_comes_after_the_head_is_shown() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-baton-route: pending; place=2\r\n";
+    let waits =
+        format!("{head}connection: close\r\n\r\n: place 1 in the queue\n\n: x-baton-route: direct; decode=late\n\n");
+    let chat = Chat::with(move |_| vec![Step::Send(waits.clone()), text("word"), done()], &[]).await;
+    chat.terminal.types_line(1, "hi");
+    chat.terminal.shows("\x1b[2mdirect; decode=late\x1b[0m", 1);
+    assert!(!chat.terminal.shown().contains("pending"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_stops_the_reply_and_the_chat_goes_on_until_ctrl_d() {
     let script = |n| if n == 0 { vec![head(), text("first words"), Step::Hang] } else { says("second reply") };
     let mut chat = Chat::with(script, &[]).await;

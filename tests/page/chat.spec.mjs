@@ -33,3 +33,20 @@ test('a reply that broke off is an error, and the next request is sent without i
   expect(sent).toEqual([['1?'], ['1?', 'One.', '2?'], ['1?', 'One.', '3?'], ['1?', 'One.', '4?']]);
   expect(problems).toEqual([]);
 });
+
+test('the route of a reply that waited is shown as soon as the stream names it', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve('--engine', 'sim', '--name', 'sim');
+  await page.route('**/v1/chat/completions', (route) => {
+    const events = [': place 1 in the queue', ': x-baton-route: direct; decode=late; policy=fastest; reason=only_route', 'data: {"choices":[{"delta":{"content":"One."}}]}', 'data: [DONE]'];
+    route.fulfill({
+      headers: { 'content-type': 'text/event-stream', 'x-baton-route': 'pending; place=2' },
+      body: events.map((event) => `${event}\n\n`).join(''),
+    });
+  });
+  await page.goto(`${url}/#try`);
+  await page.getByLabel('Message', { exact: true }).fill('1?');
+  await page.getByRole('button', { name: 'Send' }).click();
+  await expect(page.locator('.route-of')).toContainText('late · only route');
+  await expect(page.locator('.route-of')).not.toContainText('pending');
+  expect(problems).toEqual([]);
+});

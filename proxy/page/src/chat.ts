@@ -113,7 +113,12 @@ export async function send(turns: Turn[], settings: Settings, signal: AbortSigna
   });
   let reply: Reply = { ...EMPTY, route: response.headers.get('x-baton-route') ?? '' };
   show(reply);
-  for await (const data of events(response)) {
+  // The head of a request that waits for long leaves before its route is known; a comment names it later.
+  const LATE_ROUTE = 'x-baton-route: ';
+  const heard = (comment = '') => {
+    if (comment.startsWith(LATE_ROUTE)) reply = { ...reply, route: comment.slice(LATE_ROUTE.length) };
+  };
+  for await (const data of events(response, heard)) {
     if (data === '[DONE]') return { ...reply, end: 'complete' };
     const chunk = JSON.parse(data) as Chunk;
     if (chunk.error) return { ...reply, end: { error: chunk.error.message } };

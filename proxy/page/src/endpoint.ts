@@ -64,8 +64,8 @@ export async function call(path: string, options: CallOptions = {}): Promise<Res
   throw new Refusal(response.status, error.code ?? '', error.message ?? `The server answered ${response.status}.`);
 }
 
-/** The data of each server-sent event. `heard` is called with every piece, comments included. */
-export async function* events(response: Response, heard: () => void = () => {}): AsyncGenerator<string> {
+/** The data of each server-sent event. `heard` is called with every piece, and with each comment. */
+export async function* events(response: Response, heard: (comment?: string) => void = () => {}): AsyncGenerator<string> {
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
@@ -75,9 +75,9 @@ export async function* events(response: Response, heard: () => void = () => {}):
     heard();
     rest += value;
     for (let end = rest.indexOf('\n\n'); end >= 0; end = rest.indexOf('\n\n')) {
-      const data = rest
-        .slice(0, end)
-        .split('\n')
+      const lines = rest.slice(0, end).split('\n');
+      lines.filter((line) => line.startsWith(':')).forEach((line) => heard(line.slice(1).trim()));
+      const data = lines
         .filter((line) => line.startsWith('data:'))
         .map((line) => line.slice(5).trimStart());
       rest = rest.slice(end + 2);

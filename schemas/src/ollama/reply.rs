@@ -101,6 +101,9 @@ pub struct OllamaEnd {
     /// run here, and not with `raw`, `suffix` or images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub context: Vec<Token>,
+    /// The value of `x-baton-route`, if the head of the stream left before it was known. Not in Ollama.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
     /// Missing if nothing was generated.
     #[serde(flatten)]
     pub metrics: Option<Metrics>,
@@ -115,12 +118,12 @@ impl OllamaEnd {
             // Nor for a filter. A cut reply must not pass as a whole one.
             FinishReason::Length | FinishReason::ContentFilter => "length",
         };
-        OllamaEnd { done_reason, context: Vec::new(), metrics: Some(metrics) }
+        OllamaEnd { done_reason, context: Vec::new(), route: None, metrics: Some(metrics) }
     }
 
     /// The end of a reply to a request that only loads or unloads the model.
     pub fn loaded(load_only: LoadOnly) -> Self {
-        OllamaEnd { done_reason: load_only.done_reason(), context: Vec::new(), metrics: None }
+        OllamaEnd { done_reason: load_only.done_reason(), context: Vec::new(), route: None, metrics: None }
     }
 }
 

@@ -126,6 +126,9 @@ async fn show(
     let mut reply = ChatReply::ask(connection, &conversation.request(&connection.model, message)).await?;
     *route = reply.route.take();
     while let Some(piece) = reply.next().await? {
+        if let Some(late) = reply.route.take() {
+            *route = Some(late);
+        }
         match piece {
             ReplyPiece::Text(more) => {
                 screen.text(&more)?;

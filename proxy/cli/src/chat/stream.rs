@@ -176,6 +176,10 @@ impl ChatReply {
         let rest = self.pending.split_off(end + 1);
         let lines = std::mem::replace(&mut self.pending, rest);
         for line in lines.split(|byte| *byte == b'\n') {
+            // The head of a request that waits for long leaves before its route is known.
+            if let Some(route) = line.trim_ascii().strip_prefix(b": x-baton-route: ") {
+                self.route = Some(clean(&String::from_utf8_lossy(route)));
+            }
             match line.trim_ascii().strip_prefix(b"data:").map(<[u8]>::trim_ascii) {
                 Some(b"[DONE]") => {
                     self.has_ended = true;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::json_output::write_line;
-use baton_schemas::ollama::reply::OllamaReplyLine;
+use baton_schemas::ollama::reply::{OllamaEnd, OllamaReplyLine};
 use baton_schemas::tools::CallCollector;
 use bytes::BytesMut;
 
@@ -24,12 +24,21 @@ pub(super) struct LineWriter {
     calls: CallCollector,
     /// The time of the last line. Kept for its memory.
     created_at: String,
+    /// The route, if the head does not name it.
+    late_route: Option<String>,
 }
 
 impl LineWriter {
     pub(super) fn new(shape: LineShape) -> Self {
         let calls = CallCollector::default();
-        LineWriter { shape, totals: ReplyTotals::new(1), reason: None, calls, created_at: String::new() }
+        LineWriter {
+            shape,
+            totals: ReplyTotals::new(1),
+            reason: None,
+            calls,
+            created_at: String::new(),
+            late_route: None,
+        }
     }
 
     fn write_line(&mut self, out: &mut BytesMut, said: &LineContent<'_>, tokens: &[TokenLogprobs]) {
@@ -74,7 +83,7 @@ impl StreamWriter for LineWriter {
         let Some(reason) = self.reason else { return };
         self.stamp();
         let nothing = LineContent::default();
-        let end = Some(self.shape.end(reason, &self.totals));
+        let end = Some(OllamaEnd { route: self.late_route.take(), ..self.shape.end(reason, &self.totals) });
         let line = self.shape.line(&self.created_at, &nothing, &[]);
         write_line(out, &OllamaReplyLine { done: true, end, ..line });
     }
@@ -86,6 +95,10 @@ impl StreamWriter for LineWriter {
     /// The heartbeat is an empty delta: clients parse every line, and some fail on an empty line.
     fn heartbeat(&self, out: &mut BytesMut, _place: Option<usize>) {
         write_line(out, &self.shape.line(&now().to_string(), &LineContent::default(), &[]));
+    }
+
+    fn late_route(&mut self, _: &mut BytesMut, route: &str) {
+        self.late_route = Some(route.to_owned());
     }
 
     // Lines of JSON have no comments.

@@ -170,7 +170,8 @@ fn headers(status: u16, operation: &Operation) -> Value {
     let mut headers = json!({ "x-request-id": text("The request's id in the server's log.") });
     match status {
         200 if operation.is_planned => {
-            headers["x-baton-route"] = text("Which nodes serve the request, and why.");
+            headers["x-baton-route"] =
+                text("Which nodes serve the request, and why; `pending` if that is not known yet.");
             headers["x-baton-warning"] = text(
                 "What the request asks for and does not get (fields, tools, parts of schemas), and what an upstream's reply loses.",
             );

@@ -11,3 +11,9 @@ pub(in crate::http) fn insert_route(headers: &mut HeaderMap, route: &str) {
         headers.insert(X_BATON_ROUTE, value);
     }
 }
+
+/// The header of a stream whose head leaves before the route is known: the request still waits, at this place of the queue if
+/// it is not admitted. The stream names the route later.
+pub(in crate::http) fn not_known_yet(place: Option<usize>) -> String {
+    place.map_or_else(|| "pending".to_owned(), |place| format!("pending; place={place}"))
+}

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::super::HttpConfig;
 use super::super::errors::HttpFailure;
 use super::event_stream::write_remark;
-use super::route_header::insert_route;
+use super::route_header::{X_BATON_ROUTE, insert_route, not_known_yet};
 use super::warning::{left_out_warning, warn_left_out};
 use super::when_woken::WhenWoken;
 use crate::error::RequestError;
@@ -49,6 +49,11 @@ pub(in crate::http) trait StreamWriter: Send + Unpin + 'static {
     /// it waits for admission.
     fn heartbeat(&self, out: &mut BytesMut, place: Option<usize>);
 
+    /// Names the route after the head, which left before the route was known.
+    fn late_route(&mut self, out: &mut BytesMut, route: &str) {
+        self.remark(out, &format!("{X_BATON_ROUTE}: {route}"));
+    }
+
     /// Writes a remark that clients skip, if the format has such.
     fn remark(&self, out: &mut BytesMut, text: &str) {
         write_remark(out, text);
@@ -65,15 +70,16 @@ pub(in crate::http) async fn respond<W: StreamWriter>(
     let patience = config.head_hold.saturating_sub(caller.memory.waited());
     let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(ReplyEvent::route).unwrap_or_default().to_owned();
+    let announced = if route.is_empty() { not_known_yet(caller.admission.position()) } else { route.clone() };
     let left_out: Vec<LeftOut> = held.iter().filter_map(ReplyEvent::left_out).collect();
-    let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone());
+    let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone()).told(route);
     let mut response = Body::new(body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // By default, nginx buffers the replies that it proxies.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    insert_route(headers, &route);
+    insert_route(headers, &announced);
     warn_left_out(headers, &left_out);
     Ok(response)
 }
@@ -98,6 +104,8 @@ struct EventBody<W> {
     /// `None` after the last event.
     steps: Option<WhenWoken<EventStream>>,
     writer: W,
+    /// The route that the client has been told. Empty until one is known.
+    route: String,
     /// Events that have not left. The memory of a chunk is used again after the connection has taken the chunk.
     events: BytesMut,
     heartbeat: Duration,
@@ -117,7 +125,30 @@ impl<W: StreamWriter> EventBody<W> {
         }
         let last_sent = Instant::now();
         let timer = Box::pin(sleep_until(last_sent + heartbeat));
-        EventBody { steps: Some(WhenWoken::new(steps)), writer, events, heartbeat, last_sent, timer, caller }
+        EventBody {
+            steps: Some(WhenWoken::new(steps)),
+            writer,
+            route: String::new(),
+            events,
+            heartbeat,
+            last_sent,
+            timer,
+            caller,
+        }
+    }
+
+    /// Keeps the route that the head names.
+    fn told(self, route: String) -> Self {
+        EventBody { route, ..self }
+    }
+
+    /// Names a route that the head does not name.
+    fn tell_route(&mut self, route: &str) {
+        // A line break would end the remark.
+        if self.route != route && HeaderValue::from_str(route).is_ok() {
+            route.clone_into(&mut self.route);
+            self.writer.late_route(&mut self.events, route);
+        }
     }
 
     /// Writes the events that are ready.
@@ -130,6 +161,9 @@ impl<W: StreamWriter> EventBody<W> {
                 Some(Ok(step)) => {
                     if let Some(left_out) = step.left_out() {
                         self.writer.remark(&mut self.events, &left_out_warning(&[left_out]));
+                    }
+                    if let Some(route) = step.route() {
+                        self.tell_route(route);
                     }
                     self.writer.write(&mut self.events, &step);
                 }
@@ -215,7 +249,9 @@ mod tests {
             out.extend_from_slice(b"!");
         }
 
-        fn remark(&self, _: &mut BytesMut, _: &str) {}
+        fn remark(&self, out: &mut BytesMut, text: &str) {
+            out.extend_from_slice(format!("({text})").as_bytes());
+        }
     }
 
     fn text(text: &str) -> ReplyEvent {
@@ -242,6 +278,17 @@ mod tests {
         let mut failed = body(failed.boxed());
         assert_eq!(frame(&mut failed).await.unwrap(), "abfailed");
         assert_eq!(frame(&mut failed).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_route_that_the_head_does_not_name_is_named_once() {
+        let accepted =
+            |route: &str| Ok(EventKind::Accepted { n_prompt: 1, route: route.into(), sampling: Box::default() }.of(0));
+        let rerouted = |route: &str| Ok(EventKind::Rerouted { route: route.into() }.of(0));
+        let steps = || stream::iter([accepted("x"), accepted("x"), Ok(text("b")), rerouted("y")]).boxed();
+        assert_eq!(frame(&mut body(steps())).await.unwrap(), "a(x-baton-route: x)b(x-baton-route: y).");
+        let mut told = body(steps()).told("x".into());
+        assert_eq!(frame(&mut told).await.unwrap(), "ab(x-baton-route: y).");
     }
 
     #[tokio::test]

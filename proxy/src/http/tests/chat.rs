@@ -171,7 +171,9 @@ async fn silence_before_and_in_a_stream_is_broken_by_heartbeats() {
     reply.until(|text| text.starts_with(":\n\n")).await;
     admitted.open();
     let reply = reply.rest().await;
-    assert_eq!(reply.header("x-baton-route"), "");
+    assert_eq!(reply.header("x-baton-route"), "pending");
+    let named = reply.events().iter().filter(|event| **event == ": x-baton-route: direct test").count();
+    assert_eq!(named, 1, "{}", reply.text);
     assert_eq!(reply.chunks()[1]["choices"][0]["delta"]["content"], "Hel");
     assert_eq!(reply.events().last(), Some(&"[DONE]"));
 }
