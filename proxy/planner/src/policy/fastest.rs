@@ -31,17 +31,21 @@ impl Policy for Fastest {
         // Without a usable decode node there is no handoff, either.
         let (direct, directly) = best(RouteKind::Direct)?;
         let handoff = best(RouteKind::Handoff).filter(|(_, c)| c.prediction.is_some());
-        let Some((handoff, handed_over)) = handoff else {
-            let unknown = open(candidates).any(|(_, c)| c.route.kind() == RouteKind::Handoff && c.prediction.is_none());
-            let reason = if unknown { RouteReason::RatesUnknown } else { why_direct(candidates) };
-            return Some(RouteChoice { candidate: direct, reason });
+        let pays = |handed_over: &RouteCandidate| {
+            let margin = (MARGIN * ttft(directly)).max(MIN_GAIN_MS);
+            completion(handed_over) + margin < completion(directly)
         };
-        let margin = (MARGIN * ttft(directly)).max(MIN_GAIN_MS);
-        let pays = completion(handed_over) + margin < completion(directly);
-        Some(match pays {
-            true => RouteChoice { candidate: handoff, reason: RouteReason::Faster },
-            false => RouteChoice { candidate: direct, reason: RouteReason::NotWorthIt },
-        })
+        if let Some((candidate, _)) = handoff.filter(|(_, c)| directly.prediction.is_some() && pays(c)) {
+            return Some(RouteChoice { candidate, reason: RouteReason::Faster });
+        }
+        let could_pay = |c: &RouteCandidate| c.prediction.is_none() || directly.prediction.is_none();
+        let unknown = open(candidates).any(|(_, c)| c.route.kind() == RouteKind::Handoff && could_pay(c));
+        let reason = match (unknown, handoff) {
+            (true, _) => RouteReason::RatesUnknown,
+            (false, Some(_)) => RouteReason::NotWorthIt,
+            (false, None) => why_direct(candidates),
+        };
+        Some(RouteChoice { candidate: direct, reason })
     }
 }
 

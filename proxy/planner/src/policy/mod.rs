@@ -249,6 +249,23 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_called_not_faster_than_what_is_not_measured() {
+        let measured = spark_and_mac(8_192, 100.0);
+        let unmeasured = |forget: fn(&mut Snapshot)| {
+            let mut snapshot = measured.clone();
+            forget(&mut snapshot);
+            choose(PolicyName::Fastest, &snapshot)
+        };
+        let unknown = Some((0, None, RouteReason::RatesUnknown));
+        assert_eq!(unmeasured(|it| it.decode[0].rates.prefill = Default::default()), unknown, "the direct route");
+        assert_eq!(unmeasured(|it| it.prefill[0].rates = Default::default()), unknown, "the handoff");
+        assert_eq!(unmeasured(|it| it.links[0][0].bytes_per_second = 0.0), unknown, "the link");
+        let mut second = two_of_each(4);
+        second.prefill[1].rates = Default::default();
+        assert_eq!(choose(PolicyName::Fastest, &second).unwrap().2, RouteReason::RatesUnknown, "one of two handoffs");
+    }
+
+    #[test]
     fn without_any_measurement_a_request_is_served_directly() {
         let mut snapshot = spark_and_mac(8_192, 100.0);
         snapshot.decode[0].rates = Default::default();
