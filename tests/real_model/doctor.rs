@@ -1,14 +1,20 @@
 //! `baton doctor` reports on this machine correctly, and fails if a check fails.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use harness::{BATON, BatonNode, CLUSTER_KEY, model};
 use serde_json::Value;
+use tiny_gguf::Architecture;
 
 fn doctor(key: &str, args: &[&str]) -> Output {
+    examine(&model(), key, args)
+}
+
+fn examine(model: &Path, key: &str, args: &[&str]) -> Output {
     let sizes = ["--tokens", "64", "--new-tokens", "8", "--threads", "1"];
     let mut command = Command::new(&*BATON);
-    command.env("BATON_CLUSTER_KEY", key).args(["doctor", "--model"]).arg(model()).args(sizes).args(args);
+    command.env("BATON_CLUSTER_KEY", key).args(["doctor", "--model"]).arg(model).args(sizes).args(args);
     command.output().unwrap()
 }
 
@@ -27,6 +33,26 @@ fn on_one_device_a_handoff_changes_nothing() {
     assert!(handoff["n_bytes"].as_u64().unwrap() > 0, "{report}");
     assert!(report["speeds"][0]["prefill_tps"].as_f64().unwrap() > 0.0, "{report}");
     assert!(output.status.success());
+}
+
+#[test]
+fn states_and_checkpoints_of_hybrid_and_recurrent_models_are_proven() {
+    let folder = tempfile::tempdir().unwrap();
+    for architecture in [Architecture::Qwen35, Architecture::Mamba2] {
+        let path = folder.path().join(format!("{architecture:?}.gguf"));
+        tiny_gguf::write(&path, architecture, 1);
+        let output = examine(&path, "", &["--devices", "cpu", "--json"]);
+        let report = json(&output);
+        let (handoff, checkpoint) = (&report["handoffs"][0], &report["speeds"][0]["checkpoint"]);
+        assert_eq!((&handoff["verdict"], &handoff["state_distance"]), (&"exact".into(), &0.0.into()), "{report}");
+        assert!(handoff["state_bytes"].as_u64().unwrap() > 0, "{report}");
+        assert_eq!((&checkpoint["n_prompt"], checkpoint["verdict"] == "failed"), (&64.into(), false), "{report}");
+        assert!(checkpoint["n_kept"].as_u64().unwrap() > 0, "{report}");
+        assert!(output.status.success());
+        let output = examine(&path, "", &["--devices", "cpu"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("\nstates cpu → cpu: ") && text.contains("\ncheckpoint on cpu: "), "{text}");
+    }
 }
 
 #[test]

@@ -9,7 +9,9 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, PrefillTimings};
+use baton_schemas::kv::{
+    Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, PrefillTimings, VerifiedState,
+};
 use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 
@@ -22,6 +24,8 @@ pub struct Captured {
     pub handoff: Handoff,
     /// The decoded KV in the order of its tokens.
     pub chunks: Vec<Chunk>,
+    /// The states after the last token, if the model has recurrent layers.
+    pub state: Option<VerifiedState>,
     /// The prefill node's own timings.
     pub timings: PrefillTimings,
 }
@@ -74,16 +78,19 @@ async fn read(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured,
     let call = client.post(format!("{}{BASE_PATH}/prefill", source.url)).bearer_auth(source.key);
     let mut pieces = call.json(&request).send().await?.error_for_status()?.bytes_stream();
     let mut chunks = Vec::new();
+    let mut last_state = None;
     while let Some(piece) = pieces.next().await {
         let piece = piece?;
         let mut input = &piece[..];
         while let Some(event) = reader.read(&mut input)? {
             match event {
                 HandoffRecord::Frame(kv) => chunks.push(kv.into_chunk()),
-                HandoffRecord::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
+                HandoffRecord::State(state) => last_state = Some(state),
+                HandoffRecord::End(end) => {
+                    return Ok(Captured { handoff, chunks, state: last_state, timings: end.timings });
+                }
                 HandoffRecord::Error(error) => return Err(error.into()),
-                // Codecs are measured with rows alone.
-                HandoffRecord::Head(_) | HandoffRecord::Wait(_) | HandoffRecord::State(_) => {}
+                HandoffRecord::Head(_) | HandoffRecord::Wait(_) => {}
             }
         }
     }

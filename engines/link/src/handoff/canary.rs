@@ -4,7 +4,7 @@
 //! in the same way. The values do: equal weights on different kernels differ by about 1e-4 of the values' norm, kernels
 //! for 4-bit weights by 0.03 to 0.05, and another RoPE order by 1.4.
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, Rows, SectionRows};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, Rows, SectionRows, VerifiedState};
 use bytes::Bytes;
 
 /// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Of layers with a sliding window, either
@@ -36,6 +36,15 @@ pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
 /// Like [`distance`], for rows in several consecutive chunks on both sides, which may be cut at different positions.
 pub fn distance_of_chunks(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -> f64 {
     joined(ours).zip(joined(theirs)).map_or(f64::INFINITY, |(ours, theirs)| distance(layout, &ours, &theirs))
+}
+
+/// The largest distance of any state. Infinite if they belong to different positions or layouts.
+pub fn distance_of_states(ours: &VerifiedState, theirs: &VerifiedState) -> f64 {
+    if (ours.position(), ours.layout()) != (theirs.position(), theirs.layout()) {
+        return f64::INFINITY;
+    }
+    let pairs = ours.layout().states.iter().zip(ours.tensors().iter().zip(theirs.tensors()));
+    pairs.map(|(shape, (ours, theirs))| relative_l2(shape.values.dtype, ours, theirs)).fold(0.0, f64::max)
 }
 
 /// Joins consecutive chunks. A section that lacks rows begins after the last ones that it lacks. `None` if there is a gap

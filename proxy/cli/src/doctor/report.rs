@@ -5,7 +5,9 @@ use std::fmt;
 
 use baton_engines::llama::devices::Device;
 use baton_schemas::kv::CodecLoss;
-use baton_tryout::examination::{Examined, Machine, SystemFinding, SystemState, Verdict};
+use baton_tryout::examination::{
+    CheckpointCheck, Examined, HandoffCheck, Machine, SystemFinding, SystemState, Verdict,
+};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -35,6 +37,28 @@ impl DoctorReport {
                     f,
                     "KV of {from} in {codec}: {ratio:.2} times smaller, mean KL {mean_kl:.1e} when calibrated"
                 )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what a model with states adds: the states that were handed over, and the checkpoints to which nodes returned.
+    fn write_states(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for handoff in &self.examined.handoffs {
+            if let Some(distance) = handoff.state_distance {
+                let HandoffCheck { from, to, state_bytes, .. } = handoff;
+                writeln!(f, "states {from} → {to}: {state_bytes} bytes, distance {distance:.1e}")?;
+            }
+        }
+        for speed in &self.examined.speeds {
+            if let Some(CheckpointCheck { n_kept, n_prompt, verdict }) = &speed.checkpoint {
+                let device = &speed.device;
+                write!(f, "checkpoint on {device}: {n_kept} of {n_prompt} tokens kept when asked again: ")?;
+                match verdict {
+                    Verdict::Exact => writeln!(f, "exact")?,
+                    Verdict::Close => writeln!(f, "close")?,
+                    Verdict::Failed(why) => writeln!(f, "FAILED: {why}")?,
+                }
             }
         }
         Ok(())
@@ -91,6 +115,7 @@ impl fmt::Display for DoctorReport {
             let unhidden = handoff.after_prefill_ms;
             writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
         }
+        self.write_states(f)?;
         self.write_losses(f)
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct ComparedReply {
     tokens: Vec<Token>,
     top: Vec<Vec<Alternative>>,
     pub(super) handoff: Option<HandoffReport>,
+    /// Tokens of the prompt that the node had in its cache.
+    pub(super) n_cached: u32,
     /// From the request to the first token, seconds.
     pub(super) ttft: f64,
     /// From the first token to the last, tokens per second.
@@ -41,6 +43,15 @@ pub(super) async fn reply(
     source: Option<&str>,
 ) -> Result<ComparedReply, CommandFailure> {
     read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new) }).await
+}
+
+/// Continues a prompt greedily, and keeps both in the node's cache: the same prompt asked again finds them.
+pub(super) async fn kept_reply(
+    node: &RemoteEngine,
+    prompt: &[Token],
+    n_new: u32,
+) -> Result<ComparedReply, CommandFailure> {
+    read(node, SequenceRequest { ephemeral: false, ..greedy(prompt, n_new) }).await
 }
 
 /// A request that leaves nothing in the caches. The position of cells decides in which order kernels add numbers, so each
@@ -63,8 +74,14 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
         let sent = Instant::now();
         let mut first = sent;
         let mut last = sent;
-        let mut reply =
-            ComparedReply { tokens: Vec::new(), top: Vec::new(), handoff: None, ttft: 0.0, decode_tps: 0.0 };
+        let mut reply = ComparedReply {
+            tokens: Vec::new(),
+            top: Vec::new(),
+            handoff: None,
+            n_cached: 0,
+            ttft: 0.0,
+            decode_tps: 0.0,
+        };
         let mut deltas = node.generate(request).await?;
         while let Some(delta) = deltas.next().await {
             match delta? {
@@ -77,7 +94,8 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
                     reply.top.push(token.logprobs.map(|logprobs| logprobs.top).unwrap_or_default());
                 }
                 SequenceEvent::Handoff(timings) => reply.handoff = Some(timings),
-                SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
+                SequenceEvent::Started { n_cached } => reply.n_cached = n_cached,
+                SequenceEvent::Finished { .. } => {}
             }
         }
         reply.ttft = (first - sent).as_secs_f64();
@@ -150,7 +168,7 @@ mod tests {
             vec![alternative(id, p), alternative(id + 1, 1.0 - p)]
         };
         let top = tokens.iter().map(|&id| top(id)).collect();
-        ComparedReply { tokens: tokens.to_vec(), top, handoff: None, ttft: 1.0, decode_tps: 1.0 }
+        ComparedReply { tokens: tokens.to_vec(), top, handoff: None, n_cached: 0, ttft: 1.0, decode_tps: 1.0 }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::kv::{CodecLoss, KvLayout};
 
-use super::compare::{ComparedReply, Difference, reply};
-use super::figures::{DeviceSpeed, Ends, Examined, HandoffCheck, Verdict};
+use super::compare::{ComparedReply, Difference, kept_reply, reply};
+use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, Verdict};
 use crate::capture::{CaptureSource, capture};
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
@@ -54,6 +54,14 @@ struct Origin {
     _process: Option<NodeProcess>,
 }
 
+/// How far the KV of two nodes lies apart.
+struct Distances {
+    /// `None`: there are no rows to compare.
+    rows: Option<f64>,
+    /// `None`: the model has no states.
+    states: Option<f64>,
+}
+
 /// A decode node, with what it computes alone.
 struct ComparedNode {
     node: NodeProcess,
@@ -84,6 +92,11 @@ impl Examination {
                 let outcome = outcome.unwrap_or_else(|CommandFailure(why)| HandoffCheck::failed(why));
                 examined.handoffs.push(HandoffCheck { from: from.clone(), to: to.clone(), ..outcome });
             }
+            // The last check of a node: it leaves a conversation in the cache, which moves the cells of others.
+            let checkpoint = self.checkpoint(&target).await?;
+            if let Some(speed) = examined.speeds.last_mut() {
+                speed.checkpoint = checkpoint;
+            }
         }
         Ok(examined)
     }
@@ -102,6 +115,17 @@ impl Examination {
         let speed = DeviceSpeed::of(name, prompt.len(), &replies);
         let alone = replies.swap_remove(0);
         Ok((ComparedNode { node, prompt, warm_up, alone }, speed))
+    }
+
+    /// Asks the prompt twice; `None` for a model without states.
+    async fn checkpoint(&self, of: &ComparedNode) -> Result<Option<CheckpointCheck>, CommandFailure> {
+        let engine = &of.node.engine;
+        if engine.info().await?.kv.is_none_or(|kv| kv.layout.states.is_empty()) {
+            return Ok(None);
+        }
+        let first = kept_reply(engine, &of.prompt, self.n_new).await?;
+        let again = kept_reply(engine, &of.prompt, self.n_new).await?;
+        Ok(Some(CheckpointCheck::of(of.prompt.len(), &first, &again)))
     }
 
     async fn handoff(&self, from: &str, to: &ComparedNode) -> Result<HandoffCheck, CommandFailure> {
@@ -130,7 +154,8 @@ impl Examination {
         }
         // The decode node computes the last token of the prompt itself.
         let tokens = to.prompt[..to.prompt.len() - 1].to_vec();
-        let kv_distance = self.distance(&origin, &to.node, tokens, &our_kv.layout).await?;
+        let Distances { rows: kv_distance, states: state_distance } =
+            self.distances(&origin, &to.node, tokens, &our_kv.layout).await?;
         let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
         let ends = match (their_kv.fingerprint == our_kv.fingerprint, same_device && !has_window) {
             (false, _) => Ends::OtherWeights,
@@ -139,24 +164,27 @@ impl Examination {
         };
         let verdict = Verdict::on(worst, ends);
         let kv_losses = CodecLoss::usable(&their_kv.losses);
-        Ok(HandoffCheck { kv_distance, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) })
+        Ok(HandoffCheck { kv_distance, state_distance, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) })
     }
 
-    /// Distance between the KV of two nodes: relative L2 of the worst layer.
-    async fn distance(
+    /// Distances between the KV of two nodes: relative L2 of the worst layer.
+    async fn distances(
         &self,
         origin: &Origin,
         to: &NodeProcess,
         tokens: Vec<Token>,
         layout: &KvLayout,
-    ) -> Result<Option<f64>, CommandFailure> {
+    ) -> Result<Distances, CommandFailure> {
         let source =
             |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
-        // Infinite: the frames have no rows of a window in common.
-        let distance = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
-        Ok(Some(distance).filter(|distance| distance.is_finite()))
+        // Infinite: the frames have no rows of a window in common, or the model has none.
+        let rows = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
+        Ok(Distances {
+            rows: Some(rows).filter(|distance| distance.is_finite()),
+            states: ours.state.zip(theirs.state).map(|(ours, theirs)| canary::distance_of_states(&ours, &theirs)),
+        })
     }
 
     /// A node that computes prompts, on a device here or on another machine.

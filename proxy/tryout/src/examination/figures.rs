@@ -23,8 +23,10 @@ impl Examined {
     /// Number of failed checks.
     pub fn n_failed(&self) -> usize {
         let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
+        let checkpoints = self.speeds.iter().filter_map(|speed| speed.checkpoint.as_ref());
+        let checkpoints = checkpoints.filter(|check| matches!(check.verdict, Verdict::Failed(_))).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
-        devices + handoffs
+        devices + checkpoints + handoffs
     }
 
     /// The speed of a device, if a node started on it.
@@ -43,8 +45,35 @@ pub struct DeviceSpeed {
     pub decode_tps: f64,
     /// From the request to the first token.
     pub ttft_ms: f64,
+    /// Of a model whose layers keep states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointCheck>,
     /// The reason why no node started on it.
     pub failure: Option<String>,
+}
+
+/// A prompt asked twice of one node, of a model whose layers keep states instead of rows. The second time, the node goes back
+/// to a checkpoint.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct CheckpointCheck {
+    /// Tokens of the prompt that the checkpoint has saved.
+    pub n_kept: u32,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+impl CheckpointCheck {
+    pub(super) fn of(n_prompt: usize, first: &ComparedReply, again: &ComparedReply) -> CheckpointCheck {
+        let n_kept = again.n_cached;
+        // Fewer tokens are computed together the second time, for which a device can have other kernels.
+        let verdict = match n_kept {
+            0 => Verdict::Failed("the repeated prompt was computed anew: no checkpoint was used".into()),
+            _ => Verdict::on(Difference::between(first, again), Ends::OtherKernels),
+        };
+        CheckpointCheck { n_kept, n_prompt, verdict }
+    }
 }
 
 impl DeviceSpeed {
@@ -55,6 +84,7 @@ impl DeviceSpeed {
             prefill_tps: n_tokens as f64 / ttft,
             decode_tps: median(&alone.iter().map(|reply| reply.decode_tps).collect::<Vec<_>>()),
             ttft_ms: ttft * 1e3,
+            checkpoint: None,
             failure: None,
         }
     }
@@ -121,6 +151,11 @@ pub struct HandoffCheck {
     pub n_bytes: u64,
     /// Relative L2 between the KV of both, worst layer; `None` if parts of a sliding window did not travel.
     pub kv_distance: Option<f64>,
+    /// Bytes of the states of recurrent layers; 0 if the model has none.
+    pub state_bytes: u64,
+    /// Relative L2 between the states of both, worst one; `None` if the model has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_distance: Option<f64>,
     /// KL(alone ‖ handed over), nats a token.
     pub mean_kl: f64,
     /// Positions where both replies have the same likeliest token.
@@ -166,6 +201,7 @@ impl HandoffCheck {
             transfers.map(|(report, _)| (report.during_prefill_ms / report.transfer_ms).min(1.0)).collect();
         HandoffCheck {
             n_bytes: of(|report| report.n_bytes as f64) as u64,
+            state_bytes: of(|report| report.state_bytes as f64) as u64,
             mean_kl: worst.mean_kl,
             n_agreed: worst.n_agreed,
             n_compared: worst.n_compared,

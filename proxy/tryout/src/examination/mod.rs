@@ -13,6 +13,6 @@ mod machine;
 mod system;
 
 pub use self::examine::Examination;
-pub use self::figures::{DeviceSpeed, Examined, HandoffCheck, Verdict};
+pub use self::figures::{CheckpointCheck, DeviceSpeed, Examined, HandoffCheck, Verdict};
 pub use self::machine::{Listed, Machine, chosen, findings};
 pub use self::system::{SystemFinding, SystemState, Topic};
