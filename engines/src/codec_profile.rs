@@ -21,6 +21,8 @@ enum Unusable {
     Json(#[from] serde_json::Error),
     #[error("it was made for other weights")]
     OtherWeights,
+    #[error("lossy codecs do not apply to a quantized cache")]
+    Quantized,
     #[error(transparent)]
     Profile(#[from] ProfileError),
 }
@@ -54,6 +56,9 @@ fn read(path: &Path, fingerprint: Fingerprint, layout: &KvLayout) -> Result<Code
     let profile: CodecProfile = serde_json::from_slice(&text)?;
     if profile.weights != fingerprint.weights {
         return Err(Unusable::OtherWeights);
+    }
+    if layout.is_quantized() {
+        return Err(Unusable::Quantized);
     }
     profile.check(layout)?;
     Ok(profile)

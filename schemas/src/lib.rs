@@ -33,6 +33,7 @@ pub mod keep_alive;
 pub mod kv;
 pub mod llama_server;
 mod message_role;
+pub mod model_difference;
 pub mod no_handoff;
 pub mod node;
 mod node_kv;

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
-use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout};
+use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout, RowTypes};
 use crate::no_handoff::NoHandoffReason;
 use crate::sequence::Token;
 use crate::stream_versions::StreamVersions;
@@ -103,6 +103,9 @@ pub struct NodeInfo {
     /// The identity of its KV, if the KV can be handed over.
     #[serde(flatten, with = "crate::node_kv")]
     pub kv: Option<KvIdentity>,
+    /// The types of the KV cache's rows, if the operator has chosen others than f16. `None`, too, for a model without rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_types: Option<RowTypes>,
     /// Why its KV is not handed over. `None` if it is, or for a model that does not generate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_handoff: Option<NoHandoffReason>,

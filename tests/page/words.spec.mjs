@@ -12,7 +12,7 @@ async function words(path, name) {
   const written = [...source.matchAll(new RegExp(`${name}::\\w+ => "(\\w+)"`, 'g'))].map((match) => match[1]);
   const variants = source.match(new RegExp(`pub enum ${name} \\{\\n(.*?)\\n\\}`, 's'))?.[1] ?? '';
   const own = variants.replace(/#\[strum\(transparent\)\]\n\s*\w+\(\w+\),/g, '');
-  const derived = [...own.matchAll(/^ {4}([A-Z]\w*),$/gm)].map((match) => match[1].replace(/\B[A-Z]/g, '_$&').toLowerCase());
+  const derived = [...own.matchAll(/^ {4}([A-Z]\w*)(?:,| \{)$/gm)].map((match) => match[1].replace(/\B[A-Z]/g, '_$&').toLowerCase());
   const all = written.length ? written : derived;
   expect(all.length, `${name} in ${path}`).toBeGreaterThan(0);
   return all;
@@ -29,6 +29,7 @@ test('every word of a state, an outcome, a problem and a reason has a sentence',
     words(REASON, 'BarReason'),
     words(REASON, 'FailureReason'),
     words('schemas/src/handoff.rs', 'HandoffFailure'),
+    words('schemas/src/model_difference.rs', 'ModelDifference'),
     words('schemas/src/no_handoff.rs', 'NoHandoffReason'),
     words('proxy/src/targets/nodes/fallbacks.rs', 'FallbackReason'),
   ]);

@@ -1,8 +1,10 @@
 //! The options that llama-server's users bring along, between real processes: nodes with different ones exchange no KV.
 
-use harness::{BatonNode, BatonServer, chat, long_prompt};
+use std::process::Command;
+
+use harness::{BATON, BatonNode, BatonServer, chat, eventually_async, long_prompt};
 use serde_json::{Value, json};
-use tiny_gguf::adapter;
+use tiny_gguf::{Architecture, adapter};
 
 /// Asks for a handoff. Returns the route and the reply.
 async fn ask(server: &BatonServer, tag: &str) -> (String, Value) {
@@ -48,10 +50,47 @@ async fn nodes_with_other_options_exchange_no_kv_and_still_reply() {
         assert!(counted, "{tag}: {metrics}");
     }
 
-    // Rows of another type have another shape, which the planner sees.
+    // The planner sees the types of rows.
     let wide = serve(&["--lora-scaled", &scaled, "--cache-type-k", "f32"]);
     let (route, _) = ask(&wide, "wide").await;
-    assert!(route.starts_with("direct; decode=local"), "{route}");
+    assert!(route.starts_with("direct; decode=local") && route.contains("reason=other_cache_types"), "{route}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_types_that_differ_are_named_everywhere_and_count_for_nothing_where_there_are_no_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    for architecture in [Architecture::Llama, Architecture::Mamba2] {
+        let path = folder.path().join(format!("{architecture:?}.gguf"));
+        tiny_gguf::write_with_template(&path, architecture, 1);
+        let path = path.to_str().unwrap();
+        let model = ["--model", path, "--name", "smollm2", "--ctx-size", "2048", "--threads", "1"];
+        let quantized = ["--role", "prefill", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0"];
+        let node = BatonNode::with(&[&model[..], &quantized].concat());
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let own = ["--prefill", &node.url, "--no-calibration"];
+        let server = BatonServer::logging_to(log.reopen().unwrap(), &[&model[..], &own].concat());
+        let (route, _) = ask(&server, "types").await;
+        let status =
+            Command::new(&*BATON).args(["status", server.base.trim_start_matches("http://")]).output().unwrap();
+        let status = String::from_utf8(status.stdout).unwrap();
+        let state = server.state().await;
+        let nodes = state["models"][0]["nodes"].as_array().unwrap();
+        let unused = |key: &str| nodes.iter().find_map(|node| node[key].as_str()).unwrap_or_default().to_owned();
+        if architecture == Architecture::Mamba2 {
+            assert!(route.starts_with("handoff; ") && !route.contains("failure"), "{route}");
+            assert_eq!((unused("unused"), unused("unused_reason")), Default::default(), "{state}");
+            continue;
+        }
+        assert!(route.starts_with("direct; ") && route.contains("reason=other_cache_types"), "{route}");
+        assert_eq!(unused("unused_reason"), "other_cache_types");
+        let why =
+            "its KV cache is q8_0, and that of the nodes before it is f16. Start both with the same --cache-type-k";
+        assert!(unused("unused").contains(why), "{state}");
+        assert!(status.lines().any(|line| line.starts_with("WARNING") && line.contains(why)), "{status}");
+        assert!(status.contains("not used: its KV cache has other types"), "{status}");
+        let logged = || std::fs::read_to_string(log.path()).unwrap().contains(why);
+        eventually_async("the warning in the log", || async { logged() }).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

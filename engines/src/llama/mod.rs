@@ -117,7 +117,7 @@ impl ModelLibrary for Llama {
             false => devices::in_use(device, n_gpu_layers)?,
         };
         let of_adapter = adapter.iter().map(|adapter| adapter.changes());
-        let changes = options.cache_types.changes().into_iter().chain(options.rope.changes()).chain(of_adapter);
+        let changes = options.rope.changes().into_iter().chain(of_adapter);
         Ok(DescribedModel {
             header: Arc::clone(&gguf),
             tokens,

@@ -100,6 +100,7 @@ fn start<L: ModelLibrary>(
         role: Role::Both,
         fingerprint: Some(fingerprint),
         kv,
+        cache_types: options.cache_types.changed().filter(|_| sizes.kv_bytes_per_token > 0),
         no_handoff,
         facts,
         process: 0,

@@ -147,6 +147,7 @@ impl Engine for SimEngine {
             role: Role::Both,
             fingerprint: Some(kv.fingerprint),
             kv: Some(kv),
+            cache_types: None,
             no_handoff: None,
             facts: ModelFacts::default(),
             process: 0,

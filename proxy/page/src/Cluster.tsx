@@ -53,9 +53,9 @@ function Meter({ label, value, max, text }: { label: string; value: number; max:
   );
 }
 
-function Fact({ name, children }: { name: string; children: preact.ComponentChildren }) {
+function Fact({ name, whole, children }: { name: string; whole?: boolean; children: preact.ComponentChildren }) {
   return (
-    <div>
+    <div class={whole ? 'whole' : ''}>
       <dt>{name}</dt>
       <dd>{children}</dd>
     </div>
@@ -115,8 +115,12 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
         {shown.memory_bytes > 0 && <Fact name="Memory">{bytes(shown.memory_bytes)}</Fact>}
         <Rates prefill={(prefill ?? decode)?.prefill_rates} decode={decode?.decode_rates} />
         {shown.queued > 0 && <Fact name="Queue">{plural(shown.queued, 'request')}</Fact>}
-        {shown.options && <Fact name="Options">{options(shown.options)}</Fact>}
         {shown.prefill_backlog_tokens > 0 && <Fact name="To prefill">{count(shown.prefill_backlog_tokens)} tok</Fact>}
+        {shown.options && (
+          <Fact name="Options" whole>
+            {options(shown.options)}
+          </Fact>
+        )}
       </dl>
     </li>
   );

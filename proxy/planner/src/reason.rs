@@ -4,6 +4,7 @@
 use std::fmt;
 
 use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::model_difference::ModelDifference;
 use baton_schemas::no_handoff::NoHandoffReason;
 
 /// How a node failed a request or a handoff. Breakers count these.
@@ -42,8 +43,9 @@ pub enum BarReason {
     Suspect,
     /// It runs with a role that excludes this task.
     WrongRole,
-    /// It runs another model, or for generating other weights of it.
-    OtherModel,
+    /// It runs another model, or the same one in another way.
+    #[strum(transparent)]
+    Differs(ModelDifference),
     /// A prompt with images is not handed over.
     Images,
     /// It lacks the projector that the prompt's images need.

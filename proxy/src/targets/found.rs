@@ -34,6 +34,8 @@ pub enum FoundState {
     Proven,
     /// It has proven the cluster key, but no served model can use what it runs.
     OtherModel,
+    /// It has proven the cluster key, but keeps the KV of a served model in other types or in another form.
+    OtherKv,
     /// It knows another cluster key, or none.
     OtherKey,
     /// A node with the key answers, but from another address: the connection is translated or passed on.
@@ -66,6 +68,10 @@ impl FoundState {
             FoundState::Configured => "used, as the configuration names it",
             FoundState::Proven => "has the cluster key; baton serve --discover uses it",
             FoundState::OtherModel => "found, but runs another model than those served here",
+            FoundState::OtherKv => {
+                "found, but keeps the KV of a model served here in other types or in another form: start it with the same \
+                 --engine, --cache-type-k and --cache-type-v"
+            }
             FoundState::OtherKey => {
                 "found, other key: `baton pair` both machines, or start them with the same BATON_CLUSTER_KEY"
             }

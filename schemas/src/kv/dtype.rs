@@ -10,8 +10,9 @@ const BLOCK_VALUES: usize = 32;
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The type of a row's values. The numbers are ggml's; they are part of the wire format and never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum Dtype {
     /// 32-bit IEEE float.
@@ -52,6 +53,11 @@ impl Dtype {
         Dtype::Iq4Nl,
         Dtype::Bf16,
     ];
+
+    /// Returns the word of layouts, options and logs.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
 
     /// Returns the type with this wire number.
     pub fn from_number(number: u32) -> Option<Dtype> {

@@ -1,5 +1,7 @@
 //! The shape of a model's KV cache.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 pub use super::dtype::Dtype;
@@ -86,6 +88,30 @@ impl LayerShape {
     /// Returns the number of bytes of one position.
     pub fn bytes(&self) -> usize {
         self.k.bytes() + self.v.map_or(0, |v| v.bytes())
+    }
+
+    /// Returns the types of its values.
+    pub fn types(&self) -> RowTypes {
+        RowTypes { k: self.k.dtype, v: self.v.map(|v| v.dtype) }
+    }
+}
+
+/// The types in which a cache keeps its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RowTypes {
+    /// Keys.
+    pub k: Dtype,
+    /// Values. `None` with multi-head latent attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub v: Option<Dtype>,
+}
+
+impl fmt::Display for RowTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.v.filter(|v| *v != self.k) {
+            None => f.write_str(self.k.as_str()),
+            Some(v) => write!(f, "{} (K) and {} (V)", self.k.as_str(), v.as_str()),
+        }
     }
 }
 

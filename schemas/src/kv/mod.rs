@@ -42,7 +42,9 @@ pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};
 pub use handoff::{Fingerprint, Handoff, HandoffError, HandoffId};
-pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section, StateKind, StateShape};
+pub use layout::{
+    Dtype, KvLayout, LayerShape, LayoutError, RopePairing, RowTypes, Rows, Section, StateKind, StateShape,
+};
 pub use mac::Mac;
 pub use messages::{HandoffEnd, HandoffHead, PrefillTimings, Wait};
 pub use placement::{Contiguous, Placement, Places};

@@ -211,6 +211,7 @@ mod tests {
             role: Role::Both,
             fingerprint: None,
             kv: None,
+            cache_types: None,
             no_handoff: None,
             facts: ModelFacts {
                 n_params: 134_515_008,

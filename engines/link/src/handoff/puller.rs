@@ -173,7 +173,7 @@ impl PullerState {
         match (compare(&local.identity, &peer), policy.max_canary_distance) {
             (Match::Exact, _) => Ok(AdmittedPeer { fingerprint: peer.fingerprint, kv_distance: None, losses }),
             (Match::Impossible(why), _) => {
-                tracing::warn!(url, why, "no KV is pulled: the prefill node's KV does not fit this model");
+                tracing::warn!(url, %why, "no KV is pulled: the prefill node's KV does not fit this model");
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, None) => {

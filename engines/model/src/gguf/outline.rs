@@ -36,6 +36,7 @@ impl Gguf {
             role: Role::Both,
             fingerprint: None,
             kv: None,
+            cache_types: None,
             no_handoff: None,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),

@@ -1,5 +1,6 @@
 //! The types in which the KV cache stores K and V.
 
+use baton_schemas::kv::{Dtype, RowTypes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -44,19 +45,24 @@ impl CacheType {
         self.into()
     }
 
+    /// The type in layouts.
+    fn dtype(self) -> Dtype {
+        match self {
+            CacheType::F32 => Dtype::F32,
+            CacheType::F16 => Dtype::F16,
+            CacheType::Bf16 => Dtype::Bf16,
+            CacheType::Q8_0 => Dtype::Q8_0,
+            CacheType::Q5_1 => Dtype::Q5_1,
+            CacheType::Q5_0 => Dtype::Q5_0,
+            CacheType::Q4_1 => Dtype::Q4_1,
+            CacheType::Q4_0 => Dtype::Q4_0,
+            CacheType::Iq4Nl => Dtype::Iq4Nl,
+        }
+    }
+
     /// ggml's number of the type.
     pub fn ggml_type(self) -> u32 {
-        match self {
-            CacheType::F32 => 0,
-            CacheType::F16 => 1,
-            CacheType::Q4_0 => 2,
-            CacheType::Q4_1 => 3,
-            CacheType::Q5_0 => 6,
-            CacheType::Q5_1 => 7,
-            CacheType::Q8_0 => 8,
-            CacheType::Iq4Nl => 20,
-            CacheType::Bf16 => 30,
-        }
+        self.dtype() as u32
     }
 }
 
@@ -71,10 +77,9 @@ impl CacheTypes {
     /// Both in f32.
     pub const F32: CacheTypes = CacheTypes { k: CacheType::F32, v: CacheType::F32 };
 
-    /// A text for the fingerprint. It distinguishes the KV from that of the same weights with default types.
-    pub fn changes(self) -> Vec<String> {
-        let changed = [("cache_type_k", self.k), ("cache_type_v", self.v)].into_iter();
-        let changed = changed.filter(|(_, cache_type)| *cache_type != CacheType::default());
-        changed.map(|(key, cache_type)| format!("{key}={}", cache_type.as_str())).collect()
+    /// What a node says of its types: nothing of the default ones.
+    pub fn changed(self) -> Option<RowTypes> {
+        let types = RowTypes { k: self.k.dtype(), v: Some(self.v.dtype()) };
+        (self != CacheTypes::default()).then_some(types)
     }
 }

@@ -9,6 +9,8 @@ mod round_robin;
 
 use std::fmt;
 
+use baton_schemas::model_difference::ModelDifference;
+
 use super::cost::RouteCandidate;
 use super::snapshot::Snapshot;
 use crate::reason::{BarReason, RouteKind, RouteReason};
@@ -116,7 +118,7 @@ fn why_direct(candidates: &[RouteCandidate]) -> RouteReason {
     let reasons: Option<Vec<BarReason>> = relevant.iter().map(|c| c.barred).collect();
     let Some(reasons) = reasons else { return RouteReason::NotWorthIt };
     // Report another model only if no node runs this one.
-    let of_this_model = reasons.iter().find(|reason| **reason != BarReason::OtherModel);
+    let of_this_model = reasons.iter().find(|reason| **reason != BarReason::Differs(ModelDifference::OtherModel));
     of_this_model.or(reasons.first()).map_or(RouteReason::NotWorthIt, |reason| RouteReason::Barred(*reason))
 }
 

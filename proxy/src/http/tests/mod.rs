@@ -309,6 +309,7 @@ fn info() -> Arc<NodeInfo> {
         role: Role::Both,
         fingerprint: None,
         kv: None,
+        cache_types: None,
         no_handoff: None,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,

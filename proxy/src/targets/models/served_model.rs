@@ -211,7 +211,7 @@ impl ServedModel {
         match self.identity() {
             _ if !info.role.decodes() => Some(BarReason::WrongRole),
             None => Some(BarReason::Starting),
-            Some(ours) => (!ours.is_same(&ModelIdentity::of(info))).then_some(BarReason::OtherModel),
+            Some(ours) => ours.difference(&ModelIdentity::of(info)).map(BarReason::Differs),
         }
     }
 

@@ -120,7 +120,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         runs(&first, "new", "m").await;
         reported().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "which still has the old ones");
-        assert_eq!(barred(&app, 0), [Some("other_model".to_owned()), None]);
+        assert_eq!(barred(&app, 0), [Some("other_weights".to_owned()), None]);
         assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
 
         // It may come back with the old ones: for a while nobody serves the name, and no health is claimed.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use baton_planner::reason::BarReason;
 use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::kv::RowTypes;
+use baton_schemas::model_difference::ModelDifference;
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::NodeInfo;
 
@@ -42,6 +44,20 @@ pub enum UnusedCause {
         /// The public name of the model that decode nodes run.
         model: String,
     },
+    /// Its KV cache keeps rows in other types than the nodes of the model.
+    OtherCacheTypes {
+        /// The public name of the model that decode nodes run.
+        model: String,
+        /// Their types.
+        ours: RowTypes,
+        /// This node's.
+        theirs: RowTypes,
+    },
+    /// It would compute prompts, but its engine keeps the KV in another form than decode nodes do.
+    OtherKvForm {
+        /// The public name of the model that decode nodes run.
+        model: String,
+    },
     /// It would compute prompts, but decode nodes refuse the KV of its weights.
     OtherKv {
         /// The public name of the model that decode nodes run.
@@ -63,6 +79,10 @@ impl UnusedNode {
             UnusedCause::WrongRole => "has a role that excludes its task",
             UnusedCause::OtherWeights { .. } => "runs other weights than the model it stands for",
             UnusedCause::OtherKv { .. } => "runs other weights than the nodes it would compute prompts for",
+            UnusedCause::OtherCacheTypes { .. } => "has a KV cache of other types than the nodes of its model",
+            UnusedCause::OtherKvForm { .. } => {
+                "keeps its KV in another form than the nodes it would compute prompts for"
+            }
             UnusedCause::OtherModel { .. } => "runs another model than the nodes it would compute prompts for",
             UnusedCause::NoHandoff { .. } => "runs a model that cannot be handed over",
         };
@@ -98,10 +118,24 @@ impl fmt::Display for UnusedNode {
                 "{node} is not used for prompts: it runs {runs:?}, and no node generates with that model. Start it with the \
                  file of {model:?}"
             ),
+            (UnusedCause::OtherCacheTypes { model, ours, theirs }, task) => write!(
+                f,
+                "{node} is not used {}: its KV cache is {theirs}, and that of the nodes before it is {ours}. Start both with \
+                 the same --cache-type-k and --cache-type-v",
+                match task {
+                    Task::Prefill => format!("for the prompts of {model:?}"),
+                    Task::Decode => format!("for {model:?}"),
+                }
+            ),
+            (UnusedCause::OtherKvForm { model }, _) => write!(
+                f,
+                "{node} is not used for prompts: its engine keeps the KV of {model:?} in another form than the nodes that \
+                 generate. Start both with the same --engine"
+            ),
             (UnusedCause::OtherKv { model }, _) => write!(
                 f,
                 "{node} is not used for prompts: the nodes that generate refuse its KV, because its weights are not those \
-                 of {model:?}. Start it with the same file and adapters, or start those nodes with \
+                 of {model:?}. Start it with the same file, adapters and RoPE options, or start those nodes with \
                  --max-canary-distance"
             ),
             (UnusedCause::NoHandoff { model, reason }, _) => write!(
@@ -150,7 +184,13 @@ fn unused_decode(models: &[Arc<ServedModel>], info: &NodeInfo) -> Option<UnusedC
         Some(_) => model.name_is_configured && model.own_engine.is_none() && model.bars_decode(info).is_some(),
         None => model.has_name(&info.model),
     })?;
-    Some(UnusedCause::OtherWeights { model: public_name(meant), serves: serves.map(|model| public_name(model)) })
+    let model = public_name(meant);
+    Some(match meant.bars_decode(info) {
+        Some(BarReason::Differs(ModelDifference::OtherCacheTypes { ours, theirs })) => {
+            UnusedCause::OtherCacheTypes { model, ours, theirs }
+        }
+        _ => UnusedCause::OtherWeights { model, serves: serves.map(|model| public_name(model)) },
+    })
 }
 
 fn unused_prefill(models: &[Arc<ServedModel>], node: &Arc<Node>, info: &NodeInfo) -> Option<UnusedCause> {
@@ -168,7 +208,14 @@ fn unused_prefill(models: &[Arc<ServedModel>], node: &Arc<Node>, info: &NodeInfo
 fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<UnusedCause> {
     let public = public_name(model);
     match model.bars_prefill(info) {
-        Some(BarReason::OtherModel) => Some(UnusedCause::OtherModel { runs: info.model.clone(), model: public }),
+        Some(BarReason::Differs(difference)) => Some(match difference {
+            ModelDifference::OtherModel => UnusedCause::OtherModel { runs: info.model.clone(), model: public },
+            ModelDifference::OtherWeights => UnusedCause::OtherKv { model: public },
+            ModelDifference::OtherKvForm => UnusedCause::OtherKvForm { model: public },
+            ModelDifference::OtherCacheTypes { ours, theirs } => {
+                UnusedCause::OtherCacheTypes { model: public, ours, theirs }
+            }
+        }),
         Some(BarReason::NoHandoff(reason)) => Some(UnusedCause::NoHandoff { model: public, reason }),
         None => {
             let refuses = |decode| {

@@ -2,9 +2,13 @@
 
 use baton_planner::reason::BarReason;
 use baton_planner::snapshot::KvSize;
-use baton_schemas::kv::{Fingerprint, KvLayout};
+use baton_schemas::kv::{Dtype, Fingerprint, KvLayout, RowTypes};
+use baton_schemas::model_difference::ModelDifference;
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::NodeInfo;
+
+/// The types of a cache for which the operator has chosen none.
+const DEFAULT_TYPES: RowTypes = RowTypes { k: Dtype::F16, v: Some(Dtype::F16) };
 
 /// The properties of a model that determine a sequence's tokens. Names do not count: one file may have different names on
 /// two machines, and two quantizations the same name.
@@ -14,6 +18,7 @@ pub struct ModelIdentity {
     kv: Result<(Fingerprint, KvLayout), NoHandoffReason>,
     /// Compared for models without KV to hand over.
     described: WeightsDescription,
+    cache_types: RowTypes,
 }
 
 #[derive(Debug, Clone)]
@@ -48,30 +53,52 @@ impl ModelIdentity {
                     file_bytes: info.facts.file_bytes,
                 },
             },
+            cache_types: info.cache_types.unwrap_or(DEFAULT_TYPES),
         }
     }
 
     /// Returns true if a sequence gets the same tokens on both.
     pub fn is_same(&self, other: &ModelIdentity) -> bool {
-        match (&self.kv, &other.kv) {
-            (Ok((one, _)), Ok((other, _))) => one == other,
-            (Err(_), Err(_)) => self.described.is_same(&other.described),
-            _ => false,
+        self.difference(other).is_none()
+    }
+
+    /// Why a sequence does not get the same tokens on both; `None` if it does.
+    pub fn difference(&self, other: &ModelIdentity) -> Option<ModelDifference> {
+        let has_other_weights = match (&self.kv, &other.kv) {
+            (Ok((one, _)), Ok((other, _))) => one != other,
+            (Err(_), Err(_)) => !self.described.is_same(&other.described),
+            _ => return Some(ModelDifference::OtherModel),
+        };
+        if has_other_weights {
+            return Some(self.difference_of_weights(other));
         }
+        let (ours, theirs) = (self.cache_types, other.cache_types);
+        (ours != theirs).then_some(ModelDifference::OtherCacheTypes { ours, theirs })
     }
 
     /// Returns the reason why KV of `other` is not this model's: no KV can be handed over, or it has another vocabulary or
-    /// shape. The node that imports the KV decides whether the weights are similar enough.
+    /// form. The node that imports the KV decides whether the weights are similar enough.
     pub fn bars_kv_of(&self, other: &ModelIdentity) -> Option<BarReason> {
         match (&self.kv, &other.kv) {
-            (Ok((one, shape)), Ok((other, others))) => {
-                (one.vocabulary != other.vocabulary || shape != others).then_some(BarReason::OtherModel)
+            (Ok((one, form)), Ok((other, others))) => {
+                ModelDifference::of_kv((one, form), (other, others)).map(BarReason::Differs)
             }
-            (Err(reason), _) | (_, Err(reason)) if self.described.is_same(&other.described) => {
-                Some(BarReason::NoHandoff(*reason))
-            }
-            _ => Some(BarReason::OtherModel),
+            (Err(reason), _) | (_, Err(reason)) => Some(match self.described.is_same(&other.described) {
+                true => BarReason::NoHandoff(*reason),
+                false => BarReason::Differs(self.difference_of_weights(other)),
+            }),
         }
+    }
+
+    /// Of two models with other weights: tells a changed model from another one.
+    fn difference_of_weights(&self, other: &ModelIdentity) -> ModelDifference {
+        let is_changed = match (&self.kv, &other.kv) {
+            (Ok((one, form)), Ok((other, others))) => {
+                ModelDifference::of_kv((one, form), (other, others)) != Some(ModelDifference::OtherModel)
+            }
+            _ => self.described.is_changed_in(&other.described),
+        };
+        if is_changed { ModelDifference::OtherWeights } else { ModelDifference::OtherModel }
     }
 }
 
@@ -86,6 +113,14 @@ impl WeightsDescription {
     fn is_same(&self, other: &WeightsDescription) -> bool {
         let differ = matches!((self.fingerprint, other.fingerprint), (Some(one), Some(other)) if one != other);
         !differ && self.facts == other.facts
+    }
+
+    /// Returns true if the other one is this model with other weights: another quantization, adapter or RoPE.
+    fn is_changed_in(&self, other: &WeightsDescription) -> bool {
+        let vocabularies = self.fingerprint.zip(other.fingerprint);
+        let (one, other) = (&self.facts, &other.facts);
+        (&one.architecture, one.n_vocab, one.n_params) == (&other.architecture, other.n_vocab, other.n_params)
+            && vocabularies.is_none_or(|(one, other)| one.vocabulary == other.vocabulary)
     }
 }
 
@@ -118,9 +153,34 @@ mod tests {
         let other_weights = NodeInfo { model: "a".into(), ..info("b", 256).await };
         let [a, renamed, b] = [&one, &renamed, &other_weights].map(ModelIdentity::of);
         assert!(a.is_same(&renamed));
-        assert!(!a.is_same(&b), "the same name on other weights");
+        assert_eq!(a.difference(&b), Some(ModelDifference::OtherWeights), "the same name on other weights");
         assert_eq!(a.bars_kv_of(&b), None, "their KV has the same shape: the canary decides");
-        assert_eq!(a.bars_kv_of(&ModelIdentity::of(&info("a", 512).await)), Some(BarReason::OtherModel));
+        let larger = ModelIdentity::of(&info("b", 512).await);
+        let another = ModelDifference::OtherModel;
+        assert_eq!((a.bars_kv_of(&larger), a.difference(&larger)), (Some(BarReason::Differs(another)), Some(another)));
+    }
+
+    #[tokio::test]
+    async fn one_model_in_two_types_of_cache_is_told_by_the_types() {
+        let plain = info("a", 256).await;
+        let mut quantized =
+            NodeInfo { cache_types: Some(RowTypes { k: Dtype::Q8_0, v: Some(Dtype::Q8_0) }), ..plain.clone() };
+        for layer in quantized.kv.iter_mut().flat_map(|kv| &mut kv.layout.sections[0].layers) {
+            layer.k.dtype = Dtype::Q8_0;
+            layer.v.iter_mut().for_each(|v| v.dtype = Dtype::Q8_0);
+        }
+        let states_alone = |info: &NodeInfo| {
+            let mut info = NodeInfo { cache_types: None, ..info.clone() };
+            info.kv.iter_mut().for_each(|kv| kv.layout.sections.clear());
+            info
+        };
+        let recurrent = [&plain, &quantized].map(|info| ModelIdentity::of(&states_alone(info)));
+        let [plain, quantized] = [&plain, &quantized].map(ModelIdentity::of);
+        let types = |difference: Option<ModelDifference>| difference.map(|difference| difference.to_string());
+        let expected = "the KV cache is f16 here and q8_0 there: start both with the same --cache-type-k/v";
+        assert_eq!(types(plain.difference(&quantized)).as_deref(), Some(expected));
+        assert_eq!(plain.bars_kv_of(&quantized), plain.difference(&quantized).map(BarReason::Differs));
+        assert_eq!((recurrent[0].difference(&recurrent[1]), recurrent[0].bars_kv_of(&recurrent[1])), (None, None));
     }
 
     #[tokio::test]
@@ -135,10 +195,10 @@ mod tests {
             [&plain, &larger, &changed, &older, &info("a", 256).await].map(ModelIdentity::of);
         assert!(plain.is_same(&older) && older.is_same(&plain) && !older.is_same(&larger), "a rolling upgrade");
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
-        assert!(!plain.is_same(&changed));
+        assert_eq!(plain.difference(&changed), Some(ModelDifference::OtherWeights));
         assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::NoHandoff(NoHandoffReason::UnknownCache)));
         let unexplained = Some(BarReason::NoHandoff(NoHandoffReason::KvNotDivisible));
         assert_eq!(older.bars_kv_of(&older), unexplained, "an older node does not say why");
-        assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::OtherModel));
+        assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::Differs(ModelDifference::OtherModel)));
     }
 }

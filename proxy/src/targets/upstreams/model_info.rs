@@ -38,6 +38,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         role: Role::default(),
         fingerprint: None,
         kv: None,
+        cache_types: None,
         no_handoff: None,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
