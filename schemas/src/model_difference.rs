@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::kv::{Fingerprint, KvLayout, LayerShape, RowTypes, Section};
+use crate::kv::{Dtype, Fingerprint, KvLayout, LayerShape, RopePairing, RowTypes};
 
 /// The part of two models' identities that differs. The first one that matters: what is right behind it is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
@@ -35,7 +35,7 @@ impl ModelDifference {
         if form == others {
             return None;
         }
-        if sizes(form) != sizes(others) || form.states != others.states {
+        if sizes(form) != sizes(others) {
             let is_same_file = one.weights == other.weights;
             return Some(if is_same_file { ModelDifference::OtherKvForm } else { ModelDifference::OtherModel });
         }
@@ -76,11 +76,17 @@ impl fmt::Display for ModelDifference {
     }
 }
 
-/// The windows of the caches, and the values of each layer's rows.
-fn sizes(layout: &KvLayout) -> Vec<(Option<u32>, Vec<(u32, Option<u32>)>)> {
-    let of_layer = |layer: &LayerShape| (layer.k.n_values, layer.v.map(|v| v.n_values));
-    let of_section = |section: &Section| (section.window, section.layers.iter().map(of_layer).collect());
-    layout.sections.iter().map(of_section).collect()
+/// The layout without what is told apart from sizes: the types of rows, and the orders of their elements.
+fn sizes(layout: &KvLayout) -> KvLayout {
+    let mut sizes = KvLayout { rope: RopePairing::None, ..layout.clone() };
+    for section in &mut sizes.sections {
+        section.n_rot = [0; 2];
+        for layer in &mut section.layers {
+            layer.k.dtype = Dtype::F32;
+            layer.v.iter_mut().for_each(|v| v.dtype = Dtype::F32);
+        }
+    }
+    sizes
 }
 
 fn types(layout: &KvLayout) -> impl Iterator<Item = RowTypes> + '_ {
@@ -90,7 +96,7 @@ fn types(layout: &KvLayout) -> impl Iterator<Item = RowTypes> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{Dtype, RopePairing, Rows, StateKind, StateShape};
+    use crate::kv::{Rows, Section, StateKind, StateShape};
 
     fn model(weights: u8) -> Fingerprint {
         Fingerprint { vocabulary: [1; 32], weights: [weights; 32] }

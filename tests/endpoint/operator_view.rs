@@ -263,11 +263,18 @@ async fn a_pair_that_cannot_work_says_so_at_once_in_the_log_and_in_status_with_w
     let weights = BatonNode::with(&["--engine", "sim", "--name", "quantized", "--role", "prefill"]);
     let own: &[&str] = &["--engine", "sim", "--policy", "always_handoff"];
     // Another model, a node that only computes prompts and is to generate (alone, and beside an engine), other weights.
-    let cases: [(&[&str], &[&str], &str, &str); 4] = [
+    let cases: [(&[&str], &[&str], &str, &str); 5] = [
         (own, &["--prefill", &other.url], "no node generates with that model", "it runs another model"),
         (own, &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
         (&[], &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
         (own, &["--prefill", &weights.url], "Start it with the same file", "not used: see the warning"),
+        // The second node, which does not generate, has refused nothing.
+        (
+            own,
+            &["--prefill", &weights.url, "--decode", &prefills.url],
+            "Start it with the same file",
+            "not used: see the warning",
+        ),
     ];
     for (model, nodes, warning, in_row) in cases {
         let log = tempfile::NamedTempFile::new().unwrap();

@@ -222,8 +222,10 @@ fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<Unu
                 let pair = model.pairs.view(prefill, decode).filter(|pair| pair.n_in_a_row > 0);
                 pair.is_some_and(|pair| pair.last_reason == Some(HandoffFailure::FingerprintMismatch))
             };
-            let all_refuse = !model.decode.is_empty() && (0..model.decode.len()).all(refuses);
-            all_refuse.then_some(UnusedCause::OtherKv { model: public })
+            // A node that cannot generate for the model refuses nothing.
+            let generates = |&decode: &usize| model.ready_decode(&model.decode[decode]).is_some();
+            let mut generating = (0..model.decode.len()).filter(generates).peekable();
+            (generating.peek().is_some() && generating.all(refuses)).then_some(UnusedCause::OtherKv { model: public })
         }
         Some(_) => None,
     }

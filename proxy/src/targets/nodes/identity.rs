@@ -83,9 +83,10 @@ impl ModelIdentity {
             (Ok((one, form)), Ok((other, others))) => {
                 ModelDifference::of_kv((one, form), (other, others)).map(BarReason::Differs)
             }
-            (Err(reason), _) | (_, Err(reason)) => Some(match self.described.is_same(&other.described) {
-                true => BarReason::NoHandoff(*reason),
-                false => BarReason::Differs(self.difference_of_weights(other)),
+            (Err(reason), _) | (_, Err(reason)) => Some(match self.difference_of_weights(other) {
+                ModelDifference::OtherModel => BarReason::Differs(ModelDifference::OtherModel),
+                // The same weights would not be handed over, either.
+                _ => BarReason::NoHandoff(*reason),
             }),
         }
     }
@@ -197,6 +198,7 @@ mod tests {
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert_eq!(plain.difference(&changed), Some(ModelDifference::OtherWeights));
         assert_eq!(plain.bars_kv_of(&plain), Some(BarReason::NoHandoff(NoHandoffReason::UnknownCache)));
+        assert_eq!(plain.bars_kv_of(&changed), plain.bars_kv_of(&plain), "nor would the same weights help");
         let unexplained = Some(BarReason::NoHandoff(NoHandoffReason::KvNotDivisible));
         assert_eq!(older.bars_kv_of(&older), unexplained, "an older node does not say why");
         assert_eq!(plain.bars_kv_of(&larger), Some(BarReason::Differs(ModelDifference::OtherModel)));
