@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from dataclasses import dataclass
 
 from .errors import NodeError, invalid
@@ -9,8 +10,17 @@ from .errors import NodeError, invalid
 MAX_HEAD_BYTES = 16 << 10
 # The tokens of a prompt in JSON: a million of them, with what surrounds them.
 MAX_BODY_BYTES = 16 << 20
-MAX_CONNECTIONS = 256
-HEAD_SECONDS = 10
+# Connections whose caller has presented the key. Each is a descriptor of vLLM's process.
+MAX_KEYED = 192
+# Connections whose caller has not, counted from the accept on: in a handshake, or before a whole head. The oldest makes room, so
+# strangers who wait cannot shut out a caller with the key, who needs milliseconds.
+MAX_STRANGERS = 64
+# Those of one address; of IPv6 the first 64 bits, since a machine chooses the others.
+MAX_STRANGERS_OF_ADDRESS = 16
+# How long the handshake may take, and then the first head.
+HEAD_SECONDS = 5
+# The pause after an accept that failed, as when the process has no descriptor left.
+ACCEPT_PAUSE_SECONDS = 0.1
 # How long a TLS connection is kept for a peer that does not close its end.
 CLOSE_SECONDS = 2
 # How long a connection may wait for its next request.
@@ -123,18 +133,92 @@ class Server:
 
     def __init__(self, handle, admit):
         self._handle, self._admit = handle, admit
-        self._n_connections = 0
+        self._listeners, self._tasks = [], set()
+        # Tasks of connections without the key and their addresses, the oldest first; and of those with it.
+        self._strangers, self._keyed = {}, set()
 
     async def listen(self, host, port, tls=None):
         """Errors: the address is in use or not of this machine."""
-        timeouts = {"ssl_handshake_timeout": HEAD_SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if tls else {}
-        return await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, ssl=tls, **timeouts)
+        loop = asyncio.get_running_loop()
+        places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((place[0], place[4]) for place in places):
+            listener = socket.create_server(address[:2], family=family)
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._spawn(self._accept(listener, tls))
+        return self
 
-    async def _serve(self, reader, writer):
-        peer = Peer(reader, writer)
-        if self._n_connections >= MAX_CONNECTIONS:
-            return peer.close()
-        self._n_connections += 1
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        for task in self._tasks:
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+
+    def _spawn(self, work):
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task):
+        self._tasks.discard(task)
+        self._strangers.pop(task, None)
+        self._keyed.discard(task)
+        if not task.cancelled():
+            # Whatever it was, it has ended this connection alone.
+            task.exception()
+
+    async def _accept(self, listener, tls):
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            self._make_room(network := network_of(address[0]))
+            self._strangers[self._spawn(self._serve(connection, tls))] = network
+
+    def _make_room(self, network):
+        """Ends the oldest connection without the key: of this address if it has its share, or of all."""
+        of_network = [task for task, its in self._strangers.items() if its == network]
+        if len(of_network) >= MAX_STRANGERS_OF_ADDRESS:
+            oldest = of_network[0]
+        elif len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+        else:
+            return
+        # No longer counted: its end takes a turn of the loop.
+        del self._strangers[oldest]
+        oldest.cancel()
+
+    def _admit_caller(self, headers):
+        """Errors: the caller does not present the key, or too many do."""
+        self._admit(headers)
+        task = asyncio.current_task()
+        if task not in self._keyed:
+            if len(self._keyed) >= MAX_KEYED:
+                raise NodeError("queue_full", limit=MAX_KEYED)
+            self._strangers.pop(task, None)
+            self._keyed.add(task)
+
+    async def _serve(self, connection, tls):
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=MAX_HEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        timeouts = {"ssl_handshake_timeout": HEAD_SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if tls else {}
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, **timeouts)
+        except OSError:
+            # The handshake has failed, or took too long.
+            return connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        peer = Peer(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         try:
             seconds = HEAD_SECONDS
             while await self._serve_one(peer, seconds):
@@ -142,14 +226,25 @@ class Server:
         except (ConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             # The peer has left, or takes nothing.
             pass
+        except asyncio.CancelledError:
+            # It makes room: nothing waits for the peer.
+            transport.abort()
+            raise
         finally:
-            self._n_connections -= 1
             peer.close()
 
     async def _serve_one(self, peer, seconds):
         try:
-            request = await read_request(peer.reader, seconds, self._admit)
+            request = await read_request(peer.reader, seconds, self._admit_caller)
             return request is not None and await self._handle(request, peer)
         except NodeError as error:
             await peer.reply(error.status, json.dumps({"error": error.body}).encode(), close=True)
             return False
+
+
+def network_of(host):
+    """What counts as one address."""
+    try:
+        return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
+    except OSError:
+        return host

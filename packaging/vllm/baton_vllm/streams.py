@@ -17,6 +17,8 @@ HEAD_BYTES = 12
 MAX_PAYLOAD = 66_048
 MAX_CREDIT = 1 << 16
 MAX_STREAMS = 64
+# Answers that wait for an endpoint that does not read. Its next frames are read when these have left.
+MAX_UNSENT = 64
 # A load is sent when it changes, looked at so often, and at least twice a second.
 TICK_SECONDS = 0.1
 HEARTBEAT_TICKS = 5
@@ -63,6 +65,10 @@ class Streams:
         elif kind != BODY:
             raise Fault(f"a frame of the kind {kind}")
 
+    def is_full(self):
+        """Whether further frames must wait until the answers to the last ones are sent."""
+        return len(self._out) >= MAX_UNSENT
+
     def _start(self, stream, payload):
         if len(payload) < 12:
             raise Fault("a start that is too short")
@@ -101,7 +107,10 @@ async def serve(peer, load):
             length, kind, stream = struct.unpack("<IB3xI", head)
             if length > MAX_PAYLOAD or any(head[5:8]):
                 raise Fault("a malformed head")
-            streams.receive(kind, stream, await peer.reader.readexactly(length))
+            payload = await peer.reader.readexactly(length)
+            while streams.is_full():
+                await asyncio.sleep(TICK_SECONDS)
+            streams.receive(kind, stream, payload)
 
     reading = asyncio.ensure_future(read())
     try:
