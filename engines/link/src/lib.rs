@@ -24,7 +24,7 @@
 //! | [`transport`] | certificates, trusted machines, what may be sent unencrypted |
 //! | [`node`], [`remote`] | the two ends of the node protocol |
 //! | [`handoff`] | pulls KV: from which address, with which codec, how far ahead |
-//! | [`mdns`], [`proof`] | machines in the network, and their proof of the cluster key |
+//! | [`mdns`], [`links`], [`proof`] | machines in the network, which of their addresses are near, and their proof of the cluster key |
 //! | [`trace`] | the trace that a call belongs to |
 //! | [`awake`], [`no_sleep`] | deadlines on a machine that was suspended; keeping it from being suspended |
 //! | [`lines`], [`long_json`] | bodies in lines, and bodies that take long to parse |
@@ -37,6 +37,7 @@ pub mod connections;
 pub mod engine;
 pub mod handoff;
 pub mod lines;
+pub mod links;
 pub mod long_json;
 pub mod mdns;
 pub mod no_sleep;

@@ -10,6 +10,7 @@ use reqwest::{Client, Response, StatusCode};
 
 use super::call_failure;
 use super::paths::NodePaths;
+use crate::links::is_on_link;
 use crate::proof::{ConnectionEnd, NotProven, Proven, Question};
 use crate::transport::{AddressError, Transport, explain_tls};
 
@@ -55,8 +56,12 @@ impl Prover {
         Ok(Prover { url: url.to_owned(), address, client })
     }
 
-    /// Asks what answers there to prove that it has `cluster_key`, which is not sent. Takes at most 2 s. Errors: it cannot.
+    /// Asks what answers there to prove that it has `cluster_key`, which is not sent. Takes at most 2 s. Errors: it cannot, or
+    /// the address, which anybody may have announced, is in no network of this machine: nothing is sent there.
     pub async fn prove(&self, cluster_key: &str) -> Result<Proven, ProofFailure> {
+        if !is_on_link(self.address) {
+            return Err(ProofFailure::Unreachable("it is in no network of this machine".into()));
+        }
         let url = &self.url;
         let question = Question::new(cluster_key);
         let call = self.client.get(format!("{url}{BASE_PATH}/proof")).query(&[("message", question.message())]);

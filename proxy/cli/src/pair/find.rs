@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use baton_link::links::is_on_link;
 use baton_link::mdns::{self, Announced, Announcement, Instance, ServiceType, Sighting};
 use baton_pairing::{About, Joiner, MAX_FAILED_ATTEMPTS, PairingError, PairingSession, join};
 use baton_proxy::serve::CommandFailure;
@@ -110,8 +111,10 @@ async fn first_open(addresses: &[SocketAddr]) -> Option<SocketAddr> {
 async fn join_instance(joiner: &Joiner, instance: &Instance) -> Result<About, PairingError> {
     let mut failure = None;
     let deadline = Instant::now() + ADDRESSES_DEADLINE;
-    let open = first_open(&instance.addresses).await;
-    let others = instance.addresses.iter().filter(|address| Some(**address) != open);
+    // Anybody may have announced the others.
+    let near: Vec<SocketAddr> = instance.addresses.iter().copied().filter(|address| is_on_link(*address)).collect();
+    let open = first_open(&near).await;
+    let others = near.iter().filter(|address| Some(**address) != open);
     // Whoever announces a machine may name many addresses at which nothing answers.
     for address in open.iter().chain(others).take_while(|_| Instant::now() < deadline) {
         match join(joiner, &address.to_string()).await {
@@ -119,6 +122,8 @@ async fn join_instance(joiner: &Joiner, instance: &Instance) -> Result<About, Pa
             answer => return answer,
         }
     }
-    // An instance has at least one address.
-    Err(failure.unwrap_or(PairingError::Late))
+    Err(failure.unwrap_or_else(|| {
+        let address = instance.addresses.first().map_or_else(String::new, SocketAddr::to_string);
+        PairingError::Unreachable { address, error: std::io::Error::other("it is in no network of this machine") }
+    }))
 }
