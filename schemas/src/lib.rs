@@ -40,6 +40,7 @@ mod node_kv;
 pub mod ollama;
 pub mod openai;
 pub mod part_name;
+pub mod printable;
 mod reasoning_effort;
 pub mod request;
 mod sampling;

@@ -4,9 +4,14 @@ use std::time::Duration;
 
 use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
 use baton_proxy::serve::{CommandFailure, endpoint_url};
+use baton_schemas::printable::{printable, printable_within};
 use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
+use serde_json::Value;
+
+/// The longest text of an answer, characters. Warnings have some hundred.
+const MAX_TEXT_CHARS: usize = 1_000;
 
 /// The endpoint to call.
 #[derive(Args)]
@@ -85,8 +90,16 @@ impl EndpointArgs {
         }
     }
 
-    /// Reads the reply's body, of at most `most` bytes. Errors: it is longer, or does not arrive in time.
-    pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
+    /// Reads a reply of at most `most` bytes, whose texts can then be printed. Null if it is no JSON. Errors: it is longer, or does
+    /// not arrive in time.
+    pub(super) async fn answer(&self, reply: Response, most: usize) -> Result<Value, CommandFailure> {
+        let body = self.body(reply, most).await?;
+        let mut answer = serde_json::from_slice(&body).unwrap_or_default();
+        make_printable(&mut answer);
+        Ok(answer)
+    }
+
+    async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
         let mut body = Vec::new();
         while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
             if body.len() + chunk.len() > most {
@@ -102,6 +115,22 @@ impl EndpointArgs {
     }
 }
 
+/// What an endpoint says, and what others have said to it, must not control this terminal.
+fn make_printable(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = printable_within(text, MAX_TEXT_CHARS),
+        Value::Array(items) => items.iter_mut().for_each(make_printable),
+        Value::Object(fields) => {
+            let cleaned = std::mem::take(fields).into_iter().map(|(name, mut value)| {
+                make_printable(&mut value);
+                (printable(&name), value)
+            });
+            *fields = cleaned.collect();
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// The innermost cause, which is the system's message.
 pub(super) fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
@@ -109,4 +138,21 @@ pub(super) fn root_cause(error: &reqwest::Error) -> String {
         cause = inner;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_an_endpoint_answers_cannot_control_the_terminal() {
+        let evil = "\u{1b}[2J".repeat(1_000);
+        let mut answer = json!({ "models": [{ "name": evil, "n": 1 }], evil.clone(): { "message": "\u{9b}31m" } });
+        make_printable(&mut answer);
+        let text = answer.to_string();
+        assert!(!text.contains(|c: char| c.is_control()) && !text.contains("\\u001b"), "{text}");
+        assert!(text.chars().count() < 1_300 && answer["models"][0]["n"] == 1, "{text}");
+    }
 }

@@ -14,6 +14,7 @@ use baton_schemas::counted::counted;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use reqwest::header::CONTENT_TYPE;
+use serde::Deserialize;
 
 use super::endpoint::EndpointArgs;
 use super::terminal;
@@ -56,18 +57,16 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), CommandFailure> {
     let reply = args.endpoint.ask(TIMEOUT, call).await?;
     let status = reply.status().as_u16();
     let base = args.endpoint.base()?;
-    let body = args.endpoint.body(reply, MAX_PLAN_BYTES).await?;
+    let answer = args.endpoint.answer(reply, MAX_PLAN_BYTES).await?;
     if status != 200 {
-        let envelope: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
-        let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());
-        return Err(CommandFailure(match message {
+        return Err(CommandFailure(match answer["error"]["message"].as_str() {
             Some(message) => format!("{base} answered {status}: {message}"),
             None => format!("{base} is not a Baton endpoint: it answered {status}"),
         }));
     }
-    let plan: Result<Explanation, _> = serde_json::from_slice(&body);
+    let plan = Explanation::deserialize(&answer);
     let text = match plan {
-        Ok(_) if args.json => String::from_utf8_lossy(&body).into_owned(),
+        Ok(_) if args.json => answer.to_string(),
         Ok(plan) => table(&plan),
         Err(_) => return Err(CommandFailure(format!("{base} is not a Baton endpoint of this version"))),
     };

@@ -44,8 +44,3 @@ pub(super) fn announce(text: String) {
 pub(super) fn note(text: impl Display) {
     LOG.push_last(format!("{text}\n").as_bytes());
 }
-
-/// The text with `?` for control characters: text from another machine must not control this terminal.
-pub(super) fn without_controls(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}

@@ -7,6 +7,7 @@ use baton_link::node::{ClusterKey, ListenAddress, Listener, ServerTls};
 use baton_link::transport::{TlsError, Transport};
 use baton_proxy::log_target::NOTICE;
 use baton_schemas::node::{KEY_VARIABLE, TLS_PROPERTY};
+use baton_schemas::printable::printable;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -70,7 +71,7 @@ impl Door {
         let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
         let host = self.machine.clone().unwrap_or_else(host);
         let host: String =
-            mdns::printable(&host).split('.').next().unwrap_or_default().chars().take(MAX_HOST_CHARS).collect();
+            printable(&host).split('.').next().unwrap_or_default().chars().take(MAX_HOST_CHARS).collect();
         // The same when the node is started again. Two nodes of one machine have different ports.
         let name = match listening.port() {
             DEFAULT_PORT => host,

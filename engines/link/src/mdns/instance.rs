@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
+use baton_schemas::printable::printable;
 use mdns_sd::{ResolvedService, ScopedIp};
 
 /// The most addresses of one instance. A machine has a few for each of its networks.
@@ -10,9 +11,6 @@ const MAX_ADDRESSES: usize = 16;
 
 /// The most properties of one instance that are read.
 const MAX_PROPERTIES: usize = 16;
-
-/// The longest name or property that is read, characters.
-const MAX_CHARS: usize = 200;
 
 /// An announced instance of a service. Nothing of it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +27,7 @@ pub struct Instance {
 
 impl Instance {
     /// `None` if it has no address that a machine in the network can have.
-    pub(super) fn of(service: &ResolvedService) -> Option<Instance> {
+    pub fn of(service: &ResolvedService) -> Option<Instance> {
         let mut addresses: Vec<SocketAddr> =
             service.addresses.iter().filter_map(|ip| usable(ip, service.port)).collect();
         addresses.sort();
@@ -66,20 +64,6 @@ fn usable(ip: &ScopedIp, port: u16) -> Option<SocketAddr> {
     (port != 0 && is_scoped && is_host).then_some(address)
 }
 
-/// A text from the network for a terminal, a log or a page: without control characters and what reverses the direction
-/// of writing, and short.
-pub fn printable(text: &str) -> String {
-    let safe = |c: char| match c {
-        c if c.is_control() => char::REPLACEMENT_CHARACTER,
-        // Invisible characters that change how others are shown.
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => {
-            char::REPLACEMENT_CHARACTER
-        }
-        c => c,
-    };
-    text.chars().take(MAX_CHARS).map(safe).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use mdns_sd::ServiceInfo;
@@ -109,12 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_printable_and_short() {
+    fn texts_are_printable() {
         let found = instance("evil\u{1b}[2Jname\u{202e}", "192.168.0.7", 9000).unwrap();
         assert_eq!(found.name, "evil\u{fffd}[2Jname\u{fffd}");
         assert_eq!(found.properties["key"], "\u{fffd}[31mred");
-        assert_eq!(printable(&"x".repeat(1000)).len(), MAX_CHARS);
-        assert_eq!(printable("Ünïcode Mac 2"), "Ünïcode Mac 2");
     }
 
     #[test]

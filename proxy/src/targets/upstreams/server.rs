@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
+use baton_schemas::printable::printable_within;
 use baton_upstream::{ListedModel, ModelListing, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -350,5 +351,5 @@ fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
 
 /// Returns true for a plausible name. Names are shown in lists and terminals, and sent back to the upstream.
 fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && printable_within(name, MAX_NAME_BYTES) == name
 }
