@@ -30,6 +30,8 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
+use baton_schemas::printable::one_line;
+
 pub use kv_shape::{CELL_ALIGNMENT, CacheRow, KvShape, Sequences};
 pub use sizes::{COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
 pub use split::PartsError;
@@ -68,14 +70,14 @@ pub enum GgufError {
         version: u32,
     },
     /// A GGUF file, but not a projector (mmproj).
-    #[error("{} is not a projector but a model with architecture {architecture:?}", path.display())]
+    #[error("{} is not a projector but a model with architecture {}", path.display(), one_line(architecture))]
     NotProjector {
         /// The path as the user gave it.
         path: PathBuf,
         architecture: String,
     },
     /// A GGUF file, but not an adapter that can be applied.
-    #[error("{} cannot be used as a LoRA adapter: {why}", path.display())]
+    #[error("{} cannot be used as a LoRA adapter: {}", path.display(), one_line(why))]
     NotAdapter {
         /// The path as the user gave it.
         path: PathBuf,
@@ -85,7 +87,7 @@ pub enum GgufError {
     #[error(transparent)]
     Parts(#[from] PartsError),
     /// The header contradicts itself or the format.
-    #[error("the GGUF file {} is damaged: {what}", path.display())]
+    #[error("the GGUF file {} is damaged: {}", path.display(), one_line(what))]
     Malformed {
         /// The path as the user gave it.
         path: PathBuf,

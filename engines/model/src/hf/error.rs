@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use baton_schemas::printable::one_line;
+
 /// Why a model's folder cannot be used. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -35,7 +37,7 @@ pub enum FolderError {
         max_bytes: u64,
     },
     /// A file is not the JSON that it should be.
-    #[error("{} cannot be understood: {source}", path.display())]
+    #[error("{} cannot be understood: {}", path.display(), one_line(source))]
     Json {
         /// The file.
         path: PathBuf,
@@ -43,7 +45,7 @@ pub enum FolderError {
         source: serde_json::Error,
     },
     /// A file contradicts itself or its format.
-    #[error("{} is damaged: {what}", path.display())]
+    #[error("{} is damaged: {}", path.display(), one_line(what))]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -51,7 +53,7 @@ pub enum FolderError {
         what: String,
     },
     /// The model is of a kind that is not supported.
-    #[error("{} describes a model that is not supported: {why}", path.display())]
+    #[error("{} describes a model that is not supported: {}", path.display(), one_line(why))]
     Unsupported {
         /// The file that says so.
         path: PathBuf,

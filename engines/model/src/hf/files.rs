@@ -8,6 +8,9 @@ use serde::de::DeserializeOwned;
 
 use super::error::FolderError;
 
+/// The most values of a JSON file, by its punctuation. The largest tokenizers have some two million.
+const MAX_VALUES: usize = 6 << 20;
+
 /// Opens a file to read it.
 pub(super) fn open(path: &Path) -> Result<File, FolderError> {
     let unreadable = |source| FolderError::unreadable(path, source);
@@ -20,8 +23,17 @@ pub(super) fn open(path: &Path) -> Result<File, FolderError> {
 
 /// Reads a JSON file of at most `max_bytes`.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Result<T, FolderError> {
-    let text = read(path, max_bytes)?;
-    serde_json::from_slice(&text).map_err(|source| FolderError::Json { path: path.to_owned(), source })
+    parse_json(path, &read(path, max_bytes)?)
+}
+
+/// Parses the JSON of a file.
+pub(super) fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, FolderError> {
+    // Some fields become trees, in which a value of two bytes takes a hundred.
+    let n_values = text.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
+    if n_values > MAX_VALUES {
+        return Err(FolderError::malformed(path, format!("it has more than {MAX_VALUES} values")));
+    }
+    serde_json::from_slice(text).map_err(|source| FolderError::Json { path: path.to_owned(), source })
 }
 
 /// Reads a file of at most `max_bytes`.

@@ -5,6 +5,7 @@
 //! identify them. Nothing of a folder is executed. Every length is checked before memory is allocated.
 
 mod config;
+mod entries;
 mod error;
 mod files;
 mod tensors;
@@ -103,6 +104,12 @@ impl ModelFolder {
     pub fn n_embd(&self) -> usize {
         self.config.n_embd
     }
+}
+
+/// The number of tensors of a safetensors file in memory. For fuzz targets.
+#[doc(hidden)]
+pub fn count_tensors(file: &[u8]) -> Result<usize, FolderError> {
+    Tensors::count(file)
 }
 
 /// GGUF's key for the type of a file's weights, and two of llama.cpp's numbers.

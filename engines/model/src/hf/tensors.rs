@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 use baton_schemas::part_name::PartName;
 use serde::Deserialize;
-use serde_json::Value;
 
+use super::entries::{Dims, MAX_ENTRIES, Name, NamedEntries};
 use super::error::FolderError;
-use super::files::{existing, open, read_json};
+use super::files::{existing, open, parse_json, read_json};
 use crate::files::{ModelFile, ModelFiles};
 use crate::gguf::TensorInfo;
 
@@ -23,9 +23,6 @@ use crate::gguf::TensorInfo;
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 /// The largest known models have some hundred files.
 const MAX_FILES: usize = 4_096;
-/// Mixture-of-experts models that store each expert as a tensor have about 10⁵.
-const MAX_TENSORS: usize = 1 << 20;
-const MAX_DIMS: usize = 8;
 /// The file that says which tensor is in which file, if there are several.
 const INDEX: &str = "model.safetensors.index.json";
 /// Some hundred bytes a tensor.
@@ -93,7 +90,7 @@ impl Dtype {
 #[derive(Deserialize)]
 struct Entry {
     dtype: Dtype,
-    shape: Vec<u64>,
+    shape: Dims,
     data_offsets: [u64; 2],
 }
 
@@ -101,7 +98,7 @@ struct Entry {
 #[derive(Deserialize)]
 struct Index {
     /// Files by the names of tensors.
-    weight_map: BTreeMap<String, String>,
+    weight_map: NamedEntries<Name>,
 }
 
 /// A tensor, and its place.
@@ -160,19 +157,26 @@ impl Tensors {
         Ok(all)
     }
 
+    /// The number of tensors of a file in memory.
+    pub(super) fn count(file: &[u8]) -> Result<usize, FolderError> {
+        let mut all = Tensors { files: ModelFiles::default(), tensors: BTreeMap::new() };
+        all.add_header(WHOLE.into(), file, file.len() as u64)?;
+        Ok(all.tensors.len())
+    }
+
     /// Checks that the folder's files have what its index names.
     fn check_against(&self, index: &Path) -> Result<(), FolderError> {
-        let Index { weight_map } = read_json(index, MAX_INDEX_BYTES)?;
+        let Index { weight_map: NamedEntries(weight_map) } = read_json(index, MAX_INDEX_BYTES)?;
         let files = self.files.all().iter().enumerate();
         let known: BTreeMap<&str, usize> =
             files.filter_map(|(file_idx, file)| Some((file.path.file_name()?.to_str()?, file_idx))).collect();
         // Quantized copies in one file often have the index of their original.
-        if known.contains_key(WHOLE) && !weight_map.values().any(|file| file == WHOLE) {
+        if known.contains_key(WHOLE) && !weight_map.iter().any(|(_, Name(file))| file == WHOLE) {
             return Ok(());
         }
-        for (tensor, name) in &weight_map {
+        for (tensor, Name(name)) in &weight_map {
             let path = index.with_file_name(name);
-            let Some(&file_idx) = known.get(&**name) else { return Err(FolderError::Missing { path }) };
+            let Some(&file_idx) = known.get(name.as_str()) else { return Err(FolderError::Missing { path }) };
             if self.tensors.get(tensor).is_none_or(|found| found.file != file_idx) {
                 let what =
                     format!("it lacks the tensor {tensor:?}, which {INDEX} says is in it: it is of another model");
@@ -183,10 +187,15 @@ impl Tensors {
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), FolderError> {
+        let file = open(&path)?;
+        let file_bytes = file.metadata().map_err(|source| FolderError::unreadable(&path, source))?.len();
+        self.add_header(path, file, file_bytes)
+    }
+
+    /// Adds what the header of a file of this length says.
+    fn add_header(&mut self, path: PathBuf, mut file: impl Read, file_bytes: u64) -> Result<(), FolderError> {
         let unreadable = |source| FolderError::unreadable(&path, source);
         let malformed = |what: String| FolderError::malformed(&path, what);
-        let mut file = open(&path)?;
-        let file_bytes = file.metadata().map_err(unreadable)?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(unreadable)?;
         let n_header = u64::from_le_bytes(length);
@@ -198,27 +207,24 @@ impl Tensors {
         }
         let mut header = vec![0; n_header as usize];
         file.read_exact(&mut header).map_err(unreadable)?;
-        let header: BTreeMap<String, Value> =
-            serde_json::from_slice(&header).map_err(|source| FolderError::Json { path: path.clone(), source })?;
+        let NamedEntries(header) = parse_json::<NamedEntries<Entry>>(&path, &header)?;
         let file_idx = self.files.all().len();
         let mut last_end = data_start;
-        for (name, entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let entry: Entry =
-                serde_json::from_value(entry).map_err(|source| FolderError::Json { path: path.clone(), source })?;
-            let Entry { dtype, shape, data_offsets: [begin, end] } = entry;
+        for (name, entry) in header {
+            let Entry { dtype, shape: Dims(shape), data_offsets: [begin, end] } = entry;
             let n_bytes = shape.iter().try_fold(dtype.bytes(), |n, dim| n.checked_mul(*dim));
             let end_in_file = data_start.checked_add(end).filter(|_| begin <= end && n_bytes == Some(end - begin));
-            let Some(end_in_file) = end_in_file.filter(|_| shape.len() <= MAX_DIMS) else {
+            let Some(end_in_file) = end_in_file else {
                 return Err(malformed(format!("the tensor {name:?} has {begin}..{end} for the shape {shape:?}")));
             };
             last_end = last_end.max(end_in_file);
             let tensor = Tensor { dtype, shape, file: file_idx, start: data_start + begin, n_bytes: end - begin };
             if self.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(malformed(format!("the tensor {name:?} is in two files")));
+                return Err(malformed(format!("the tensor {name:?} is there twice")));
             }
-        }
-        if self.tensors.len() > MAX_TENSORS {
-            return Err(malformed(format!("there are more than {MAX_TENSORS} tensors")));
+            if self.tensors.len() > MAX_ENTRIES {
+                return Err(malformed(format!("there are more than {MAX_ENTRIES} tensors")));
+            }
         }
         if last_end != file_bytes {
             return Err(malformed(format!("it has {file_bytes} bytes, and its header describes {last_end}")));

@@ -240,10 +240,50 @@ fn damaged_and_missing_files_are_named() {
     assert!(error(&weights(b"\x02\0\0\0\0\0\0\0{")).contains("is damaged"));
     assert!(error(&weights(b"\x02\0\0\0\0\0\0\0{]")).contains("cannot be understood"));
     let twice = error(&|folder| write_weights(folder, "model-2.safetensors", "BF16", 1));
-    assert!(twice.contains("is in two files"), "{twice}");
+    assert!(twice.contains("is there twice"), "{twice}");
     let short = error(&|folder| write_weights(folder, "model.safetensors", "F32", 1));
     assert!(short.contains("0..16 for the shape [2, 4]"), "{short}");
     assert!(matches!(ModelFolder::open("/nowhere"), Err(FolderError::NoFolder { .. })));
+}
+
+#[test]
+fn a_header_or_an_index_cannot_become_more_than_its_bytes() {
+    let tensor = r#"{"dtype":"F32","shape":[],"data_offsets":[0,4]}"#;
+    let refused = |name: &str, before: &str, repeated: &str, after: &str| {
+        let folder = folder(|_, _| {});
+        let n = (4 << 20) / repeated.len();
+        let text = format!("{before}{}{after}", repeated.repeat(n));
+        let length = (text.len() as u64).to_le_bytes();
+        let length = if name == "model.safetensors" { &length[..] } else { &[] };
+        fs::write(folder.path().join(name), [length, text.as_bytes(), &[0; 4]].concat()).unwrap();
+        let error = ModelFolder::open(folder.path()).err().expect("it is refused").to_string();
+        assert!(!error.contains('\n') && error.len() < 1_000, "{} bytes: {}", error.len(), &error[..100]);
+        error
+    };
+    let metadata_then = format!(r#"[]],"a":{tensor},"a":{tensor}}}"#);
+    let tensor_of_long_name = format!(r#"":{tensor}}}"#);
+    for (before, repeated, after, reason) in [
+        (r#"{"a":{"dtype":""#, "x", r#"","shape":[],"data_offsets":[0,4]}}"#, "unknown variant"),
+        (r#"{"a":{"dtype":"F32","shape":["#, "1,", r#"1],"data_offsets":[0,4]}}"#, "more than 8 dimensions"),
+        (r#"{"a":{"dtype":"F32","shape":[],"data_offsets":["#, "0,", "0]}}", "cannot be understood"),
+        (r#"{""#, "\u{1b}[2J", r#"":1}"#, "control character"),
+        (r#"{""#, "x", &tensor_of_long_name, "a name of 4194304 bytes"),
+        (r#"{"a":["#, "[],", "[]]}", "cannot be understood"),
+        (r#"{"__metadata__":["#, "[],", &metadata_then, "is there twice"),
+    ] {
+        let error = refused("model.safetensors", before, repeated, after);
+        assert!(error.contains(reason), "{reason:?} in {error}");
+    }
+    let error = refused("model.safetensors.index.json", r#"{"weight_map":{"a":""#, "x", r#""}}"#);
+    assert!(error.contains("a name of 4194304 bytes"), "{error}");
+}
+
+#[test]
+fn a_tree_of_values_has_a_limit() {
+    let folder = folder(|_, _| {});
+    fs::write(folder.path().join("tokenizer.json"), format!("{{\"normalizer\":[{}0]}}", "0,".repeat(6 << 20))).unwrap();
+    let error = ModelFolder::open(folder.path()).err().expect("it is refused").to_string();
+    assert!(error.contains("more than 6291456 values"), "{error}");
 }
 
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
