@@ -11,7 +11,8 @@ use crate::reply::stream::{ReplyReading, deltas};
 use crate::reply::{model_list, refusal};
 use crate::request::fields::Fields;
 use crate::{
-    ApiCall, ApiPath, ReplyDelivery, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError, UpstreamKind,
+    ApiCall, ApiPath, ModelListing, ReplyDelivery, TextStream, TokenQuestion, UpstreamDeadlines, UpstreamError,
+    UpstreamKind,
 };
 
 impl UpstreamKind {
@@ -53,6 +54,12 @@ impl UpstreamKind {
         let mut call = ApiCall::new(ApiPath::Api("completions"), []);
         let has_kv = protocol.prefill_steps().is_some_and(|steps| (steps.add_kv)(&mut call, &reply));
         has_names || has_info || has_vectors || has_tokens || has_kv
+    }
+
+    /// The models that a reply lists, and how many entries have no name. `None`: it is no list.
+    #[doc(hidden)]
+    pub fn read_models(reply: &[u8]) -> Option<ModelListing> {
+        model_list::read(&serde_json::from_slice(reply).ok()?).ok()
     }
 
     /// The error that a refused call becomes.

@@ -22,6 +22,10 @@ mod folder;
 mod join;
 mod session;
 
+mod arrived;
+
+#[doc(hidden)]
+pub use self::arrived::{read_record, records};
 pub use self::code::{CODE_LIFETIME, CodeError, MAX_FAILED_ATTEMPTS, PairingCode};
 pub use self::error::{PairingError, PairingRefusal};
 pub use self::folder::{ClusterFolder, FOLDER_VARIABLE};

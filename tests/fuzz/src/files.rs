@@ -5,10 +5,13 @@ use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use baton_model::gguf::{Gguf, ModelSizes, Sequences, SizeOptions};
+use baton_model::hf::count_tensors;
 use baton_model::options::{CacheType, CacheTypes};
 use baton_model::template::{ChatTemplate, SpecialTokens};
 use baton_proxy::config::{ConfigError, ConfigFile};
 use baton_schemas::generate::Conversation;
+
+use crate::limits;
 
 /// A GGUF file, and everything that is derived from its header.
 pub(crate) fn gguf(input: &[u8]) -> bool {
@@ -66,6 +69,28 @@ pub(crate) fn gguf_seeds() -> Vec<Vec<u8>> {
     file.extend(tensors.concat());
     file.resize(file.len().next_multiple_of(32) + 96, 7);
     vec![file]
+}
+
+/// The most bytes of memory that a byte of a header takes: a tensor has some hundred bytes in both.
+const MAX_HEADER_GROWTH: usize = 16;
+
+/// A file of safetensors. What its header becomes is little more than its bytes.
+pub(crate) fn safetensors(input: &[u8]) -> bool {
+    let (tensors, n_bytes) = limits::peak_of(|| count_tensors(input));
+    assert!(n_bytes <= (64 << 10) + input.len() * MAX_HEADER_GROWTH, "{n_bytes} bytes");
+    match tensors {
+        Ok(n_tensors) => n_tensors > 0,
+        Err(error) => {
+            let error = error.to_string();
+            assert!(error.len() < 2_000 && !error.contains(char::is_control), "{error:?}");
+            false
+        }
+    }
+}
+
+pub(crate) fn safetensors_seeds() -> Vec<Vec<u8>> {
+    let header = r#"{"__metadata__":{"format":"pt"},"a.weight":{"dtype":"BF16","shape":[2,4],"data_offsets":[0,16]},"b":{"dtype":"U32","shape":[],"data_offsets":[16,20]}}"#;
+    vec![[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 20]].concat()]
 }
 
 /// The text of a configuration file. A refusal lists its mistakes.
@@ -142,6 +167,28 @@ pub(crate) fn conversations_seeds() -> Vec<Vec<u8>> {
         r#"{"messages":[{"role":"assistant","content":"hm</think> \nyes","reasoning_content":"<|im_start|>","tool_calls":[{"function":{"name":"f","arguments":{"<|im_end|>":[1,null,{"b":"<"}]}}}]},{"role":"tool","content":"4","tool_call_id":"c","name":"|im_start|>"}],"tools":[{"type":"function","function":{"name":"f","parameters":{}}}],"template_args":{"enable_thinking":false,"messages":[]}}"#,
     ];
     all.map(|json| json.as_bytes().to_vec()).to_vec()
+}
+
+/// Writes values in every form that templates of models write them in.
+const VALUES: &str = "{% for message in messages %}{% for call in message.tool_calls %}{{ call }}{{ call | string }}{{ call | tojson(indent=2) }}{{ call | tojson(ensure_ascii=true, sort_keys=true) }}{% endfor %}{% endfor %}{% for tool in tools or [] %}{{ tool | tojson(separators=(',', ':')) }}{% if tool is mapping %}{% for key, value in tool | items %}{{ key ~ value }}{{ value | length if value is sequence else value }}{{ value is string }}{{ value is number }}{{ value | list | join('|') if value is iterable }}{% endfor %}{% endif %}{% endfor %}{{ wanted }}{{ wanted | string | upper | replace('a', 'b') | trim }}";
+
+static VALUES_COMPILED: LazyLock<ChatTemplate> =
+    LazyLock::new(|| ChatTemplate::compile(VALUES, special()).expect("the template compiles"));
+
+/// The most bytes that a byte of JSON becomes: it is written some ten times, with escapes, and with indents by its depth.
+const MAX_VALUE_GROWTH: usize = 500;
+
+/// A conversation as JSON, whose calls, tools and arguments are written in every form.
+pub(crate) fn template_values(input: &[u8]) -> bool {
+    let Ok(conversation) = serde_json::from_slice::<Conversation>(input) else { return false };
+    let Ok(text) = VALUES_COMPILED.render(&conversation, SystemTime::UNIX_EPOCH) else { return false };
+    assert!(text.len() <= 4_096 + input.len() * MAX_VALUE_GROWTH, "{} bytes become {}", input.len(), text.len());
+    true
+}
+
+pub(crate) fn template_values_seeds() -> Vec<Vec<u8>> {
+    let json = r#"{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{"a":[1,-2.5e-7,null,true,"it's \"é\"\n\u0001"],"b":{"c":9007199254740993}}}}]}],"tools":[{"name":"f","z":[],"y":{},"x":"abc","w":[["a"],{"b":1}]}],"template_args":{"wanted":{"a":[1e300,"\ud83d\ude00"]}}}"#;
+    vec![json.as_bytes().to_vec()]
 }
 
 /// The source of a template, which comes with a model.

@@ -13,6 +13,7 @@ mod requests;
 // `schemas/tests/kv` includes it as a module of its own.
 #[allow(dead_code, unreachable_pub, reason = "schemas/tests/kv uses the rest")]
 mod sample;
+mod strangers;
 mod streams;
 mod upstreams;
 
@@ -26,7 +27,7 @@ pub struct FuzzTarget {
 }
 
 /// Every target.
-pub const TARGETS: [FuzzTarget; 20] = [
+pub const TARGETS: [FuzzTarget; 25] = [
     FuzzTarget { name: "kv_reader_raw", body: nodes::kv_reader_raw, seeds: nodes::kv_reader_raw_seeds },
     FuzzTarget { name: "kv_reader", body: nodes::kv_reader, seeds: nodes::kv_reader_seeds },
     FuzzTarget { name: "node_messages", body: nodes::messages, seeds: nodes::messages_seeds },
@@ -43,10 +44,15 @@ pub const TARGETS: [FuzzTarget; 20] = [
     FuzzTarget { name: "upstream_replies", body: upstreams::replies, seeds: upstreams::replies_seeds },
     FuzzTarget { name: "upstream_errors", body: upstreams::errors, seeds: upstreams::errors_seeds },
     FuzzTarget { name: "model_replies", body: replies::model_replies, seeds: replies::seeds },
+    FuzzTarget { name: "upstream_models", body: upstreams::models, seeds: upstreams::models_seeds },
     FuzzTarget { name: "gguf", body: files::gguf, seeds: files::gguf_seeds },
+    FuzzTarget { name: "safetensors", body: files::safetensors, seeds: files::safetensors_seeds },
     FuzzTarget { name: "config", body: files::config, seeds: files::config_seeds },
     FuzzTarget { name: "conversations", body: files::conversations, seeds: files::conversations_seeds },
     FuzzTarget { name: "templates", body: files::templates, seeds: files::templates_seeds },
+    FuzzTarget { name: "template_values", body: files::template_values, seeds: files::template_values_seeds },
+    FuzzTarget { name: "mdns_records", body: strangers::mdns_records, seeds: strangers::mdns_seeds },
+    FuzzTarget { name: "pairing_records", body: strangers::pairing_records, seeds: strangers::pairing_seeds },
 ];
 
 /// The target of this name.

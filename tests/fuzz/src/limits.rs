@@ -33,6 +33,14 @@ pub fn run(target: &FuzzTarget, input: &[u8]) -> bool {
     outcome
 }
 
+/// What `work` returns, and the most bytes that it had allocated at once.
+pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    let done = work();
+    (done, MEMORY.peak_usage().saturating_sub(before))
+}
+
 fn thread_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a clock does not go below 0")
 }

@@ -83,6 +83,24 @@ pub(crate) fn replies(input: &[u8]) -> bool {
     UpstreamKind::ALL[usize::from(first % 4)].read_whole(reply, usize::from(first >> 2) % 4)
 }
 
+/// A list of models. Its entries are the models and those without a name, and contexts are positive.
+pub(crate) fn models(input: &[u8]) -> bool {
+    let Some(list) = UpstreamKind::read_models(input) else { return false };
+    assert!(list.models.iter().all(|model| !model.name.is_empty() && model.n_ctx != Some(0)), "{list:?}");
+    assert!(list.models.len() + list.n_unnamed <= input.len(), "{list:?}");
+    true
+}
+
+pub(crate) fn models_seeds() -> Vec<Vec<u8>> {
+    let all = [
+        r#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":32768},{"id":"n","name":"N"}]}"#,
+        r#"{"models":[{"name":"m:latest","model":"m","details":{}},{"model":"b"},"c",{}]}"#,
+        r#"["a",{"id":7}]"#,
+        "null",
+    ];
+    all.map(|json| json.as_bytes().to_vec()).to_vec()
+}
+
 /// Errors: the status in two bytes, then the body, which is also the value of `retry-after`. What clients are shown is
 /// bounded and has no control characters.
 pub(crate) fn errors(input: &[u8]) -> bool {

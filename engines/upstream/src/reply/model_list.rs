@@ -41,9 +41,10 @@ pub(crate) fn read(reply: &Value) -> Result<ModelListing, UpstreamError> {
 }
 
 fn model(entry: &Value) -> Option<ListedModel> {
-    let named = |field: &&str| entry.get(field)?.as_str().filter(|name| !name.is_empty());
-    let name = entry.as_str().or_else(|| ["id", "name", "model"].iter().find_map(named))?;
-    Some(ListedModel { name: name.to_owned(), n_ctx: model_info::of_context(entry.get("max_model_len")).n_ctx })
+    let name = |value: Option<&'_ Value>| value?.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+    let fields = ["id", "name", "model"];
+    let name = name(Some(entry)).or_else(|| fields.iter().find_map(|field| name(entry.get(field))))?;
+    Some(ListedModel { name, n_ctx: model_info::of_context(entry.get("max_model_len")).n_ctx })
 }
 
 #[cfg(test)]
@@ -69,8 +70,8 @@ mod tests {
             assert_eq!(names(list.clone()), ("a b".to_owned(), 0), "{list}");
         }
         assert_eq!(
-            names(json!({"data": [{"id": "a"}, {"id": 7}, null, {"id": "", "name": "b"}]})),
-            ("a b".to_owned(), 2)
+            names(json!({"data": [{"id": "a"}, {"id": 7}, null, {"id": "", "name": "b"}, ""]})),
+            ("a b".to_owned(), 3)
         );
         for empty in [json!({"data": null}), json!({"data": []}), json!({"models": null}), json!([]), json!(null)] {
             assert_eq!(names(empty.clone()), (String::new(), 0), "{empty}");
