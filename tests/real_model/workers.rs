@@ -1,17 +1,19 @@
 //! One model on several workers: the same replies, and a worker that fails costs a restart of its engine and no reply.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use harness::{
-    BATON, BatonNode, BatonServer, CLUSTER_KEY, Process, chat, children_of, eventually, free_address, is_alive,
-    long_prompt, model, read_all,
+    BATON, BatonNode, BatonServer, CLUSTER_KEY, Process, chat, children_of, eventually, eventually_async, free_address,
+    is_alive, long_prompt, model, read_all,
 };
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The version of the workers' protocol that no release will have.
 const OTHER_VERSION: u16 = u16::MAX;
@@ -269,7 +271,8 @@ async fn a_worker_with_another_key_or_version_is_named_and_costs_no_reply() {
 /// Listening TCP ports of a process.
 fn ports_of(pid: Pid) -> Vec<u16> {
     let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
-    let links = std::fs::read_dir(folder).unwrap().flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let links = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let sockets: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let rows = table.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
@@ -305,9 +308,7 @@ async fn a_stranger_on_a_port_gets_nothing_and_disturbs_nobody() {
     for port in ports {
         let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        // ggml's greeting.
-        let hello = [&[14u8][..], &24u64.to_le_bytes(), &[0; 24]].concat();
-        let _ = stranger.write_all(&hello);
+        let _ = stranger.write_all(&greeting());
         let answer = stranger.read(&mut [0; 64]);
         assert!(matches!(answer, Ok(0) | Err(_)), "port {port} answers a stranger: {answer:?}");
     }
@@ -315,21 +316,70 @@ async fn a_stranger_on_a_port_gets_nothing_and_disturbs_nobody() {
     assert_eq!((lender_of(&worker), kept(&node)), (lender, engine));
 }
 
+/// ggml's greeting.
+fn greeting() -> Vec<u8> {
+    [&[14u8][..], &24u64.to_le_bytes(), &[0; 24]].concat()
+}
+
+#[cfg(target_os = "linux")]
 #[test]
-fn a_lender_serves_the_caller_that_its_parent_names_and_nobody_else() {
+fn a_lender_calls_its_parent_and_serves_nobody_else() {
+    let parent = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut child = Command::new(&*BATON);
     let child = child.args(["lend", "--threads", "1", "--device", "cpu"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Process(child.spawn().unwrap());
+    child.stdin.as_mut().unwrap().write_all(format!("{}\n", parent.local_addr().unwrap()).as_bytes()).unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let mut event = |what: &str| lines.find(|line| line.contains(what)).unwrap_or_else(|| panic!("no {what}"));
-    let ready: Value = serde_json::from_str(&event("ready")).unwrap();
-    let address = ready["address"].as_str().unwrap().to_owned();
-    let stranger = eventually("the server", || TcpStream::connect(&address).ok());
-    let own = free_address();
-    child.stdin.as_mut().unwrap().write_all(format!("{own}\n").as_bytes()).unwrap();
-    let failed = event("failed");
-    assert!(failed.contains(&stranger.local_addr().unwrap().to_string()), "{failed}");
+    let ready: Value = serde_json::from_str(&lines.find(|line| line.contains("ready")).unwrap()).unwrap();
+    let (mut session, caller) = parent.accept().unwrap();
+    assert_eq!(ready["address"], caller.to_string());
+    let ports = ports_of(Pid::from_raw(child.id().cast_signed()).unwrap());
+    let mut stranger = TcpStream::connect(("127.0.0.1", ports[0])).unwrap();
+    stranger.write_all(&greeting()).unwrap();
+    session.write_all(&greeting()).unwrap();
+    assert!(session.read(&mut [0; 64]).unwrap() > 0, "the parent is answered");
+    stranger.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    assert!(matches!(stranger.read(&mut [0; 64]), Ok(0) | Err(_)), "a stranger is answered");
+    drop(session);
     eventually("its end", || child.try_wait().unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_that_connects_again_and_again_ends_no_session() {
+    let worker = worker();
+    let (url, pid) = (format!("{}/node/v1/worker/session", worker.url), worker.pid());
+    // The connections of the stranger, and whether it goes on.
+    let (n_held, goes_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+    let (n_its, it_goes_on) = (Arc::clone(&n_held), Arc::clone(&goes_on));
+    // Connects to the server of each session's process as soon as it listens.
+    let stranger = std::thread::spawn(move || {
+        let mut held = Vec::new();
+        while it_goes_on.load(Ordering::Relaxed) {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+            let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+            for child in children.collect::<String>().split_whitespace() {
+                let ports = ports_of(Pid::from_raw(child.parse().unwrap()).unwrap());
+                let addresses = ports.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+                held.extend(
+                    addresses.filter_map(|at| TcpStream::connect_timeout(&at, Duration::from_millis(100)).ok()),
+                );
+            }
+            n_its.store(held.len(), Ordering::Relaxed);
+        }
+    });
+    for n in 0..5 {
+        let call = reqwest::Client::new().get(&url).bearer_auth(CLUSTER_KEY).header("connection", "upgrade");
+        let call = call.header("upgrade", "baton-worker").header("baton-worker-version", 1);
+        let session = call.send().await.unwrap();
+        assert_eq!(session.status(), 101, "session {n}");
+        let mut session = session.upgrade().await.unwrap();
+        session.write_all(&greeting()).await.unwrap();
+        assert!(session.read(&mut [0; 64]).await.unwrap() > 0, "session {n} is answered");
+        eventually_async("the stranger", async || n_held.load(Ordering::Relaxed) > n).await;
+    }
+    goes_on.store(false, Ordering::Relaxed);
+    stranger.join().unwrap();
 }
 
 #[test]

@@ -86,14 +86,19 @@ fn function(name: &CStr) -> Result<*mut c_void, LoadError> {
     if function.is_null() { Err(LoadError::Backend(NO_RPC.to_owned())) } else { Ok(function) }
 }
 
-/// This process's TCP connections: the local and the remote address of each.
+/// This process's TCP sockets.
 #[derive(Debug)]
-pub(crate) struct OwnSockets(Vec<(SocketAddr, SocketAddr)>);
+pub(crate) struct OwnSockets {
+    /// The local and the remote address of each connection.
+    connected: Vec<(SocketAddr, SocketAddr)>,
+    /// The addresses of sockets that are not connected.
+    bound: Vec<SocketAddr>,
+}
 
 impl OwnSockets {
     /// The connections that are open now.
     pub(crate) fn now() -> std::io::Result<OwnSockets> {
-        let mut open = Vec::new();
+        let (mut connected, mut bound) = (Vec::new(), Vec::new());
         // Linux and macOS list a process's descriptors here.
         for entry in std::fs::read_dir(Path::new("/dev/fd"))? {
             let number = entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
@@ -104,19 +109,28 @@ impl OwnSockets {
             let socket = SockRef::from(&descriptor);
             let local = socket.local_addr().ok().and_then(|address| address.as_socket());
             let remote = socket.peer_addr().ok().and_then(|address| address.as_socket());
-            open.extend(local.zip(remote));
+            match (local, remote) {
+                (Some(local), Some(remote)) => connected.push((local, remote)),
+                (Some(local), None) => bound.push(local),
+                (None, _) => {}
+            }
         }
-        Ok(OwnSockets(open))
+        Ok(OwnSockets { connected, bound })
+    }
+
+    /// Returns true if a socket of this process has this address, and listens there or is about to.
+    pub(crate) fn has_bound(&self, address: SocketAddr) -> bool {
+        self.bound.contains(&address)
     }
 
     /// Returns true if this process has connected from `local` to `remote`.
     pub(crate) fn has_connection(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        self.0.contains(&(local, remote))
+        self.connected.contains(&(local, remote))
     }
 
     /// The other ends of the connections to this process's `address`.
     pub(crate) fn callers(&self, address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
-        self.0.iter().filter(move |(local, _)| *local == address).map(|(_, remote)| *remote)
+        self.connected.iter().filter(move |(local, _)| *local == address).map(|(_, remote)| *remote)
     }
 }
 
@@ -135,6 +149,7 @@ mod tests {
         let (accepted, peer) = listener.accept().unwrap();
         let open = OwnSockets::now().unwrap();
         assert!(open.has_connection(peer, address) && !open.has_connection(peer, peer));
+        assert!(open.has_bound(address) && !open.has_bound(peer));
         assert!(open.has_connection(accepted.local_addr().unwrap(), peer));
         assert_eq!(open.callers(address).collect::<Vec<_>>(), [peer]);
         drop(client);

@@ -1,37 +1,38 @@
 //! The child of one session, which `baton lend` runs: ggml's RPC server on a port of loopback, for the one caller that
-//! its parent names.
+//! started this process.
 //!
 //! ```text
-//! child                                parent
-//! {"ready": address}        ─────────►  connects to the address
-//!                           ◄─────────  the address that it has connected from
-//! {"ready"}                 ─────────►  uses the connection
-//! a byte a second           ─────────►
+//! parent                               child
+//! the address where it listens ──────► connects to its own server before anybody else can, then to the parent
+//!                              ◄────── {"ready": address}: from where it has connected
+//! accepts that connection      ◄─────► bytes of both connections
+//!                              ◄────── a byte a second
 //! ```
+//!
+//! The server trusts whoever connects, and serves one connection after another. So its first caller is this process itself. Others,
+//! who see the port once it is open, wait behind that connection, which ends with this process.
 
-use std::collections::HashSet;
 use std::io::{BufRead, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use baton_process::parent;
 use baton_schemas::node::ChildEvent;
 use baton_schemas::worker::LentDevice;
 use rustix::process::{Resource, Rlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
 
 use crate::llama::{devices, rpc};
 use crate::serving::LoadError;
 
-/// Time for the server to accept the parent's connection.
+/// Time for the server to listen and to accept.
 const ACCEPT_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How often the server's connections are looked at until the parent's is there. A stranger that comes and leaves between two
-/// looks is not seen.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How often the child shows that it is alive.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// Bytes that are carried at once.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// The longest address, bytes.
 const MAX_ADDRESS_BYTES: u64 = 64;
@@ -86,45 +87,19 @@ pub fn run(lent: &Lent, before_serving: impl FnOnce()) -> Result<(), ChildError>
         setrlimit(Resource::Data, Rlimit { current: most, maximum: most }).map_err(std::io::Error::from)?;
     }
     let indices = devices::lendable(lent.device.as_deref())?;
-    // The server takes a number. The port is free again for a moment; if another program takes it, the server cannot
-    // listen.
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let parent = caller()?;
+    before_serving();
+    let address = free_address()?;
     let n_threads = lent.n_threads;
     let server =
         std::thread::Builder::new().name("rpc".into()).spawn(move || rpc::serve(address, n_threads, &indices))?;
-    parent::tell(&ChildEvent::Ready { address: Some(address) });
-    let (named, named_caller) = mpsc::channel();
-    std::thread::Builder::new().name("caller".into()).spawn(move || named.send(caller()))?;
-    let deadline = Instant::now() + ACCEPT_DEADLINE;
-    let mut callers = HashSet::new();
-    // Also a caller that has left again must not have been another one.
-    let caller = loop {
-        callers.extend(rpc::OwnSockets::now()?.callers(address));
-        match named_caller.recv_timeout(LOOK_INTERVAL) {
-            Ok(caller) => break caller?,
-            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-            Err(_) => return Err(ChildError::NoCaller),
-        }
-    };
-    before_serving();
-    loop {
-        callers.extend(rpc::OwnSockets::now()?.callers(address));
-        if let Some(stranger) = callers.iter().find(|address| **address != caller) {
-            return Err(ChildError::Stranger(*stranger));
-        }
-        if callers.contains(&caller) {
-            break;
-        }
-        if server.is_finished() || Instant::now() > deadline {
-            return Err(ChildError::NotAccepted);
-        }
-        std::thread::sleep(LOOK_INTERVAL);
-    }
-    parent::tell(&ChildEvent::Ready { address: None });
+    let own = first_caller(address, || server.is_finished())?;
+    let up = TcpStream::connect(parent)?;
+    parent::tell(&ChildEvent::Ready { address: Some(up.local_addr()?) });
+    carry(&up, &own)?;
+    carry(&own, &up)?;
     loop {
         std::thread::sleep(SIGN_OF_LIFE);
-        // Later callers wait behind the parent's connection, which ends only with this process.
         if server.is_finished() {
             return Err(ChildError::NotAccepted);
         }
@@ -134,7 +109,66 @@ pub fn run(lent: &Lent, before_serving: impl FnOnce()) -> Result<(), ChildError>
     }
 }
 
-/// The address that the parent has connected from.
+/// An address for the server. It is free again for a moment, and nothing listens there: nobody sees it before the server does.
+fn free_address() -> std::io::Result<SocketAddr> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    socket.local_addr()?.as_socket().ok_or_else(|| std::io::Error::other("a socket without an address"))
+}
+
+/// Connects to the server of this process before others do, and waits until it has accepted that. Errors: another one was first.
+fn first_caller(address: SocketAddr, has_ended: impl Fn() -> bool) -> Result<TcpStream, ChildError> {
+    let deadline = Instant::now() + ACCEPT_DEADLINE;
+    let is_late = || has_ended() || Instant::now() > deadline;
+    // All looks are without a pause: others look for open ports, too, and may come and leave between two looks. A call before the
+    // socket is bound would show them the port.
+    while !rpc::OwnSockets::now()?.has_bound(address) {
+        if is_late() {
+            return Err(ChildError::NotAccepted);
+        }
+        std::thread::yield_now();
+    }
+    let own = loop {
+        match TcpStream::connect(address) {
+            Ok(own) => break own,
+            Err(error) if is_late() => return Err(error.into()),
+            Err(_) => {}
+        }
+    };
+    own.set_nodelay(true)?;
+    let caller = own.local_addr()?;
+    loop {
+        let callers: Vec<SocketAddr> = rpc::OwnSockets::now()?.callers(address).collect();
+        if let Some(stranger) = callers.iter().find(|address| **address != caller) {
+            return Err(ChildError::Stranger(*stranger));
+        }
+        if callers.contains(&caller) {
+            return Ok(own);
+        }
+        if is_late() {
+            return Err(ChildError::NotAccepted);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Carries the bytes of one connection to another on a thread. Its end is the end of this process.
+fn carry(from: &TcpStream, to: &TcpStream) -> std::io::Result<()> {
+    let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
+    to.set_nodelay(true)?;
+    let carry = move || {
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(n @ 1..) = from.read(&mut piece) {
+            if to.write_all(&piece[..n]).is_err() {
+                break;
+            }
+        }
+        parent::end_at_once()
+    };
+    std::thread::Builder::new().name("carrier".into()).spawn(carry).map(drop)
+}
+
+/// The address where the parent listens.
 fn caller() -> Result<SocketAddr, ChildError> {
     let mut line = String::new();
     std::io::stdin().lock().take(MAX_ADDRESS_BYTES).read_line(&mut line)?;

@@ -1,11 +1,11 @@
 //! A session: one user of a worker's devices. It runs in a child process that ends with it, so nothing is left over: no
 //! memory, no tensors, and no damage.
 //!
-//! The child runs ggml's RPC server, which serves whoever connects to its port of loopback. So the child is told from
-//! which port this process has connected, and ends at once if it was anybody else.
+//! The child runs ggml's RPC server, which serves whoever connects to its port of loopback first: that is the child itself, which
+//! then connects here. Who connects to this process's port instead of the child is refused.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use baton_process::{ChildCommand, ChildProcess, StartFailure};
 use baton_schemas::worker::{LentDevice, MAX_WORKERS};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -32,8 +32,11 @@ const SILENCE_DEADLINE: Duration = Duration::from_secs(5);
 /// The age at which a description of free memory is made again, when a node asks for it.
 const REFRESH_AFTER: Duration = Duration::from_secs(30);
 
-/// How often a connection to the child is tried until its server listens.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+/// Children that are started for a session. Somebody else on this machine may be the first caller of one's server.
+const MAX_STARTS: usize = 3;
+
+/// Connections that may wait while the child's is looked for.
+const BACKLOG: u32 = 16;
 
 /// The devices to lend, and the program that lends them.
 #[derive(Debug, Clone)]
@@ -146,13 +149,20 @@ impl Lender {
     pub async fn open(&self) -> Result<DeviceSession, LendError> {
         let turn = tokio::time::timeout(TURN_DEADLINE, Arc::clone(&self.turn).acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(LendError::Busy)?;
-        let mut child = self.options.command().spawn()?;
-        let begun = tokio::time::timeout(START_DEADLINE, connected(&mut child)).await;
-        match begun.unwrap_or(Err(LendError::TimedOut)) {
-            Ok(stream) => Ok(DeviceSession { stream, child, _turn: turn }),
-            Err(error) => {
-                child.kill().await;
-                Err(error)
+        let mut n_started = 0;
+        loop {
+            let mut child = self.options.command().spawn()?;
+            let begun = tokio::time::timeout(START_DEADLINE, connected(&mut child)).await;
+            n_started += 1;
+            match begun.unwrap_or(Err(LendError::TimedOut)) {
+                Ok(stream) => return Ok(DeviceSession { stream, child, _turn: turn }),
+                Err(error) => {
+                    child.kill().await;
+                    if n_started == MAX_STARTS || !matches!(error, LendError::Child(StartFailure::Refused { .. })) {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "a session's process ended before it began; another one is started");
+                }
             }
         }
     }
@@ -202,24 +212,19 @@ async fn until_lost(child: &mut ChildProcess) -> String {
     }
 }
 
-/// Connects to the child's server, and tells the child by which connection. The caller has a deadline.
+/// Has the child connect to this process. The caller has a deadline.
 async fn connected(child: &mut ChildProcess) -> Result<TcpStream, LendError> {
-    let address = child.report().await?.ok_or(LendError::NoAddress)?;
-    let stream = until_it_listens(address).await?;
-    child.tell(&stream.local_addr()?.to_string()).await?;
-    child.report().await?;
-    Ok(stream)
-}
-
-async fn until_it_listens(address: SocketAddr) -> std::io::Result<TcpStream> {
-    // A server that cannot listen ends its process, whose port then refuses.
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    let listener = socket.listen(BACKLOG)?;
+    child.tell(&listener.local_addr()?.to_string()).await?;
+    let of_child = child.report().await?.ok_or(LendError::NoAddress)?;
     loop {
-        match TcpStream::connect(address).await {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(_) => tokio::time::sleep(CONNECT_INTERVAL).await,
+        // Whoever else has connected is a stranger, and its connection ends here.
+        let (stream, caller) = listener.accept().await?;
+        if caller == of_child {
+            stream.set_nodelay(true)?;
+            return Ok(stream);
         }
     }
 }
