@@ -12,6 +12,7 @@ mod engine_recovery;
 mod families;
 mod generation;
 mod handoff;
+mod hostile_templates;
 mod images;
 mod llama_server_options;
 mod on_demand_models;

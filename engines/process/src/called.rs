@@ -38,6 +38,11 @@ impl CalledChild {
         self.process.id()
     }
 
+    /// Returns true if it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.process.try_wait(), Ok(None))
+    }
+
     /// Kills it, and returns what became of it, in words.
     pub fn end(mut self) -> String {
         let ended = self.process.try_wait();

@@ -196,6 +196,9 @@ macro_rules! engine_options {
             pub cpu_tensors: CpuTensors,
             /// The source text of a chat template that replaces the model's own.
             pub chat_template: Option<String>,
+            /// The program whose hidden command `render` renders chat templates in a process of its own. `None`: this process
+            /// renders, and a template may take all its memory.
+            pub template_program: Option<PathBuf>,
             /// Workers that compute layers, too.
             pub workers: Vec<WorkerEndpoint>,
             $($(
@@ -209,7 +212,7 @@ macro_rules! engine_options {
         }
 
         impl From<WrittenOptions> for EngineOptions {
-            /// What was found (`model`, `name`, `chat_template`, `workers`) is for the caller to add.
+            /// What was found (`model`, `name`, `chat_template`, `template_program`, `workers`) is for the caller to add.
             fn from(written: WrittenOptions) -> EngineOptions {
                 EngineOptions {
                     kind: written.kind(),
@@ -220,6 +223,7 @@ macro_rules! engine_options {
                     model: None,
                     name: None,
                     chat_template: None,
+                    template_program: None,
                     workers: Vec::new(),
                     $($($field: written.$key,)?)*
                     $($($flag_field: written.$flag,)?)*

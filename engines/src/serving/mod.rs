@@ -33,6 +33,7 @@ pub(crate) mod start;
 pub(crate) mod step_budget;
 #[cfg(test)]
 mod stub_engine;
+mod template_process;
 pub(crate) mod text_vectors;
 mod text_work;
 pub(crate) mod vectors;
@@ -45,7 +46,6 @@ use std::time::Instant;
 use async_trait::async_trait;
 use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use baton_link::handoff::{self, KvPuller};
-use baton_model::template::ChatTemplate;
 use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
@@ -68,6 +68,7 @@ pub use self::load_error::LoadError;
 use self::pair::PairForm;
 use self::scheduler::EVENT_WINDOW;
 use self::start::{Wake, wake};
+use self::template_process::Renderer;
 use self::text_work::TextWork;
 
 /// What stands in place of an image in a text: mtmd's marker, which llama-server writes, too.
@@ -79,7 +80,7 @@ pub struct ModelEngine {
     tokenizer: Arc<dyn Tokenize>,
     /// Added to a prompt that does not begin with it.
     bos: Option<Token>,
-    template: Option<Arc<ChatTemplate>>,
+    template: Option<Arc<Renderer>>,
     /// For a reranker.
     pairs: Option<PairForm>,
     texts: TextWork,

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc as std_mpsc};
 
 use baton_link::handoff::KvPuller;
 use baton_model::gguf::Gguf;
-use baton_model::template::{ChatTemplate, TemplateError};
+use baton_model::template::TemplateError;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,7 @@ use super::described::{DescribedModel, ModelLibrary, Tokenization};
 use super::load_error::LoadError;
 use super::pair::PairForm;
 use super::start::{CANARY, EngineThread, Started, canary_tokens, engine_load, wake};
+use super::template_process::Renderer;
 use super::text_work::TextWork;
 use crate::engine_options::EngineOptions;
 
@@ -54,8 +55,9 @@ fn start<L: ModelLibrary>(
     let DescribedModel { header, tokens, sizes, fingerprint, embedding, reranker, images, .. } = described;
     let source = options.chat_template.as_deref().or_else(|| header.chat_template());
     let unusable = |error: TemplateError| LoadError::Template(error.to_string());
-    let template =
-        source.map(|source| ChatTemplate::compile(source, tokens.special())).transpose().map_err(unusable)?;
+    let program = options.template_program.as_deref();
+    let template = source.map(|source| Renderer::open(program, source, tokens.special())).transpose();
+    let template = template.map_err(unusable)?;
     let reranking = reranker.as_ref().map(|reranker| reranker.facts);
     let pairs = reranker.map(|reranker| PairForm::of(&header, tokens.special(), reranker.joints)).transpose();
     let pairs = pairs.map_err(unusable)?;

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 
 use baton_model::gguf::Gguf;
-use baton_model::template::{ChatTemplate, SpecialTokens, TemplateError};
+use baton_model::template::{SpecialTokens, TemplateError};
 use baton_schemas::Token;
+
+use super::template_process::Renderer;
 
 /// The key of the form in a model's file, with llama.cpp's names of the two places.
 const FORM: &str = "tokenizer.chat_template.rerank";
@@ -15,7 +17,7 @@ const DOCUMENT: &str = "{document}";
 /// How a reranker reads a query and a document.
 pub(crate) enum PairForm {
     /// The file's form, as a template for two user messages: the query and the document.
-    Template(Arc<ChatTemplate>),
+    Template(Arc<Renderer>),
     /// The query and the document between tokens.
     Joined(Joints),
 }
@@ -31,7 +33,8 @@ impl PairForm {
     /// The form of a model, whose joints are `joined` if its file has none. Errors: the form in its file cannot be used.
     pub(crate) fn of(gguf: &Gguf, special: SpecialTokens, joined: Joints) -> Result<PairForm, TemplateError> {
         match gguf.str(FORM) {
-            Some(form) => ChatTemplate::compile(&template(form), special).map(Arc::new).map(PairForm::Template),
+            // It only puts two texts between others.
+            Some(form) => Renderer::here(&template(form), special).map(Arc::new).map(PairForm::Template),
             None => Ok(PairForm::Joined(joined)),
         }
     }
@@ -60,6 +63,7 @@ fn template(form: &str) -> String {
 mod tests {
     use std::time::SystemTime;
 
+    use baton_model::template::ChatTemplate;
     use baton_schemas::MessageRole;
     use baton_schemas::generate::{Conversation, Message};
 

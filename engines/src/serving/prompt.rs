@@ -1,9 +1,8 @@
 //! Renders conversations and tokenizes text.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use baton_model::template::{ChatTemplate, TemplateError, TemplatePiece};
+use baton_model::template::{TemplateError, TemplatePiece};
 use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
@@ -15,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::ModelEngine;
 use super::images::{ImageEncoder, no_projector};
 use super::pair::{Joints, PairForm};
+use super::template_process::Renderer;
 
 impl ModelEngine {
     /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one
@@ -35,7 +35,7 @@ impl ModelEngine {
     /// Renders a conversation with `template` and tokenizes it, without adding BOS.
     pub(super) async fn render_with(
         &self,
-        template: &Arc<ChatTemplate>,
+        template: &Arc<Renderer>,
         conversation: &Conversation,
     ) -> Result<Vec<Token>, EngineError> {
         let template = Arc::clone(template);
@@ -48,7 +48,7 @@ impl ModelEngine {
         // A template may run for seconds, which would block other connections on an async thread.
         let max_bytes = self.max_bytes();
         let n_bytes = text_bytes(&conversation);
-        let render = move || template.render_pieces(&conversation, SystemTime::now(), max_bytes);
+        let render = move || template.render_pieces(&conversation, max_bytes);
         let rendered = self.texts.run(n_bytes, render).await?;
         let pieces = match rendered {
             Ok(pieces) => pieces,

@@ -26,6 +26,7 @@ mod node;
 mod pair;
 mod plan;
 mod pull;
+mod render;
 mod serve;
 mod status;
 mod terminal;
@@ -109,6 +110,9 @@ enum Command {
     #[cfg(feature = "llama")]
     #[command(hide = true)]
     Lend(lend::LendArgs),
+    /// Render a chat template for an engine.
+    #[command(hide = true)]
+    Render,
     /// Hand a long prompt from one node to another on this machine, and show where the time went.
     #[cfg(feature = "llama")]
     Demo(baton_tryout::demo::DemoArgs),
@@ -145,6 +149,7 @@ impl Command {
     fn is_child(&self) -> bool {
         match self {
             Command::Node(args) => args.has_parent(),
+            Command::Render => true,
             #[cfg(feature = "llama")]
             Command::Lend(_) => true,
             _ => false,
@@ -177,6 +182,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
         Command::Discover(args) => run(discover::run(args)),
+        Command::Render => render::run(),
         Command::Bench(args) => bench::run(None, &args),
         Command::CalibrateCodec(args) => bench::run(Some("calibrate-codec"), &args),
         #[cfg(feature = "llama")]

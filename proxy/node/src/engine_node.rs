@@ -108,5 +108,6 @@ fn found_options(mut written: WrittenOptions, model: NodeModel) -> Result<Engine
     });
     let chat_template = template.transpose()?;
     let NodeModel { path: model, name } = model;
-    Ok(EngineOptions { model, name, chat_template, ..written.into() })
+    let template_program = Some(std::env::current_exe().map_err(NodeFailure::setup)?);
+    Ok(EngineOptions { model, name, chat_template, template_program, ..written.into() })
 }

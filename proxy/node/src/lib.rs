@@ -13,7 +13,8 @@
 //!
 //! Rooms in reading order: `options` (what is asked for, and its mistakes), `start` (a running node), `door` (key,
 //! certificate and address, the same for all), `engine_node` and `worker_node` (what is behind it), `workers` (the
-//! machines that an engine computes with), `keeper` (the child that is started again), [`lend`] (a worker's child).
+//! machines that an engine computes with), `keeper` (the child that is started again), [`lend`] (a worker's child), [`render`] (an
+//! engine's child, for its chat template).
 
 mod door;
 mod engine_node;
@@ -24,6 +25,7 @@ mod keeper;
 pub mod lend;
 mod options;
 mod program_again;
+pub mod render;
 mod start;
 #[cfg(feature = "llama")]
 mod worker_node;

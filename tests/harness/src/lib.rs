@@ -22,7 +22,9 @@ use std::sync::LazyLock;
 
 pub use config_file::TempConfigFile;
 pub use front::{Answer, ReloadableServer, said, upstream};
-pub use process::{BatonNode, BatonServer, Process, children_of, free_address, is_alive, read_all, resident_kib};
+pub use process::{
+    BatonNode, BatonServer, Process, children_of, free_address, is_alive, peak_mib, read_all, resident_kib,
+};
 pub use prompts::{PROMPTS, chat, long_prompt};
 pub use sse::{ChatText, SseReply, chunks};
 pub use terminal::Terminal;

@@ -102,9 +102,7 @@ impl BatonServer {
 
     /// The most memory that the server's own process has had. Without Linux's `/proc`: what it has now.
     pub fn peak_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-        peak.map_or_else(|| self.resident_kib(), |kib| kib.parse().unwrap()) / 1024
+        peak_mib(self.pid())
     }
 
     pub fn anonymous_kib(&self) -> Option<u64> {
@@ -215,6 +213,13 @@ fn anonymous_kib(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB"));
     anonymous.map(|kib| kib.parse().unwrap())
+}
+
+/// The most memory that a process has had. Without Linux's `/proc`: what it has now.
+pub fn peak_mib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    peak.map_or_else(|| resident_kib(pid), |kib| kib.parse().unwrap()) / 1024
 }
 
 /// Resident memory of a process.

@@ -1,8 +1,9 @@
 //! Renders chat templates in Jinja as Hugging Face's `apply_chat_template` does.
 //!
 //! Templates come from a model file or the operator, never from a client. Still they are programs, so their
-//! instructions, recursion and output are limited. A client's text is always plain text in a prompt, see `guard`.
+//! instructions, recursion and output are limited, and engines render in a process with limited memory ([`apart`]). A client's text is always plain text in a prompt, see `guard`.
 
+pub mod apart;
 mod error;
 mod guard;
 mod nesting;
@@ -20,6 +21,7 @@ use baton_schemas::MessageRole;
 use baton_schemas::generate::Conversation;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
+use serde::{Deserialize, Serialize};
 
 pub use self::error::TemplateError;
 pub use self::guard::TemplatePiece;
@@ -39,7 +41,7 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 /// The spellings of special tokens.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct SpecialTokens {
     /// The template's variable `bos_token`.
     pub bos: String,
