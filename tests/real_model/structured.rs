@@ -11,6 +11,13 @@ async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
+/// Returns the status, the warning and the body of a reply.
+async fn ask(server: &BatonServer, path: &str, body: &Value) -> (u16, String, String) {
+    let reply = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
+    let warning = reply.headers().get("x-baton-warning").map(|warning| warning.to_str().unwrap().to_owned());
+    (reply.status().as_u16(), warning.unwrap_or_default(), reply.text().await.unwrap())
+}
+
 /// A request whose schema describes a person.
 fn person(more: Value) -> Value {
     let schema = json!({
@@ -339,5 +346,77 @@ async fn a_pattern_that_is_a_bomb_costs_little() {
         let is_short = error["message"].as_str().is_none_or(|message| message.len() < 1_000);
         assert!(status == 200 || status == 400 && error["param"] == field && is_short, "{field} {bomb}: {reply}");
         assert!(began.elapsed() < Duration::from_secs(10), "{field} {bomb}: {:?}", began.elapsed());
+    }
+}
+
+/// Every dialect takes a schema whose numbers are at the ends of what engines count to, and names what is not held.
+#[tokio::test(flavor = "multi_thread")]
+async fn extreme_numbers_in_schemas_end_no_request_in_any_dialect() {
+    let server = BatonServer::start(&[]);
+    let properties: serde_json::Map<String, Value> = [
+        json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }),
+        json!({ "type": "integer", "exclusiveMinimum": i64::MIN, "exclusiveMaximum": i64::MAX }),
+        json!({ "type": "integer", "minimum": i64::MAX }),
+        json!({ "type": "integer", "maximum": u64::MAX }),
+        json!({ "type": "number", "minimum": 1e18, "exclusiveMaximum": 1e308 }),
+        json!({ "type": "string", "minLength": 0, "maxLength": 1_u64 << 32 }),
+        json!({ "type": "array", "minItems": 1_u64 << 63, "maxItems": u64::MAX }),
+        json!({ "type": "integer", "multipleOf": 1_u64 << 31 }),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, schema)| (format!("p{i}"), schema))
+    .collect();
+    let schema =
+        json!({ "type": "object", "properties": properties, "required": ["p0"], "additionalProperties": false });
+    let strict = json!({ "type": "object", "properties": { "id": { "type": "integer", "minimum": i64::MIN,
+        "maximum": u64::MAX } }, "required": ["id"], "additionalProperties": false });
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let format = |is_strict: bool, schema: &Value| json!({ "type": "json_schema", "name": "x", "strict": is_strict, "schema": schema });
+    let tool = |is_strict: bool, schema: &Value| json!([{ "type": "function", "function": { "name": "f", "strict": is_strict, "parameters": schema } }]);
+    let chat = |more: Value| chat("Hi", more);
+    let of = |is_strict: bool, schema: &Value| {
+        vec![
+            (
+                "/v1/chat/completions",
+                chat(
+                    json!({ "max_tokens": 2, "response_format": { "type": "json_schema", "json_schema": format(is_strict, schema) } }),
+                ),
+            ),
+            (
+                "/v1/chat/completions",
+                chat(json!({ "max_tokens": 2, "tool_choice": "required", "tools": tool(is_strict, schema) })),
+            ),
+            (
+                "/v1/responses",
+                json!({ "model": "smollm2", "input": "Hi", "max_output_tokens": 16, "text": { "format": format(is_strict, schema) } }),
+            ),
+        ]
+    };
+    let mut loose = of(false, &schema);
+    loose.extend([
+        ("/api/chat", json!({ "model": "smollm2", "messages": messages, "stream": false, "format": schema, "options": { "num_predict": 2 } })),
+        ("/v1/messages", json!({ "model": "smollm2", "messages": messages, "max_tokens": 2, "tool_choice": { "type": "any" },
+            "tools": [{ "name": "f", "input_schema": schema }] })),
+        ("/v1/messages", json!({ "model": "smollm2", "messages": messages, "max_tokens": 2,
+            "output_config": { "format": { "type": "json_schema", "schema": schema } } })),
+    ]);
+    for (path, body) in loose {
+        let reply = ask(&server, path, &body).await;
+        assert_eq!(reply.0, 200, "{path} {body}: {}", reply.2);
+        println!("{path}: {}", reply.1);
+        assert!(reply.1.ends_with("maximum, minItems, multipleOf"), "{path} {body}: {}", reply.1);
+    }
+    for (path, body) in of(true, &strict) {
+        let reply = ask(&server, path, &body).await;
+        assert_eq!((reply.0, reply.1.as_str()), (200, ""), "{path} {body}: {}", reply.2);
+    }
+    for (path, body) in of(true, &schema) {
+        let reply = ask(&server, path, &body).await;
+        assert!(
+            reply.0 == 400 && reply.2.contains("cannot be enforced; without 'strict' it is left out"),
+            "{path}: {}",
+            reply.2
+        );
     }
 }

@@ -4,13 +4,15 @@
 //! (validation, 7.2), and a schema without `strict` is held as far as it can be, so those parts are left out of it here, and
 //! named. Upstreams get the schema as it was written.
 
+mod bounds;
 mod ecma;
 mod numbers;
 
 use serde_json::{Map, Value};
 
+use self::bounds::Bounds;
 use self::ecma::of_ecma;
-use self::numbers::{EXACT, float_bound, has_inexact, integer_bound, is_held_step, near};
+use self::numbers::{HeldCount, Step, has_inexact, near};
 
 /// How deep the values of a schema may be nested.
 pub(crate) const MAX_DEPTH: usize = 64;
@@ -48,7 +50,9 @@ const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definition
 
 /// Counts, which some clients write as `1.0`.
 const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
-const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+
+/// Keywords with which several schemas describe one value.
+const COMBINING: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 
 /// The most schemas of a `oneOf` that are compared with one another.
 const MAX_COMPARED: usize = 256;
@@ -79,7 +83,9 @@ pub struct Unheld {
 /// Returns the part of a schema that can be held. Unknown formats are left out even of a strict one.
 pub(crate) fn held(schema: &Value, is_strict: bool) -> HeldSchema {
     let hold = |may_nest| {
-        let mut holding = Holding { root: schema, is_strict, may_nest, unheld: Unheld::default() };
+        let combines = has_key(schema, &COMBINING);
+        let mut holding =
+            Holding { root: schema, is_strict, may_nest, combines, steps: None, unheld: Unheld::default() };
         let mut held = schema.clone();
         holding.hold(&mut held);
         (held, holding.unheld)
@@ -99,6 +105,10 @@ struct Holding<'s> {
     is_strict: bool,
     /// What is held may be nested deeper than the schema.
     may_nest: bool,
+    /// Several of its parts may describe one value.
+    combines: bool,
+    /// The step of numbers that are multiples of all steps so far.
+    steps: Option<Step>,
     unheld: Unheld,
 }
 
@@ -189,25 +199,23 @@ impl Holding<'_> {
 
     fn numbers(&mut self, fields: &mut Map<String, Value>) {
         for key in COUNTS {
-            if let Some(count) = fields.get_mut(key)
-                && let Some(float) = count.as_f64().filter(|float| float.fract() == 0.0 && (0.0..EXACT).contains(float))
-            {
-                *count = (float as u64).into();
-            }
-        }
-        let of_integers = may_be(fields, "integer") && !may_be(fields, "number");
-        for key in BOUNDS {
-            let Some(Value::Number(bound)) = fields.get_mut(key) else { continue };
-            let held = if of_integers { integer_bound(key, bound) } else { float_bound(bound) };
-            match held {
-                Some(held) => *bound = held,
-                None => {
+            let Some(value) = fields.get_mut(key) else { continue };
+            match HeldCount::of(value, key.starts_with("max")) {
+                HeldCount::Held(count) => *value = count.into(),
+                HeldCount::Wrong => {}
+                HeldCount::HoldsAnyway => drop(fields.remove(key)),
+                HeldCount::Unreachable => {
                     fields.remove(key);
                     self.leave_out(key);
                 }
             }
         }
-        if fields.get("multipleOf").and_then(Value::as_f64).is_some_and(|step| !is_held_step(step.abs())) {
+        let of_integers = may_be(fields, "integer") && !may_be(fields, "number");
+        let bounds = Bounds { of_integers, may_end_early: self.is_strict };
+        bounds.hold(fields).into_iter().for_each(|key| self.leave_out(key));
+        if let Some(step) = fields.get("multipleOf").and_then(Value::as_f64)
+            && !self.takes_step(step)
+        {
             fields.remove("multipleOf");
             self.leave_out("multipleOf");
         }
@@ -219,6 +227,17 @@ impl Holding<'_> {
         if fields.get("enum").and_then(Value::as_array).is_some_and(|values| values.iter().any(has_inexact)) {
             self.near_values(fields);
         }
+    }
+
+    /// Returns true if engines hold a step, and that of the numbers that are multiples of all steps that meet.
+    fn takes_step(&mut self, step: f64) -> bool {
+        let Some(step) = Step::of(step) else { return false };
+        if !self.combines {
+            return true;
+        }
+        let all = self.steps.map_or(Some(step), |earlier| earlier.and(step));
+        self.steps = all.or(self.steps);
+        all.is_some()
     }
 
     /// Holds a text to the exact ones of some values, or near another one of them.
@@ -333,6 +352,15 @@ fn depth(value: &Value) -> usize {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
     };
     1 + inner.unwrap_or(0)
+}
+
+/// Returns true if one of these is a key in a value.
+fn has_key(value: &Value, keys: &[&str]) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(|item| has_key(item, keys)),
+        Value::Object(fields) => fields.iter().any(|(key, value)| keys.contains(&key.as_str()) || has_key(value, keys)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 /// Adds alternatives, beside others that the schema has.

@@ -2,48 +2,83 @@
 
 use serde_json::{Map, Number, Value};
 
-/// The largest bound of numbers that engines hold, which is a pattern of digits.
-const MAX_BOUND: f64 = 1e18;
-const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
-/// The smallest bound but 0 that engines hold: its digits become a pattern.
-const LEAST_BOUND: f64 = 1e-30;
 /// The largest integer from which on a 64-bit float stands for several.
 pub(super) const EXACT: f64 = 9_007_199_254_740_992.0;
+pub(super) const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
 
-/// A bound of numbers as engines hold it.
-pub(super) fn float_bound(bound: &Number) -> Option<Number> {
-    let size = bound.as_f64()?.abs();
-    (size <= MAX_BOUND && (size == 0.0 || size >= LEAST_BOUND)).then(|| bound.clone())
+/// No reply has so many characters, items or properties, and engines count no further.
+const TOO_MANY: f64 = 2_147_483_648.0;
+
+/// The largest step, without its decimal point: an engine looks through as many remainders before the first token.
+const MAX_STEP: u128 = 100_000;
+
+/// The largest step that is a power of ten, of which a few remainders decide.
+const MAX_ROUND_STEP: u128 = 100_000_000;
+
+/// The most decimals of a step: engines multiply remainders by powers of ten in 32 bits.
+const MAX_STEP_DECIMALS: u32 = 8;
+
+/// A count as engines hold it.
+pub(super) enum HeldCount {
+    Held(u64),
+    /// No reply exceeds it.
+    HoldsAnyway,
+    /// No reply reaches it.
+    Unreachable,
+    /// JSON Schema allows no such count.
+    Wrong,
 }
 
-/// A bound of integers as engines hold it: as a 64-bit float, which becomes an `i64`. A bound that is no float becomes the next
-/// one that allows less. `None`: it does not fit, or is a lower one of 19 digits, of which engines cannot count up.
-pub(super) fn integer_bound(key: &str, bound: &Number) -> Option<Number> {
-    let float = bound.as_f64()?;
-    if float.abs() < EXACT {
-        return Some(bound.clone());
+impl HeldCount {
+    /// Reads a count, which some clients write as `1.0`.
+    pub(super) fn of(value: &Value, is_most: bool) -> HeldCount {
+        match value.as_f64().filter(|count| *count >= 0.0 && count.fract() == 0.0) {
+            Some(count) if count < TOO_MANY => HeldCount::Held(count as u64),
+            Some(_) if is_most => HeldCount::HoldsAnyway,
+            Some(_) => HeldCount::Unreachable,
+            None => HeldCount::Wrong,
+        }
     }
-    let is_lower = matches!(key, "minimum" | "exclusiveMinimum");
-    // The lower bound is the upper one of the opposite numbers.
-    let sign = if is_lower { -1.0 } else { 1.0 };
-    let whole = integer(bound).unwrap_or(float as i128);
-    i64::try_from(whole).ok()?;
-    let most = whole * sign as i128 - i128::from(key.starts_with("exclusive"));
-    if most == i128::from(i64::MAX) && !is_lower {
-        // 2^63, which becomes the largest `i64`.
-        return Number::from_f64(most as f64);
-    }
-    let nearest = most.min(i128::from(i64::MAX)) as f64;
-    let inside = if nearest as i128 > most || nearest >= TWO_TO_63 { nearest.next_down() } else { nearest };
-    if inside <= -MAX_BOUND { None } else { Number::from_f64(inside * sign) }
 }
 
-/// Returns true for numbers that engines can count in.
-pub(super) fn is_held_step(mut step: f64) -> bool {
-    while step.fract() != 0.0 && step.is_finite() {
-        step *= 10.0;
+/// A step of numbers: `digits` divided by ten to the power of `n_decimals`.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    digits: u128,
+    n_decimals: u32,
+}
+
+impl Step {
+    /// Reads a step as engines read it. `None`: they do not hold it.
+    pub(super) fn of(step: f64) -> Option<Step> {
+        let (mut digits, mut n_decimals) = (step.abs(), 0);
+        while digits.fract() != 0.0 && n_decimals <= MAX_STEP_DECIMALS {
+            digits *= 10.0;
+            n_decimals += 1;
+        }
+        let step = Step { digits: digits as u128, n_decimals };
+        (digits.fract() == 0.0 && step.is_held()).then_some(step)
     }
-    step > 0.0 && step <= f64::from(u32::MAX)
+
+    /// The step of numbers that are multiples of both. `None`: engines do not hold it.
+    pub(super) fn and(self, other: Step) -> Option<Step> {
+        let n_decimals = self.n_decimals.max(other.n_decimals);
+        let scaled = |step: Step| step.digits * 10_u128.pow(n_decimals - step.n_decimals);
+        let (a, b) = (scaled(self), scaled(other));
+        let (mut divisor, mut rest) = (a, b);
+        while rest != 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        let all = Step { digits: a / divisor * b, n_decimals };
+        // Engines multiply them in 32 bits.
+        (a * b <= u128::from(u32::MAX) && all.is_held()).then_some(all)
+    }
+
+    fn is_held(self) -> bool {
+        let is_round = (0..=MAX_ROUND_STEP.ilog10()).any(|n| 10_u128.pow(n) == self.digits);
+        let is_small = self.digits <= MAX_STEP || is_round;
+        is_small && self.digits > 0 && self.n_decimals <= MAX_STEP_DECIMALS
+    }
 }
 
 /// Returns true if a value has a number of which a 64-bit float is only the nearest.
@@ -57,13 +92,13 @@ pub(super) fn has_inexact(value: &Value) -> bool {
 }
 
 /// The integer that a number was written as, if it has at most 64 bits.
-fn integer(number: &Number) -> Option<i128> {
+pub(super) fn integer(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
 fn is_inexact(number: &Number) -> bool {
     match (integer(number), number.as_f64()) {
-        (Some(integer), Some(float)) => float as i128 != integer || float.abs() >= MAX_BOUND,
+        (Some(integer), Some(float)) => float as i128 != integer || float <= -TWO_TO_63,
         (None, Some(float)) => float.abs() >= EXACT && float.fract() == 0.0,
         _ => true,
     }
@@ -75,8 +110,15 @@ pub(super) fn near(fields: &mut Map<String, Value>, number: &Value) {
         return;
     }
     fields.insert("type".to_owned(), "integer".into());
-    if let Some(float) = number.as_f64().filter(|float| float.abs() < MAX_BOUND) {
-        fields.insert("minimum".to_owned(), float.next_down().into());
-        fields.insert("maximum".to_owned(), float.next_up().into());
+    if let Some(float) = number.as_f64().filter(|float| float.abs() < TWO_TO_63.next_down()) {
+        fields.insert("minimum".to_owned(), written(float.next_down()).into());
+        fields.insert("maximum".to_owned(), written(float.next_up()).into());
     }
+}
+
+/// Writes a float so that its JSON is read as the same one: integers by all their digits.
+pub(super) fn written(float: f64) -> Number {
+    let integer = float as i128;
+    let written = if float.fract() == 0.0 { Number::from_i128(integer) } else { Number::from_f64(float) };
+    written.unwrap_or_else(|| 0.into())
 }

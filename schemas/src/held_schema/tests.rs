@@ -21,7 +21,7 @@ fn a_schema_that_can_be_held_stays() {
     same(json!({}));
     same(json!({"type": "object", "properties": {"a": {"type": "string", "format": "uuid", "pattern": "^a{2}$"}},
         "required": ["a"], "additionalProperties": false, "minProperties": 1}));
-    same(json!({"type": "integer", "minimum": -5, "maximum": 1e17, "multipleOf": 0.25}));
+    same(json!({"type": "integer", "minimum": -5, "maximum": 1e15, "multipleOf": 0.25}));
     same(json!({"properties": {"not": {}, "if": {}}, "enum": [{"not": 1, "format": "x"}]}));
     assert_eq!(held(&json!({"type": "object"}), false).schema, None, "nothing is copied");
 }
@@ -72,35 +72,49 @@ fn numbers_are_held_exactly_or_named() {
         json!({"type": "integer", "minimum": 0}),
         "maximum",
     );
-    let all =
-        json!({"type": "integer", "minimum": -9_223_372_036_854_774_784.0, "maximum": 9_223_372_036_854_775_808.0});
+    let all = json!({"type": "integer", "minimum": i64::MIN + 1024, "maximum": 1_u64 << 63});
     check(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}), all, "");
     for (key, bound, held) in [
-        ("maximum", 9_007_199_254_740_993_i64, 9_007_199_254_740_992.0),
-        ("minimum", 9_007_199_254_740_993, 9_007_199_254_740_994.0),
-        ("minimum", -9_007_199_254_740_993, -9_007_199_254_740_992.0),
-        ("exclusiveMaximum", 1 << 60, ((1_i64 << 60) as f64).next_down()),
-        ("exclusiveMinimum", -(1 << 60), -((1_i64 << 60) as f64).next_down()),
-        ("maximum", 1_000_000_000_000_000_000, 1e18),
-        ("minimum", -1_000_000_000_000_000_001, -1e18),
-        ("maximum", i64::MAX - 1, 9_223_372_036_854_774_784.0),
+        ("maximum", 9_007_199_254_740_993_i64, json!({"maximum": 9_007_199_254_740_992_u64})),
+        ("minimum", 9_007_199_254_740_993, json!({"minimum": 9_007_199_254_740_994_u64})),
+        ("minimum", -9_007_199_254_740_993, json!({"minimum": -9_007_199_254_740_992_i64})),
+        ("exclusiveMaximum", 1 << 60, json!({"maximum": (1_i64 << 60) - 128})),
+        ("exclusiveMinimum", -(1 << 60), json!({"minimum": 128 - (1_i64 << 60)})),
+        ("maximum", 1_000_000_000_000_000_000, json!({"maximum": 1_000_000_000_000_000_000_i64})),
+        ("minimum", -1_000_000_000_000_000_001, json!({"minimum": -1_000_000_000_000_000_000_i64})),
+        ("maximum", i64::MAX - 1, json!({"maximum": i64::MAX - 1023})),
+        ("minimum", i64::MAX, json!({"minimum": 1_u64 << 63, "maximum": 1_u64 << 63})),
+        (
+            "maximum",
+            -1_000_000_000_000_000_000,
+            json!({"maximum": -1_000_000_000_000_000_000_i64, "minimum": i64::MIN + 1024}),
+        ),
     ] {
-        check(json!({"type": "integer", key: bound}), json!({"type": "integer", key: held}), "");
+        let mut expected = held.clone();
+        expected["type"] = "integer".into();
+        check(json!({"type": "integer", key: bound}), expected, "");
     }
-    for (key, bound) in
-        [("minimum", 999_999_999_999_999_999_i64), ("minimum", i64::MAX), ("maximum", -1_000_000_000_000_000_000)]
-    {
-        check(json!({"type": "integer", key: bound}), json!({"type": "integer"}), key);
-    }
-    let strict = held(&json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}), true);
-    assert_eq!(strict.unheld, Unheld::default());
-    same(json!({"type": "number", "minimum": -1e18, "maximum": 1e18}));
-    let beyond = json!({"type": "number", "minimum": 1e-300, "maximum": f64::from(f32::MAX)});
-    check(beyond, json!({"type": "number"}), "minimum, maximum");
+    check(json!({"type": "integer", "maximum": i64::MIN}), json!({"type": "integer"}), "maximum");
+    check(json!({"type": "integer", "exclusiveMinimum": i64::MAX}), json!({"type": "integer"}), "exclusiveMinimum");
+    let strict = |schema: Value| held(&schema, true);
+    assert_eq!(strict(json!({"type": "integer", "minimum": 0, "maximum": i64::MAX})).unheld, Unheld::default());
+    let beyond = strict(json!({"type": "integer", "maximum": u64::MAX}));
+    assert_eq!(
+        (beyond.schema, beyond.unheld.refused),
+        (Some(json!({"type": "integer", "maximum": 1_u64 << 63})), None)
+    );
+    same(json!({"type": "number", "minimum": -1e15, "maximum": 1e15}));
+    check(json!({"type": "number", "minimum": 1e-300}), json!({"type": "number", "minimum": 1e-30}), "");
+    let beyond = json!({"type": "number", "maximum": f64::from(f32::MAX)});
+    check(beyond, json!({"type": "number"}), "maximum");
+    check(json!({"maxLength": 1_u64 << 32, "maxItems": 1e300}), json!({}), "");
+    check(json!({"minLength": 1_u64 << 32, "minItems": 1e300}), json!({}), "minLength, minItems");
+    check(json!({"multipleOf": 1_u64 << 31}), json!({}), "multipleOf");
+    same(json!({"multipleOf": 1_000_000}));
     check(json!({"type": "number", "multipleOf": 1e12}), json!({"type": "number"}), "multipleOf");
     let long: Value = serde_json::from_str(r#"{"const": 12345678901234567890123}"#).unwrap();
     check(long, json!({"type": "integer"}), "const");
-    let near = json!({"type": "integer", "minimum": 9_007_199_254_740_991.0, "maximum": 9_007_199_254_740_994.0});
+    let near = json!({"type": "integer", "minimum": 9_007_199_254_740_991_u64, "maximum": 9_007_199_254_740_994_u64});
     let some = json!({"anyOf": [near, {"enum": ["a", 5]}]});
     check(json!({"enum": ["a", 9_007_199_254_740_993_u64, 5]}), some, "enum");
     check(json!({"enum": ["a", [9_007_199_254_740_993_u64]]}), json!({}), "enum");

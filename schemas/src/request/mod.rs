@@ -5,6 +5,7 @@
 //! dialects share, such as llama.cpp's for sampling, are here.
 
 pub mod invalid;
+pub mod long_integers;
 
 pub(crate) mod demand;
 pub(crate) mod field;

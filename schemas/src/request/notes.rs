@@ -41,7 +41,7 @@ pub(super) fn noting_rounded<T>(json: &[u8], read: impl FnOnce() -> T) -> T {
     let before = HAS_LARGE_FLOAT.replace(false);
     let value = read();
     if HAS_LARGE_FLOAT.replace(before) && has_long_integer(json) {
-        NOTES.with_borrow_mut(|notes| notes.has_rounded = true);
+        rounded();
     }
     value
 }
@@ -50,7 +50,7 @@ pub(super) fn noting_rounded<T>(json: &[u8], read: impl FnOnce() -> T) -> T {
 const LONG_DIGITS: usize = 20;
 
 /// Returns true if a JSON text has an integer of so many digits.
-fn has_long_integer(json: &[u8]) -> bool {
+pub(crate) fn has_long_integer(json: &[u8]) -> bool {
     let mut in_string = false;
     let mut rest = json;
     while let Some((&byte, after)) = rest.split_first() {
@@ -71,6 +71,11 @@ fn has_long_integer(json: &[u8]) -> bool {
         }
     }
     false
+}
+
+/// Notes that an integer is not what was written.
+pub(crate) fn rounded() {
+    NOTES.with_borrow_mut(|notes| notes.has_rounded = true);
 }
 
 /// Notes a field that has no effect.

@@ -18,7 +18,8 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use baton_schemas::MessageRole;
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::{Conversation, Message};
+use baton_schemas::request::long_integers::ExactCall;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
@@ -162,7 +163,7 @@ impl ChatTemplate {
         // Inserted after the client's arguments, so that those cannot replace these variables.
         let tools = Some(&conversation.tools).filter(|tools| !tools.is_empty());
         variables.extend([
-            ("messages".into(), Value::from_serialize(&conversation.messages)),
+            ("messages".into(), conversation.messages.iter().map(message).collect()),
             ("tools".into(), Value::from_serialize(tools)),
             ("bos_token".into(), self.special.bos.clone().into()),
             ("eos_token".into(), self.special.eos.clone().into()),
@@ -173,6 +174,21 @@ impl ChatTemplate {
         template.render_captured_to(variables, &mut text).map_err(failed)?;
         String::from_utf8(text.0).map_err(|e| TemplateError::Failed(e.to_string()))
     }
+}
+
+/// A message as templates read it.
+fn message(message: &Message) -> Value {
+    let value = Value::from_serialize(message);
+    if message.tool_calls.is_empty() {
+        return value;
+    }
+    let calls: Value = message.tool_calls.iter().map(|call| Value::from_serialize(ExactCall(call))).collect();
+    let field = |key: Value| {
+        let field =
+            if key.as_str() == Some("tool_calls") { calls.clone() } else { value.get_item(&key).unwrap_or_default() };
+        (key, field)
+    };
+    value.try_iter().map(|keys| keys.map(field).collect()).unwrap_or_default()
 }
 
 /// The cause of an error that the template raised itself.

@@ -4,6 +4,7 @@ use std::io;
 
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
+use serde::Serialize;
 use serde_json::ser::Formatter;
 
 /// Adds Python's filters, tests and methods.
@@ -129,10 +130,6 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     args.assert_all_used()?;
 
     let wrong = |cause| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(cause);
-    let mut json = serde_json::to_value(value).map_err(wrong)?;
-    if sort_keys {
-        json.sort_all_objects();
-    }
     // Python's defaults: with an indent, there is no space after the comma.
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
@@ -142,7 +139,15 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     let style =
         PythonStyle { item, key, indent: indent.map(|n| n.min(MAX_INDENT)), ensure_ascii, depth: 0, empty: true };
     let mut out = Vec::new();
-    serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(wrong)?;
+    let mut out_as_python = serde_json::Serializer::with_formatter(&mut out, style);
+    if sort_keys {
+        let mut json = serde_json::to_value(value).map_err(wrong)?;
+        json.sort_all_objects();
+        json.serialize(&mut out_as_python).map_err(wrong)?;
+    } else {
+        // Not by way of a JSON value, which holds no integers of more than 64 bits.
+        value.serialize(&mut out_as_python).map_err(wrong)?;
+    }
     Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
 }
 

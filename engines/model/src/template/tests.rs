@@ -142,3 +142,35 @@ fn a_broken_template_is_named_when_it_is_compiled() {
     assert!(matches!(broken, Err(TemplateError::Failed(message)) if message.contains("syntax")));
     assert!(ChatTemplate::compile(&" ".repeat(MAX_SOURCE_BYTES + 1), SpecialTokens::default()).is_err());
 }
+
+#[test]
+fn long_integers_of_earlier_calls_are_rendered_as_they_were_written() {
+    let arguments = r#"{"id":12345678901234567890123,"list":[-98765432109876543210,{"a":18446744073709551616}],"n":5}"#;
+    let call = json!({ "id": "c", "function": { "name": "f", "arguments": arguments } });
+    let body = json!({ "model": "m", "messages": [{ "role": "assistant", "tool_calls": [call] }] }).to_string();
+    let request = baton_schemas::openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate;
+    let baton_schemas::generate::Input::Chat(conversation) = request.input else { panic!("no chat") };
+    // As it crosses to a node.
+    let conversation: Conversation = serde_json::from_str(&serde_json::to_string(&conversation).unwrap()).unwrap();
+    let spaced = arguments.replace(':', ": ").replace(',', ", ");
+    for (template, expected) in [
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", spaced.as_str()),
+        ("{{ messages[0].tool_calls[0].function.arguments.id }}", "12345678901234567890123"),
+        (
+            "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}{{ k }}={{ v }} {% endfor %}",
+            "id=12345678901234567890123 list=[-98765432109876543210, {'a': 18446744073709551616}] n=5 ",
+        ),
+        (
+            "{{ messages[0].tool_calls[0] | tojson }}",
+            &format!(r#"{{"id": "c", "type": "function", "function": {{"name": "f", "arguments": {spaced}}}}}"#),
+        ),
+    ] {
+        assert_eq!(render(template, &conversation).as_deref(), Ok(expected), "{template}");
+    }
+    // Also where a part of the arguments is spelled like a control token.
+    let special = SpecialTokens { control: vec!["id".into(), "<|e|>".into()], ..SpecialTokens::default() };
+    let template =
+        ChatTemplate::compile("{{ messages[0].tool_calls[0].function.arguments | tojson }}", special).unwrap();
+    let pieces = template.render_pieces(&conversation, SystemTime::UNIX_EPOCH, 10_000).unwrap();
+    assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), spaced);
+}

@@ -191,12 +191,12 @@ impl Compiler {
             return Err("the schema describes no JSON that ends".to_owned());
         }
         expansion::check(constraint)?;
-        let parser = factory.create_parser(self.grammar(constraint));
-        let lexer_bytes = parser.as_ref().map_or(0, |parser| parser.parser.lexer_stats().num_bytes);
-        let mut matcher = Matcher::new(parser);
-        if let Some(problem) = matcher.get_error() {
-            return Err(shortened(&reason(&problem)));
-        }
+        // With its causes: the first words may only say which property cannot be written.
+        let parser = factory
+            .create_parser(self.grammar(constraint))
+            .map_err(|error| shortened(&reason(&format!("{error:#}"))))?;
+        let lexer_bytes = parser.parser.lexer_stats().num_bytes;
+        let mut matcher = Matcher::new(Ok(parser));
         match matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(Compiled { matcher, lexer_bytes }),
             outcome => {

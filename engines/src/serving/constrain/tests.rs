@@ -179,6 +179,11 @@ impl Compiler {
         }
         Ok(constrained)
     }
+
+    /// Returns true if a text may be the whole reply.
+    async fn allows(self: &Arc<Self>, constraint: &Constraint, text: &str) -> bool {
+        self.write(constraint, text).await.is_ok_and(|constrained| constrained.is_complete())
+    }
 }
 
 #[tokio::test]
@@ -265,4 +270,190 @@ async fn what_is_left_of_a_schema_without_strict_can_be_enforced() {
     assert!(compiler.write(&pattern, "\"[a\"").await.is_ok());
     let (_, problem) = compiler.write(&pattern, "\"bb\"").await.err().unwrap();
     assert!(!problem.is_empty());
+}
+
+/// Numbers at the ends of what floats, 32-bit and 64-bit integers can be, as JSON.
+const EXTREMES: [&str; 21] = [
+    "0",
+    "1",
+    "0.5",
+    "1e-7",
+    "1e-300",
+    "2147483648",
+    "4294967295",
+    "4294967296",
+    "9007199254740992",
+    "9007199254740993",
+    "999999999999999999",
+    "1000000000000000001",
+    "9223372036854775807",
+    "9223372036854775808",
+    "9223372036854775809",
+    "18446744073709551615",
+    "18446744073709551616",
+    "18446744073709551617",
+    "12345678901234567890123",
+    "1.5e18",
+    "1e308",
+];
+
+/// A list of one value.
+fn list_of(value: &str) -> serde_json::Value {
+    let list = format!(r#"{{"type": "array", "items": {value}, "minItems": 1, "maxItems": 1}}"#);
+    serde_json::from_str(&list).unwrap()
+}
+
+/// What engines hold of a list of one value: `None` if the schema is refused before. Otherwise the constraint, which can be
+/// enforced, and the parts that are not held.
+async fn held_list(compiler: &Arc<Compiler>, value: &str, is_strict: bool) -> Option<(Constraint, Vec<String>)> {
+    let constraint = Constraint::json_schema(list_of(value), "f", is_strict).unwrap();
+    let Constraint::JsonSchema { unheld, .. } = &constraint else { panic!("no schema") };
+    if unheld.refused.is_some() {
+        assert!(is_strict, "{value}");
+        return None;
+    }
+    let parts = unheld.parts.clone();
+    // As it crosses to the node.
+    let constraint = serde_json::from_str(&serde_json::to_string(&constraint).unwrap()).unwrap();
+    let problem = compiler.constrained(&constraint, &[]).await.err().map(|error| error.to_string());
+    assert_eq!(problem, None, "{value}, strict: {is_strict}");
+    Some((constraint, parts))
+}
+
+#[tokio::test]
+async fn every_number_in_a_schema_is_held_or_named_and_refused_only_if_it_is_strict() {
+    let compiler = compiler();
+    let mut n_held = 0;
+    for (keywords, types) in [
+        (&["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"][..], &["\"integer\"", "\"number\""][..]),
+        (&["minLength", "maxLength"], &["\"string\""]),
+        (&["minItems", "maxItems", "minContains", "maxContains"], &["\"array\""]),
+        (&["minProperties", "maxProperties"], &["\"object\""]),
+        (&["multipleOf"], &["\"integer\""]),
+        (&["const"], &["\"number\""]),
+    ] {
+        let is_bound = keywords.len() == 4 && types.len() == 2 || keywords == ["const"];
+        let signs = if is_bound { &["", "-"][..] } else { &[""] };
+        for (keyword, number) in keywords.iter().flat_map(|k| EXTREMES.map(|n| (k, n))) {
+            let float: f64 = number.parse().unwrap();
+            // JSON Schema allows no other counts and steps.
+            if !is_bound
+                && (*keyword != "multipleOf" && float.fract() != 0.0 || *keyword == "multipleOf" && float == 0.0)
+            {
+                continue;
+            }
+            for (type_of, sign) in types.iter().flat_map(|t| signs.iter().map(move |sign| (t, sign))) {
+                let schema = format!(r#"{{"type": {type_of}, "{keyword}": {sign}{number}}}"#);
+                let (_, parts) = held_list(&compiler, &schema, false).await.unwrap();
+                let is_named = parts == [keyword.to_string()];
+                assert!(is_named || parts.is_empty(), "{schema}: {parts:?}");
+                n_held += usize::from(!is_named);
+                if !is_named {
+                    assert!(
+                        held_list(&compiler, &schema, true).await.is_some(),
+                        "{schema}: held only if it is not strict"
+                    );
+                }
+            }
+        }
+    }
+    println!("{n_held} of these schemas are held");
+}
+
+#[tokio::test]
+async fn what_is_written_keeps_the_bounds_at_the_ends_of_64_bits() {
+    let compiler = compiler();
+    let (least, most) = (i64::MIN, i64::MAX);
+    for (bounds, allowed, forbidden) in [
+        (
+            format!(r#""minimum": {least}"#),
+            vec!["-9223372036854774784", "0", "99999999999999999999"],
+            vec!["-9223372036854775809"],
+        ),
+        (
+            format!(r#""maximum": {most}"#),
+            vec!["9223372036854775807", "0", "-99999999999999999999"],
+            vec!["9223372036854775808"],
+        ),
+        (
+            format!(r#""minimum": {least}, "maximum": {most}"#),
+            vec!["-9223372036854774784", "9223372036854775807"],
+            vec!["99999999999999999999"],
+        ),
+        (format!(r#""exclusiveMaximum": {most}"#), vec!["9223372036854774784"], vec!["9223372036854775807"]),
+        (format!(r#""minimum": {most}"#), vec!["9223372036854775807"], vec!["9223372036854775806", "0", "-1"]),
+        (
+            r#""minimum": 1000000000000000001"#.into(),
+            vec!["1000000000000000128", "9223372036854775807"],
+            vec!["1000000000000000000", "5"],
+        ),
+        (r#""maximum": -1000000000000000001"#.into(), vec!["-1000000000000000128"], vec!["-1000000000000000000", "5"]),
+        (
+            r#""minimum": 1000000000000000000, "maximum": 2000000000000000000"#.into(),
+            vec!["1000000000000000000", "2000000000000000000"],
+            vec!["999999999999999999", "2000000000000000001"],
+        ),
+        (
+            r#""minimum": 9007199254740992, "exclusiveMinimum": true"#.into(),
+            vec!["9007199254740994"],
+            vec!["9007199254740992"],
+        ),
+    ] {
+        let schema = format!(r#"{{"type": "integer", {bounds}}}"#);
+        for is_strict in [false, true] {
+            let (constraint, parts) = held_list(&compiler, &schema, is_strict).await.unwrap();
+            assert_eq!(parts, [""; 0], "{schema}");
+            for (values, may_be) in [(&allowed, true), (&forbidden, false)] {
+                for value in values {
+                    assert_eq!(compiler.allows(&constraint, &format!("[{value}]")).await, may_be, "{schema}: {value}");
+                }
+            }
+        }
+    }
+    // Beyond 64 bits: a strict schema allows what an engine can count to, another names the bound.
+    let beyond = r#"{"type": "integer", "maximum": 18446744073709551615}"#;
+    let (constraint, parts) = held_list(&compiler, beyond, true).await.unwrap();
+    assert_eq!(parts, [""; 0]);
+    assert!(compiler.allows(&constraint, "[9223372036854775807]").await);
+    assert!(!compiler.allows(&constraint, "[18446744073709551616]").await);
+    assert_eq!(held_list(&compiler, beyond, false).await.unwrap().1, ["maximum"]);
+    let between = r#"{"type": "integer", "minimum": 9007199254740993, "maximum": 9007199254740993}"#;
+    assert_eq!(held_list(&compiler, between, false).await.unwrap().1, ["minimum", "maximum"]);
+    assert!(held_list(&compiler, between, true).await.is_none());
+}
+
+#[tokio::test]
+async fn steps_that_meet_are_held_together_or_named() {
+    let compiler = compiler();
+    for (steps, parts) in [
+        (["7", "5"], 0),
+        (["99991", "99989"], 1),
+        (["0.00000001", "65537"], 1),
+        (["86400000", "1"], 1),
+        (["1000000", "1"], 0),
+    ] {
+        let all = steps.map(|step| format!(r#"{{"type": "number", "multipleOf": {step}}}"#)).join(", ");
+        let schema = format!(r#"{{"allOf": [{all}]}}"#);
+        assert_eq!(held_list(&compiler, &schema, false).await.unwrap().1.len(), parts, "{schema}");
+    }
+}
+
+#[tokio::test]
+async fn bounds_that_exclude_each_other_are_named_as_such() {
+    let compiler = compiler();
+    for (value, problem) in [
+        (r#"{"type": "integer", "minimum": 5, "maximum": 3}"#, "minimum (5) is greater than maximum (3)"),
+        (r#"{"type": "number", "exclusiveMinimum": 5, "maximum": 5}"#, "exclusiveMinimum (5) is equal to maximum (5)"),
+        (r#"{"type": "string", "minLength": 5, "maxLength": 3}"#, "minLength (5) is greater than maxLength (3)"),
+        (r#"{"type": "array", "minItems": 5, "maxItems": 3}"#, "minItems (5) is greater than maxItems (3)"),
+        (r#"{"type": "integer", "minimum": 1, "maximum": 2, "multipleOf": 5}"#, "does not contain a multiple of 5"),
+    ] {
+        let schema: serde_json::Value = serde_json::from_str(value).unwrap();
+        let person = json!({ "type": "object", "properties": { "age": schema }, "required": ["age"] });
+        for is_strict in [false, true] {
+            let constraint = Constraint::json_schema(person.clone(), "f", is_strict).unwrap();
+            let error = compiler.constrained(&constraint, &[]).await.err().unwrap().to_string();
+            assert!(error.contains("'age'") && error.contains(problem), "{error}");
+        }
+    }
 }

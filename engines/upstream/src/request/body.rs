@@ -4,6 +4,7 @@
 use baton_schemas::generate::{Message, Sampling};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::default_sampling;
+use baton_schemas::request::long_integers::arguments_text;
 use serde_json::{Map, Value, json};
 
 use crate::request::fields::Fields;
@@ -141,7 +142,7 @@ pub(crate) fn calls_of(message: &Message, arguments_are_text: bool) -> Vec<Value
         let arguments = match function.get("arguments") {
             Some(Value::String(text)) if arguments_are_text => Value::String(text.clone()),
             Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_else(|_| json!({})),
-            Some(object) if arguments_are_text => Value::String(object.to_string()),
+            Some(_) if arguments_are_text => Value::String(arguments_text(call)),
             Some(object) => object.clone(),
             None if arguments_are_text => Value::String("{}".to_owned()),
             None => json!({}),
@@ -163,6 +164,23 @@ pub(crate) fn calls_of(message: &Message, arguments_are_text: bool) -> Vec<Value
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_of_earlier_calls_keep_their_digits() {
+        let arguments = r#"{"id":12345678901234567890123}"#;
+        let call = json!([{"function": {"name": "f", "arguments": arguments}}]);
+        let chat = json!({"model": "m", "messages": [{"role": "assistant", "tool_calls": call}]}).to_string();
+        let chat = baton_schemas::openai::ChatRequest::parse(chat.as_bytes(), 0).unwrap().generate;
+        let item = json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments});
+        let response = json!({"model": "m", "input": [item]}).to_string();
+        let response = baton_schemas::openai::ResponsesRequest::parse(response.as_bytes(), 0).unwrap().generate;
+        for request in [chat, response] {
+            let baton_schemas::generate::Input::Chat(conversation) = request.input else { panic!("not a chat") };
+            let calls = calls_of(&conversation.messages[0], true);
+            assert_eq!(calls[0]["function"]["arguments"], arguments);
+            assert!(calls_of(&conversation.messages[0], false)[0]["function"]["arguments"].is_object());
+        }
+    }
 
     #[test]
     fn numbers_are_written_as_they_were_meant() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
+use baton_schemas::request::long_integers::arguments_text;
 use baton_schemas::tools::{MAX_NAME_CHARS, Tool, ToolUse};
 use serde_json::Value;
 
@@ -52,9 +53,10 @@ impl ToolFormat for DeepSeek {
             return;
         }
         for call in conversation.messages.iter_mut().flat_map(|message| &mut message.tool_calls) {
+            let written = arguments_text(call);
             if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|arguments| !arguments.is_string())
             {
-                *arguments = Value::String(arguments.to_string());
+                *arguments = Value::String(written);
             }
         }
     }

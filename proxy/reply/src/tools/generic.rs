@@ -6,6 +6,7 @@ use std::sync::Arc;
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::{Conversation, Message};
+use baton_schemas::request::long_integers::arguments_text;
 use baton_schemas::tools::{Tool, ToolUse};
 use serde_json::Value;
 
@@ -103,7 +104,7 @@ fn joined_line(first: &str, second: &str) -> String {
 
 fn spelled_call(call: &Value) -> String {
     let function = &call["function"];
-    format!("<tool_call>\n{{\"name\": {}, \"arguments\": {}}}\n</tool_call>", function["name"], function["arguments"])
+    format!("<tool_call>\n{{\"name\": {}, \"arguments\": {}}}\n</tool_call>", function["name"], arguments_text(call))
 }
 
 #[cfg(test)]

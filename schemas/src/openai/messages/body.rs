@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::json_values::count_values;
 use crate::request::demand::Demand;
 use crate::request::field::{Field, Items, Required, object};
+use crate::request::notes::has_long_integer;
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::room;
 use crate::request::schema::{Variant, described};
@@ -177,12 +178,21 @@ object! {
 /// The arguments of an earlier call, as an object. Arguments that are not an object stay a string: the client sends the
 /// history with every request, so refusing them would end the conversation for good.
 #[derive(Debug)]
-pub(crate) struct Arguments(Value);
+pub(crate) struct Arguments {
+    pub(crate) value: Value,
+    /// The text of an object with integers of which the value keeps only the nearest floats.
+    pub(crate) written: Option<String>,
+}
 
-impl Arguments {
-    /// Returns the arguments of a call, or an empty object if they are missing.
-    pub(crate) fn or_none(arguments: Option<Arguments>) -> Value {
-        arguments.map_or_else(|| Value::Object(Map::new()), |arguments| arguments.0)
+impl Default for Arguments {
+    fn default() -> Self {
+        Value::Object(Map::new()).into()
+    }
+}
+
+impl From<Value> for Arguments {
+    fn from(value: Value) -> Arguments {
+        Arguments { value, written: None }
     }
 }
 
@@ -191,19 +201,22 @@ impl Read for Arguments {
 
     fn string(text: &str) -> Reading<Self> {
         if text.trim().is_empty() {
-            return Ok(Arguments(Value::Object(Map::new())));
+            return Ok(Arguments::default());
         }
         if !room::take(count_values(text.as_bytes()) * Value::ROOM) {
             return Err(ValueProblem::value("has too many values"));
         }
-        Ok(Arguments(match serde_json::from_str(text) {
-            Ok(object @ Value::Object(_)) => object,
-            _ => text.into(),
-        }))
+        Ok(match serde_json::from_str(text) {
+            Ok(value @ Value::Object(_)) => {
+                let written = has_long_integer(text.as_bytes()).then(|| text.to_owned());
+                Arguments { value, written }
+            }
+            _ => Value::from(text).into(),
+        })
     }
 
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        Ok(Value::object(fields)?.map(Arguments))
+        Ok(Value::object(fields)?.map(Arguments::from))
     }
 }
 

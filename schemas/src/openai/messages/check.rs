@@ -130,7 +130,7 @@ impl EarlierFunction {
     /// Returns the call as templates read it.
     fn check(self, at: &str, id: Option<String>) -> Result<Value, InvalidRequest> {
         let name = self.name.get(at)?.0;
-        let arguments = Arguments::or_none(self.arguments.get(at)?);
-        Ok(template_call(id, &name, arguments))
+        let Arguments { value, written } = self.arguments.get(at)?.unwrap_or_default();
+        Ok(template_call(id, &name, value, written.as_deref()))
     }
 }

@@ -2,7 +2,7 @@
 
 use schemars::{JsonSchema, Schema};
 use serde::de::SeqAccess;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::client_tools::ClientTools;
 use super::custom_tool::INPUT;
@@ -138,12 +138,12 @@ impl ResponseTurns<'_> {
         match item.r#type.take().get(at)?.as_deref() {
             None | Some("message") => self.message(at, item),
             Some("function_call") => {
-                let arguments = Arguments::or_none(item.arguments.take().get(at)?);
+                let arguments = item.arguments.take().get(at)?.unwrap_or_default();
                 self.call(at, item, arguments)
             }
             Some("custom_tool_call") => {
                 let input = item.input.take().get(at)?.unwrap_or_default();
-                self.call(at, item, json!({ INPUT: input }))
+                self.call(at, item, json!({ INPUT: input }).into())
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(at, item),
             Some("reasoning") => self.reason(at, item),
@@ -177,12 +177,12 @@ impl ResponseTurns<'_> {
         Ok(())
     }
 
-    fn call(&mut self, at: &str, item: InputItem, arguments: Value) -> Result<(), InvalidRequest> {
+    fn call(&mut self, at: &str, item: InputItem, arguments: Arguments) -> Result<(), InvalidRequest> {
         let name = item.name.required("name", at)?;
         let namespace = item.namespace.get(at)?.filter(|namespace| !namespace.is_empty());
         let name = self.tools.name_of(&name.0, namespace.as_deref());
         let call_id = item.call_id.required("call_id", at)?.0;
-        self.turn().tool_calls.push(template_call(Some(call_id), &name, arguments));
+        self.turn().tool_calls.push(template_call(Some(call_id), &name, arguments.value, arguments.written.as_deref()));
         Ok(())
     }
 
@@ -232,6 +232,8 @@ fn is_of_skipped_tool(kind: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::request::field::Required;
     use crate::request::read::read;
