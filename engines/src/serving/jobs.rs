@@ -10,7 +10,7 @@ use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-use super::constrain::Constrained;
+use super::constrain::Masks;
 use super::images::ImageRun;
 use super::kv_flow::Export;
 
@@ -22,7 +22,7 @@ pub(crate) struct Job {
     /// The stream of KV for another node, if this is a prefill.
     pub(crate) export: Option<Export>,
     /// The request's constraint, after the tokens that were generated before.
-    pub(crate) constrained: Option<Constrained>,
+    pub(crate) constrained: Option<Masks>,
     /// The images in the prompt, in their order.
     pub(crate) images: Vec<ImageRun>,
     /// Memory reserved for the images' files until the sequence ends.

@@ -37,6 +37,7 @@ mod template_process;
 pub(crate) mod text_vectors;
 mod text_work;
 pub(crate) mod vectors;
+mod wake;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -59,7 +60,7 @@ use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-use self::constrain::{Compiler, Constrained};
+use self::constrain::{Compiler, Constrained, Masks};
 pub(crate) use self::deep_stack::on_deep_stack;
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
@@ -67,9 +68,10 @@ use self::kv_flow::{Export, Exported, ExportedKv};
 pub use self::load_error::LoadError;
 use self::pair::PairForm;
 use self::scheduler::EVENT_WINDOW;
-use self::start::{Wake, wake};
+use self::start::wake;
 use self::template_process::Renderer;
 use self::text_work::TextWork;
+use self::wake::Wake;
 
 /// What stands in place of an image in a text: mtmd's marker, which llama-server writes, too.
 const IMAGE_MARK: &str = "<__media__>";
@@ -162,6 +164,7 @@ impl ModelEngine {
             _ => None,
         };
         let (events, stream) = mpsc::channel(EVENT_WINDOW);
+        let constrained = constrained.zip(self.messages.as_ref()).map(|(at, messages)| Masks::new(at, wake(messages)));
         let job = Job { request, events, accepted: Instant::now(), export, constrained, images, room };
         self.send(SchedulerMessage::Job(Box::new(job)))?;
         Ok(stream)

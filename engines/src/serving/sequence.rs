@@ -14,12 +14,14 @@ use super::images::ImageRun;
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
 use super::prompt_scores::PromptScores;
-use super::sampler::Sampler;
+use super::sampler::{Peak, Sampler};
 
 /// A sequence and its progress. When it is preempted, it goes back to the queue with its tokens.
 pub(crate) struct Sequence {
     pub(crate) request: SequenceRequest,
     pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
+    /// What its next token is drawn from, once the mask is known. Its token has been computed, and it sits out steps.
+    pub(crate) held: Option<HeldLogits>,
     /// The token of the current step, until those of the step's other sequences are drawn.
     drawn: Option<GeneratedToken>,
     /// Prompt and everything generated so far.
@@ -62,6 +64,12 @@ pub(crate) struct Sequence {
     pub(crate) scores: Option<PromptScores>,
 }
 
+/// A copy of a step's logits.
+pub(crate) struct HeldLogits {
+    pub(crate) logits: Vec<f32>,
+    pub(crate) peak: Peak,
+}
+
 impl Sequence {
     pub(crate) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
         let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
@@ -76,6 +84,7 @@ impl Sequence {
         Sequence {
             request,
             events: job.events,
+            held: None,
             drawn: None,
             tokens,
             images: job.images,
@@ -123,6 +132,12 @@ impl Sequence {
     pub(crate) fn at_limit(&self, n_ctx: usize) -> bool {
         let limit = self.request.max_tokens.map_or(usize::MAX, |n| n as usize);
         self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
+    }
+
+    /// Returns true if the sequence waits for its constraint: for a mask, or for whether its last permitted token has
+    /// completed the text.
+    pub(crate) fn awaits_mask(&self, n_ctx: usize) -> bool {
+        self.held.is_some() || (self.sampler.may_be_complete() && self.at_limit(n_ctx))
     }
 
     /// Returns true if the sequence waits for another node: for KV from it, or until it has read KV.

@@ -22,10 +22,8 @@ use super::load_error::LoadError;
 use super::memory::available_memory;
 use super::scheduler::{Handoffs, Parking, Scheduler, SchedulerLimits};
 use super::vectors;
+use super::wake::Wake;
 use crate::codec_profile;
-
-/// Wakes the scheduler.
-pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Creates a [`Wake`] with a weak sender: the scheduler owns a `Wake` itself and ends when the last sender is dropped.
 pub(crate) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {

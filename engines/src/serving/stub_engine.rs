@@ -87,7 +87,7 @@ impl ModelLibrary for Stub {
             return Err(LoadError::Refused { library: Stub::NAME, why: why.into() });
         }
         let limits = SchedulerLimits::new(&model.options, model.sizes, true);
-        let context = StubContext { slots: vec![Vec::new(); limits.n_slots], rows: Vec::new(), n_vocab: model.n_vocab };
+        let context = StubContext::new(limits.n_slots, model.n_vocab);
         let vectors = TextVectors::new(StubTexts::default(), limits.budget.alone, Arc::clone(shared));
         let generator = Generator {
             context,
@@ -106,12 +106,18 @@ fn hashed(tokens: &[Token], n: usize) -> Vec<f32> {
     (0..n as u64).map(|i| (mix(mix(state, i), i) % 4096) as f32 / 512.0).collect()
 }
 
-struct StubContext {
+pub(super) struct StubContext {
     /// The tokens of each slot.
     slots: Vec<Vec<Token>>,
     /// Logits after each token of the last batch that wanted them.
     rows: Vec<Vec<f32>>,
     n_vocab: usize,
+}
+
+impl StubContext {
+    pub(super) fn new(n_slots: usize, n_vocab: usize) -> Self {
+        StubContext { slots: vec![Vec::new(); n_slots], rows: Vec::new(), n_vocab }
+    }
 }
 
 impl ModelContext for StubContext {

@@ -3,9 +3,12 @@
 //! A schema is compiled once and cached. Each sequence gets its own matcher, which follows the tokens and gives, before
 //! each draw, those that can still lead to a valid text. The compiler refuses unknown keywords, since ignoring one
 //! would break the constraint silently. It also refuses constraints that no text can satisfy, if that shows before the
-//! first token; if it shows later, the sequence ends with the same error.
+//! first token; if it shows later, the sequence ends with the same error. Masks are computed beside the scheduler's thread
+//! ([`Masks`]).
 
 mod factory;
+mod masks;
+mod progress;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,17 +16,18 @@ use std::time::Duration;
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
-use llguidance::api::{StopReason, TopLevelGrammar};
+use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use toktrie::SimpleVob;
 
 use self::factory::factory;
+pub(crate) use self::masks::Masks;
+pub(crate) use self::progress::{Constrained, NoToken};
+use self::progress::{first_line, is_dead_end};
 use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
 use super::expansion;
@@ -240,10 +244,6 @@ fn source(constraint: &Constraint) -> Result<String, EngineError> {
     serde_json::to_string(constraint).map_err(EngineError::internal)
 }
 
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or_default()
-}
-
 /// The first line of a compiler's error. That of a regular expression has its reason further down, below the pattern.
 fn reason(problem: &str) -> String {
     match problem.lines().find_map(|line| line.strip_prefix("error: ")) {
@@ -260,129 +260,6 @@ fn shortened(problem: &str) -> String {
         Some((at, _)) => format!("{}…", &problem[..at]),
         None => problem,
     }
-}
-
-impl NoToken {
-    /// The error that ends a sequence with this constraint.
-    pub(crate) fn error(self, constraint: Option<&Constraint>) -> EngineError {
-        match (self, constraint) {
-            (NoToken::DeadEnd, Some(constraint)) => {
-                let problem = "the text has come to where nothing that it allows can follow";
-                EngineError::invalid_field(constraint.field(), problem)
-            }
-            (NoToken::TooComplex, Some(constraint)) => {
-                let problem = "is too complex for the text that it has come to: it needs fewer properties, alternatives or \
-                               repetitions, or rules that read a text in one way only";
-                EngineError::invalid_field(constraint.field(), problem)
-            }
-            (_, None) => EngineError::internal("a token was refused without a constraint"),
-        }
-    }
-}
-
-/// One sequence's progress through its constraint.
-pub(crate) struct Constrained {
-    matcher: Matcher,
-    budget: Budget,
-}
-
-/// The processor time that a sequence's masks may take. In an ambiguous grammar, such as `s: s s | "a" | "b"`, a mask costs
-/// more the longer the text is: 0.2 s on average over 277 tokens. Masks of objects with 480 optional properties take 0.2 to
-/// 0.7 ms on average (llguidance 1.9.1 alone, 20,000 made-up tokens). It is the time of this thread alone, so that a busy
-/// machine ends no sequence. Counts of the parser's items are no measure: an item of that grammar costs 50 times as much as
-/// one of those objects.
-struct Budget {
-    left: Duration,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Budget { left: Self::MOST }
-    }
-}
-
-impl Budget {
-    /// The most that a sequence may save. A mask may overdraw it once, and llguidance ends a mask after 50,000 items.
-    const MOST: Duration = Duration::from_secs(1);
-
-    /// The time that each token adds.
-    const PER_TOKEN: Duration = Duration::from_millis(10);
-
-    /// Runs a computation and charges its time. Returns `None` if it took more than there was.
-    fn charge<T>(&mut self, compute: impl FnOnce() -> T) -> Option<T> {
-        let began = thread_time();
-        let outcome = compute();
-        self.left = self.left.checked_sub(thread_time().saturating_sub(began))?;
-        Some(outcome)
-    }
-
-    fn add_token(&mut self) {
-        self.left = (self.left + Self::PER_TOKEN).min(Self::MOST);
-    }
-}
-
-/// The processor time that this thread has taken.
-fn thread_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a thread's time is never negative")
-}
-
-/// Why there is no next token. All tokens so far were allowed, so the fault is the constraint's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoToken {
-    /// None can follow.
-    DeadEnd,
-    /// Taking the last token, or computing the next ones, exceeds llguidance's limits or the sequence's budget.
-    TooComplex,
-}
-
-impl Constrained {
-    /// The state after `generated`, which was drawn under the same constraint, with a whole budget. Blocking: some
-    /// microseconds for each token. Errors: a token does not satisfy the constraint, or the caller has gone.
-    fn after(matcher: Matcher, generated: &[Token], is_abandoned: &CancellationToken) -> Result<Self, EngineError> {
-        let mut constrained = Constrained { matcher, budget: Budget::default() };
-        for &t in generated {
-            if !constrained.accept(t) || is_abandoned.is_cancelled() {
-                return Err(EngineError::internal("a token of the reply so far does not keep the constraint"));
-            }
-        }
-        Ok(constrained)
-    }
-
-    /// The tokens that may come next, at least one.
-    pub(crate) fn allowed(&mut self) -> Result<SimpleVob, NoToken> {
-        let mask = self.budget.charge(|| self.matcher.compute_mask_or_eos()).ok_or(NoToken::TooComplex)?;
-        self.budget.add_token();
-        match mask {
-            Ok(mask) if !mask.is_zero() => Ok(mask),
-            outcome => {
-                tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint");
-                Err(if is_dead_end(&self.matcher) { NoToken::DeadEnd } else { NoToken::TooComplex })
-            }
-        }
-    }
-
-    /// Advances by the token that was drawn. Returns false if the matcher cannot take it; the next mask then reports why.
-    pub(crate) fn accept(&mut self, t: Token) -> bool {
-        let is_taken = self.matcher.is_stopped() || self.matcher.consume_token(t).is_ok();
-        if !is_taken {
-            tracing::debug!(token = t, error = ?self.matcher.get_error(), "a token cannot follow under its constraint");
-        }
-        is_taken
-    }
-
-    /// Returns true if the text is complete and no token can follow. A matcher that failed has stopped, too, but its text
-    /// is not complete.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.matcher.is_stopped() && !self.matcher.is_error()
-    }
-}
-
-/// Returns true if no token could follow, false if llguidance could not compute which. After an error, its matcher
-/// only has words. For a dead end they are the name of the reason.
-fn is_dead_end(matcher: &Matcher) -> bool {
-    let Some(problem) = matcher.get_error() else { return true };
-    let stop = serde_json::from_value(first_line(&problem).into());
-    matches!(stop, Ok(StopReason::NoExtension | StopReason::NoExtensionBias))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use tokio::time::advance;
 
 use super::super::lane::MAX_WAIT;
 use super::super::matcher_cache::{BYTES_FOR_SOURCE, MAX_KEPT_BYTES};
+use super::progress::{Budget, Following, thread_time};
 use super::*;
 use crate::llama::backend::backend;
 use crate::llama::vocabulary::vocabulary;
@@ -173,9 +174,12 @@ impl Compiler {
         let pieces = (0..vocabulary.n_tokens() as Token).map(|t| (vocabulary.piece(t), t));
         let tokens: HashMap<Vec<u8>, Token> = pieces.filter(|(piece, _)| piece.len() == 1).collect();
         let mut constrained = self.constrained(constraint, &[]).await.map_err(|error| (0, error.to_string()))?;
+        let mut drawn = None;
         for (i, byte) in text.bytes().enumerate() {
-            constrained.allowed().map_err(|none| (i, none.error(Some(constraint)).to_string()))?;
-            constrained.accept(tokens[&vec![byte]]);
+            if let Following::Nothing(none) = constrained.next(drawn) {
+                return Err((i, none.error(Some(constraint)).to_string()));
+            }
+            drawn = Some(tokens[&vec![byte]]);
         }
         Ok(constrained)
     }
@@ -209,7 +213,6 @@ async fn only_an_ambiguous_grammar_uses_its_budget_up() {
     let began = thread_time();
     let (n_written, problem) = compiler.write(&ambiguous, &"a".repeat(800)).await.err().unwrap();
     assert!(n_written > 30 && problem.contains("too complex"), "{n_written}: {problem}");
-    // Taking the tokens is not charged.
     let (took, most) = (thread_time() - began, 2 * (Budget::MOST + n_written as u32 * Budget::PER_TOKEN));
     assert!(took < most, "{n_written} characters took {took:?}");
 

@@ -28,14 +28,14 @@ pub(crate) use self::peak::argmax;
 use self::peak::first_largest;
 pub(crate) use self::peak::{Peak, peak};
 use self::shaping::Shaping;
-use super::constrain::{Constrained, NoToken};
+use super::constrain::{Masks, NoToken};
 
 /// One sequence's sampler.
 pub(crate) struct Sampler {
     shaping: Option<Shaping>,
     draw: Option<Draw>,
     /// The constraint on the text.
-    constraint: Option<Constrained>,
+    constraint: Option<Masks>,
 }
 
 /// A random draw; without one, a sequence is greedy.
@@ -57,19 +57,34 @@ impl Sampler {
     }
 
     /// The same sampler under a constraint.
-    pub(crate) fn constrained(self, constraint: Option<Constrained>) -> Self {
+    pub(crate) fn constrained(self, constraint: Option<Masks>) -> Self {
         Sampler { constraint, ..self }
+    }
+
+    /// Asks for the first mask, if there is a constraint.
+    pub(crate) fn begin(&mut self) {
+        self.constraint.iter_mut().for_each(Masks::begin);
+    }
+
+    /// Returns true if a token can be drawn, false while its mask is computed.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        self.constraint.as_mut().is_none_or(Masks::poll)
+    }
+
+    /// Returns true while it is not known whether the last token completes the text.
+    pub(crate) fn may_be_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(Masks::may_be_complete)
     }
 
     /// Returns true if there is a constraint, the text satisfies it, and no token can follow.
     pub(crate) fn is_complete(&self) -> bool {
-        self.constraint.as_ref().is_some_and(Constrained::is_complete)
+        self.constraint.as_ref().is_some_and(Masks::is_complete)
     }
 
     /// Draws the token for `position` (the number of tokens before it, prompt included) and updates penalties and
-    /// constraint. `peak` is that of `logits`. Errors: no token satisfies the constraint.
+    /// constraint. `peak` is that of `logits`. Only while [`Sampler::is_ready`]. Errors: no token satisfies the constraint.
     pub(crate) fn sample(&mut self, logits: &[f32], peak: Peak, position: usize) -> Result<Token, NoToken> {
-        let allowed = self.constraint.as_mut().map(Constrained::allowed).transpose()?;
+        let allowed = self.constraint.as_mut().map(Masks::allowed).transpose()?;
         let chosen = self.choose(logits, peak, allowed.as_ref(), position).ok_or(NoToken::DeadEnd)?;
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(chosen);

@@ -14,6 +14,8 @@ mod drawing;
 mod handoffs;
 mod images;
 mod load;
+#[cfg(test)]
+mod mask_tests;
 mod parking;
 mod placing;
 mod rates;
@@ -177,6 +179,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.fill_slots();
         self.park_idle(0);
         self.import_chunks();
+        self.draw_held();
         self.send_scored();
         self.publish_load();
         self.prepare_images();
@@ -280,9 +283,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// Returns true if a slot's sequence can be part of the next step. It must run, its reader must keep up, and it must
-    /// not wait for another node or for an image.
+    /// not wait for another node, for an image or for a mask.
     fn can_step(&self, slot: usize) -> bool {
         !self.awaits_image(slot)
+            && !self.awaits_mask(slot)
             && self.running[slot].as_ref().is_some_and(|s| {
                 let has_sent = s.scores.as_ref().is_none_or(|scores| scores.waiting.is_empty());
                 let has_room = s.events.capacity() >= MIN_ROOM && has_sent;
@@ -328,7 +332,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
-        let budget = self.limits.budget.tokens(decoding.len(), self.budget_tps());
+        let budget = self.limits.budget.tokens(decoding.len() + self.n_held(), self.budget_tps());
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 
@@ -463,11 +467,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             }
         }
         sequence.send_scored();
-    }
-
-    /// Sends what readers have room for again.
-    fn send_scored(&mut self) {
-        self.running.iter_mut().flatten().for_each(Sequence::send_scored);
     }
 
     /// Records in the slots the tokens whose KV the step computed.

@@ -165,6 +165,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             sequence.started = Some(Instant::now());
             sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));
         }
+        // The first mask is computed while the prompt is.
+        sequence.sampler.begin();
         self.choose_marks(&mut sequence, slot, n_common);
         self.running[slot] = Some(sequence);
         self.begin_import(slot);

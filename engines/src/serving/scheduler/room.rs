@@ -94,7 +94,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Sends a slot's sequence back to the head of the queue.
     fn preempt(&mut self, slot: usize) {
         // Dropping the import ends the pull. The sequence computes the lost KV later.
-        self.running[slot].iter_mut().for_each(|sequence| sequence.import = None);
+        self.running[slot].iter_mut().for_each(|sequence| {
+            sequence.import = None;
+            sequence.held = None;
+        });
         if let Some(sequence) = self.release(slot) {
             self.cut(slot, 0);
             self.shared.n_queued.fetch_add(1, Ordering::AcqRel);

@@ -31,7 +31,7 @@ use super::{Handoffs, Parking, SchedulerLimits};
 /// The bytes of a checkpoint.
 const STATE: usize = 1_000;
 
-struct NoVectors;
+pub(super) struct NoVectors;
 
 impl Vectors for NoVectors {
     fn push(&mut self, _: EmbedJob) {}
