@@ -53,6 +53,7 @@ packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }${need_node:+nodej
 if [ "$what" = test ]; then
   command -v curl >/dev/null || packages+="curl "
   command -v ps >/dev/null || packages+="procps "
+  compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || packages+="libfaketime "
   # The live page is tested in it, and fonts make its pictures readable.
   command -v chromium >/dev/null || packages+="chromium fonts-dejavu-core "
 fi

@@ -12,6 +12,8 @@ mod dry_run;
 mod fallback_reasons;
 mod hedging;
 mod load_spread;
+#[cfg(target_os = "linux")]
+mod machine;
 mod network_exposure;
 mod node_states;
 mod node_streams;

@@ -111,6 +111,13 @@ impl Reload {
 
     /// Reads and checks the file, and logs the changes that wait for a restart.
     async fn read(&self) -> Result<ServeConfig, CommandFailure> {
+        if let Some(path) = &self.source.path
+            && FileVersion::of(path).await.is_some_and(|version| version.n_bytes == 0)
+        {
+            // It would be valid, and end all models and upstreams.
+            let problem = "the file is empty. Its disk may be full. Restart the endpoint if nothing is configured";
+            return Err(CommandFailure(problem.to_owned()));
+        }
         let read = Arc::clone(&self.source.read);
         // Models' files are opened.
         let new = tokio::task::spawn_blocking(move || read()).await??;

@@ -84,6 +84,8 @@ pub enum Capability {
     Namespaces,
     /// To slow a network down.
     TrafficControl,
+    /// To let a process see a clock that jumps.
+    ClockJumps,
 }
 
 impl Capability {
@@ -92,6 +94,7 @@ impl Capability {
         match self {
             Capability::Namespaces => "namespaces",
             Capability::TrafficControl => "traffic_control",
+            Capability::ClockJumps => "clock_jumps",
         }
     }
 }

@@ -1,0 +1,53 @@
+//! No more files can be opened.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use harness::{BatonServer, eventually_async};
+use rustix::process::{Resource, Signal, kill_process};
+
+use super::{SIM, limit, pid, status};
+
+/// The connections that nobody uses.
+const N_IDLE: usize = 60;
+
+/// How often an endpoint may have tried in vain to accept a connection: it pauses after each time.
+const MOST_TRIES: usize = 1_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_without_descriptors_serves_its_connections_and_accepts_others_later() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = BatonServer::logging_to(log.reopen().unwrap(), &SIM);
+    let n_failed = || {
+        let logged = std::fs::read_to_string(log.path()).unwrap();
+        logged.lines().filter(|line| line.contains("accepting a connection failed")).count()
+    };
+    // This client's connection is open.
+    let client = reqwest::Client::builder().pool_max_idle_per_host(1).build().unwrap();
+    assert_eq!(status(&client, &server, "sim").await, 200);
+
+    let n_open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
+    limit(pid(&server), Resource::Nofile, n_open + 8);
+    let address = server.base.trim_start_matches("http://");
+    let idle: Vec<_> = (0..N_IDLE).map(|_| TcpStream::connect(address).unwrap()).collect();
+    eventually_async("a connection that is not accepted", async || n_failed() > 0).await;
+    for _ in 0..10 {
+        let status = status(&client, &server, "sim").await;
+        assert_eq!(status, 200, "who is connected is served: {}", std::fs::read_to_string(log.path()).unwrap());
+    }
+    // An engine that ends now cannot be replaced, which a client hears.
+    let engine = server.engine();
+    kill_process(engine, Signal::KILL).unwrap();
+    let meanwhile = status(&client, &server, "sim").await;
+    assert!([0, 200, 503].contains(&meanwhile), "{meanwhile}");
+    let n_tries = n_failed();
+    assert!(n_tries < MOST_TRIES, "{n_tries} tries");
+
+    drop(idle);
+    let stranger = || reqwest::Client::builder().timeout(Duration::from_secs(5)).build().unwrap();
+    eventually_async("a new connection", async || {
+        stranger().get(format!("{}/health", server.base)).send().await.is_ok_and(|reply| reply.status() == 200)
+    })
+    .await;
+    eventually_async("another engine", async || status(&stranger(), &server, "sim").await == 200).await;
+}
