@@ -1,10 +1,12 @@
 //! `baton-bench plan`: compares the planner with every fixed route, on simulated machines.
 //!
 //! Planning, learning and failover are those of a running endpoint. Machines and network are simulated, with a clock
-//! that skips waiting times. With `--model` the nodes are real processes on this machine, and the links are paced; with
-//! `--real` an endpoint predicts long prompts after bursts.
+//! that skips waiting times. With `--popular` only the models that people run now are planned, by published rates. With
+//! `--model` the nodes are real processes on this machine, and the links are paced; with `--real` an endpoint predicts long
+//! prompts after bursts.
 
 mod bursts;
+mod cells;
 mod chart;
 mod cluster;
 mod drift;
@@ -38,6 +40,9 @@ pub(super) struct PlanBenchArgs {
     /// Measure predictions after bursts instead, with an endpoint and real nodes on this machine; takes some minutes
     #[arg(long, conflicts_with = "svg")]
     real: bool,
+    /// Only the models that people run now, planned with published rates; takes a moment
+    #[arg(long, conflicts_with_all = ["svg", "model", "real"])]
+    popular: bool,
 }
 
 /// The model of `--real`: small enough for every machine.
@@ -46,6 +51,10 @@ const DEFAULT_MODEL: &str = "smollm2";
 /// Runs the benchmark.
 pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("plan", &args.files, &args.charts)?;
+    if args.popular {
+        let figures = popular::run();
+        return destination.publish(&figures, &figures.report());
+    }
     if args.real {
         let model = args.model.as_deref().unwrap_or(DEFAULT_MODEL);
         let figures = real_bursts::run(model_files::locate_or_pull(model, EngineKind::default()).await?).await?;
@@ -71,7 +80,6 @@ async fn measure() -> Result<PlanFigures, CommandFailure> {
         bursts: bursts::run().await?,
         published: published::run().await?,
         popular: popular::run(),
-        published_handoffs: popular::published(),
         slowest_links: slowest_link::run().await?,
         grading: grading::run().await?,
         corrected_from: drift::corrected_from(&drift, report::CORRECTED),

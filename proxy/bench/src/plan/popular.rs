@@ -7,11 +7,14 @@ use baton_planner::rates::{Curve, NodeRates, TransferRates};
 use baton_planner::snapshot::{KvSize, NodeView, RequestSize, Snapshot};
 use serde::Serialize;
 
+use super::cells::{row, seconds};
+use crate::report::Report;
+
 /// Prompt lengths, tokens.
-pub(super) const PROMPTS: [u32; 7] = [4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
+const PROMPTS: [u32; 7] = [4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 
 /// The links, gigabits per second.
-pub(super) const LINKS: [f64; 2] = [10.0, 2.5];
+const LINKS: [f64; 2] = [10.0, 2.5];
 
 /// What the second turn of a conversation adds, tokens. Both machines hold the rest.
 const NEXT_TURN: u32 = 1_024;
@@ -70,34 +73,91 @@ const MODELS: [PopularModel; 3] = [
 
 /// One prompt of one model over one link. Seconds to the first token.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct PopularLine {
-    pub model: &'static str,
-    pub gbps: f64,
-    pub n_prompt: u32,
-    pub direct: f64,
-    pub handoff: f64,
+struct PopularLine {
+    model: &'static str,
+    gbps: f64,
+    n_prompt: u32,
+    direct: f64,
+    handoff: f64,
     /// The part of the transfer that the prefill does not hide.
-    pub after_prefill: f64,
+    after_prefill: f64,
     /// With [`NEXT_TURN`] more tokens after this prompt.
-    pub next_direct: f64,
-    pub next_handoff: f64,
+    next_direct: f64,
+    next_handoff: f64,
 }
 
 /// One prompt of the only published run of such a pair: the whole KV went over a disk after the prefill.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct PublishedHandoff {
-    pub n_prompt: u32,
-    pub published_direct: f64,
-    pub published_handoff: f64,
+struct PublishedHandoff {
+    n_prompt: u32,
+    published_direct: f64,
+    published_handoff: f64,
     /// As planned, overlapped, over 10 Gb/s.
-    pub planned: f64,
+    planned: f64,
 }
 
 /// Prompt lengths and seconds of the published run: on the Mac alone, and handed over.
 const PUBLISHED: [(u32, f64, f64); 3] = [(17_000, 42.6, 17.2), (79_000, 205.8, 56.4), (236_000, 732.0, 187.6)];
 
-/// Computes all lines.
-pub(super) fn run() -> Vec<PopularLine> {
+/// All figures.
+#[derive(Debug, Serialize)]
+pub(super) struct PopularFigures {
+    popular: Vec<PopularLine>,
+    published_handoffs: Vec<PublishedHandoff>,
+}
+
+impl PopularFigures {
+    /// The figures alone.
+    pub(super) fn report(&self) -> Report {
+        let mut report = Report::new("Published rates");
+        self.add_to(&mut report);
+        report
+    }
+
+    /// Adds all tables.
+    pub(super) fn add_to(&self, report: &mut Report) {
+        report.text(
+            "Models that people run now, a DGX Spark (two for DeepSeek) and an M3 Ultra, planned with published rates; TTFT, and \
+             that of a next turn with 1,024 more tokens:",
+        );
+        let rows = self.popular.iter().map(|line| {
+            let times =
+                [line.direct, line.handoff, line.after_prefill, line.next_direct, line.next_handoff].map(seconds);
+            row(line.model, [line.gbps.to_string(), line.n_prompt.to_string()].into_iter().chain(times))
+        });
+        let head = [
+            "model",
+            "Gb/s",
+            "tokens",
+            "direct",
+            "handoff",
+            "after the prefill",
+            "next turn, direct",
+            "next turn, handoff",
+        ];
+        report.table(&head, rows);
+        for (model, source) in sources() {
+            report.text(format!("Rates of {model}: {source}."));
+        }
+        for (model, gbps, first) in break_even() {
+            let from = first.map_or_else(|| "at no length".to_owned(), |n| format!("from {n} tokens on"));
+            report.text(format!("{model}, {gbps} Gb/s: a handoff is faster {from}."));
+        }
+        report.text("The published run of DeepSeek V4 Flash, whose KV went over a disk after the prefill:");
+        let rows = self.published_handoffs.iter().map(|line| {
+            let times = [line.published_direct, line.published_handoff, line.planned].map(seconds);
+            row(line.n_prompt, times)
+        });
+        report.table(&["tokens", "M3 Ultra alone", "published handoff", "planned, overlapped"], rows);
+    }
+}
+
+/// Computes all figures.
+pub(super) fn run() -> PopularFigures {
+    PopularFigures { popular: lines(), published_handoffs: published() }
+}
+
+fn lines() -> Vec<PopularLine> {
     let cases = MODELS.iter().flat_map(|model| LINKS.map(|gbps| (model, gbps)));
     let line = |(model, gbps): (&PopularModel, f64), n_prompt| {
         let (direct, handoff, after_prefill) = times(model, gbps, n_prompt, 0);
@@ -108,12 +168,12 @@ pub(super) fn run() -> Vec<PopularLine> {
 }
 
 /// The models, and where their rates come from.
-pub(super) fn sources() -> impl Iterator<Item = (&'static str, &'static str)> {
+fn sources() -> impl Iterator<Item = (&'static str, &'static str)> {
     MODELS.iter().map(|model| (model.name, model.source))
 }
 
 /// Computes the published run.
-pub(super) fn published() -> Vec<PublishedHandoff> {
+fn published() -> Vec<PublishedHandoff> {
     let line = |(n_prompt, published_direct, published_handoff)| {
         let (_, planned, _) = times(&MODELS[2], LINKS[0], n_prompt, 0);
         PublishedHandoff { n_prompt, published_direct, published_handoff, planned }
@@ -159,15 +219,19 @@ fn curve(points: &[(f64, f64)]) -> Curve {
     curve
 }
 
-/// The shortest prompt of [`PROMPTS`] from which a handoff is faster, for each model and link. `None`: never.
-pub(super) fn break_even(lines: &[PopularLine]) -> Vec<(&'static str, f64, Option<u32>)> {
-    lines
-        .chunk_by(|a, b| (a.model, a.gbps) == (b.model, b.gbps))
-        .map(|lines| {
-            let first = lines.iter().find(|line| line.handoff < line.direct);
-            (lines[0].model, lines[0].gbps, first.map(|line| line.n_prompt))
-        })
-        .collect()
+/// The shortest prompt from which on a handoff is faster, for each model and link, tokens. `None`: none up to the longest of
+/// [`PROMPTS`].
+fn break_even() -> impl Iterator<Item = (&'static str, f64, Option<u32>)> {
+    let pays = |model: &PopularModel, gbps, n_prompt| {
+        let (direct, handoff, _) = times(model, gbps, n_prompt, 0);
+        handoff < direct
+    };
+    let first = move |model: &'static PopularModel, gbps| {
+        let longest = PROMPTS.into_iter().max().unwrap_or_default();
+        let last_without = (1..=longest).step_by(8).filter(|n| !pays(model, gbps, *n)).last().unwrap_or(0);
+        (model.name, gbps, Some(last_without + 1).filter(|n| *n < longest))
+    };
+    MODELS.iter().flat_map(move |model| LINKS.map(|gbps| first(model, gbps)))
 }
 
 #[cfg(test)]
@@ -176,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_long_prompt_of_each_model_is_handed_over_and_a_short_turn_is_not() {
-        let lines = run();
+        let lines = lines();
         assert_eq!(lines.len(), MODELS.len() * LINKS.len() * PROMPTS.len());
         for line in lines.iter().filter(|line| line.n_prompt >= 16_384) {
             assert!(line.handoff < line.direct, "{line:?}");

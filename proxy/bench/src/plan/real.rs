@@ -18,9 +18,10 @@ use baton_tryout::stats::percentile;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::cells::row;
 use super::cluster::Cluster;
 use super::grid::{self, ClusterLabel, GridCell, GridRequest, MeasuredCell, Summary};
-use super::report::{SUMMARY, row, summary_cells};
+use super::report::{SUMMARY, summary_cells};
 use crate::relay::Relay;
 use crate::report::{Report, Row};
 

@@ -19,8 +19,8 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::cells::row;
 use super::real::{CALIBRATION_DEADLINE, start};
-use super::report::row;
 use crate::report::{Report, Row};
 use crate::serve::WordPrompts;
 

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
+use super::cells::{percent, row, seconds};
 use super::grid::{GridCell, Regret, Summary};
 use super::{bursts, chart, drift, grading, popular, published, slowest_link};
-use crate::report::{Report, Row};
+use crate::report::Report;
 
 /// The largest error of a prediction that counts as corrected.
 pub(super) const CORRECTED: f64 = 0.1;
@@ -16,8 +17,8 @@ pub(super) struct PlanFigures {
     pub summary: Vec<Summary>,
     pub bursts: Vec<bursts::BurstLine>,
     pub published: Vec<published::PublishedLine>,
-    pub popular: Vec<popular::PopularLine>,
-    pub published_handoffs: Vec<popular::PublishedHandoff>,
+    #[serde(flatten)]
+    pub popular: popular::PopularFigures,
     pub slowest_links: Vec<slowest_link::SlowestLinkLine>,
     pub grading: Vec<grading::GradingLine>,
     /// The first request of `drift` after which all predictions were right.
@@ -39,7 +40,7 @@ impl PlanFigures {
         report.table(&head, self.summary.iter().map(|line| row(line.pair, summary_cells(line))));
         self.add_bursts(&mut report);
         self.add_published(&mut report);
-        self.add_popular(&mut report);
+        self.popular.add_to(&mut report);
         self.add_slowest_links(&mut report);
         report.text("Grading, two DGX Sparks and two M3 Ultras, two models:");
         let rows = self.grading.iter().map(|line| {
@@ -76,42 +77,6 @@ impl PlanFigures {
         report.table(&["machines", "published", "simulated", "difference", "TTFT", "planned"], rows);
     }
 
-    fn add_popular(&self, report: &mut Report) {
-        report.text(
-            "Models that people run now, a DGX Spark (two for DeepSeek) and an M3 Ultra, planned with published rates; TTFT, and \
-             that of a next turn with 1,024 more tokens:",
-        );
-        let rows = self.popular.iter().map(|line| {
-            let times =
-                [line.direct, line.handoff, line.after_prefill, line.next_direct, line.next_handoff].map(seconds);
-            row(line.model, [line.gbps.to_string(), line.n_prompt.to_string()].into_iter().chain(times))
-        });
-        let head = [
-            "model",
-            "Gb/s",
-            "tokens",
-            "direct",
-            "handoff",
-            "after the prefill",
-            "next turn, direct",
-            "next turn, handoff",
-        ];
-        report.table(&head, rows);
-        for (model, source) in popular::sources() {
-            report.text(format!("Rates of {model}: {source}."));
-        }
-        for (model, gbps, first) in popular::break_even(&self.popular) {
-            let from = first.map_or_else(|| "at no length".to_owned(), |n| format!("from {n} tokens on"));
-            report.text(format!("{model}, {gbps} Gb/s: a handoff is faster {from}."));
-        }
-        report.text("The published run of DeepSeek V4 Flash, whose KV went over a disk after the prefill:");
-        let rows = self.published_handoffs.iter().map(|line| {
-            let times = [line.published_direct, line.published_handoff, line.planned].map(seconds);
-            row(line.n_prompt, times)
-        });
-        report.table(&["tokens", "M3 Ultra alone", "published handoff", "planned, overlapped"], rows);
-    }
-
     fn add_slowest_links(&self, report: &mut Report) {
         report.text("The slowest link on which a DGX Spark helps an M3 Ultra to an earlier first token, Gb/s:");
         let prompts = slowest_link::PROMPTS.map(|n| format!("{n} tokens"));
@@ -138,11 +103,6 @@ impl PlanFigures {
     }
 }
 
-/// A line of a table: its name, and the other cells.
-pub(super) fn row(name: impl ToString, cells: impl IntoIterator<Item = String>) -> Row {
-    std::iter::once(name.to_string()).chain(cells).collect()
-}
-
 /// All but the first cell of a summary's line.
 pub(super) fn summary_cells(line: &Summary) -> [String; 6] {
     let Summary { n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct, .. } = line;
@@ -153,13 +113,4 @@ pub(super) fn summary_cells(line: &Summary) -> [String; 6] {
 fn regret(regret: &Regret) -> String {
     let Regret { p50, p95, max } = *regret;
     format!("{} / {} / {}", percent(p50), percent(p95), percent(max))
-}
-
-fn percent(share: f64) -> String {
-    // No "-0.0 %".
-    format!("{:.1} %", (share * 1_000.0).round() / 10.0 + 0.0)
-}
-
-fn seconds(value: f64) -> String {
-    format!("{value:.2} s")
 }
