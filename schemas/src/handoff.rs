@@ -65,6 +65,13 @@ pub struct PrefillRequest {
     pub start: u32,
     /// The wire numbers of the codecs that the decode node can read, best first.
     pub codecs: Vec<u8>,
+    /// The wire numbers of the codecs of states that the decode node can read, best first. Empty: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub state_codecs: Vec<u8>,
+    /// The bytes of states, before a codec, that the link carries in a second, if the decode node has measured it. The prefill
+    /// node makes its last chunk so long that they travel meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_bps: Option<u64>,
     /// The wire numbers of the MACs that the decode node can check, best first. Empty: only BLAKE3.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub macs: Vec<u8>,
@@ -81,6 +88,9 @@ pub struct PrefillRequest {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
 }
+
+/// The possible values of [`PrefillRequest::state_bps`]: from a modem to beyond any network.
+pub const STATE_BPS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
 /// A measurement of the link from a prefill node, made by a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

@@ -98,16 +98,33 @@ def version(layout):
 def read_states(payload, head, tokens, wanted_position, wanted_first):
     position, first, n, codec, reserved, prefix = struct.unpack_from("<IIIB3s32s", payload)
     check((position, first) == (wanted_position, wanted_first) and n > 0 and reserved == bytes(3), "state")
-    check(codec == {"none": 0}[head.get("state_codec", "none")], "codec of states")
+    check(codec == {"none": 0, "state_f16": 5, "state_int8": 6}[head.get("state_codec", "none")], "codec of states")
     check(blake3(struct.pack(f"<{position}I", *tokens[:position])).digest() == prefix, "computed for other tokens")
     shapes, at, states = head["layout"]["states"][first:first + n], 48, []
     check(len(shapes) == n, "number of states")
     for shape in shapes:
-        size = n_bytes(shape["dtype"], shape["n_values"])
-        states.append(decode(0, shape["dtype"], payload[at:at + size], (1, shape["n_values"]))[0])
+        dtype, n_values = shape["dtype"], shape["n_values"]
+        if codec and dtype == "f32":
+            values, size = narrow(payload[at:], n_values, *{5: ("<f2", 256), 6: ("i1", 32)}[codec])
+        else:
+            size = n_bytes(dtype, n_values)
+            values = decode(0, dtype, payload[at:at + size], (1, n_values))[0]
+        states.append(values)
         at += size
     check(at == len(payload), "length of states")
     return states
+
+
+def narrow(payload, n_values, dtype, block):
+    values, at = [], 0
+    for first in range(0, n_values, block):
+        n = min(block, n_values - first)
+        scale = np.frombuffer(payload, "<f4", 1, at)[0]
+        values.append(np.frombuffer(payload, dtype, n, at + 4).astype(np.float32) * scale)
+        at += 4 + n * np.dtype(dtype).itemsize
+    values = np.concatenate(values)
+    check(np.isfinite(values).all(), "not finite")
+    return values, at
 
 
 def read_frame(payload, head, tokens, next_position, channels):

@@ -92,13 +92,27 @@ def test_states_are_read_at_the_positions_that_the_head_names(name):
     assert sections == [0 if name == "recurrent" else 1] * 3
 
 
+@pytest.mark.parametrize("name, error", [("state_f16", 1 / 4096), ("state_int8", 1 / 253)])
+def test_narrower_states_are_read(name, error):
+    events = list(kv_reader.read(stream(name), KEY, HANDOFF, TOKENS))
+    assert events[0][1]["state_codec"] == name
+    states = [state for kind, state in events if kind == "state"]
+    assert [state.position for state in states] == [5, 12]
+    for state in states:
+        assert [tensor.size for tensor in state.tensors] == [5, 7, 32, 64]
+        for index, tensor in enumerate(state.tensors):
+            wanted = value(state.position * 13 + index * 29 + np.arange(tensor.size) * 3)
+            # The last state is F16, which stays as it is.
+            assert np.abs(tensor - wanted).max() <= (0 if index == 3 else error * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("wrong", [(b"other", HANDOFF, TOKENS), (KEY, bytes(16), TOKENS), (KEY, HANDOFF, TOKENS[::-1])])
 def test_another_key_handoff_or_prompt_is_refused(wrong):
     with pytest.raises(ValueError):
         list(kv_reader.read(stream("none"), *wrong))
 
 
-@pytest.mark.parametrize("name", ["none", "aegis128x2", "hybrid", "quantized"])
+@pytest.mark.parametrize("name", ["none", "aegis128x2", "hybrid", "state_f16", "state_int8", "quantized"])
 def test_damage_is_refused(name):
     good = stream(name)
     for at in range(0, len(good), 37):

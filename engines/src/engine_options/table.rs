@@ -248,10 +248,11 @@ engine_options! {
             page: "take KV of other weights of the same base model up to this relative L2 distance; by default only of equal \
                    weights",
         }
-        /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0, kvq and kvq_fast are lossy
+        /// How KV may travel; each link gets the fastest of these by its measured rates. All but none and planes_zstd are lossy
         kv_codecs: Vec<Codec> {
             default: Words("none,planes_zstd"),
-            page: "codecs for KV on the wire; each link uses the fastest. `q8_0`, `kvq` and `kvq_fast` are lossy",
+            page: "codecs for KV on the wire; each link uses the fastest. `q8_0`, `kvq`, `kvq_fast`, and for states `state_f16` and \
+                   `state_int8`, are lossy",
         }
         /// Use a lossy codec only if `baton calibrate-codec` measured at most this mean KL divergence of it, nats (e.g. 0.005)
         max_kv_kl: f64 { value_name: "KL", range: Some(0.0..=10.0), }

@@ -187,7 +187,7 @@ fn kv_of_every_class_passes_the_wire() {
             tokens: batch(0, 0..300).iter().map(|t| t.token).collect(),
         };
         let records = records(&mut source, &handoff, &parts);
-        let offer = Offer { codecs: &[Codec::None], macs: &[] };
+        let offer = Offer { codecs: &[Codec::None], state_codecs: &[], macs: &[] };
         let placement = |span: &Span, layout: &KvLayout| (form.placement)(span, layout);
         let mut reader = HandoffReader::with_placement(b"key", handoff, offer, placement).unwrap();
         let (mut records, mut n_present, mut states) = (&records[..], 0, None);

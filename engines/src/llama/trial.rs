@@ -5,10 +5,11 @@
 
 use baton_model::gguf::Gguf;
 use baton_schemas::Token;
-use baton_schemas::kv::{Chunk, KeyRotation, KvLayout};
+use baton_schemas::kv::{Chunk, KeyRotation, KvLayout, StatePart};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
+use super::import_state::ImportState;
 use super::placement::ImportBlob;
 use super::probe::{self, NoHandoff};
 use super::reference::Reference;
@@ -31,12 +32,25 @@ pub enum TrialError {
     /// The KV cannot be exported or imported.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// A part of the model's KV are states, which codecs leave as they are.
-    #[error("the model has states of recurrent layers")]
-    States,
     /// llama.cpp did not compute a batch.
     #[error("a batch of {0} tokens cannot be computed")]
     Decode(usize),
+}
+
+/// A prompt's KV, out of the model.
+#[derive(Debug, Clone)]
+pub struct PromptKv {
+    /// Its rows.
+    pub chunks: Vec<Chunk>,
+    /// The states of its end, of a model with recurrent layers.
+    pub state: Option<StatePart>,
+}
+
+impl PromptKv {
+    /// Returns the number of bytes of all rows and states.
+    pub fn n_bytes(&self) -> usize {
+        self.chunks.iter().map(Chunk::n_bytes).sum::<usize>() + self.state.as_ref().map_or(0, StatePart::n_bytes)
+    }
 }
 
 /// A context of one slot, which is empty between calls.
@@ -54,9 +68,6 @@ impl<'m> KvTrial<'m> {
         let gguf = Gguf::open(options.path()?).map_err(LoadError::from)?;
         let mut context = model.context(n_cells)?;
         let transfer = probe::probe(&mut context, model.model(), &gguf, options.slots(), None)?;
-        if !transfer.layout().states.is_empty() {
-            return Err(TrialError::States);
-        }
         let rotation = gguf.key_rotation(options.rope, transfer.layout()).ok();
         Ok(KvTrial { context, transfer, rotation })
     }
@@ -71,8 +82,8 @@ impl<'m> KvTrial<'m> {
         self.rotation.as_ref()
     }
 
-    /// Computes a prompt `n_chunk` tokens at a time, and exports each chunk.
-    pub fn prefill(&mut self, prompt: &[Token], n_chunk: usize) -> Result<Vec<Chunk>, TrialError> {
+    /// Computes a prompt `n_chunk` tokens at a time, and exports each chunk, and the states of the end.
+    pub fn prefill(&mut self, prompt: &[Token], n_chunk: usize) -> Result<PromptKv, TrialError> {
         let mut chunks = Vec::new();
         let mut p0 = 0;
         for tokens in prompt.chunks(n_chunk.max(1)) {
@@ -81,18 +92,23 @@ impl<'m> KvTrial<'m> {
             chunks.push(self.transfer.export(&mut self.context, SLOT, p0..p1, p1)?);
             p0 = p1;
         }
+        let has_states = !self.layout().states.is_empty();
+        let state = has_states.then(|| self.transfer.export_state(&self.context, SLOT, p0)).transpose()?;
         transfer::clear(&mut self.context, SLOT);
-        Ok(chunks)
+        Ok(PromptKv { chunks, state })
     }
 
-    /// Imports a prompt's chunks and computes `tokens` after it. Returns the logits after each token,
-    /// `[n_tokens][n_vocab]`.
-    pub fn logits(&mut self, chunks: &[Chunk], tokens: &[Token]) -> Result<Vec<Vec<f32>>, TrialError> {
+    /// Imports a prompt's KV and computes `tokens` after it. Returns the logits after each token, `[n_tokens][n_vocab]`.
+    pub fn logits(&mut self, prompt: &PromptKv, tokens: &[Token]) -> Result<Vec<Vec<f32>>, TrialError> {
         let mut p0 = 0;
-        for chunk in chunks {
+        for chunk in &prompt.chunks {
             let blob = ImportBlob::build(chunk, self.transfer.form()).map_err(TransferError::from)?;
             self.transfer.import(&mut self.context, SLOT, p0, &blob)?;
             p0 = chunk.p1;
+        }
+        if let Some(part) = &prompt.state {
+            let states = ImportState::build(part, self.layout()).map_err(TransferError::from)?;
+            self.transfer.import_state(&mut self.context, SLOT, &states)?;
         }
         self.compute(p0, tokens, true)?;
         let logits = (0..tokens.len()).map(|i| self.context.get_logits_ith(i as i32).to_vec()).collect();

@@ -19,6 +19,8 @@ pub(crate) struct Export {
     end: u32,
     /// The states at the end that still have to be sent. The channel has room for them beside the chunks.
     n_states: usize,
+    /// The time that the link takes for the states, if it was measured.
+    state_time: Option<Duration>,
     /// When a computed chunk began to wait for room in the channel.
     waits_since: Option<Instant>,
 }
@@ -48,7 +50,17 @@ impl Export {
     /// An export of the positions `[start, end)` and of the model's `n_states` states at the end, and what it yields.
     pub(crate) fn new(start: u32, end: u32, n_states: usize) -> (Self, mpsc::Receiver<Exported>) {
         let (chunks, exported) = mpsc::channel(CHUNK_WINDOW + n_states);
-        (Export { chunks, next: start, end, n_states, waits_since: None }, exported)
+        (Export { chunks, next: start, end, n_states, state_time: None, waits_since: None }, exported)
+    }
+
+    /// The same over a link that takes this time for the states.
+    pub(crate) fn over(self, state_time: Option<Duration>) -> Self {
+        Export { state_time, ..self }
+    }
+
+    /// The prompt tokens that an engine with this rate computes while the states travel. `None`: a rate is not known.
+    pub(crate) fn tokens_beside_states(&self, tps: f64) -> Option<usize> {
+        self.state_time.filter(|_| tps > 0.0).map(|time| (time.as_secs_f64() * tps) as usize)
     }
 
     /// Returns true if a slot with `n_kv` tokens has reached the end, whose states were not sent.

@@ -42,7 +42,7 @@ mod wake;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
@@ -261,6 +261,8 @@ impl Engine for ModelEngine {
         };
         handoff::check(&request, kv, self.info.n_ctx)?;
         let (export, chunks) = Export::new(request.start, request.tokens.len() as u32, kv.layout.states.len());
+        let seconds = |bps: u64| Duration::from_secs_f64(kv.state_bytes() as f64 / bps as f64);
+        let export = export.over(request.state_bps.map(seconds));
         // The last token of a sequence is decoded and not prefilled, so a prefill appends one that is never decoded.
         let mut prompt = request.tokens;
         prompt.push(0);

@@ -98,8 +98,15 @@ impl PrefillBudget {
     /// The same for a model with states. The states of the first layers are sent while the last layers of the last chunk are
     /// computed, and weigh as much as the rows of 100 to 3,000 tokens. So the last chunk is no shorter than half a step, as far
     /// as the prompt allows: on a GPU that computes 2,500 tokens per second, 256 tokens leave 100 ms, in which 10 Gb/s carry
-    /// 120 MB.
-    pub(crate) fn even(&self, n_left: usize) -> usize {
+    /// 120 MB. If the link's rate is known, the last chunk has `last` tokens: the states travel while it is computed, and its rows,
+    /// which follow, are no more than that needs. States are streamed from one physical batch.
+    pub(crate) fn even(&self, n_left: usize, last: Option<usize>) -> usize {
+        if let Some(last) = last {
+            let longest = self.alone.min(self.n_ubatch);
+            let last = last.clamp(self.last_chunk.min(longest), longest).next_multiple_of(MIN_TOKENS).min(longest);
+            let is_last = n_left < last + MIN_TOKENS && n_left <= longest;
+            return if is_last { n_left } else { (n_left - last.min(n_left - 1)).min(self.alone) };
+        }
         if n_left <= self.alone || n_left >= 2 * self.alone {
             return n_left.min(self.alone);
         }
@@ -185,12 +192,38 @@ mod tests {
         for n_prompt in 513..3_000 {
             let (mut n_left, mut last) = (n_prompt, 0);
             while n_left > 0 {
-                last = budget.even(n_left);
+                last = budget.even(n_left, None);
                 n_left -= last;
             }
             assert!((240..=512).contains(&last), "{n_prompt}: {last}");
         }
-        assert_eq!([1, 300, 512].map(|n| budget.even(n)), [1, 300, 512]);
+        assert_eq!([1, 300, 512].map(|n| budget.even(n, None)), [1, 300, 512]);
+    }
+
+    #[test]
+    fn the_last_chunk_before_states_is_as_long_as_the_link_needs_to_carry_them() {
+        let chunks = |budget: PrefillBudget, mut n_left: usize, last| {
+            let mut chunks = Vec::new();
+            while n_left > 0 {
+                chunks.push(budget.even(n_left, Some(last)));
+                n_left -= chunks[chunks.len() - 1];
+            }
+            chunks
+        };
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
+        assert_eq!(chunks(budget, 2_000, 133), [512, 512, 512, 320, 144]);
+        assert_eq!(chunks(budget, 2_000, 1), [512, 512, 512, 400, 64], "a fast link");
+        assert_eq!(chunks(budget, 2_000, 100_000), [512, 512, 464, 512], "a slow one: one batch");
+        assert_eq!([chunks(budget, 144, 133), chunks(budget, 150, 133), chunks(budget, 1, 1)], [[144], [150], [1]]);
+        for n_prompt in 1..3_000 {
+            let all = chunks(budget, n_prompt, 133);
+            assert_eq!(all.iter().sum::<usize>(), n_prompt);
+            assert!(n_prompt < 144 || (144..160).contains(&all[all.len() - 1]), "{n_prompt}: {all:?}");
+        }
+        let pipeline = PrefillBudget::new(256, false, None).of_pipeline();
+        assert_eq!(chunks(pipeline, 5_000, 133), [2_048, 2_048, 648, 256], "states are streamed from one batch");
+        let cpu = PrefillBudget::new(512, true, None);
+        assert_eq!(chunks(cpu, 200, 133), [64, 64, 8, 64], "steps on a CPU stay short");
     }
 
     #[test]

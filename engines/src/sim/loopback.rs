@@ -27,6 +27,8 @@ impl Loopback {
             tokens: order.tokens.clone(),
             start: order.start,
             codecs: vec![Codec::None as u8],
+            state_codecs: Vec::new(),
+            state_bps: None,
             macs: Vec::new(),
             fingerprint,
             cache_scope: order.cache_scope,

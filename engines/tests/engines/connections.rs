@@ -39,6 +39,8 @@ async fn pull_call(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<
         tokens,
         start: 0,
         codecs: vec![Codec::None as u8],
+        state_codecs: Vec::new(),
+        state_bps: None,
         macs: Vec::new(),
         fingerprint: engine.info().await.unwrap().kv.unwrap().fingerprint,
         cache_scope: CacheScope::default(),

@@ -105,6 +105,8 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
                 tokens,
                 start: 0,
                 codecs: vec![0],
+                state_codecs: Vec::new(),
+                state_bps: None,
                 macs: Vec::new(),
                 fingerprint,
                 cache_scope: baton_schemas::CacheScope::SHARED,

@@ -3,15 +3,16 @@
 //! Direct: `queue + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's
 //! wire, first chunk's prefill + wire) + tail + step`. Prefill and wire overlap, except for the first chunk's prefill and
 //! the last chunk's wire. A model with states of recurrent layers has their time on the wire after the last chunk, as far as
-//! it was seen not to overlap. The tail is the last chunk's export, check and import. Completion adds a step for each further
-//! token. The rates are those measured at this prompt length and this number of streams.
+//! it was seen not to overlap; and its decode node computes the head of the reply itself. The tail is the last chunk's export,
+//! check and import. Completion adds a step for each further token. The rates are those measured at this prompt length and
+//! this number of streams.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::reason::{BarReason, RouteKind};
 use super::snapshot::{NodeView, RequestSize, Snapshot};
-use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, TransferRates};
+use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates};
 
 /// The nodes that serve a request, as indices into the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,26 +122,30 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     if link.bytes_per_second <= 0.0 {
         return None;
     }
-    let moved = missing(request, decode);
-    let computed = missing(request, prefill);
+    let step = step_seconds(decode)?;
+    // Pulls of a model with states end before the reply's head. It is one small batch, which takes a step at least.
+    let has_head = size.state_bytes > 0 && request.n_replayed == 0;
+    let head = if has_head { REPLY_HEAD_TOKENS.min(missing(request, decode) - 1.0).max(0.0) } else { 0.0 };
+    let head_seconds = if head > 0.0 { (head / decode.rates.prefill.at(head)?).max(step) } else { 0.0 };
+    let moved = missing(request, decode) - head;
+    let computed = (missing(request, prefill) - head).max(0.0);
     let PrefillSeconds { own: compute, others } = prefill_seconds(prefill, computed)?;
     // Without a free slot on the prefill node, this prompt waits for its whole backlog.
     let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
     let backlog = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
     let queue = if is_full { backlog } else { others };
     let per_token = kv_bytes / link.bytes_per_second;
-    let state = link.state_seconds(size.state_bytes);
-    let wire = moved * per_token + size.state_bytes as f64 / link.bytes_per_second;
-    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + state;
+    let wire = moved * per_token + link.state_seconds(size.state_bytes);
+    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + link.unhidden_state_seconds(size.state_bytes);
     // The prefill node sends cached KV at once.
     let first_chunk = match computed < moved {
         true => 0.0,
         false => (moved / 2.0).clamp(LAST_CHUNK_TOKENS, FIRST_CHUNK_TOKENS).min(moved) / computed.max(1.0) * compute,
     };
-    let step = step_seconds(decode)?;
     let queue = queue + slot_wait(request, decode, step);
     let after_prefill = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
-    let ttft = link.rtt_ms / 1e3 + queue + compute + after_prefill + replay(request, decode) * step + step;
+    let here = head_seconds + replay(request, decode) * step + step;
+    let ttft = link.rtt_ms / 1e3 + queue + compute + after_prefill + here;
     Some(prediction(request, RouteSeconds { queue, prefill: compute, wire, after_prefill, step, ttft }))
 }
 
@@ -294,7 +299,8 @@ pub(super) mod tests {
         let (_, after) = predictions(&hybrid(8_192));
         let state_ms = 156_900_000.0 / 1.25e9 * 1e3;
         assert!((after.after_prefill_ms - without.after_prefill_ms - state_ms).abs() < 1e-6, "{after:?} {without:?}");
-        assert!((after.wire_ms - without.wire_ms - state_ms).abs() < 1e-6);
+        let head_ms = REPLY_HEAD_TOKENS * 65_536.0 / 1.25e9 * 1e3;
+        assert!((after.wire_ms - without.wire_ms - state_ms + head_ms).abs() < 1e-6, "the head is not pulled");
         let mut layer_by_layer = hybrid(8_192);
         layer_by_layer.links[0][0].unhidden_state_share = 0.05;
         let (_, hidden) = predictions(&layer_by_layer);
@@ -304,8 +310,30 @@ pub(super) mod tests {
         slow.links[0][0].bytes_per_second = 0.05e9;
         let (_, slow) = predictions(&slow);
         assert!(
-            slow.ttft_ms > slow.wire_ms && slow.wire_ms > (8_191.0 * 65_536.0 + 156_900_000.0) / 0.05e9 * 1e3 - 1.0
+            slow.ttft_ms > slow.wire_ms && slow.wire_ms > (8_179.0 * 65_536.0 + 156_900_000.0) / 0.05e9 * 1e3 - 1.0
         );
+    }
+
+    #[test]
+    fn the_head_of_a_reply_after_states_is_computed_by_the_reader() {
+        let costs = |change: fn(&mut Snapshot)| {
+            let mut snapshot = hybrid(8_192);
+            snapshot.links[0][0].unhidden_state_share = 1e-9;
+            let mut rows = snapshot.clone();
+            rows.decode[0].kv = Ok(KvSize { bytes_per_token: 65_536, state_bytes: 0 });
+            change(&mut snapshot);
+            change(&mut rows);
+            predictions(&snapshot).1.ttft_ms - predictions(&rows).1.ttft_ms
+        };
+        // The prefill node is spared as many tokens.
+        let spared_ms = REPLY_HEAD_TOKENS / 5_570.0 * 1e3;
+        let step_ms = 1e3 / 39.0;
+        assert!((costs(|_| {}) - (step_ms - spared_ms)).abs() < 0.1, "a step, which is longer than 12 tokens take");
+        let slow = costs(|snapshot| snapshot.decode[0].rates.prefill = Curve::constant(100.0));
+        assert!((slow - (REPLY_HEAD_TOKENS / 100.0 * 1e3 - spared_ms)).abs() < 0.1, "{slow}");
+        assert!(costs(|snapshot| snapshot.request.n_replayed = 100).abs() < 0.1, "a reply that goes on has its head");
+        let short = costs(|snapshot| snapshot.decode[0].n_cached = 8_190);
+        assert!(short.abs() < 0.1, "one token is left, which is pulled: {short}");
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub struct TransferRates {
     pub rtt_ms: f64,
     /// Bytes on the wire for one position's KV, after compression; 0 until measured.
     pub bytes_per_token: f64,
+    /// Bytes on the wire for a sequence's states, after a codec; 0 until measured.
+    pub state_bytes: f64,
     /// Export, verification and import of the last chunk, milliseconds.
     pub tail_ms: f64,
     /// The share of a state's time on the wire that the prefill does not hide; 0 until measured. Engines that send a layer's
@@ -114,6 +116,9 @@ impl TransferRates {
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
         if row_bytes >= MIN_MEASURED_BYTES {
             self.bytes_per_token = ewma(self.bytes_per_token, row_bytes as f64 / n_tokens);
+        }
+        if state_bytes > 0 {
+            self.state_bytes = ewma(self.state_bytes, state_bytes as f64);
         }
         // States come when all is computed: their time does not show which of the two was slower.
         let is_known = state_bytes > 0 && self.bytes_per_second > 0.0;
@@ -140,10 +145,17 @@ impl TransferRates {
         n_bytes as f64 / self.bytes_per_second * 1e3
     }
 
-    /// The seconds that a state of so many bytes adds after the last position, if the rate is measured.
+    /// The seconds on the wire of states with so many bytes before a codec, if the rate is measured.
     pub fn state_seconds(&self, state_bytes: u64) -> f64 {
+        let n_bytes =
+            if self.state_bytes > 0.0 { self.state_bytes.min(state_bytes as f64) } else { state_bytes as f64 };
+        n_bytes / self.bytes_per_second
+    }
+
+    /// The part of them that comes after the last position.
+    pub fn unhidden_state_seconds(&self, state_bytes: u64) -> f64 {
         let share = if self.unhidden_state_share > 0.0 { self.unhidden_state_share } else { 1.0 };
-        state_bytes as f64 / self.bytes_per_second * share
+        self.state_seconds(state_bytes) * share
     }
 
     /// Learns from a probe of the link: `n_bytes` in `seconds` after the first byte.
@@ -163,6 +175,10 @@ const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
 /// Tokens of a handoff's last chunk; see the engine's taper.
 pub const LAST_CHUNK_TOKENS: f64 = 64.0;
+
+/// Tokens of a model with states that the decode node computes itself: the head of the reply, which a template adds to every
+/// prompt. States before it serve the next turn, too. Templates have 4 to 32.
+pub const REPLY_HEAD_TOKENS: f64 = 12.0;
 
 /// Tokens of the first chunk of a long prompt: an engine's physical batch.
 pub const FIRST_CHUNK_TOKENS: f64 = 512.0;
@@ -242,6 +258,10 @@ mod tests {
         let hidden = learned(report(500.0, 500.0, 13.4));
         assert!((hidden.unhidden_state_share - 7.0 / 150.0).abs() < 1e-3, "{hidden:?}");
         assert!(hidden.tail_ms < 2.0);
+        // A codec of states: what it leaves counts, and never more than the states have.
+        assert_eq!(hidden.state_bytes, 150_000_000.0);
+        assert_eq!([hidden.state_seconds(600_000_000), hidden.state_seconds(100_000_000)], [0.15, 0.1]);
+        assert_eq!(known.state_seconds(600_000_000), 0.6);
         // A link slower than the prefill: all bytes follow one another.
         let slow = learned(report(100.0, 1_000.0, 900.0));
         assert!((slow.bytes_per_second - 0.775e9).abs() < 1e3, "{slow:?}");

@@ -477,7 +477,7 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     );
     check(
         "[model.engine]\nkv_codecs = [\"zip\"]\n",
-        "kv_codecs[0] must be one of none, planes_zstd, q8_0, kvq, kvq_fast, not \"zip\"",
+        "kv_codecs[0] must be one of none, planes_zstd, q8_0, kvq, kvq_fast, state_f16, state_int8, not \"zip\"",
     );
     check("[model.sampling]\nrepeat_last_n = 4294967296\ntemperature = 9\n", "temperature must be between");
     check(

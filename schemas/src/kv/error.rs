@@ -6,7 +6,6 @@ use super::handoff::HandoffError;
 use super::mac::Mac;
 use super::record_kind::RecordKind;
 use super::rotation::RotationError;
-use super::state::StateCodec;
 
 /// Why a reader refused a stream. The frames that it yielded before remain valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -106,7 +105,7 @@ pub enum FrameError {
     #[error("the states of position {position} have the unknown codec {codec}")]
     UnknownStateCodec { position: u32, codec: u8 },
     #[error("the states of position {position} have the codec {found:?}; the stream's head says {expected:?}")]
-    OtherStateCodec { position: u32, expected: StateCodec, found: StateCodec },
+    OtherStateCodec { position: u32, expected: Codec, found: Codec },
     #[error("found states of position {position}; expected those of {expected:?}")]
     StatePosition { position: u32, expected: Option<u32> },
     #[error("found states of position {position} from {found} on; expected those from {expected} on")]
@@ -122,7 +121,7 @@ pub enum FrameError {
     #[error("the stream ends without all states of position {position}")]
     StateMissing { position: u32 },
     #[error("the codec {codec:?} of states was not offered")]
-    StateCodecRefused { codec: StateCodec },
+    StateCodecRefused { codec: Codec },
 
     // The reader's own side.
     #[error("the buffer layout for the frame {p0}..{p1} does not fit its tensors")]

@@ -7,7 +7,6 @@ use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
 use super::mac::Mac;
 use super::rotation::KeyRotation;
-use super::state::StateCodec;
 
 /// Returns the version of the format of payloads: 1 for rows of floats. Readers of version 1 would ignore the states of a
 /// layout, and would not know its quantized types: streams with either have version 2, which those readers refuse.
@@ -53,8 +52,8 @@ pub struct HandoffHead {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub states_at: Vec<u32>,
     /// The encoding of all states.
-    #[serde(default, skip_serializing_if = "StateCodec::is_default")]
-    pub state_codec: StateCodec,
+    #[serde(default, skip_serializing_if = "Codec::is_default")]
+    pub state_codec: Codec,
 }
 
 impl HandoffHead {
@@ -71,7 +70,7 @@ impl HandoffHead {
             mac,
             rotation: None,
             states_at: handoff.states_at(&[]),
-            state_codec: StateCodec::None,
+            state_codec: Codec::None,
         }
     }
 }

@@ -53,7 +53,7 @@ pub use profile::{CodecLoss, CodecProfile, EXACT_POSITIONS, MAX_PROFILE_BYTES, c
 pub use reader::{HandoffReader, HandoffRecord, Offer};
 pub use record::HandoffKey;
 pub use rotation::{KeyRotation, RotationError, SectionRotation};
-pub use state::{StateCodec, StatePart, VerifiedState};
+pub use state::{StatePart, VerifiedState};
 pub use state_record::MAX_STATE_POSITIONS;
 pub use verified::VerifiedKv;
 pub use writer::{HandoffWriter, StreamChoice};

@@ -6,42 +6,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::chunk::ChunkError;
-use super::layout::{KvLayout, StateShape};
-
-/// An encoding of states. It is chosen once per handoff. The numbers are part of the wire format and never reused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum StateCodec {
-    /// No encoding: the values as they are.
-    #[default]
-    None = 0,
-}
-
-impl StateCodec {
-    /// Every codec of states.
-    pub const ALL: [StateCodec; 1] = [StateCodec::None];
-
-    /// Returns the codec with this wire number.
-    pub fn from_number(number: u8) -> Option<StateCodec> {
-        StateCodec::ALL.into_iter().find(|codec| *codec as u8 == number)
-    }
-
-    /// Returns the number of bytes that a state's values become.
-    pub fn n_bytes(self, state: &StateShape) -> usize {
-        match self {
-            StateCodec::None => state.values.bytes(),
-        }
-    }
-
-    /// Returns true for the codec of heads that name none.
-    pub(super) fn is_default(&self) -> bool {
-        *self == StateCodec::default()
-    }
-}
+use super::layout::KvLayout;
 
 /// Some of the states of a sequence after its first `position` tokens. Layers are computed one after the other, so the states
 /// of the first ones can leave before those of the last ones exist.

@@ -5,18 +5,18 @@
 //! | 0 | 4 | position: the number of tokens that the states have seen |
 //! | 4 | 4 | index in [`KvLayout::states`] of the first state |
 //! | 8 | 4 | number of states, at least 1 |
-//! | 12 | 1 | [`StateCodec`] |
+//! | 12 | 1 | [`Codec`] |
 //! | 13 | 3 | zero |
 //! | 16 | 32 | [`PrefixHasher`] hash of the tokens before the position |
-//! | 48 | rest | the values of the states, one state after the other |
+//! | 48 | rest | the encoded values of the states, one state after the other |
 
 use std::ops::Range;
 
+use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::Handoff;
 use super::layout::{KvLayout, StateShape};
 use super::prefix::PrefixHasher;
-use super::state::StateCodec;
 
 /// The number of bytes of a state record before the values.
 const HEADER_BYTES: usize = 48;
@@ -30,7 +30,7 @@ pub(super) struct StateHeader {
     pub(super) position: u32,
     pub(super) first: u32,
     pub(super) n_states: u32,
-    pub(super) codec: StateCodec,
+    pub(super) codec: Codec,
     pub(super) prefix: [u8; 32],
 }
 
@@ -55,7 +55,7 @@ impl StateHeader {
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::StateReserved { position });
         }
-        let codec = StateCodec::from_number(codec).ok_or(FrameError::UnknownStateCodec { position, codec })?;
+        let codec = Codec::from_number(codec).ok_or(FrameError::UnknownStateCodec { position, codec })?;
         Ok(StateHeader { position, first, n_states, codec, prefix })
     }
 }
@@ -63,7 +63,7 @@ impl StateHeader {
 /// The state records of a stream that are still to come. Both ends keep one: what a writer may write is what a reader accepts.
 #[derive(Debug, Clone)]
 pub(super) struct StateQueue {
-    codec: StateCodec,
+    codec: Codec,
     /// The named positions that are not complete, in order, each with the hash of the tokens before it.
     positions: Vec<(u32, [u8; 32])>,
     /// The first state that is missing at the first of them.
@@ -73,12 +73,12 @@ pub(super) struct StateQueue {
 impl StateQueue {
     /// Before the head: no state may come.
     pub(super) fn none() -> StateQueue {
-        StateQueue { codec: StateCodec::None, positions: Vec::new(), first: 0 }
+        StateQueue { codec: Codec::None, positions: Vec::new(), first: 0 }
     }
 
     /// The states that a head names. Errors: it must name the end of a handoff whose layout has states, and may name earlier
     /// positions that are handed over; without states in the layout it names none.
-    pub(super) fn new(handoff: &Handoff, states_at: &[u32], codec: StateCodec) -> Result<StateQueue, FrameError> {
+    pub(super) fn new(handoff: &Handoff, states_at: &[u32], codec: Codec) -> Result<StateQueue, FrameError> {
         let end = handoff.end();
         let has_states = !handoff.layout.states.is_empty();
         let is_possible = states_at.len() <= MAX_STATE_POSITIONS
@@ -106,7 +106,7 @@ impl StateQueue {
     /// The most bytes of the next record's payload. `None`: no state may come.
     pub(super) fn max_bytes(&self, layout: &KvLayout) -> Option<u64> {
         self.positions.first()?;
-        let values: usize = layout.states[self.first..].iter().map(|state| self.codec.n_bytes(state)).sum();
+        let values: usize = layout.states[self.first..].iter().map(|state| self.codec.state_bytes(state)).sum();
         Some((HEADER_BYTES + values) as u64)
     }
 
@@ -160,7 +160,7 @@ pub(super) fn places(
     let mut at = HEADER_BYTES;
     let places = states.iter().map(|state| {
         let from = at;
-        at += header.codec.n_bytes(state);
+        at += header.codec.state_bytes(state);
         from..at
     });
     let places = places.collect();

@@ -12,7 +12,7 @@ use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
-use super::state::{StateCodec, StatePart};
+use super::state::StatePart;
 use super::state_record::{StateHeader, StateQueue};
 use crate::error::EngineError;
 
@@ -21,6 +21,8 @@ use crate::error::EngineError;
 pub struct StreamChoice<'a> {
     /// The encoding of rows.
     pub codec: Codec,
+    /// The encoding of states. Ignored if the layout has none.
+    pub state_codec: Codec,
     /// The MAC of every record after the head.
     pub mac: Mac,
     /// Positions before the end for which the stream has states, too, ascending. Ignored if the layout has no states.
@@ -59,7 +61,8 @@ impl HandoffWriter {
         codec: Codec,
         mac: Mac,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
-        let choice = StreamChoice { codec, mac, checkpoints: &[], known: ModelKnowledge::default() };
+        let choice =
+            StreamChoice { codec, state_codec: Codec::None, mac, checkpoints: &[], known: ModelKnowledge::default() };
         HandoffWriter::begin_as(cluster_key, handoff, choice)
     }
 
@@ -69,7 +72,7 @@ impl HandoffWriter {
         handoff: Handoff,
         choice: StreamChoice<'_>,
     ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
-        let StreamChoice { codec, mac, checkpoints, known } = choice;
+        let StreamChoice { codec, state_codec, mac, checkpoints, known } = choice;
         handoff.check()?;
         let rotation = known.rotation.filter(|_| codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&handoff.layout))?;
@@ -79,7 +82,9 @@ impl HandoffWriter {
         let known = ModelKnowledge { rotation, ..known };
         let encoders = Coders::new(handoff.layout.n_tensors(), || Encoder::new(codec, &handoff.layout, known))?;
         let states_at = handoff.states_at(checkpoints);
-        let states = StateQueue::new(&handoff, &states_at, StateCodec::None)?;
+        let state_codec = if states_at.is_empty() { Codec::None } else { state_codec };
+        state_codec.check_states(&handoff.layout)?;
+        let states = StateQueue::new(&handoff, &states_at, state_codec)?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
         let mut writer = HandoffWriter {
@@ -96,7 +101,8 @@ impl HandoffWriter {
             handoff,
         };
         let head = HandoffHead::of(&writer.handoff, codec, mac);
-        let head = json(RecordKind::Head, &HandoffHead { rotation: rotation.cloned(), states_at, ..head })?;
+        let head =
+            json(RecordKind::Head, &HandoffHead { rotation: rotation.cloned(), states_at, state_codec, ..head })?;
         let head = writer.record(RecordKind::Head, vec![head])?;
         writer.mac = mac;
         Ok((writer, head))
@@ -142,8 +148,9 @@ impl HandoffWriter {
         let header = self.states.header(tensors.len() as u32);
         let header = header.ok_or(FrameError::StatePosition { position, expected: None })?;
         let header = StateHeader { position, first, ..header };
-        self.states.check(&header, layout)?;
-        let payload = [Bytes::from(header.to_bytes())].into_iter().chain(tensors.iter().cloned());
+        let shapes = self.states.check(&header, layout)?;
+        let encoded = header.codec.encode_states(shapes.iter().zip(tensors));
+        let payload = [Bytes::from(header.to_bytes())].into_iter().chain(encoded);
         let record = self.record(RecordKind::State, payload.collect())?;
         self.states.advance(tensors.len(), &self.handoff.layout);
         Ok(record)

@@ -73,7 +73,7 @@ fn the_head_is_the_one_that_was_asked_for() {
 #[test]
 fn a_mac_that_was_not_offered_is_refused_but_every_reader_accepts_blake3() {
     let head = |mac, macs: &[Mac]| {
-        let offer = Offer { codecs: &[Codec::None], macs };
+        let offer = Offer { codecs: &[Codec::None], state_codecs: &[], macs };
         let reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, Contiguous);
         read_all(&mut reader.unwrap(), &sample::sealed_stream(Codec::None, mac)[0]).1
     };
@@ -132,7 +132,7 @@ fn impossible_handoffs_are_refused_at_both_ends() {
     let empty = Handoff { start: 0, tokens: vec![], ..good.clone() };
     let shapeless = Handoff { layout: KvLayout { sections: vec![], ..good.layout.clone() }, ..good.clone() };
     for bad in [none, empty, shapeless] {
-        let refused = HandoffReader::new(b"k", bad.clone(), &Codec::ALL).err();
+        let refused = HandoffReader::new(b"k", bad.clone(), &Codec::OF_ROWS).err();
         assert!(refused.is_some());
         assert_eq!(HandoffWriter::begin(b"k", bad, Codec::None, Mac::Blake3).err(), refused.map(WriteError::Handoff));
     }

@@ -10,7 +10,7 @@ use crate::sample::{self, read_all};
 fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     // Half a step of the largest value, or of the spread of the values, in both elements of a pair; and BF16's own rounding.
     let largest_error = match codec {
-        Codec::None | Codec::PlanesZstd => 0.0,
+        Codec::None | Codec::PlanesZstd | Codec::StateF16 | Codec::StateInt8 => 0.0,
         Codec::Q8_0 => 3.75 / 127.0 / 2.0 + 3.75 / 256.0,
         Codec::Kvq | Codec::KvqFast => 0.6,
     };
@@ -27,9 +27,33 @@ fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     }
 }
 
+/// Checks read states against the written ones: F32 as close as their codec promises, others equal.
+fn check_states(codec: Codec, written: &[bytes::Bytes], read: &VerifiedState) {
+    assert_eq!(read.n_bytes(), read.layout().state_bytes());
+    for (state, (written, read)) in read.layout().states.iter().zip(written.iter().zip(read.tensors())) {
+        let dtype = state.values.dtype;
+        let largest = dtype.values(written).fold(0.0f32, |largest, v| largest.max(v.abs()));
+        let error = match codec {
+            _ if dtype != Dtype::F32 => 0.0,
+            Codec::StateF16 => largest / 4_096.0,
+            Codec::StateInt8 => largest / 253.0,
+            _ => 0.0,
+        };
+        assert_eq!(written.len(), read.len());
+        for (a, b) in dtype.values(written).zip(dtype.values(read)) {
+            assert!((a - b).abs() <= error, "{codec:?}: {a} became {b}");
+        }
+    }
+}
+
+/// The codecs that can encode a handoff's rows, or its states.
+fn codecs_of(layout: &KvLayout) -> impl Iterator<Item = Codec> {
+    Codec::ALL.into_iter().filter(|codec| codec.check(layout).is_ok() || codec.check_states(layout).is_ok())
+}
+
 #[test]
 fn a_stream_says_what_was_written_with_every_codec() {
-    for codec in Codec::ALL {
+    for codec in Codec::OF_ROWS {
         let mut reader = sample::reader();
         let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
         assert_eq!(end, Ok(()), "{codec:?}");
@@ -89,7 +113,7 @@ fn the_rows_go_where_the_importer_wants_them() {
         Places { n_bytes, tensors }
     };
     for codec in [Codec::None, Codec::PlanesZstd] {
-        let offer = Offer { codecs: &[codec], macs: &[] };
+        let offer = Offer { codecs: &[codec], state_codecs: &[], macs: &[] };
         let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, place).unwrap();
         let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
         assert_eq!(end, Ok(()));
@@ -124,7 +148,7 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
 #[test]
 fn a_placement_that_does_not_fit_is_refused() {
     let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: Vec::from([0..8, 8..8]) };
-    let offer = Offer { codecs: &Codec::ALL, macs: &Mac::ALL };
+    let offer = Offer { codecs: &Codec::OF_ROWS, state_codecs: &[], macs: &Mac::ALL };
     let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), offer, place).unwrap();
     let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
@@ -133,7 +157,7 @@ fn a_placement_that_does_not_fit_is_refused() {
 #[test]
 fn rows_of_every_type_and_states_are_read_as_they_were_written() {
     for handoff in [sample::handoff(), sample::hybrid(), sample::recurrent(), sample::quantized()] {
-        for codec in Codec::ALL.into_iter().filter(|codec| codec.check(&handoff.layout).is_ok()) {
+        for codec in codecs_of(&handoff.layout) {
             let stream = sample::stream_of(handoff.clone(), codec, Mac::Blake3).concat();
             let (events, end) = read_all(&mut sample::reader_of(handoff.clone()), &stream);
             assert_eq!(end, Ok(()));
@@ -153,8 +177,7 @@ fn rows_of_every_type_and_states_are_read_as_they_were_written() {
             assert_eq!(states.iter().map(VerifiedState::position).collect::<Vec<_>>(), wanted);
             for state in states {
                 let whole = sample::state_parts(&handoff.layout, state.position(), &[4]).remove(0);
-                assert_eq!(state.tensors(), whole.tensors);
-                assert_eq!(state.n_bytes(), handoff.layout.state_bytes());
+                check_states(codec, &whole.tensors, &state);
             }
         }
     }
@@ -190,7 +213,14 @@ fn any_sections(dtypes: Vec<Dtype>) -> impl Strategy<Value = Vec<Section>> {
 fn stream_with_states(handoff: &Handoff, codec: Codec, chunks: &[Chunk], n_states: usize, before: &[usize]) -> Vec<u8> {
     let checkpoints: Vec<u32> =
         chunks.first().map(|chunk| chunk.p1).filter(|p1| *p1 < handoff.end()).into_iter().collect();
-    let choice = StreamChoice { codec, mac: Mac::Blake3, checkpoints: &checkpoints, known: ModelKnowledge::default() };
+    let [codec, state_codec] = sample::of_parts(codec);
+    let choice = StreamChoice {
+        codec,
+        state_codec,
+        mac: Mac::Blake3,
+        checkpoints: &checkpoints,
+        known: ModelKnowledge::default(),
+    };
     let (mut writer, head) = HandoffWriter::begin_as(b"k", handoff.clone(), choice).unwrap();
     let n = handoff.layout.states.len();
     let lengths: Vec<usize> = (0..n).step_by(n_states).map(|first| n_states.min(n - first)).collect();
@@ -235,9 +265,9 @@ proptest! {
             }).collect();
             sample::chunk(&layout, p0, p1, &starts)
         }).collect();
-        for codec in Codec::ALL.into_iter().filter(|codec| codec.check(&layout).is_ok()) {
+        for codec in codecs_of(&layout) {
             let stream = stream_with_states(&handoff, codec, &chunks, n_states, &before);
-            let mut reader = HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap();
+            let mut reader = HandoffReader::new(b"k", handoff.clone(), &Codec::OF_ROWS).unwrap();
             let mut events = Vec::new();
             let mut rest = &stream[..];
             for cut in cuts.iter().cycle() {
@@ -251,12 +281,12 @@ proptest! {
                 }
             }
             prop_assert!(reader.is_ended());
-            let (at_once, _) = read_all(&mut HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap(), &stream);
+            let (at_once, _) = read_all(&mut HandoffReader::new(b"k", handoff.clone(), &Codec::OF_ROWS).unwrap(), &stream);
             prop_assert_eq!(&events, &at_once);
             for event in &events {
                 let HandoffRecord::State(state) = event else { continue };
                 let whole = sample::state_parts(&layout, state.position(), &[layout.states.len()]).remove(0);
-                prop_assert_eq!(state.tensors(), whole.tensors);
+                check_states(codec, &whole.tensors, state);
             }
             let n_complete = events.iter().filter(|event| matches!(event, HandoffRecord::State(_))).count();
             let checkpoints = if chunks.len() > 1 { 2 } else { 1 };

@@ -263,6 +263,7 @@ fn a_writer_refuses_states_that_a_reader_would() {
     let layout = sample::hybrid().layout;
     let choice = |checkpoints| StreamChoice {
         codec: Codec::None,
+        state_codec: Codec::None,
         mac: Mac::Blake3,
         checkpoints,
         known: ModelKnowledge::default(),
@@ -293,4 +294,69 @@ fn a_writer_refuses_states_that_a_reader_would() {
     writer.state(&late[1]).unwrap();
     refused(writer.state(&late[1]), FrameError::StatePosition { position: 12, expected: None });
     writer.end(PrefillTimings::default()).unwrap();
+}
+
+/// The payload of the record with the first three states of the end, with this codec, and what a reader makes of it after
+/// `change`.
+fn narrowed(codec: Codec, change: impl Fn(&mut Vec<u8>)) -> (usize, Result<(), FrameError>) {
+    let good = sample::stream_of(sample::hybrid(), codec, Mac::Blake3);
+    let stream = [0, 3, 4, 6].into_iter().zip(0..).flat_map(|(number, index)| {
+        let mut bytes = payload(&good[number]).to_vec();
+        if number == 6 {
+            change(&mut bytes);
+        }
+        sealed(sample::kind(&good[number], number as u32), index, &bytes)
+    });
+    let stream: Vec<u8> = stream.collect();
+    (payload(&good[6]).len(), read_all(&mut sample::reader_of(sample::hybrid()), &stream).1)
+}
+
+#[test]
+fn narrower_states_have_exactly_their_size_and_finite_scales_and_values() {
+    // 5, 7 and 32 values, each state in one block: the scale, and the values.
+    for (codec, n_bytes, last) in [(Codec::StateF16, 3 * 4 + 2 * 44, 68), (Codec::StateInt8, 3 * 4 + 44, 36)] {
+        assert_eq!(narrowed(codec, |_| {}), (VALUES + n_bytes, Ok(())), "{codec:?}");
+        let length = |found| Err(FrameError::StateLength { position: 12, expected: VALUES + n_bytes, found });
+        assert_eq!(narrowed(codec, |state| state.push(0)).1, length(VALUES + n_bytes + 1));
+        assert_eq!(narrowed(codec, |state| _ = state.pop()).1, length(VALUES + n_bytes - 1));
+        let whole = VALUES + 44 * 4;
+        assert_eq!(narrowed(codec, |state| state.resize(whole, 0)).1, length(whole), "as long as plain ones");
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (state, at) in [(0, VALUES), (2, VALUES + n_bytes - last)] {
+                let refused = narrowed(codec, |bytes| bytes[at..at + 4].copy_from_slice(&bad.to_le_bytes())).1;
+                assert_eq!(refused, Err(FrameError::StateNotFinite { position: 12, state }), "{codec:?} {bad}");
+            }
+        }
+        let other = if codec == Codec::StateF16 { Codec::StateInt8 } else { Codec::StateF16 };
+        let refused = FrameError::OtherStateCodec { position: 12, expected: codec, found: other };
+        assert_eq!(narrowed(codec, |state| state[12] = other as u8).1, Err(refused));
+    }
+    let refused = narrowed(Codec::StateF16, |bytes| bytes[VALUES + 4..VALUES + 6].copy_from_slice(&[0, 0x7C])).1;
+    assert_eq!(refused, Err(FrameError::StateNotFinite { position: 12, state: 0 }), "an infinite F16");
+}
+
+#[test]
+fn a_codec_of_states_is_taken_only_where_it_was_offered_and_is_one() {
+    for codec in [Codec::StateF16, Codec::StateInt8] {
+        let stream = sample::stream_of(sample::hybrid(), codec, Mac::Blake3).concat();
+        let read = |state_codecs: &[Codec]| {
+            let offer = Offer { codecs: &[Codec::None], state_codecs, macs: &[] };
+            let reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::hybrid(), offer, Contiguous);
+            read_all(&mut reader.unwrap(), &stream).1
+        };
+        assert_eq!(read(&[Codec::None, codec]), Ok(()));
+        assert_eq!(read(&[]), Err(FrameError::StateCodecRefused { codec }));
+        let other = if codec == Codec::StateF16 { Codec::StateInt8 } else { Codec::StateF16 };
+        assert_eq!(read(&[other]), Err(FrameError::StateCodecRefused { codec }));
+        // As a codec of rows.
+        let name = serde_json::to_value(codec).unwrap();
+        assert_eq!(head(sample::hybrid(), "codec", name.clone()), Err(FrameError::CodecRefused { codec }));
+        assert_eq!(head(sample::handoff(), "state_codec", name), Err(FrameError::StateCodecRefused { codec }));
+    }
+    let kvq = head(sample::hybrid(), "state_codec", json!("kvq"));
+    assert_eq!(kvq, Err(FrameError::StateCodecRefused { codec: Codec::Kvq }));
+    // States that are as they are need no offer.
+    let offer = Offer { codecs: &[Codec::None], state_codecs: &[Codec::StateInt8], macs: &[] };
+    let reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::hybrid(), offer, Contiguous);
+    assert_eq!(read_all(&mut reader.unwrap(), &good().concat()).1, Ok(()));
 }

@@ -168,13 +168,14 @@ pub fn sealed_stream(codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
     stream_of(handoff(), codec, mac)
 }
 
-/// The stream of one of the handoffs above. If its layout has states, their records come between the frames: those of position
+/// The stream of one of the handoffs above, whose rows or states are encoded. If its layout has states, their records come between the frames: those of position
 /// 5 after its frame, those of the end partly before the last frame and partly after it.
 pub fn stream_of(handoff: Handoff, codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
     let layout = handoff.layout.clone();
     let rotation = rotation();
     let known = ModelKnowledge { rotation: Some(&rotation).filter(|_| layout == self::layout()), tensors: &[] };
-    let choice = StreamChoice { codec, mac, checkpoints: &[5], known };
+    let [codec, state_codec] = of_parts(codec);
+    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &[5], known };
     let (mut writer, head) = HandoffWriter::begin_as(CLUSTER_KEY, handoff, choice).unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
     let with_states = !layout.states.is_empty();
@@ -194,6 +195,14 @@ pub fn stream_of(handoff: Handoff, codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
     let timings = PrefillTimings { queue_ms: 0.5, prefill_ms: 12.0, n_computed: 10, n_cached: 2, ..Default::default() };
     records.push(writer.end(timings).unwrap());
     records.into_iter().map(|pieces| pieces.concat()).collect()
+}
+
+/// The codecs of rows and of states of a stream that has one of both.
+pub fn of_parts(codec: Codec) -> [Codec; 2] {
+    match codec {
+        Codec::StateF16 | Codec::StateInt8 => [Codec::None, codec],
+        _ => [codec, Codec::None],
+    }
 }
 
 /// A record with this payload and a valid MAC.
@@ -218,7 +227,7 @@ pub fn reader() -> HandoffReader {
 
 /// A reader of [`stream_of`].
 pub fn reader_of(handoff: Handoff) -> HandoffReader {
-    HandoffReader::new(CLUSTER_KEY, handoff, &Codec::ALL).unwrap()
+    HandoffReader::new(CLUSTER_KEY, handoff, &Codec::OF_ROWS).unwrap()
 }
 
 /// The output of `reader` for `bytes`, and how it ends.

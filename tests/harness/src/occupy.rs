@@ -62,6 +62,8 @@ pub async fn occupy(url: String, i: u32) {
             tokens: tokens.clone(),
             start: 0,
             codecs: vec![Codec::None as u8],
+            state_codecs: Vec::new(),
+            state_bps: None,
             macs: Vec::new(),
             fingerprint: info.kv.as_ref().unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use baton_schemas::handoff::LinkMeasurement;
+use baton_schemas::handoff::{LinkMeasurement, STATE_BPS};
 use baton_schemas::kv::{Codec, CodecEffect};
 
 /// The most links that are remembered; more than a cluster has.
@@ -61,6 +61,13 @@ impl LinkCodecs {
         best_first
     }
 
+    /// The bytes of states, before `codec`, that the link from `node` carries in a second, if it was measured.
+    pub(super) fn state_bps(&self, node: &str, codec: Codec) -> Option<u64> {
+        let links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bps = links.get(node)?.bps? * codec.typical_effect().ratio;
+        Some((bps as u64).clamp(*STATE_BPS.start(), *STATE_BPS.end()))
+    }
+
     /// Records a measurement of the link's rate.
     pub(super) fn measured(&self, node: &str, link: &LinkMeasurement) {
         let bps = link.n_bytes as f64 / link.seconds;
@@ -111,7 +118,7 @@ mod tests {
         assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::None);
         assert_eq!(codecs.choose("b", &LOSSLESS)[0], Codec::PlanesZstd);
         assert_eq!(codecs.choose("b", &[Codec::None, Codec::PlanesZstd, Codec::Q8_0])[0], Codec::Q8_0);
-        assert_eq!(codecs.choose("b", &Codec::ALL)[0], Codec::KvqFast);
+        assert_eq!(codecs.choose("b", &Codec::OF_ROWS)[0], Codec::KvqFast);
         assert_eq!(codecs.choose("b", &[Codec::None]), [Codec::None], "only allowed codecs are used");
         assert_eq!(codecs.choose("b", &LOSSLESS).len(), 2, "the others follow, for a node that lacks the first");
     }
@@ -134,13 +141,13 @@ mod tests {
     fn a_codec_for_several_cores_is_tried_and_then_judged_by_what_it_did() {
         let codecs = LinkCodecs::default();
         codecs.measured("a", &link(1_250_000_000));
-        assert_eq!(codecs.choose("a", &Codec::ALL)[0], Codec::Kvq, "as fast as kvq_fast, and better");
+        assert_eq!(codecs.choose("a", &Codec::OF_ROWS)[0], Codec::Kvq, "as fast as kvq_fast, and better");
         // A prefill node with one core.
         let on_one_core = |ratio: u64| Sample { n_plain: 60_000_000, n_wire: 60_000_000 / ratio, encode_ms: 100.0 };
         codecs.used("a", Codec::Kvq, on_one_core(3));
-        assert_eq!(codecs.choose("a", &Codec::ALL)[0], Codec::KvqFast);
+        assert_eq!(codecs.choose("a", &Codec::OF_ROWS)[0], Codec::KvqFast);
         codecs.used("a", Codec::KvqFast, on_one_core(4));
-        assert_eq!(codecs.choose("a", &Codec::ALL)[0], Codec::None);
+        assert_eq!(codecs.choose("a", &Codec::OF_ROWS)[0], Codec::None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_schemas::CacheScope;
-use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest, STATE_BPS};
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv, VerifiedState};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{EngineError, Token};
@@ -124,6 +124,9 @@ pub fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) -> Result
     // The whole prompt has one token more, which the decode node computes.
     if n_tokens >= n_ctx {
         return Err(EngineError::ContextOverflow { n_prompt: n_tokens, n_ctx });
+    }
+    if request.state_bps.is_some_and(|bps| !STATE_BPS.contains(&bps)) {
+        return Err(EngineError::invalid("the link's rate is impossible"));
     }
     if request.fingerprint.vocabulary != local.fingerprint.vocabulary {
         return Err(EngineError::invalid("the two nodes run models with different vocabularies"));

@@ -10,8 +10,11 @@ use crate::transport::Transport;
 /// longer time the decode node would compute the prompt itself.
 const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 
-/// The lossless codecs, which are allowed unless the operator names others.
+/// The lossless codecs of rows, which are allowed unless the operator names others.
 const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
+
+/// Those of states.
+const LOSSLESS_STATES: [Codec; 1] = [Codec::None];
 
 /// The bytes that all pulls of an engine together may read ahead while it is busy with a step: some seconds of a fast link.
 const DEFAULT_READ_AHEAD: usize = 256 << 20;
@@ -21,7 +24,8 @@ pub struct PullPolicy {
     /// KV from other weights of the same base model is accepted up to this canary distance (relative L2). `None`: only
     /// equal weights are accepted.
     pub max_canary_distance: Option<f64>,
-    /// The allowed codecs; each link uses the fastest by its measured rates. Empty: the lossless ones.
+    /// The allowed codecs of rows and of states; each link uses the fastest by its measured rates. If none of them is for rows,
+    /// or none for states, the lossless ones are allowed there.
     pub codecs: Vec<Codec>,
     /// The largest mean KL divergence, in nats, at which a lossy codec is used. The prefill node must have measured it.
     /// `None`: every allowed codec is used.
@@ -39,6 +43,15 @@ pub struct PullPolicy {
     pub timeouts: PullTimeouts,
 }
 
+/// What a codec encodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KvPart {
+    /// The rows of positions.
+    Rows,
+    /// The states of recurrent layers.
+    States,
+}
+
 /// What every call to a prefill node needs.
 pub(super) struct PullSettings {
     /// It is sent only where `policy` allows it, and to a found address only after it has proven the key.
@@ -47,16 +60,24 @@ pub(super) struct PullSettings {
 }
 
 impl PullPolicy {
-    /// The codecs that are allowed for rows of this layout with a peer that measured these losses, at least one. If none is
-    /// left of those that the operator named, it is no codec.
-    pub(super) fn allowed_codecs(&self, losses: &[CodecLoss], layout: &KvLayout) -> Vec<Codec> {
-        let named = if self.codecs.is_empty() { &LOSSLESS[..] } else { &self.codecs };
+    /// The codecs that are allowed for a part of the KV of this layout with a peer that measured these losses, at least one. If
+    /// none is left of those that the operator named, it is no codec.
+    pub(super) fn allowed_codecs(&self, part: KvPart, losses: &[CodecLoss], layout: &KvLayout) -> Vec<Codec> {
+        let (of_part, lossless) = match part {
+            KvPart::Rows => (&Codec::OF_ROWS[..], &LOSSLESS[..]),
+            KvPart::States => (&Codec::OF_STATES[..], &LOSSLESS_STATES[..]),
+        };
+        let named: Vec<Codec> = self.codecs.iter().copied().filter(|codec| of_part.contains(codec)).collect();
+        let named = if named.is_empty() { lossless.to_vec() } else { named };
         let is_good = |codec: &Codec| match self.max_kv_kl {
             Some(most) if codec.is_lossy() => losses.iter().any(|loss| loss.codec == *codec && loss.mean_kl <= most),
             _ => true,
         };
-        let fits = |codec: &Codec| codec.check(layout).is_ok();
-        let allowed: Vec<Codec> = named.iter().copied().filter(is_good).filter(fits).collect();
+        let fits = |codec: &Codec| match part {
+            KvPart::Rows => codec.check(layout).is_ok(),
+            KvPart::States => codec.check_states(layout).is_ok(),
+        };
+        let allowed: Vec<Codec> = named.into_iter().filter(is_good).filter(fits).collect();
         if allowed.is_empty() { vec![Codec::None] } else { allowed }
     }
 }
@@ -102,7 +123,7 @@ impl Default for PullTimeouts {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section};
+    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section, StateKind, StateShape};
 
     use super::*;
 
@@ -115,12 +136,16 @@ mod tests {
     #[test]
     fn codecs_that_do_not_fit_the_rows_are_not_offered() {
         let policy = PullPolicy { codecs: Codec::ALL.to_vec(), ..PullPolicy::default() };
-        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::F16, 64)), Codec::ALL);
+        assert_eq!(policy.allowed_codecs(KvPart::Rows, &[], &layout(Dtype::F16, 64)), Codec::OF_ROWS);
         let without_q8_0 = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
-        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::F16, 48)), without_q8_0, "no whole blocks");
-        assert_eq!(policy.allowed_codecs(&[], &layout(Dtype::Q8_0, 64)), [Codec::None], "quantized already");
+        assert_eq!(policy.allowed_codecs(KvPart::Rows, &[], &layout(Dtype::F16, 48)), without_q8_0, "no whole blocks");
+        assert_eq!(
+            policy.allowed_codecs(KvPart::Rows, &[], &layout(Dtype::Q8_0, 64)),
+            [Codec::None],
+            "quantized already"
+        );
         let one = PullPolicy { codecs: vec![Codec::PlanesZstd], ..policy };
-        assert_eq!(one.allowed_codecs(&[], &layout(Dtype::Q4_0, 64)), [Codec::None]);
+        assert_eq!(one.allowed_codecs(KvPart::Rows, &[], &layout(Dtype::Q4_0, 64)), [Codec::None]);
     }
 
     #[test]
@@ -130,11 +155,43 @@ mod tests {
         let losses = [loss(Codec::Kvq, 0.004), loss(Codec::KvqFast, 0.02)];
         let named = vec![Codec::None, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
         let policy = PullPolicy { codecs: named.clone(), ..PullPolicy::default() };
-        assert_eq!(policy.allowed_codecs(&[], &f16), named, "without a limit");
+        assert_eq!(policy.allowed_codecs(KvPart::Rows, &[], &f16), named, "without a limit");
         let limited = PullPolicy { max_kv_kl: Some(0.01), ..policy };
-        assert_eq!(limited.allowed_codecs(&losses, &f16), [Codec::None, Codec::Kvq], "nothing is known of q8_0");
-        assert_eq!(limited.allowed_codecs(&[], &f16), [Codec::None]);
+        assert_eq!(
+            limited.allowed_codecs(KvPart::Rows, &losses, &f16),
+            [Codec::None, Codec::Kvq],
+            "nothing is known of q8_0"
+        );
+        assert_eq!(limited.allowed_codecs(KvPart::Rows, &[], &f16), [Codec::None]);
         let only_lossy = PullPolicy { codecs: vec![Codec::KvqFast], ..limited };
-        assert_eq!(only_lossy.allowed_codecs(&losses, &f16), [Codec::None], "KV travels as it is");
+        assert_eq!(only_lossy.allowed_codecs(KvPart::Rows, &losses, &f16), [Codec::None], "KV travels as it is");
+    }
+
+    #[test]
+    fn states_are_narrowed_only_if_the_operator_names_it_and_the_loss_is_known() {
+        let values = Rows { dtype: Dtype::F32, n_values: 48 };
+        let states = vec![StateShape { kind: StateKind::Recurrence, values }];
+        let hybrid = KvLayout { states, ..layout(Dtype::F16, 64) };
+        let allowed = |codecs: &[Codec], max_kv_kl, losses: &[CodecLoss], layout: &KvLayout| {
+            let policy = PullPolicy { codecs: codecs.to_vec(), max_kv_kl, ..PullPolicy::default() };
+            let rows = policy.allowed_codecs(KvPart::Rows, losses, layout);
+            (rows, policy.allowed_codecs(KvPart::States, losses, layout))
+        };
+        let none = vec![Codec::None];
+        assert_eq!(allowed(&[], None, &[], &hybrid), (LOSSLESS.to_vec(), none.clone()));
+        assert_eq!(allowed(&[Codec::Kvq], None, &[], &hybrid), (vec![Codec::Kvq], none.clone()), "rows alone");
+        let named = [Codec::StateInt8];
+        assert_eq!(allowed(&named, None, &[], &hybrid), (LOSSLESS.to_vec(), named.to_vec()), "states alone");
+        assert_eq!(allowed(&named, None, &[], &layout(Dtype::F16, 64)).1, none, "no states");
+        let all = [Codec::None, Codec::StateF16, Codec::StateInt8];
+        let loss = |codec, mean_kl| CodecLoss { codec, mean_kl, ratio: 2.0 };
+        let losses = [loss(Codec::StateF16, 1e-6), loss(Codec::StateInt8, 0.02)];
+        let limited = allowed(&all, Some(0.01), &losses, &hybrid);
+        assert_eq!(limited, (none.clone(), vec![Codec::None, Codec::StateF16]));
+        assert_eq!(allowed(&named, Some(0.01), &losses, &hybrid).1, none, "KV travels as it is");
+        assert_eq!(allowed(&all, Some(0.01), &[], &hybrid).1, none, "nothing is known");
+        let narrow = Rows { dtype: Dtype::F16, ..values };
+        let narrow = KvLayout { states: vec![StateShape { values: narrow, ..hybrid.states[0] }], ..hybrid };
+        assert_eq!(allowed(&named, None, &[], &narrow).1, none, "narrow already");
     }
 }

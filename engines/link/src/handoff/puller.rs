@@ -13,8 +13,8 @@ use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
 use super::peers::{AdmittedPeer, Match, Peers, compare};
-use super::policy::{PullPolicy, PullSettings};
-use super::receive::{PrefillPeer, PullClient, failure_of};
+use super::policy::{KvPart, PullPolicy, PullSettings};
+use super::receive::{PeerCodecs, PrefillPeer, PullClient, failure_of};
 use super::sources::{ReachedSource, Sources};
 use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary};
 use crate::engine::Engine;
@@ -128,9 +128,13 @@ impl PullerState {
                 outcome?
             }
         };
-        let allowed = self.client.settings.policy.allowed_codecs(&losses, &local.identity.layout);
-        let codecs = self.client.links.choose(&node, &allowed);
-        let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs: &codecs };
+        let best_first = |part| {
+            let allowed = client.settings.policy.allowed_codecs(part, &losses, &local.identity.layout);
+            client.links.choose(&node, &allowed)
+        };
+        let [codecs, state_codecs] = [KvPart::Rows, KvPart::States].map(best_first);
+        let codecs = PeerCodecs { rows: &codecs, states: &state_codecs };
+        let peer = PrefillPeer { http: &reached.http, url, node: &node, fingerprint, codecs };
         let end = self.client.receive(peer, local, order, |event| sink.send(event)).await;
         match end.report.failure {
             Some(HandoffFailure::FingerprintMismatch) => self.peers.forget(&node),
@@ -226,8 +230,8 @@ impl PullerState {
             }
             std::future::ready(())
         };
-        let peer =
-            PrefillPeer { http: &reached.http, url, node: &source.node(), fingerprint: peer, codecs: &[Codec::None] };
+        let codecs = PeerCodecs { rows: &[Codec::None], states: &[] };
+        let peer = PrefillPeer { http: &reached.http, url, node: &source.node(), fingerprint: peer, codecs };
         let end = self.client.receive(peer, local, order, keep).await;
         if let Some(failure) = end.report.failure {
             return Err(failure);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
-    Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffId, HandoffReader, HandoffRecord,
-    KV_UPGRADE, KvLayout, Mac, Offer, Span,
+    Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffHead, HandoffId, HandoffReader,
+    HandoffRecord, KV_UPGRADE, KvLayout, Mac, Offer, Span,
 };
 use baton_schemas::node::BASE_PATH;
 use futures::TryStreamExt;
@@ -44,8 +44,15 @@ pub(super) struct PrefillPeer<'a> {
     pub(super) node: &'a str,
     /// The fingerprint of its model.
     pub(super) fingerprint: Fingerprint,
-    /// The codecs that it may use, fastest first.
-    pub(super) codecs: &'a [Codec],
+    /// The codecs that it may use.
+    pub(super) codecs: PeerCodecs<'a>,
+}
+
+/// The codecs that a prefill node may use, fastest first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeerCodecs<'a> {
+    pub(super) rows: &'a [Codec],
+    pub(super) states: &'a [Codec],
 }
 
 /// Where chunks and states go as they arrive, and what counts them.
@@ -81,8 +88,9 @@ impl PullClient {
         let PrefillPeer { http, url, node, fingerprint, codecs } = from;
         let Sink { take, meter } = sink;
         let id = HandoffId(rand::random());
-        let offer = Offer { codecs, macs: Mac::best_first() };
-        let request = request_of(&order, id, offer, local.identity.fingerprint);
+        let offer = Offer { codecs: codecs.rows, state_codecs: codecs.states, macs: Mac::best_first() };
+        let state_bps = self.links.state_bps(node, codecs.states.first().copied().unwrap_or_default());
+        let request = PrefillRequest { state_bps, ..request_of(&order, id, offer, local.identity.fingerprint) };
         let layout = local.identity.layout.clone();
         let state_bytes = layout.state_bytes();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
@@ -131,7 +139,7 @@ impl PullClient {
             let event = match record {
                 None | Some(HandoffRecord::Wait(_)) => continue,
                 Some(HandoffRecord::Head(head)) => {
-                    meter.begins(head.codec);
+                    meter.begins(&head);
                     continue;
                 }
                 Some(HandoffRecord::Frame(kv)) => {
@@ -140,7 +148,7 @@ impl PullClient {
                     PullEvent::Chunk(kv)
                 }
                 Some(HandoffRecord::State(state)) => {
-                    meter.states_arrived(state.n_bytes());
+                    meter.states_arrived();
                     PullEvent::State(state)
                 }
                 Some(HandoffRecord::End(end)) => {
@@ -197,11 +205,15 @@ impl PullClient {
 }
 
 fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerprint: Fingerprint) -> PrefillRequest {
+    let is_narrowed = offer.state_codecs.iter().any(|codec| *codec != Codec::None);
     PrefillRequest {
         handoff,
         tokens: order.tokens.clone(),
         start: order.start,
         codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),
+        // Every reader takes states as they are: a list that says no more is left out.
+        state_codecs: offer.state_codecs.iter().map(|codec| *codec as u8).filter(|_| is_narrowed).collect(),
+        state_bps: None,
         macs: offer.macs.iter().map(|mac| *mac as u8).collect(),
         fingerprint,
         cache_scope: order.cache_scope,
@@ -222,8 +234,10 @@ struct PullMeter {
     n_bytes: u64,
     /// Bytes of the decoded rows.
     n_plain: u64,
-    /// Bytes of states, which the codec does not encode.
+    /// Bytes of states in the stream, which the codec of rows does not encode.
     n_state: u64,
+    /// Bytes of the states of one position in the stream.
+    bytes_of_states: u64,
     codec: Option<Codec>,
     head_at: Option<Instant>,
     /// When the first and the last rows or states had come.
@@ -232,8 +246,9 @@ struct PullMeter {
 }
 
 impl PullMeter {
-    fn begins(&mut self, codec: Codec) {
-        self.codec = Some(codec);
+    fn begins(&mut self, head: &HandoffHead) {
+        self.codec = Some(head.codec);
+        self.bytes_of_states = head.layout.states.iter().map(|state| head.state_codec.state_bytes(state) as u64).sum();
         self.head_at = Some(Instant::now());
     }
 
@@ -243,9 +258,9 @@ impl PullMeter {
         self.arrived();
     }
 
-    /// States of `n_bytes` have come.
-    fn states_arrived(&mut self, n_bytes: usize) {
-        self.n_state += n_bytes as u64;
+    /// All states of a position have come.
+    fn states_arrived(&mut self) {
+        self.n_state += self.bytes_of_states;
         self.arrived();
     }
 

@@ -59,6 +59,7 @@ async fn begin(
     let info = node.engine.info().await?;
     let kv = info.kv.ok_or_else(|| EngineError::Unsupported { feature: "handing this model's KV over".into() })?;
     let codec = choose(&request.codecs, &kv.layout)?;
+    let state_codec = choose_for_states(&request.state_codecs, &kv.layout);
     let mac = Mac::choose(&request.macs);
     let handoff = Handoff {
         id: request.handoff,
@@ -71,7 +72,7 @@ async fn begin(
         rotation: kv.rotation.as_ref(),
         tensors: kv.profile.as_ref().map_or(&[], |profile| &profile.tensors),
     };
-    let choice = StreamChoice { codec, mac, checkpoints: &[], known };
+    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &[], known };
     let (writer, head) = HandoffWriter::begin_as(node.key.secret(), handoff, choice).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
@@ -164,6 +165,12 @@ fn choose(codecs: &[u8], layout: &KvLayout) -> Result<Codec, EngineError> {
     let mut known = codecs.iter().filter_map(|&number| Codec::from_number(number));
     let fitting = known.find(|codec| codec.check(layout).is_ok());
     fitting.ok_or_else(|| EngineError::invalid("none of the codecs can be used here"))
+}
+
+/// The same for states. Every reader takes them as they are.
+fn choose_for_states(codecs: &[u8], layout: &KvLayout) -> Codec {
+    let mut known = codecs.iter().filter_map(|&number| Codec::from_number(number));
+    known.find(|codec| codec.check_states(layout).is_ok()).unwrap_or_default()
 }
 
 fn invalid(error: WriteError) -> EngineError {

@@ -255,7 +255,7 @@ fn received(chunk: &Chunk, form: &BlobForm, placement: impl Placement) -> Verifi
         start: chunk.p0,
         tokens: (0..chunk.p1).collect(),
     };
-    let offer = Offer { codecs: &[Codec::None], macs: &[] };
+    let offer = Offer { codecs: &[Codec::None], state_codecs: &[], macs: &[] };
     let mut reader = HandoffReader::with_placement(b"key", handoff.clone(), offer, placement).unwrap();
     // The rest of a used buffer is overwritten.
     reader.recycle(vec![0x5A; 4096]);

@@ -72,6 +72,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
+    /// The tokens that are computed while the states of a slot's prefill travel. `None`: that is not known. With it, chunks depend
+    /// on measured rates, so KV is equal to the bit only on devices where the size of a batch changes no bit.
+    pub(super) fn tokens_beside_states(&self, slot: usize) -> Option<usize> {
+        self.running[slot].as_ref()?.export.as_ref()?.tokens_beside_states(self.prefill_tps)
+    }
+
     /// Imports the chunks that have arrived: one for each sequence that waits for KV, and more within [`IMPORT_SHARE`].
     pub(super) fn import_chunks(&mut self) {
         let began = Instant::now();

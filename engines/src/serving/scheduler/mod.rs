@@ -318,7 +318,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         match (exports || imports, self.limits.has_states) {
             (false, _) => n_left,
             (true, false) => self.limits.budget.taper(n_left, n_prompts),
-            (true, true) => self.limits.budget.even(n_left),
+            (true, true) => self.limits.budget.even(n_left, self.tokens_beside_states(slot)),
         }
     }
 

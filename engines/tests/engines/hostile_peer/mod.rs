@@ -15,7 +15,7 @@ use baton_link::Engine;
 use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
-use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Mac, ModelKnowledge, StreamChoice};
 use baton_schemas::node::NodeInfo;
 
 use crate::peers::fake::Call;
@@ -80,6 +80,9 @@ pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter,
         start: request.start,
         tokens: request.tokens,
     };
-    let (writer, head) = HandoffWriter::begin(key, handoff, Codec::None, Mac::Blake3).unwrap();
+    let known = ModelKnowledge::default();
+    let state_codec = request.state_codecs.first().map_or(Codec::None, |number| Codec::from_number(*number).unwrap());
+    let choice = StreamChoice { codec: Codec::None, state_codec, mac: Mac::Blake3, checkpoints: &[], known };
+    let (writer, head) = HandoffWriter::begin_as(key, handoff, choice).unwrap();
     (writer, head.concat())
 }

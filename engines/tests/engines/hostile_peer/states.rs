@@ -9,7 +9,7 @@ use baton_link::engine::KvEvent;
 use baton_link::handoff::PullPolicy;
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::record::{MAC_BYTES, RecordKind};
-use baton_schemas::kv::{HandoffKey, Mac, StatePart};
+use baton_schemas::kv::{Codec, HandoffKey, Mac, StatePart};
 use baton_schemas::node::Role;
 use futures::StreamExt;
 
@@ -106,10 +106,37 @@ async fn states_that_are_wrong_or_missing_cost_no_reply() {
         ("a state of another prompt", |_, bytes| put(bytes, 16, 7), rejected),
         ("two states", |_, _| Sent::Twice, rejected),
     ];
-    for (what, lie, failure) in lies {
-        let fake = liar(lie).await;
-        let handoff = AttackedNode::simulating(hybrid_sim(), PullPolicy::default()).await.ask(&fake.url).await;
-        assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0), "{what}");
+    // With a narrower codec, the first value is a scale.
+    for (codecs, _) in codecs() {
+        for (what, lie, failure) in lies {
+            let fake = liar(lie).await;
+            let policy = PullPolicy { codecs: codecs.clone(), ..PullPolicy::default() };
+            let handoff = AttackedNode::simulating(hybrid_sim(), policy).await.ask(&fake.url).await;
+            assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0), "{what}, {codecs:?}");
+        }
+    }
+}
+
+/// What an operator names, and the bytes that the states then have on the wire.
+fn codecs() -> [(Vec<Codec>, u64); 3] {
+    [(vec![], 64), (vec![Codec::StateF16], 2 * 4 + 2 * 16), (vec![Codec::StateInt8], 2 * 4 + 16)]
+}
+
+#[tokio::test]
+async fn states_are_narrower_on_the_wire_where_the_operator_names_it_and_the_loss_is_allowed() {
+    let real = node(Arc::new(SimEngine::new(hybrid_sim())), Role::Prefill, KEY).await;
+    let url = format!("http://{}", real.address);
+    let bytes = |codecs: Vec<Codec>, max_kv_kl| {
+        let (policy, url) = (PullPolicy { codecs, max_kv_kl, ..PullPolicy::default() }, url.clone());
+        async move {
+            let handoff = AttackedNode::simulating(hybrid_sim(), policy).await.ask(&url).await;
+            assert_eq!((handoff.failure, handoff.n_tokens), (None, 19));
+            handoff.state_bytes
+        }
+    };
+    for (codecs, wanted) in codecs() {
+        assert_eq!(bytes(codecs.clone(), None).await, wanted, "{codecs:?}");
+        assert_eq!(bytes(codecs.clone(), Some(0.1)).await, 64, "{codecs:?}: the prefill node measured no loss");
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use baton_engines::codec_profile;
 use baton_engines::llama::key_energy::{self, NoEnergy};
 use baton_engines::llama::reference::Reference;
-use baton_engines::llama::trial::KvTrial;
+use baton_engines::llama::trial::{KvTrial, PromptKv};
 use baton_engines::registry::EngineOptions;
 use baton_fetch as models;
 use baton_model::gguf::Gguf;
@@ -70,7 +70,7 @@ struct Prompt {
     tokens: Vec<Token>,
     next: Vec<Token>,
     /// The prompt's KV.
-    plain: Vec<Chunk>,
+    plain: PromptKv,
     /// The predictions for `next`.
     expected: Vec<Vec<f32>>,
 }
@@ -91,7 +91,7 @@ pub(crate) async fn run(args: CalibrateArgs) -> Result<(), CommandFailure> {
     let n_prompts = args.prompts as usize;
     let profile = tokio::task::spawn_blocking(move || measure(options, n_prompts)).await??;
     for CodecLoss { codec, mean_kl, ratio } in &profile.losses {
-        println!("{:<9} {ratio:.2} times smaller, mean KL {:.1}e-3", codec.as_str(), 1e3 * mean_kl);
+        println!("{:<10} {ratio:.2} times smaller, mean KL {mean_kl:.1e}", codec.as_str());
     }
     let text = serde_json::to_vec(&profile)?;
     if text.len() as u64 > MAX_PROFILE_BYTES {
@@ -165,7 +165,7 @@ fn weighed(model: &Reference, trial: &KvTrial<'_>, prompts: &[Prompt]) -> Result
     }
     .into_iter();
     let mut variances: Vec<Vec<f64>> = layout.tensors().map(|rows| vec![0.0; rows.n_values as usize]).collect();
-    for chunk in prompts.iter().flat_map(|prompt| &prompt.plain) {
+    for chunk in prompts.iter().flat_map(|prompt| &prompt.plain.chunks) {
         for (sums, measured) in variances.iter_mut().zip(channel_variances(layout, rotation, chunk)) {
             let sums = sums.iter_mut().zip(measured);
             sums.for_each(|(sum, variance)| *sum += f64::from(variance) / prompts.len() as f64);
@@ -197,11 +197,12 @@ fn add_divergences(
         let coded = |trial: &KvTrial<'_>, profile| {
             subject::through(Codec::Kvq, trial, Some(profile), &prompt.tokens, &prompt.plain)
         };
-        let (coarse, fine) = (coded(trial, &coarse)?.chunks, coded(trial, &fine)?.chunks);
-        let mut divergence = |coded: &[Chunk], index: usize| {
-            let chunks = prompt.plain.iter().zip(coded);
-            let chunks: Vec<Chunk> = chunks.map(|(plain, coded)| with_tensor(plain, coded, &layout, index)).collect();
-            let found = trial.logits(&chunks, &prompt.next)?;
+        let (coarse, fine) = (coded(trial, &coarse)?.kv, coded(trial, &fine)?.kv);
+        let mut divergence = |coded: &PromptKv, index: usize| {
+            let chunks = prompt.plain.chunks.iter().zip(&coded.chunks);
+            let chunks = chunks.map(|(plain, coded)| with_tensor(plain, coded, &layout, index)).collect();
+            let kv = PromptKv { chunks, state: prompt.plain.state.clone() };
+            let found = trial.logits(&kv, &prompt.next)?;
             let divergence = mean_kl(&prompt.expected, &found);
             finite(divergence, "with one tensor coded")?;
             Ok::<_, CommandFailure>(divergence)
@@ -244,13 +245,13 @@ fn losses(
 ) -> Result<Vec<CodecLoss>, CommandFailure> {
     let mut losses = Vec::new();
     for codec in Codec::ALL.into_iter().filter(|codec| codec.is_lossy()) {
-        if codec.check(trial.layout()).is_err() {
+        if !subject::fits(codec, trial.layout()) {
             continue;
         }
         let mut tally = CodecSums::default();
         for prompt in prompts {
             let passed = subject::through(codec, trial, Some(profile), &prompt.tokens, &prompt.plain)?;
-            let found = trial.logits(&passed.chunks, &prompt.next)?;
+            let found = trial.logits(&passed.kv, &prompt.next)?;
             tally.add(&passed, &divergence::all(&prompt.expected, &found));
         }
         finite(tally.mean_kl(), codec.as_str())?;

@@ -106,8 +106,9 @@ fn measure(name: String, options: EngineOptions, sizes: CalibrationSizes) -> Res
     let profile = codec_profile::beside(&path, fingerprint, trial.layout());
     let mut tried =
         TriedModel { trial, profile, beginning: model.beginning(), text: model.tokenize(baton_tryout::prompts::TEXT) };
+    let subjects = Subject::all(tried.trial.layout(), tried.profile.is_some());
     let mut tallies: Vec<(Subject, CodecSums)> =
-        Subject::all(tried.profile.is_some()).map(|subject| (subject, CodecSums::default())).collect();
+        subjects.into_iter().map(|subject| (subject, CodecSums::default())).collect();
     for (n, &length) in sizes.lengths.iter().cycle().enumerate().take(sizes.n_prompts as usize) {
         eprintln!("{name}: prompt {} of {}, {length} tokens", n + 1, sizes.n_prompts);
         let (prompt, next) = tried.prompt(n, length, sizes.n_tokens);
@@ -115,7 +116,7 @@ fn measure(name: String, options: EngineOptions, sizes: CalibrationSizes) -> Res
         let expected = tried.trial.logits(&plain, &next)?;
         for (subject, tally) in &mut tallies {
             let passed = subject.pass(&mut tried, &prompt, &plain)?;
-            let found = tried.trial.logits(&passed.chunks, &next)?;
+            let found = tried.trial.logits(&passed.kv, &next)?;
             tally.add(&passed, &divergence::all(&expected, &found));
         }
     }

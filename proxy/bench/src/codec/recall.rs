@@ -81,7 +81,7 @@ pub(super) fn ask(
     n_prompts: usize,
     n_chunk: usize,
 ) -> Result<RecallFigures, CommandFailure> {
-    let subjects: Vec<Subject> = Subject::all(tried.profile.is_some()).collect();
+    let subjects = Subject::all(tried.trial.layout(), tried.profile.is_some());
     let mut recalls: Vec<Recall> =
         subjects.iter().map(|subject| Recall { name: subject.name(), n_answered: 0, n_lost: 0 }).collect();
     let mut report = RecallFigures { n_questions: 0, n_answered: 0, subjects: Vec::new() };
@@ -103,7 +103,7 @@ pub(super) fn ask(
         for (subject, recall) in subjects.iter().zip(&mut recalls) {
             let passed = subject.pass(tried, &prompt, &plain)?;
             for ((tokens, n_answer), known) in questions.iter().zip(&known) {
-                let is_answered = is_answered(&tried.trial.logits(&passed.chunks, tokens)?, tokens, *n_answer);
+                let is_answered = is_answered(&tried.trial.logits(&passed.kv, tokens)?, tokens, *n_answer);
                 recall.n_answered += usize::from(is_answered);
                 recall.n_lost += usize::from(*known && !is_answered);
             }

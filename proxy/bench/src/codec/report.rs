@@ -6,9 +6,6 @@ use super::recall::RecallFigures;
 use super::subject::{CodecSums, Subject};
 use crate::report::{ChartLine, LineChart, Report, dash};
 
-/// Bits of a value of F16.
-const BITS: f64 = 16.0;
-
 /// What others say of theirs, on other models and by other measures: name, ratio, loss.
 const PUBLISHED: [(&str, &str, &str); 2] = [
     ("CacheGen, as its authors say", "3.5–4.3", "“negligible”"),
@@ -68,7 +65,7 @@ impl CodecModel {
             name: subject.name(),
             is_floor: subject == Subject::Floor,
             ratio: tally.ratio(),
-            bits: BITS / tally.ratio(),
+            bits: subject.bits() / tally.ratio(),
             mean_kl: tally.mean_kl(),
             worst_prompt_kl: tally.mean_kl.iter().copied().fold(0.0, f64::max),
             worst_token_kl: tally.worst_kl(),
@@ -110,10 +107,10 @@ impl CodecModel {
                 row.name.clone(),
                 format!("{:.2}", row.ratio),
                 format!("{:.2}", row.bits),
-                format!("{:.1}", 1e3 * row.mean_kl),
+                thousandths(row.mean_kl),
                 format!("{:.2}", row.noise),
-                format!("{:.1}", 1e3 * row.worst_prompt_kl),
-                format!("{:.0}", 1e3 * row.worst_token_kl),
+                thousandths(row.worst_prompt_kl),
+                thousandths(row.worst_token_kl),
                 format!("{:.1}", 100.0 * row.agreement),
                 speed(row.encode_gb_s),
                 speed(row.decode_gb_s),
@@ -153,6 +150,12 @@ impl CodecModel {
         };
         report.chart(format!("codecs-{}", self.model), &chart);
     }
+}
+
+/// A KL in thousandths of a nat. That of a model with random weights is far smaller.
+fn thousandths(kl: f64) -> String {
+    let kl = 1e3 * kl;
+    if kl > 0.0 && kl < 0.05 { format!("{kl:.0e}") } else { format!("{kl:.1}") }
 }
 
 /// The questions.

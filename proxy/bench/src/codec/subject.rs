@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engines::llama::trial::KvTrial;
+use baton_engines::llama::trial::{KvTrial, PromptKv};
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::kv::{
     Chunk, Codec, CodecProfile, Contiguous, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord,
-    HandoffWriter, Mac, ModelKnowledge, Offer, StreamChoice,
+    HandoffWriter, KvLayout, Mac, ModelKnowledge, Offer, StatePart, StreamChoice, VerifiedState,
 };
 
 use super::divergence::Divergence;
@@ -35,8 +35,8 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// Every subject, of a model with a profile or without one.
-    pub(super) fn all(has_profile: bool) -> impl Iterator<Item = Subject> {
+    /// Every subject, of a model with this layout, with a profile or without one.
+    pub(super) fn all(layout: &KvLayout, has_profile: bool) -> Vec<Subject> {
         let all = [
             Subject::Floor,
             Subject::Codec(Codec::PlanesZstd),
@@ -46,8 +46,16 @@ impl Subject {
             Subject::Codec(Codec::KvqFast),
             Subject::Profiled(Codec::KvqFast),
             Subject::Q4_0,
+            Subject::Codec(Codec::StateF16),
+            Subject::Codec(Codec::StateInt8),
         ];
-        all.into_iter().filter(move |subject| has_profile || !matches!(subject, Subject::Profiled(_)))
+        let is_possible = |subject: &Subject| match subject {
+            Subject::Floor => true,
+            Subject::Q4_0 => !layout.sections.is_empty(),
+            Subject::Codec(codec) => fits(*codec, layout),
+            Subject::Profiled(codec) => has_profile && fits(*codec, layout),
+        };
+        all.into_iter().filter(is_possible).collect()
     }
 
     /// The name in tables.
@@ -60,15 +68,23 @@ impl Subject {
         }
     }
 
+    /// The bits of a value before it: of states F32, of rows F16.
+    pub(super) fn bits(self) -> f64 {
+        match self {
+            Subject::Codec(Codec::StateF16 | Codec::StateInt8) => 32.0,
+            Subject::Floor | Subject::Codec(_) | Subject::Profiled(_) | Subject::Q4_0 => 16.0,
+        }
+    }
+
     /// Lets a prompt's KV pass.
     pub(super) fn pass(
         self,
         TriedModel { trial, profile, .. }: &mut TriedModel<'_>,
         prompt: &[Token],
-        plain: &[Chunk],
+        plain: &PromptKv,
     ) -> Result<Passed, CommandFailure> {
-        let n_plain: usize = plain.iter().map(Chunk::n_bytes).sum();
-        let untimed = |chunks, n_wire| Passed { chunks, n_plain, n_wire, encode: 0.0, decode: 0.0 };
+        let n_plain = plain.n_bytes();
+        let untimed = |kv, n_wire| Passed { kv, n_plain, n_wire, encode: 0.0, decode: 0.0 };
         match self {
             Subject::Floor => Ok(untimed(trial.prefill(prompt, FLOOR_BATCH)?, n_plain as f64)),
             Subject::Codec(codec) => through(codec, trial, None, prompt, plain),
@@ -78,8 +94,8 @@ impl Subject {
                     let layers = trial.layout().sections.iter().flat_map(|section| &section.layers);
                     layers.flat_map(|layer| [layer.k.dtype, layer.v.unwrap_or(layer.k).dtype])
                 };
-                let chunks = plain.iter().map(|chunk| q4_0::pass(chunk, dtypes())).collect();
-                Ok(untimed(chunks, n_plain as f64 / q4_0::RATIO))
+                let chunks = plain.chunks.iter().map(|chunk| q4_0::pass(chunk, dtypes())).collect();
+                Ok(untimed(PromptKv { chunks, state: plain.state.clone() }, n_plain as f64 / q4_0::RATIO))
             }
         }
     }
@@ -87,7 +103,7 @@ impl Subject {
 
 /// A prompt's KV after it has passed.
 pub(super) struct Passed {
-    pub(super) chunks: Vec<Chunk>,
+    pub(super) kv: PromptKv,
     n_plain: usize,
     /// Bytes on the wire.
     n_wire: f64,
@@ -96,13 +112,23 @@ pub(super) struct Passed {
     decode: f64,
 }
 
-/// Writes all chunks as a handoff, and reads them.
+/// Returns true if the layout has something that the codec can encode.
+pub(super) fn fits(codec: Codec, layout: &KvLayout) -> bool {
+    (!layout.sections.is_empty() && codec.check(layout).is_ok()) || is_of_states(codec, layout)
+}
+
+/// Returns true if the codec is for states, and the layout has some.
+fn is_of_states(codec: Codec, layout: &KvLayout) -> bool {
+    codec != Codec::None && codec.check_states(layout).is_ok()
+}
+
+/// Writes the part of the KV that the codec is for as a handoff, and reads it. The sizes and times are those of this part.
 pub(super) fn through(
     codec: Codec,
     trial: &KvTrial<'_>,
     profile: Option<&Arc<CodecProfile>>,
     prompt: &[Token],
-    plain: &[Chunk],
+    plain: &PromptKv,
 ) -> Result<Passed, CommandFailure> {
     let handoff = Handoff {
         id: HandoffId([0; 16]),
@@ -113,31 +139,46 @@ pub(super) fn through(
     };
     let known = ModelKnowledge { rotation: trial.rotation(), tensors: profile.map_or(&[], |profile| &profile.tensors) };
     let mac = Mac::best_first().first().copied().unwrap_or_default();
-    let choice = StreamChoice { codec, mac, checkpoints: &[], known };
+    let is_of_states = is_of_states(codec, trial.layout());
+    let [codec, state_codec] = if is_of_states { [Codec::None, codec] } else { [codec, Codec::None] };
+    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &[], known };
     let (mut writer, head) = HandoffWriter::begin_as(KEY, handoff.clone(), choice)?;
     let began = Instant::now();
-    let frames = plain.iter().map(|chunk| writer.frame(chunk)).collect::<Result<Vec<_>, _>>()?;
+    let records = match &plain.state {
+        Some(part) if is_of_states => vec![writer.state(part)?],
+        _ => plain.chunks.iter().map(|chunk| writer.frame(chunk)).collect::<Result<Vec<_>, _>>()?,
+    };
     let encode = began.elapsed().as_secs_f64();
-    let n_wire: usize = frames.iter().flatten().map(|piece| piece.len()).sum();
-    let offer = Offer { codecs: &[codec], macs: Mac::best_first() };
+    let n_wire: usize = records.iter().flatten().map(|piece| piece.len()).sum();
+    let offer = Offer { codecs: &[codec], state_codecs: &[state_codec], macs: Mac::best_first() };
     let mut reader = HandoffReader::with_placement(KEY, handoff, offer, Contiguous)?;
-    let mut chunks = Vec::new();
+    let mut kv = PromptKv { chunks: Vec::new(), state: plain.state.clone() };
     let mut decode = 0.0;
-    for piece in head.iter().chain(frames.iter().flatten()) {
+    for piece in head.iter().chain(records.iter().flatten()) {
         let mut input = &piece[..];
         loop {
             let began = Instant::now();
             let event = reader.read(&mut input)?;
             decode += began.elapsed().as_secs_f64();
             match event {
-                Some(HandoffRecord::Frame(kv)) => chunks.push(kv.into_chunk()),
+                Some(HandoffRecord::Frame(frame)) => kv.chunks.push(frame.into_chunk()),
+                Some(HandoffRecord::State(state)) => kv.state = Some(whole(&state)),
                 Some(_) => {}
                 None => break,
             }
         }
     }
-    let n_plain = plain.iter().map(Chunk::n_bytes).sum();
-    Ok(Passed { chunks, n_plain, n_wire: n_wire as f64, encode, decode })
+    let rows = || plain.chunks.iter().map(Chunk::n_bytes).sum();
+    let n_plain = plain.state.as_ref().filter(|_| is_of_states).map_or_else(rows, StatePart::n_bytes);
+    if is_of_states {
+        kv.chunks.clone_from(&plain.chunks);
+    }
+    Ok(Passed { kv, n_plain, n_wire: n_wire as f64, encode, decode })
+}
+
+/// All states of a position as one part.
+fn whole(state: &VerifiedState) -> StatePart {
+    StatePart { position: state.position(), first: 0, tensors: state.tensors().to_vec() }
 }
 
 /// The sums of all prompts.

@@ -39,7 +39,7 @@ fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
         let points = links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.unhidden_share)));
         ChartLine { name: codec.as_str().to_owned(), points: points.collect() }
     };
-    Codec::ALL.into_iter().map(line).collect()
+    Codec::OF_ROWS.into_iter().map(line).collect()
 }
 
 /// Makes lines over the prompt length.

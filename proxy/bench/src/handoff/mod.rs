@@ -91,7 +91,7 @@ impl BenchSection {
     async fn measure(self, bench: &mut HandoffBench, figures: &mut HandoffFigures) -> Result<(), CommandFailure> {
         match self {
             BenchSection::Overlap => {
-                figures.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::ALL).await?);
+                figures.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::OF_ROWS).await?);
             }
             BenchSection::Networks => {
                 let codecs = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];

@@ -36,7 +36,7 @@ pub(super) struct SlowestLinkLine {
 /// Finds the slowest links between a DGX Spark and an M3 Ultra.
 pub(super) async fn run() -> Result<Vec<SlowestLinkLine>, CommandFailure> {
     let mut lines = Vec::new();
-    for codec in Codec::ALL {
+    for codec in Codec::OF_ROWS {
         let mut gbps = [None; PROMPTS.len()];
         for (n_prompt, gbps) in PROMPTS.into_iter().zip(&mut gbps) {
             *gbps = slowest(codec, n_prompt).await?;

@@ -15,14 +15,12 @@ const ENOUGH_BYTES: usize = 1 << 20;
 
 /// The threads of all streams. `None`: the system starts none, so each stream codes on its own thread.
 static POOL: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
-    let pool = ThreadPoolBuilder::new().num_threads(n_cores()).thread_name(|n| format!("kv-codec-{n}"));
+    let pool = ThreadPoolBuilder::new().num_threads(*N_CORES).thread_name(|n| format!("kv-codec-{n}"));
     pool.build().ok()
 });
 
-/// The cores that streams use.
-fn n_cores() -> usize {
-    available_parallelism().map_or(1, usize::from).min(MAX_CODERS)
-}
+/// The cores that streams use. Linux reads files to tell them, so they are asked for once.
+static N_CORES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, usize::from).min(MAX_CODERS));
 
 /// The encoders or decoders of a stream, one for each core.
 pub(in crate::kv) struct Coders<C>(Vec<C>);
@@ -33,7 +31,7 @@ impl<C: Send> Coders<C> {
         n_tensors: usize,
         make: impl Fn() -> Result<Option<C>, E>,
     ) -> Result<Option<Coders<C>>, E> {
-        Coders::of(n_cores().min(n_tensors).max(1), make)
+        Coders::of((*N_CORES).min(n_tensors).max(1), make)
     }
 
     /// Makes `n`, at least one.
@@ -80,6 +78,15 @@ impl<C: Send> Coders<C> {
         let mut coded: Vec<_> = pool.install(|| coded.collect());
         (0..n_tensors).filter_map(|index| coded[self.of_tensor(index)].next()).collect()
     }
+}
+
+/// Calls `code` for tensors of `n_bytes` that do not depend on those before, as [`Coders::for_all`] does.
+pub(super) fn for_each<T: Send, R: Send, E: Send>(
+    tensors: impl IntoIterator<Item = T>,
+    n_bytes: usize,
+    code: impl Fn(T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    Coders(vec![(); *N_CORES]).for_all(tensors, n_bytes, |(), tensor| code(tensor))
 }
 
 #[cfg(test)]

@@ -63,3 +63,10 @@ pub(super) fn store(dtype: Dtype, values: &[f32], bytes: &mut [u8]) {
         Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => {}
     }
 }
+
+/// Rounds to the nearest integer from -127 to 127 and returns the byte of the i8. As in ggml, -128 is unused. Adding
+/// 1.5 · 2^23 leaves a float no bits for a fraction, and its lowest bits are the integer. Unlike `round`, the compiler
+/// can vectorize this.
+pub(super) fn nearest_i8(value: f32) -> u8 {
+    (value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as u8
+}

@@ -1,12 +1,16 @@
-//! Encodings of a frame's rows. A codec saves time only if the link is slower than the codec.
+//! Encodings of a frame's rows, and of states. A codec saves time only if the link is slower than the codec.
 
 mod coders;
 mod floats;
 pub(super) mod knowledge;
 mod kvq;
+mod narrow;
 mod planes;
 mod q8_0;
 
+use std::convert::Infallible;
+
+use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -15,15 +19,19 @@ pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
 use self::kvq::{KvqDecoder, KvqEncoder, Level};
-use super::layout::{Dtype, KvLayout, Rows};
+use self::narrow::Narrow;
+use super::finite::all_finite;
+use super::layout::{Dtype, KvLayout, Rows, StateShape};
 use super::rotation::KeyRotation;
 
-/// An encoding of rows. It is chosen once per handoff. The numbers are part of the wire format and never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+/// An encoding of rows or of states. One of each is chosen once per handoff. The numbers are part of the wire format and never
+/// reused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Codec {
-    /// No encoding: the rows as they are.
+    /// No encoding: rows, or states, as they are.
+    #[default]
     None = 0,
     /// Lossless: groups the values' bytes by significance, then zstd. F16 KV shrinks to 0.83–0.86 of its size.
     PlanesZstd = 1,
@@ -34,6 +42,10 @@ pub enum Codec {
     Kvq = 3,
     /// Lossy: as `kvq`, with fewer bits and more noise.
     KvqFast = 4,
+    /// Of states. Lossy: 16-bit floats and a scale per 256 values. F32 states shrink to 0.50 of their size.
+    StateF16 = 5,
+    /// Of states. Lossy: 8 bits per value and a scale per 32 values. F32 states shrink to 0.28 of their size.
+    StateInt8 = 6,
 }
 
 /// Speed and compression of a codec.
@@ -87,6 +99,9 @@ pub enum CodecError {
         /// The index of the block in its tensor.
         block: usize,
     },
+    /// A codec of states for rows, or one of rows for states, or no state that it makes narrower.
+    #[error("the codec is not made for this part of the KV")]
+    OtherPart,
     /// An error of `kvq` or `kvq_fast`.
     #[error("kvq: {0}")]
     Kvq(#[from] KvqError),
@@ -105,7 +120,14 @@ pub(super) struct TensorRows {
 
 impl Codec {
     /// Every codec.
-    pub const ALL: [Codec; 5] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
+    pub const ALL: [Codec; 7] =
+        [Codec::None, Codec::PlanesZstd, Codec::Q8_0, Codec::Kvq, Codec::KvqFast, Codec::StateF16, Codec::StateInt8];
+
+    /// Those of rows.
+    pub const OF_ROWS: [Codec; 5] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0, Codec::Kvq, Codec::KvqFast];
+
+    /// Those of states.
+    pub const OF_STATES: [Codec; 3] = [Codec::None, Codec::StateF16, Codec::StateInt8];
 
     /// Returns the codec's name in options, configuration files and tables.
     pub fn as_str(self) -> &'static str {
@@ -115,6 +137,8 @@ impl Codec {
             Codec::Q8_0 => "q8_0",
             Codec::Kvq => "kvq",
             Codec::KvqFast => "kvq_fast",
+            Codec::StateF16 => "state_f16",
+            Codec::StateInt8 => "state_int8",
         }
     }
 
@@ -126,6 +150,8 @@ impl Codec {
             Codec::Q8_0 => "Lossy: 8 bits a value",
             Codec::Kvq => "Lossy: 4 to 5 bits a value",
             Codec::KvqFast => "Lossy: 3 to 4 bits a value",
+            Codec::StateF16 => "States of recurrent layers, lossy: 16 bits a value",
+            Codec::StateInt8 => "States of recurrent layers, lossy: 8 bits a value",
         }
     }
 
@@ -139,6 +165,8 @@ impl Codec {
             Codec::Q8_0 => CodecEffect { encode_bps: 1.1e9, ratio: 1.88 },
             Codec::Kvq => CodecEffect { encode_bps: 2.4e9, ratio: 3.4 },
             Codec::KvqFast => CodecEffect { encode_bps: 2.4e9, ratio: 4.2 },
+            Codec::StateF16 => CodecEffect { encode_bps: 1.6e9, ratio: 1.98 },
+            Codec::StateInt8 => CodecEffect { encode_bps: 1.6e9, ratio: 3.56 },
         }
     }
 
@@ -151,7 +179,7 @@ impl Codec {
     pub fn is_lossy(self) -> bool {
         match self {
             Codec::None | Codec::PlanesZstd => false,
-            Codec::Q8_0 | Codec::Kvq | Codec::KvqFast => true,
+            Codec::Q8_0 | Codec::Kvq | Codec::KvqFast | Codec::StateF16 | Codec::StateInt8 => true,
         }
     }
 
@@ -160,16 +188,41 @@ impl Codec {
         matches!(self, Codec::Kvq | Codec::KvqFast)
     }
 
-    /// Checks that the codec can encode every tensor of `layout`.
+    /// How states become narrower. `None` for a codec that leaves them as they are.
+    fn narrow(self) -> Option<Narrow> {
+        match self {
+            Codec::None | Codec::PlanesZstd | Codec::Q8_0 | Codec::Kvq | Codec::KvqFast => None,
+            Codec::StateF16 => Some(Narrow::F16),
+            Codec::StateInt8 => Some(Narrow::Int8),
+        }
+    }
+
+    /// The same for one state: only those of F32 become narrower.
+    fn narrow_state(self, state: &StateShape) -> Option<Narrow> {
+        self.narrow().filter(|_| state.values.dtype == Dtype::F32)
+    }
+
+    /// Checks that the codec can be that of a layout's states.
+    pub fn check_states(self, layout: &KvLayout) -> Result<(), CodecError> {
+        let fits = self == Codec::None || layout.states.iter().any(|state| self.narrow_state(state).is_some());
+        if fits { Ok(()) } else { Err(CodecError::OtherPart) }
+    }
+
+    /// Checks that the codec can encode every tensor of rows of `layout`.
     pub fn check(self, layout: &KvLayout) -> Result<(), CodecError> {
         if self == Codec::None {
             return Ok(());
+        }
+        if self.narrow().is_some() {
+            return Err(CodecError::OtherPart);
         }
         if let Some(Rows { dtype, .. }) = layout.tensors().find(|rows| rows.dtype.is_quantized()) {
             return Err(CodecError::Quantized { dtype });
         }
         match self {
-            Codec::None | Codec::PlanesZstd | Codec::Kvq | Codec::KvqFast => Ok(()),
+            Codec::None | Codec::PlanesZstd | Codec::Kvq | Codec::KvqFast | Codec::StateF16 | Codec::StateInt8 => {
+                Ok(())
+            }
             Codec::Q8_0 => layout.tensors().try_for_each(q8_0::check),
         }
     }
@@ -177,11 +230,52 @@ impl Codec {
     /// Returns the most bytes that `n_bytes` of rows can become.
     pub fn max_encoded_bytes(self, rows: Rows, n_bytes: usize) -> usize {
         match self {
-            Codec::None => n_bytes,
+            Codec::None | Codec::StateF16 | Codec::StateInt8 => n_bytes,
             Codec::PlanesZstd => planes::max_encoded_bytes(n_bytes),
             Codec::Q8_0 => q8_0::encoded_bytes(rows, n_bytes),
             Codec::Kvq | Codec::KvqFast => kvq::max_encoded_bytes(n_bytes),
         }
+    }
+
+    /// Returns the number of bytes that a state's values become.
+    pub fn state_bytes(self, state: &StateShape) -> usize {
+        let Rows { n_values, .. } = state.values;
+        self.narrow_state(state).map_or(state.values.bytes(), |narrow| narrow.encoded_bytes(n_values as usize))
+    }
+
+    /// Encodes the values of states.
+    pub(super) fn encode_states<'s>(self, states: impl Iterator<Item = (&'s StateShape, &'s Bytes)>) -> Vec<Bytes> {
+        let states: Vec<_> = states.collect();
+        let n_bytes = states.iter().map(|(_, values)| values.len()).sum();
+        let encode = |(state, values): (&StateShape, &Bytes)| {
+            let narrow = self.narrow_state(state);
+            Ok::<_, Infallible>(narrow.map_or_else(|| values.clone(), |narrow| narrow.encode(values).into()))
+        };
+        coders::for_each(states, n_bytes, encode).unwrap_or_else(|never| match never {})
+    }
+
+    /// Decodes the values of states, whose encoded lengths are right. Errors: the index of a state with a value that is not
+    /// finite.
+    pub(super) fn decode_states<'s>(
+        self,
+        states: impl Iterator<Item = (&'s StateShape, Bytes)>,
+    ) -> Result<Vec<Bytes>, usize> {
+        let states: Vec<_> = states.enumerate().collect();
+        let n_bytes = states.iter().map(|(_, (state, _))| state.values.bytes()).sum();
+        let decode = |(index, (state, encoded)): (usize, (&StateShape, Bytes))| {
+            let Rows { dtype, n_values } = state.values;
+            let decoded = match self.narrow_state(state) {
+                None => all_finite(dtype, &encoded).then_some(encoded),
+                Some(narrow) => narrow.decode(n_values as usize, &encoded).map(Bytes::from),
+            };
+            decoded.ok_or(index)
+        };
+        coders::for_each(states, n_bytes, decode)
+    }
+
+    /// Returns true for the codec of heads that name none.
+    pub(super) fn is_default(&self) -> bool {
+        *self == Codec::default()
     }
 }
 
@@ -202,7 +296,7 @@ impl Encoder {
         codec.check(layout)?;
         let kvq = |level| Some(Encoder::Kvq(Box::new(KvqEncoder::new(layout, known, level))));
         Ok(match codec {
-            Codec::None => None,
+            Codec::None | Codec::StateF16 | Codec::StateInt8 => None,
             Codec::PlanesZstd => Some(Encoder::Planes(planes::PlanesEncoder::new()?)),
             Codec::Q8_0 => Some(Encoder::Q8_0),
             Codec::Kvq => kvq(Level::Quality),
@@ -238,7 +332,7 @@ impl Decoder {
     ) -> Result<Option<Decoder>, CodecError> {
         codec.check(layout)?;
         Ok(match codec {
-            Codec::None => None,
+            Codec::None | Codec::StateF16 | Codec::StateInt8 => None,
             Codec::PlanesZstd => Some(Decoder::Planes(planes::PlanesDecoder::new()?)),
             Codec::Q8_0 => Some(Decoder::Q8_0),
             Codec::Kvq | Codec::KvqFast => Some(Decoder::Kvq(Box::new(KvqDecoder::new(layout, rotation.cloned())))),

@@ -42,7 +42,7 @@ pub(super) fn encode(rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
         }
         let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
         encoded.extend(scale.to_le_bytes());
-        encoded.extend(values.map(|v| round(v * inverse)));
+        encoded.extend(values.map(|v| floats::nearest_i8(v * inverse)));
     }
     Ok(encoded)
 }
@@ -64,11 +64,4 @@ pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(
         floats::store(rows.dtype, &quants.map(|q| f32::from(q as i8) * scale), out);
     }
     Ok(())
-}
-
-/// Rounds to the nearest integer from -127 to 127 and returns the byte of the i8. As in ggml, -128 is unused. Adding
-/// 1.5 · 2^23 leaves a float no bits for a fraction, and its lowest bits are the integer. Unlike `round`, the compiler
-/// can vectorize this.
-fn round(value: f32) -> u8 {
-    (value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as u8
 }

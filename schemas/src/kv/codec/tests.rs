@@ -37,13 +37,13 @@ fn f16s(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn codecs_keep_their_numbers_and_names() {
-    let names = ["none", "planes_zstd", "q8_0", "kvq", "kvq_fast"];
+    let names = ["none", "planes_zstd", "q8_0", "kvq", "kvq_fast", "state_f16", "state_int8"];
     for (codec, (number, name)) in Codec::ALL.into_iter().zip((0..).zip(names)) {
         assert_eq!((codec as u8, Codec::from_number(number)), (number, Some(codec)));
         assert_eq!(serde_json::to_value(codec).unwrap(), name);
         assert_eq!(codec.as_str(), name);
     }
-    assert_eq!(Codec::from_number(5), None);
+    assert_eq!(Codec::from_number(7), None);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn any_number_of_coders_writes_and_reads_the_same() {
             |t| f16s(&(0..n_rows * 128).map(|i| value(i * (t + 3)) + (i % 128) as f32 / 40.0).collect::<Vec<_>>());
         (0..N_TENSORS).map(tensor).collect::<Vec<_>>()
     });
-    for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::None) {
+    for codec in Codec::OF_ROWS.into_iter().filter(|codec| *codec != Codec::None) {
         let (encoded, decoded) = by_coders(codec, 1, &frames);
         assert_eq!(codec.is_lossy(), decoded != frames, "{codec:?}");
         for n in [2, 3, N_TENSORS] {

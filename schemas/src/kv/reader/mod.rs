@@ -54,10 +54,11 @@ enum ReaderStep {
 }
 
 impl HandoffReader {
-    /// Creates a reader that accepts `handoff` in one of `codecs` and with any MAC, and places tensors one after the
-    /// other.
+    /// Creates a reader that accepts `handoff` in one of `codecs`, with any codec of states and any MAC, and places tensors one
+    /// after the other.
     pub fn new(cluster_key: &[u8], handoff: Handoff, codecs: &[Codec]) -> Result<HandoffReader, HandoffError> {
-        HandoffReader::with_placement(cluster_key, handoff, Offer { codecs, macs: &Mac::ALL }, Contiguous)
+        let offer = Offer { codecs, state_codecs: &Codec::OF_STATES, macs: &Mac::ALL };
+        HandoffReader::with_placement(cluster_key, handoff, offer, Contiguous)
     }
 }
 

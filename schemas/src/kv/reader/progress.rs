@@ -21,7 +21,6 @@ use crate::kv::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_B
 use crate::kv::placement::{Placement, Places};
 use crate::kv::prefix::PrefixHasher;
 use crate::kv::record::{HEADER_BYTES, RecordHeader, RecordKind};
-use crate::kv::state::StateCodec;
 use crate::kv::state_record::StateQueue;
 use crate::kv::verified::VerifiedKv;
 
@@ -30,6 +29,7 @@ pub(super) struct ReaderProgress<P> {
     handoff: Handoff,
     layout: Arc<KvLayout>,
     codecs: Vec<Codec>,
+    state_codecs: Vec<Codec>,
     macs: Vec<Mac>,
     placement: P,
     /// The buffer of an earlier frame, for the next one.
@@ -57,6 +57,7 @@ impl<P: Placement> ReaderProgress<P> {
             states: IncomingStates::new(Arc::clone(&layout), StateQueue::none()),
             layout,
             codecs: offer.codecs.to_vec(),
+            state_codecs: offer.state_codecs.to_vec(),
             macs: offer.macs.to_vec(),
             placement,
             spare: Vec::new(),
@@ -199,7 +200,8 @@ impl<P: Placement> ReaderProgress<P> {
         if head.mac != Mac::default() && !self.macs.contains(&head.mac) {
             return Err(FrameError::MacRefused { mac: head.mac });
         }
-        if head.state_codec != StateCodec::None {
+        let is_offered = head.state_codec == Codec::None || self.state_codecs.contains(&head.state_codec);
+        if !is_offered || head.state_codec.check_states(&self.layout).is_err() {
             return Err(FrameError::StateCodecRefused { codec: head.state_codec });
         }
         let states = StateQueue::new(&self.handoff, &head.states_at, head.state_codec)?;

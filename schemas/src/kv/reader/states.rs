@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::kv::error::FrameError;
-use crate::kv::finite::all_finite;
 use crate::kv::layout::KvLayout;
 use crate::kv::state::VerifiedState;
 use crate::kv::state_record::{StateHeader, StateQueue, places};
@@ -44,13 +43,11 @@ impl IncomingStates {
         let states = self.queue.check(&header, &self.layout)?;
         let places = places(&header, states, payload.len())?;
         let n_states = states.len();
-        for (index, (state, place)) in states.iter().zip(&places).enumerate() {
-            if !all_finite(state.values.dtype, &payload[place.clone()]) {
-                return Err(FrameError::StateNotFinite { position, state: first as usize + index });
-            }
-        }
         let payload = Bytes::from(payload);
-        self.arrived.extend(places.into_iter().map(|place| payload.slice(place)));
+        let encoded = states.iter().zip(places).map(|(state, place)| (state, payload.slice(place)));
+        let decoded = header.codec.decode_states(encoded);
+        let wrong = |index| FrameError::StateNotFinite { position, state: first as usize + index };
+        self.arrived.extend(decoded.map_err(wrong)?);
         if !self.queue.advance(n_states, &self.layout) {
             return Ok(None);
         }
