@@ -41,6 +41,10 @@ pub(super) struct HandoffBenchArgs {
     /// Prompt lengths in tokens, by commas [default: 128,512,2000]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(16..=8_000))]
     lengths: Vec<u32>,
+    /// The codecs that `networks` compares, by commas; `state_f16` and `state_int8` are for models with states
+    /// [default: none,planes_zstd,kvq,kvq_fast]
+    #[arg(long, value_delimiter = ',', value_parser = codec)]
+    codecs: Vec<Codec>,
     /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
@@ -68,6 +72,12 @@ impl HandoffBenchArgs {
     }
 }
 
+/// The codec of this name.
+fn codec(name: &str) -> Result<Codec, String> {
+    let found = Codec::ALL.into_iter().find(|codec| codec.as_str() == name);
+    found.ok_or_else(|| format!("must be one of {}", Codec::ALL.map(Codec::as_str).join(", ")))
+}
+
 /// A group of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BenchSection {
@@ -88,14 +98,20 @@ enum BenchSection {
 }
 
 impl BenchSection {
-    async fn measure(self, bench: &mut HandoffBench, figures: &mut HandoffFigures) -> Result<(), CommandFailure> {
+    async fn measure(
+        self,
+        bench: &mut HandoffBench,
+        codecs: &[Codec],
+        figures: &mut HandoffFigures,
+    ) -> Result<(), CommandFailure> {
         match self {
             BenchSection::Overlap => {
                 figures.overlap = Some(overlap::measure(bench, &Link::RELATIVE, &Codec::OF_ROWS).await?);
             }
             BenchSection::Networks => {
-                let codecs = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
-                figures.networks = Some(overlap::measure(bench, &Link::NETWORKS, &codecs).await?);
+                let compared = [Codec::None, Codec::PlanesZstd, Codec::Kvq, Codec::KvqFast];
+                let codecs = if codecs.is_empty() { &compared[..] } else { codecs };
+                figures.networks = Some(overlap::measure(bench, &Link::NETWORKS, codecs).await?);
             }
             BenchSection::Fairness => figures.fairness = Some(fairness::measure(bench).await?),
             BenchSection::Wire => figures.wire = Some(wire::measure(bench).await?),
@@ -120,7 +136,7 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
         false => args.only.contains(section),
     });
     for section in sections {
-        section.measure(&mut bench, &mut figures).await?;
+        section.measure(&mut bench, &args.codecs, &mut figures).await?;
         destination.save(&figures)?;
     }
     destination.publish(&figures, &figures.report())

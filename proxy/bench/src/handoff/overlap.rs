@@ -73,8 +73,11 @@ pub(super) struct OverlapRow {
     pub(super) rate: Option<f64>,
     pub(super) n_rounds: usize,
     pub(super) n_bytes: f64,
+    /// The part of them that is states.
+    pub(super) state_bytes: f64,
     pub(super) prefill_ms: f64,
     pub(super) transfer_ms: f64,
+    pub(super) import_ms: f64,
     pub(super) after_prefill_ms: f64,
     /// `after_prefill_ms` ÷ `prefill_ms`.
     pub(super) unhidden_share: f64,
@@ -226,8 +229,10 @@ impl OverlapCell<'_> {
             rate: links.paced(self.link).map(|paced| paced.rate),
             n_rounds: self.pulls.len(),
             n_bytes: of(|t| t.n_bytes as f64),
+            state_bytes: of(|t| t.state_bytes as f64),
             prefill_ms: of(|t| t.prefill_ms),
             transfer_ms: of(|t| t.transfer_ms),
+            import_ms: of(|t| t.import_ms),
             after_prefill_ms: of(|t| t.after_prefill_ms),
             unhidden_share: of(|t| t.after_prefill_ms / t.prefill_ms.max(1e-3)),
             total_ms: of(|t| t.total_ms),
