@@ -124,6 +124,17 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_for_states_is_that_of_a_measured_link_times_what_their_codec_saves() {
+        let codecs = LinkCodecs::default();
+        assert_eq!(codecs.state_bps("a", Codec::None), None);
+        codecs.measured("a", &link(125_000_000));
+        assert_eq!(codecs.state_bps("a", Codec::None), Some(125_000_000));
+        assert_eq!(codecs.state_bps("a", Codec::StateInt8), Some(445_000_000));
+        codecs.measured("b", &link(10));
+        assert_eq!(codecs.state_bps("b", Codec::None), Some(*STATE_BPS.start()), "within what a node accepts");
+    }
+
+    #[test]
     fn measurements_replace_assumptions() {
         let codecs = LinkCodecs::default();
         codecs.measured("a", &link(300_000_000));
