@@ -78,6 +78,10 @@ pub struct PrefillRequest {
     /// The decode node's model. The prefill node refuses another vocabulary at once; about other weights the decode node
     /// decides.
     pub fingerprint: Fingerprint,
+    /// Positions between `start` and the end at which the decode node wants the states, too, ascending. It keeps them as
+    /// checkpoints. A node that sends none, as nodes of earlier versions, is accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<u32>,
     /// The caller's scope in the prefix cache.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,

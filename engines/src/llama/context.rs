@@ -271,6 +271,11 @@ impl ModelContext for LlamaSlots<'_> {
         checkpoint::take(&self.context, slot as u32).map_err(|e| e.to_string())
     }
 
+    fn states_of(&self, checkpoint: &Bytes) -> Result<StatePart, String> {
+        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
+        transfer.states_of(checkpoint).map_err(|e| e.to_string())?.ok_or_else(|| NO_STATES.into())
+    }
+
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
         checkpoint::return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint).map_err(|_| CannotCut)
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use baton_link::handoff::{BufferPool, ChunkBuffers};
 use baton_schemas::kv::{Chunk, KvLayout, StatePart};
+use bytes::Bytes;
 use llama_cpp_2::context::LlamaContext;
 
 use super::blob::form::BlobForm;
@@ -178,6 +179,11 @@ impl KvTransfer {
         self.check_slot(slot)?;
         let states = self.beside_rows(ctx, slot)?.states;
         states.filter(|part| part.position == position).ok_or(TransferError::NoStates { slot, position })
+    }
+
+    /// The states in a copy of what a slot has beside its rows.
+    pub fn states_of(&self, checkpoint: &Bytes) -> Result<Option<StatePart>, TransferError> {
+        Ok(blob::partial(checkpoint, &self.form)?.states)
     }
 
     /// Gives a slot its states. The slot ends at their position afterwards. Errors: the slot is empty if llama.cpp refused the

@@ -18,7 +18,10 @@ pub(crate) const MAX_CHECKPOINTS: usize = 64;
 const MAX_REPLY_HEAD: usize = 32;
 
 /// The tokens of such a head where no control token shows its beginning.
-const REPLY_HEAD: usize = 4;
+pub(crate) const REPLY_HEAD: usize = 4;
+
+/// A checkpoint for other conversations saves each of them at least so many tokens.
+pub(crate) const MIN_SHARED: usize = 64;
 
 /// The number of tokens of a prompt before the head of the reply ("assistant", and what opens its reasoning). Templates drop
 /// earlier reasoning, so a conversation's next turn shares no more of this prompt.
@@ -27,6 +30,12 @@ pub(crate) fn before_reply(prompt: &[Token], vocabulary: &Vocabulary) -> usize {
     let end = prompt.len().saturating_sub(1);
     let control = (end.saturating_sub(MAX_REPLY_HEAD)..end).rev().find(|&i| vocabulary.is_control(prompt[i]));
     control.unwrap_or(end.saturating_sub(REPLY_HEAD))
+}
+
+/// The number of tokens of a prompt's first message, mostly the system prompt, with which other conversations begin, too: those
+/// before the first control token that follows [`MIN_SHARED`] tokens. 0 if there is none.
+pub(crate) fn first_message(prompt: &[Token], vocabulary: &Vocabulary) -> usize {
+    (MIN_SHARED..prompt.len()).find(|&i| vocabulary.is_control(prompt[i])).unwrap_or(0)
 }
 
 #[derive(Debug, Clone)]
@@ -48,8 +57,18 @@ impl Checkpoints {
         self.0.iter().rev().map(|checkpoint| checkpoint.position).find(|position| *position <= n).unwrap_or(0)
     }
 
+    /// The first position beyond `n` that can be returned to.
+    pub(crate) fn after(&self, n: usize) -> Option<usize> {
+        self.0.iter().map(|checkpoint| checkpoint.position).find(|position| *position > n)
+    }
+
     pub(crate) fn has(&self, position: usize) -> bool {
         self.0.iter().any(|checkpoint| checkpoint.position == position)
+    }
+
+    /// The checkpoint at a position.
+    pub(crate) fn copy(&self, position: usize) -> Option<Bytes> {
+        self.0.iter().find(|checkpoint| checkpoint.position == position).map(|checkpoint| checkpoint.bytes.clone())
     }
 
     /// The checkpoints at or below `n`, for a slot that shares the first `n` tokens.

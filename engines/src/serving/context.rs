@@ -119,6 +119,11 @@ pub(crate) trait ModelContext {
         Err(NO_STATES.into())
     }
 
+    /// The states in a checkpoint, for another node.
+    fn states_of(&self, _checkpoint: &Bytes) -> Result<StatePart, String> {
+        Err(NO_STATES.into())
+    }
+
     /// Cuts a slot back to its first `n_keep` positions. `checkpoint` was taken at that end, from this slot or from one that
     /// had the same tokens. Errors: the slot is empty.
     fn return_to(&mut self, _slot: usize, _n_keep: usize, _checkpoint: &Bytes) -> Result<(), CannotCut> {

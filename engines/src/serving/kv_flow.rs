@@ -1,5 +1,6 @@
 //! The progress of KV into and out of a sequence, as the scheduler tracks it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -7,22 +8,32 @@ use baton_link::engine::{CHUNK_WINDOW, KvEvent};
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, StatePart, VerifiedKv, VerifiedState};
+use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed. Its states leave while the last
-/// chunk is computed, or follow it.
+/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed. The states of its end leave while
+/// the last chunk is computed, or follow it; those of checkpoints follow the rows before them.
 pub(crate) struct Export {
     chunks: mpsc::Sender<Exported>,
     /// The first position that was not sent yet.
     next: u32,
     /// One past the last requested position.
     end: u32,
+    /// The checkpoints whose states were not sent yet, ascending.
+    checkpoints: VecDeque<PromisedStates>,
     /// The states at the end that still have to be sent. The channel has room for them beside the chunks.
     n_states: usize,
     /// The time that the link takes for the states, if it was measured.
     state_time: Option<Duration>,
     /// When a computed chunk began to wait for room in the channel.
     waits_since: Option<Instant>,
+}
+
+/// The states at a checkpoint, which the head of the stream names.
+struct PromisedStates {
+    position: u32,
+    /// The slot's own checkpoint, if the slot has tokens beyond it from the beginning.
+    copy: Option<Bytes>,
 }
 
 /// KV for another node, the time that copying it out took, and the time it waited for room before that.
@@ -42,15 +53,18 @@ pub(crate) enum ExportedKv {
 pub(crate) enum NextExport {
     /// The rows of these positions.
     Rows(Range<u32>),
-    /// The states at this position, the end.
-    States(u32),
+    /// The states at this position: those of the slot's end, or of a checkpoint.
+    States(u32, Option<Bytes>),
 }
 
 impl Export {
-    /// An export of the positions `[start, end)` and of the model's `n_states` states at the end, and what it yields.
-    pub(crate) fn new(start: u32, end: u32, n_states: usize) -> (Self, mpsc::Receiver<Exported>) {
+    /// An export of the positions `[start, end)`, of the model's `n_states` states at the end, and of those at `checkpoints`
+    /// before it, ascending. Also returns what it yields.
+    pub(crate) fn new(start: u32, end: u32, n_states: usize, checkpoints: &[u32]) -> (Self, mpsc::Receiver<Exported>) {
         let (chunks, exported) = mpsc::channel(CHUNK_WINDOW + n_states);
-        (Export { chunks, next: start, end, n_states, state_time: None, waits_since: None }, exported)
+        let promised = checkpoints.iter().filter(|_| n_states > 0);
+        let checkpoints = promised.map(|&position| PromisedStates { position, copy: None }).collect();
+        (Export { chunks, next: start, end, checkpoints, n_states, state_time: None, waits_since: None }, exported)
     }
 
     /// The same over a link that takes this time for the states.
@@ -63,6 +77,16 @@ impl Export {
         self.state_time.filter(|_| tps > 0.0).map(|time| (time.as_secs_f64() * tps) as usize)
     }
 
+    /// The checkpoints that the slot must still have, or come to.
+    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = usize> {
+        self.checkpoints.iter().map(|promised| promised.position as usize)
+    }
+
+    /// Takes the copies of states from the slot's own checkpoints, before the slot may lose these.
+    pub(crate) fn take_copies(&mut self, mut copy: impl FnMut(usize) -> Option<Bytes>) {
+        self.checkpoints.iter_mut().for_each(|promised| promised.copy = copy(promised.position as usize));
+    }
+
     /// Returns true if a slot with `n_kv` tokens has reached the end, whose states were not sent.
     pub(crate) fn owes_states_at(&self, n_kv: usize) -> bool {
         self.n_states > 0 && self.is_computed(n_kv)
@@ -71,7 +95,12 @@ impl Export {
     /// Returns true if positions below `n_kv`, or states, still have to be sent. Until then the sequence computes nothing more: a
     /// sliding window would overwrite them, and a slow reader must not make chunks pile up.
     pub(crate) fn is_behind(&self, n_kv: usize) -> bool {
-        self.next < self.reach(n_kv) || self.owes_states_at(n_kv)
+        self.next < self.reach(n_kv) || self.due(n_kv).is_some() || self.owes_states_at(n_kv)
+    }
+
+    /// The first checkpoint, if the slot has come to it.
+    fn due(&self, n_kv: usize) -> Option<&PromisedStates> {
+        self.checkpoints.front().filter(|promised| promised.position <= self.reach(n_kv))
     }
 
     /// Returns true if all requested positions are computed.
@@ -89,9 +118,12 @@ impl Export {
             return None;
         }
         let waited = self.waits_since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        let next = match self.next < self.reach(n_kv) {
-            true => NextExport::Rows(self.next..self.reach(n_kv).min(self.next.saturating_add(max as u32))),
-            false => NextExport::States(self.end),
+        let reach = self.due(n_kv).map_or(self.reach(n_kv), |promised| promised.position);
+        let next = match (self.next < reach, self.due(n_kv)) {
+            // The reader imports states at the end of a chunk.
+            (true, _) => NextExport::Rows(self.next..reach.min(self.next.saturating_add(max as u32))),
+            (false, Some(PromisedStates { position, copy })) => NextExport::States(*position, copy.clone()),
+            (false, None) => NextExport::States(self.end, None),
         };
         Some((next, waited))
     }
@@ -100,7 +132,10 @@ impl Export {
     pub(crate) fn send(&mut self, exported: Exported) {
         match &exported.kv {
             ExportedKv::Chunk(chunk) => self.next = chunk.p1,
-            ExportedKv::State(part) => self.n_states = self.n_states.saturating_sub(part.tensors.len()),
+            ExportedKv::State(part) if part.position == self.end => {
+                self.n_states = self.n_states.saturating_sub(part.tensors.len());
+            }
+            ExportedKv::State(_) => drop(self.checkpoints.pop_front()),
         }
         if self.chunks.try_send(exported).is_err() {
             tracing::debug!("the reader of a prefill has left");

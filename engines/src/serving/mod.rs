@@ -260,7 +260,8 @@ impl Engine for ModelEngine {
             return Err(EngineError::Unsupported { feature: "handing this model's KV over".into() });
         };
         handoff::check(&request, kv, self.info.n_ctx)?;
-        let (export, chunks) = Export::new(request.start, request.tokens.len() as u32, kv.layout.states.len());
+        let end = request.tokens.len() as u32;
+        let (export, chunks) = Export::new(request.start, end, kv.layout.states.len(), &request.checkpoints);
         let seconds = |bps: u64| Duration::from_secs_f64(kv.state_bytes() as f64 / bps as f64);
         let export = export.over(request.state_bps.map(seconds));
         // The last token of a sequence is decoded and not prefilled, so a prefill appends one that is never decoded.

@@ -9,7 +9,7 @@ use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::checkpoints::before_reply;
+use super::checkpoints::{before_reply, first_message};
 use super::images::ImageRun;
 use super::jobs::Job;
 use super::kv_flow::{Export, Import};
@@ -37,6 +37,8 @@ pub(crate) struct Sequence {
     pub(crate) refused: Option<Range<usize>>,
     /// The prompt's tokens before the head of the reply.
     pub(crate) n_before_reply: usize,
+    /// The tokens of the prompt's first message.
+    pub(crate) n_first_message: usize,
     /// The positions of checkpoints while it is prefilled, ascending. Steps end there.
     pub(crate) marks: Vec<usize>,
     pub(crate) sampler: Sampler,
@@ -80,6 +82,7 @@ impl Sequence {
         let sampler = sampler.constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         let n_before_reply = before_reply(&request.prompt, vocabulary);
+        let n_first_message = first_message(&request.prompt, vocabulary);
         let scores = request.prompt_logprobs.map(|n_top| PromptScores::new(n_top, request.prompt[0], vocabulary));
         Sequence {
             request,
@@ -92,6 +95,7 @@ impl Sequence {
             lacked_cells: false,
             refused: None,
             n_before_reply,
+            n_first_message,
             marks: Vec::new(),
             sampler,
             accepted: job.accepted,

@@ -72,11 +72,9 @@ pub(crate) struct SlotMemory<'a> {
     /// Returns true if a slot's KV is coming and can then be shared up to this many tokens. It must come sooner than the
     /// new sequence could compute it from this many cached tokens on.
     pub(crate) is_worth_waiting: &'a dyn Fn(usize, usize, usize) -> bool,
-    /// A new sequence waits for another's prefill only if that saves at least this many tokens.
-    pub(crate) min_wait: usize,
 }
 
-/// Computing fewer tokens is faster than waiting.
+/// A new sequence waits for another's prefill only if that saves it at least so many tokens: computing fewer is faster.
 pub(crate) const MIN_WAIT_TOKENS: usize = 32;
 
 /// Chooses a slot for a sequence of `tokens`.
@@ -99,7 +97,7 @@ pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
     let coming = same_scope()
         .filter(|(_, s)| s.busy && s.kv.len() < s.target.len())
         .map(|(i, s)| (i, common_prefix(&s.target, wanted)))
-        .filter(|&(i, n)| n >= n_best + memory.min_wait && (memory.is_worth_waiting)(i, n, n_best))
+        .filter(|&(i, n)| n >= n_best + MIN_WAIT_TOKENS && (memory.is_worth_waiting)(i, n, n_best))
         .max_by_key(|&(_, n)| n);
     if let Some((source, n)) = coming {
         return Assignment::WaitFor { source, n };
@@ -175,7 +173,7 @@ mod tests {
     }
 
     fn check(slots: &[CacheSlot], tokens: &[Token], expected: Assignment) {
-        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true, min_wait: MIN_WAIT_TOKENS };
+        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
@@ -253,7 +251,7 @@ mod tests {
     #[test]
     fn prefixes_that_cannot_be_reused_do_not_count() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false, min_wait: MIN_WAIT_TOKENS };
+        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
         // It does not wait for them either.

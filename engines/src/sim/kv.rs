@@ -104,6 +104,7 @@ impl SimState {
             source,
             tokens: wanted.to_vec(),
             start: n_cached as u32,
+            checkpoints: Vec::new(),
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
             gives_way: request.gives_way,

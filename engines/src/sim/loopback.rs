@@ -30,6 +30,7 @@ impl Loopback {
             state_codecs: Vec::new(),
             state_bps: None,
             macs: Vec::new(),
+            checkpoints: Vec::new(),
             fingerprint,
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,

@@ -42,6 +42,7 @@ async fn pull_call(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<
         state_codecs: Vec::new(),
         state_bps: None,
         macs: Vec::new(),
+        checkpoints: Vec::new(),
         fingerprint: engine.info().await.unwrap().kv.unwrap().fingerprint,
         cache_scope: CacheScope::default(),
         ephemeral: false,

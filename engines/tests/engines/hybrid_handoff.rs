@@ -75,3 +75,44 @@ async fn so_is_one_of_short_convolutions() {
 async fn so_is_one_of_a_model_that_only_has_states() {
     check(Architecture::Mamba2).await;
 }
+
+/// A control token of the tiny models.
+const END: Token = 258;
+
+/// Three conversations begin with the same 1,200 tokens. A control token may follow these; without one, only
+/// comparing the conversations shows where they end.
+async fn check_branches(architecture: Architecture, separator: &[Token], known: [u32; 3]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&path, architecture, 1);
+    let options = EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), n_slots: Some(4), ..models::of_llama(path) };
+    let prefill = models::start(options.clone(), None).await;
+    let layout = prefill.info().await.unwrap().kv.unwrap().layout;
+    let node = peers::node(Arc::clone(&prefill), Role::Prefill, peers::KEY).await;
+    let alone = models::start(options.clone(), None).await;
+    let decoder = models::start(options, Some(peers::puller(PullPolicy::default()) as Arc<_>)).await;
+    let text = |seed: u32, n: u32| (0..n).map(|i| 3 + (i * (2 * seed + 7) + seed) % 240).collect::<Vec<Token>>();
+    for (seed, n_known) in (2..).zip(known) {
+        let prompt = [&text(1, 1_200)[..], separator, &text(seed, 400)].concat();
+        let n = prompt.len() as u32 - N_HEAD;
+        let expected = peers::generate(&*alone, peers::request(&prompt, 24, None)).await.tokens;
+        let reply = peers::generate(&*decoder, peers::request(&prompt, 24, Some(node.url.as_str()))).await;
+        let handoff = reply.handoff.unwrap();
+        let what = format!("{architecture:?}, {separator:?}, conversation {seed}");
+        assert_eq!((handoff.failure, reply.tokens), (None, expected), "{what}");
+        assert_eq!((handoff.n_tokens, reply.timings.prompt_n), (n - n_known, N_HEAD), "{what}");
+        println!("{what}: {} states", handoff.state_bytes as usize / layout.state_bytes());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_with_one_system_prompt_pull_it_once() {
+    for architecture in [Architecture::Qwen35, Architecture::NemotronH, Architecture::Lfm2] {
+        check_branches(architecture, &[END], [0, 1_200, 1_200]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_a_conversation_was_left_before_the_next_one_goes_on() {
+    check_branches(Architecture::Lfm2, &[], [0, 0, 1_200]).await;
+}

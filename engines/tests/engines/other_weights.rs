@@ -108,6 +108,7 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
                 state_codecs: Vec::new(),
                 state_bps: None,
                 macs: Vec::new(),
+                checkpoints: Vec::new(),
                 fingerprint,
                 cache_scope: baton_schemas::CacheScope::SHARED,
                 ephemeral: false,

@@ -65,6 +65,7 @@ pub async fn occupy(url: String, i: u32) {
             state_codecs: Vec::new(),
             state_bps: None,
             macs: Vec::new(),
+            checkpoints: Vec::new(),
             fingerprint: info.kv.as_ref().unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),
             ephemeral: false,

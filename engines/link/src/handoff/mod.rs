@@ -66,6 +66,8 @@ pub struct PullOrder {
     pub tokens: Vec<Token>,
     /// The first position that the engine lacks.
     pub start: u32,
+    /// Positions between `start` and the end at which the engine wants the states, too, ascending.
+    pub checkpoints: Vec<u32>,
     /// The scope in which the prefill node may cache the prompt.
     pub cache_scope: CacheScope,
     /// The prompt will not be continued, so that the prefill node does not cache it.
@@ -120,6 +122,12 @@ pub fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) -> Result
     if request.start >= n_tokens {
         let message = format!("KV is wanted from position {} on, and there are {n_tokens} tokens", request.start);
         return Err(EngineError::invalid(message));
+    }
+    let is_between = |position: &u32| (request.start + 1..n_tokens).contains(position);
+    if !request.checkpoints.iter().all(is_between) || !request.checkpoints.is_sorted_by(|a, b| a < b) {
+        return Err(EngineError::invalid(
+            "checkpoints are not between the first and the last position, in their order",
+        ));
     }
     // The whole prompt has one token more, which the decode node computes.
     if n_tokens >= n_ctx {

@@ -217,6 +217,7 @@ impl PullerState {
             source: KvSource::at(url),
             tokens: local.identity.canary.clone(),
             start: 0,
+            checkpoints: Vec::new(),
             cache_scope: CacheScope::SHARED,
             ephemeral: true,
             gives_way: false,

@@ -92,7 +92,7 @@ impl PullClient {
         let state_bps = self.links.state_bps(node, codecs.states.first().copied().unwrap_or_default());
         let request = PrefillRequest { state_bps, ..request_of(&order, id, offer, local.identity.fingerprint) };
         let layout = local.identity.layout.clone();
-        let state_bytes = layout.state_bytes();
+        let state_bytes = layout.state_bytes() * (1 + order.checkpoints.len());
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
         let buffers = order.buffers;
         let placement = move |span: &Span, layout: &KvLayout| (order.placement)(span, layout);
@@ -139,7 +139,7 @@ impl PullClient {
             let event = match record {
                 None | Some(HandoffRecord::Wait(_)) => continue,
                 Some(HandoffRecord::Head(head)) => {
-                    meter.begins(&head);
+                    meter.begins(&as_asked(url, head, &request)?);
                     continue;
                 }
                 Some(HandoffRecord::Frame(kv)) => {
@@ -210,6 +210,7 @@ fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerpri
         handoff,
         tokens: order.tokens.clone(),
         start: order.start,
+        checkpoints: order.checkpoints.clone(),
         codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),
         // Every reader takes states as they are: a list that says no more is left out.
         state_codecs: offer.state_codecs.iter().map(|codec| *codec as u8).filter(|_| is_narrowed).collect(),
@@ -219,6 +220,18 @@ fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerpri
         cache_scope: order.cache_scope,
         ephemeral: order.ephemeral,
         gives_way: order.gives_way,
+    }
+}
+
+/// Refuses a head that names states which were not asked for: they would cost a copy of all states each.
+fn as_asked(url: &str, head: HandoffHead, request: &PrefillRequest) -> Result<HandoffHead, HandoffFailure> {
+    let has_asked = |position: &u32| *position == head.end || request.checkpoints.contains(position);
+    match head.states_at.iter().all(has_asked) {
+        true => Ok(head),
+        false => {
+            tracing::warn!(url, positions = ?head.states_at, "a pull failed: the prefill node has unwanted checkpoints");
+            Err(HandoffFailure::FrameRejected)
+        }
     }
 }
 

@@ -72,7 +72,7 @@ async fn begin(
         rotation: kv.rotation.as_ref(),
         tensors: kv.profile.as_ref().map_or(&[], |profile| &profile.tensors),
     };
-    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &[], known };
+    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &request.checkpoints, known };
     let (writer, head) = HandoffWriter::begin_as(node.key.secret(), handoff, choice).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);

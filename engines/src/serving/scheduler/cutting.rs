@@ -8,15 +8,13 @@
 use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
 
-use super::super::checkpoints::{Checkpoints, totals};
+use super::super::checkpoints::{Checkpoints, MIN_SHARED, REPLY_HEAD, totals};
 use super::super::context::{CannotCut, ModelContext};
+use super::super::kv_flow::Export;
 use super::super::sequence::Sequence;
-use super::super::slots::{self, CacheSlot};
+use super::super::slots::{self, CacheSlot, MIN_WAIT_TOKENS};
 use super::super::vectors::Vectors;
 use super::{Parking, Scheduler};
-
-/// A new sequence takes a checkpoint where it leaves another conversation, if that saves the next one at least so many tokens.
-const MIN_BRANCH: usize = 64;
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// How much of a cached prefix of length `n` the slot can really provide.
@@ -41,6 +39,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
         }
         n
+    }
+
+    /// The same for a sequence: the cache has no log-probabilities, and of a prefix that is cached to another node's checkpoint and
+    /// further, the states at that checkpoint must be there, too.
+    pub(super) fn usable_prefix_for(&self, sequence: &Sequence, slot: usize, n: usize) -> usize {
+        let n = if sequence.scores.is_some() { 0 } else { self.usable_prefix(slot, n) };
+        let checkpoints = &self.slots[slot].checkpoints;
+        let mut promised = sequence.export.iter().flat_map(Export::checkpoints);
+        match promised.find(|position| *position < n && !checkpoints.has(*position)) {
+            Some(position) => self.usable_prefix(slot, position),
+            None => n,
+        }
     }
 
     /// Returns true if a slot has all that its next token needs. An import leaves out windowed rows that are not needed at its
@@ -86,6 +96,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Gives `slot`, which must be empty, the first `n` positions of `source`.
     pub(super) fn fork(&mut self, source: usize, slot: usize, n: usize) {
         let shares = self.context.forks_share_cells();
+        if n == self.slots[source].kv.len() {
+            // Both share the checkpoint.
+            self.keep_marked(source);
+        }
         let CacheSlot { kv, checkpoints, .. } = &self.slots[source];
         let (prefix, checkpoints) = (kv[..n].to_vec(), checkpoints.up_to(n));
         // The states of the source's end come along.
@@ -146,7 +160,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let is_ephemeral = self.running[slot].as_ref().is_some_and(|sequence| sequence.request.ephemeral);
         let has_room = |this: &mut Self, n_bytes| {
             let mut slots: Vec<&mut Checkpoints> = this.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
-            this.checkpoints.make_room(&mut slots, slot, n, n_bytes)
+            let has_room = this.checkpoints.make_room(&mut slots, slot, n, n_bytes);
+            this.trim_parked();
+            has_room
         };
         self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
         // The last one's size saves a copy that would be thrown away.
@@ -181,24 +197,37 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
         let mut slots: Vec<&mut Checkpoints> = self.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
         self.checkpoints.trim(&mut slots);
+        self.trim_parked();
     }
 
     /// Chooses where a sequence that starts in `slot` takes checkpoints: before the head of the reply, at the end of the prefill,
-    /// and where it leaves a conversation with which it has `n_common` tokens in common. The next one that leaves it there, as
-    /// after a system prompt, starts from that place.
+    /// before each image, and where other conversations may leave it: after its first message, and where it leaves one itself,
+    /// with which it has `n_common` tokens in common.
     pub(super) fn choose_marks(&self, sequence: &mut Sequence, slot: usize, n_common: usize) {
         if !self.limits.has_states {
             return;
         }
         let (n_kept, end) = (self.slots[slot].kv.len(), sequence.n_prefill());
-        // A prefill for another node ends where that node goes on.
-        let before_reply = if sequence.export.is_some() { end } else { sequence.n_before_reply };
-        let branch = if n_common >= n_kept + MIN_BRANCH { n_common } else { end };
-        let marks =
-            [self.slots[slot].mark, branch, before_reply, end].map(|n| slots::whole_images(&sequence.tokens, n));
-        sequence.marks = marks.into_iter().filter(|n| (n_kept.max(1)..=end).contains(n)).collect();
+        let shared = [sequence.n_first_message, n_common].map(|n| self.before_last_chunk(sequence, n));
+        let shared = shared.into_iter().filter(|n| *n >= n_kept + MIN_SHARED && n + REPLY_HEAD < reply_at(sequence));
+        let images = sequence.images.iter().map(|run| run.at.start);
+        let asked = sequence.export.iter().flat_map(Export::checkpoints);
+        let ends = [self.slots[slot].mark, reply_at(sequence), end];
+        let marks = ends.into_iter().chain(shared).chain(images).chain(asked);
+        let marks = marks.map(|n| slots::whole_images(&sequence.tokens, n));
+        sequence.marks = marks.filter(|n| (n_kept.max(1)..=end).contains(n)).collect();
         sequence.marks.sort_unstable();
         sequence.marks.dedup();
+    }
+
+    /// The position of a checkpoint for the first `n` tokens of a sequence: there, or where its last chunk begins. On an engine that
+    /// takes part in handoffs, that chunk stays as long as it would be, since the states of the end leave meanwhile.
+    fn before_last_chunk(&self, sequence: &Sequence, n: usize) -> usize {
+        let last = self.limits.budget.last_before_states();
+        match sequence.export.is_some() || self.pulls() {
+            true => n.min(reply_at(sequence).saturating_sub(last)),
+            false => n,
+        }
     }
 
     /// Notes a mark at the end of a slot, whose sequence ends before a step that would take the checkpoint.
@@ -207,15 +236,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.slots[slot].mark = if sequence.marks.contains(&n_kv) { n_kv } else { 0 };
     }
 
-    /// Lets the sequence that a slot computes take a checkpoint after `n` tokens, for another that waits for these.
+    /// Lets the sequence that a slot computes take a checkpoint after `n` tokens, for another that waits for these, unless there is
+    /// one shortly before.
     pub(super) fn add_mark(&mut self, slot: usize, n: usize) {
-        let Some(sequence) = self.running[slot].as_mut().filter(|_| self.limits.has_states) else { return };
-        let n = slots::whole_images(&sequence.tokens, n);
-        if n < sequence.n_prefill()
-            && let Err(idx) = sequence.marks.binary_search(&n)
-        {
-            sequence.marks.insert(idx, n);
+        let Some(sequence) = self.running[slot].as_ref().filter(|_| self.limits.has_states) else { return };
+        let at = slots::whole_images(&sequence.tokens, self.before_last_chunk(sequence, n));
+        let has_one =
+            |n: usize| sequence.marks.iter().any(|mark| (0..MIN_WAIT_TOKENS).contains(&n.wrapping_sub(*mark)));
+        if has_one(n) || has_one(at) {
+            return;
         }
+        let idx = sequence.marks.partition_point(|mark| *mark < at);
+        self.running[slot].iter_mut().for_each(|sequence| sequence.marks.insert(idx, at));
     }
 
     /// The tokens before the next mark of a slot's sequence, if there is one.
@@ -232,4 +264,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.keep_states(slot);
         }
     }
+}
+
+/// Where the head of a sequence's reply begins. A prefill for another node ends there.
+fn reply_at(sequence: &Sequence) -> usize {
+    if sequence.export.is_some() { sequence.n_prefill() } else { sequence.n_before_reply }
 }

@@ -1,5 +1,6 @@
 //! Imports and exports KV between steps.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use baton_link::engine::KvEvent;
 use baton_link::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::kv::{Chunk, KvLayout, StatePart, VerifiedKv, all_finite, max_frame_positions};
+use baton_schemas::kv::{Chunk, KvLayout, MAX_STATE_POSITIONS, StatePart, VerifiedKv, all_finite, max_frame_positions};
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::context::{ComputeError, ExportTo, ModelContext};
@@ -44,6 +45,11 @@ pub(super) fn cached_chunk(layout: &KvLayout) -> usize {
 }
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// Returns true if the engine pulls KV from prefill nodes.
+    pub(super) fn pulls(&self) -> bool {
+        self.handoffs.as_ref().is_some_and(|handoffs| handoffs.puller.is_some())
+    }
+
     /// Starts to pull the KV that the sequence lacks, if its request names a source.
     pub(super) fn begin_import(&mut self, slot: usize) {
         let n_kept = self.slots[slot].kv.len();
@@ -59,11 +65,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
         let url = source.url.clone();
+        let checkpoints = worth_pulling(&sequence.marks, n_kept..end, &handoffs.layout);
         let order = PullOrder {
             source,
             buffers: handoffs.buffers.clone(),
             tokens: wanted.to_vec(),
             start: n_kept as u32,
+            checkpoints,
             cache_scope: sequence.request.cache_scope,
             ephemeral: sequence.request.ephemeral,
             gives_way: sequence.request.gives_way,
@@ -208,8 +216,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                     let chunk = self.context.export(slot, positions, export.end(), ExportTo::Node);
                     chunk.map(|chunk| (rows_are_finite(&chunk, &layout), ExportedKv::Chunk(chunk)))
                 }
-                NextExport::States(position) => {
-                    let part = self.context.export_state(slot, position);
+                NextExport::States(position, copy) => {
+                    let part = match copy {
+                        Some(checkpoint) => self.context.states_of(&checkpoint),
+                        None => self.context.export_state(slot, position),
+                    };
                     part.map(|part| (states_are_finite(&part, &layout), ExportedKv::State(part)))
                 }
             };
@@ -224,6 +235,19 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             }
         }
     }
+}
+
+/// The checkpoints at `marks` that a pull of `positions` asks for: the rows that each saves the next pull weigh no less than the
+/// states.
+fn worth_pulling(marks: &[usize], positions: Range<usize>, layout: &KvLayout) -> Vec<u32> {
+    let mut before = positions.start;
+    let mut is_worth = |mark: usize| {
+        let saves = (mark - before).saturating_mul(layout.bytes_per_position()) >= layout.state_bytes();
+        before = if saves { mark } else { before };
+        saves
+    };
+    let marks = marks.iter().copied().filter(|mark| positions.start < *mark && *mark < positions.end);
+    marks.filter(|mark| is_worth(*mark)).take(MAX_STATE_POSITIONS - 1).map(|mark| mark as u32).collect()
 }
 
 /// Returns true if no value is NaN or infinity. A prefill computes no logits that would show them, and the reader refuses

@@ -314,8 +314,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. So a prompt's KV is
         // identical to the bit, wherever each part of it was computed.
-        let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
-        match (exports || imports, self.limits.has_states) {
+        match (exports || self.pulls(), self.limits.has_states) {
             (false, _) => n_left,
             (true, false) => self.limits.budget.taper(n_left, n_prompts),
             (true, true) => self.limits.budget.even(n_left, self.tokens_beside_states(slot)),

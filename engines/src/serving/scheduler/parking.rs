@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_schemas::kv::{Chunk, KvLayout};
 
 use super::super::context::{ExportTo, ModelContext};
-use super::super::slots;
+use super::super::slots::{self, CacheSlot};
 use super::super::vectors::Vectors;
 use super::Scheduler;
 use super::handoffs::cached_chunk;
@@ -40,6 +40,8 @@ pub(crate) struct Parking {
 #[derive(Default)]
 struct KvCopy {
     chunks: Vec<Chunk>,
+    /// The tokens that memory is reserved for: those of the whole conversation.
+    n_reserved: usize,
 }
 
 impl KvCopy {
@@ -68,15 +70,30 @@ impl Parking {
         }
     }
 
-    fn has_room(&self, n_tokens: usize) -> bool {
-        let n_bytes = n_tokens.saturating_mul(self.layout.bytes_per_position());
-        self.n_bytes().saturating_add(n_bytes) <= self.max_bytes
+    /// Reserves memory for the copy of a slot with `n_tokens` tokens. Returns false if there is too little.
+    fn reserve(&mut self, slot: usize, n_tokens: usize) -> bool {
+        let others: usize = self.reservations().sum::<usize>() - self.copies[slot].n_reserved;
+        let has_room = (others + n_tokens).saturating_mul(self.layout.bytes_per_position()) <= self.max_bytes;
+        if has_room {
+            self.copies[slot].n_reserved = n_tokens;
+        }
+        has_room
+    }
+
+    fn reservations(&self) -> impl Iterator<Item = usize> {
+        self.copies.iter().map(|copy| copy.n_reserved)
     }
 
     /// The memory of all copies, without the checkpoints of their conversations.
     pub(super) fn n_bytes(&self) -> usize {
-        let n_tokens: usize = self.copies.iter().map(KvCopy::n_tokens).sum();
-        n_tokens.saturating_mul(self.layout.bytes_per_position())
+        self.reservations().sum::<usize>().saturating_mul(self.layout.bytes_per_position())
+    }
+
+    /// Shortens a slot's copy to its first `n` tokens, where a chunk ends.
+    fn truncate(&mut self, slot: usize, n: usize) {
+        let copy = &mut self.copies[slot];
+        copy.chunks.retain(|chunk| chunk.p1 as usize <= n);
+        copy.n_reserved = n;
     }
 }
 
@@ -118,32 +135,42 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// The slot that has been idle for longest, of those whose cells can be freed.
-    fn next_to_park(&self) -> Option<usize> {
-        let parking = self.parking.as_ref()?;
+    fn next_to_park(&mut self) -> Option<usize> {
         let is_idle = |&slot: &usize| {
             let state = &self.slots[slot];
-            let n_left = state.kv.len().saturating_sub(parking.copies[slot].n_tokens());
-            !state.busy && !state.parked && state.kv.len() >= MIN_TOKENS && parking.has_room(n_left)
+            let is_idle = !state.busy && !state.parked && state.kv.len() >= MIN_TOKENS;
+            is_idle && !slots::lends_cells(&self.slots, slot) && self.is_continuable(slot)
         };
-        (0..self.slots.len())
-            .filter(is_idle)
-            .filter(|&slot| !slots::lends_cells(&self.slots, slot) && self.is_continuable(slot))
-            .min_by_key(|&slot| self.slots[slot].last_used)
+        let mut idle: Vec<usize> = (0..self.slots.len()).filter(is_idle).collect();
+        idle.sort_by_key(|&slot| self.slots[slot].last_used);
+        idle.into_iter().find(|&slot| self.reserve_copy(slot))
+    }
+
+    /// Reserves memory for the copy of a slot, and for the states of its end, without which the rows would be of no use. Returns
+    /// false if there is too little. Then the conversation stays in the cache.
+    fn reserve_copy(&mut self, slot: usize) -> bool {
+        let n_kv = self.slots[slot].kv.len();
+        if !self.parking.as_mut().is_some_and(|parking| parking.reserve(slot, n_kv)) {
+            return false;
+        }
+        self.trim_checkpoints();
+        let is_whole = self.keep_states(slot);
+        if !is_whole {
+            self.forget_copy(slot);
+        }
+        is_whole
     }
 
     /// Copies the next chunk of an idle slot, and frees its cells after the last one. Returns false if it cannot be
     /// copied; then its conversation is forgotten, since nothing better can be done with such a cache.
     fn park_chunk(&mut self, slot: usize) -> bool {
         let n_kv = self.slots[slot].kv.len();
-        let n_copied = self.parking.as_ref().map_or(0, |parking| parking.copies[slot].n_tokens());
-        if n_copied == 0 && !self.keep_states(slot) {
-            // Rows after the last states that are kept would be useless.
-            self.end_at(slot, self.slots[slot].checkpoints.nearest(n_kv));
-            return true;
-        }
         let Some(parking) = &mut self.parking else { return false };
+        let n_copied = parking.copies[slot].n_tokens();
         let chunk_len = cached_chunk(&parking.layout).min(self.limits.budget.n_ubatch);
-        let positions = n_copied as u32..n_kv.min(n_copied + chunk_len) as u32;
+        // Chunks end at checkpoints, so that rows can go with the checkpoint after them.
+        let next = self.slots[slot].checkpoints.after(n_copied).unwrap_or(n_kv);
+        let positions = n_copied as u32..next.min(n_copied + chunk_len) as u32;
         let exported = self.context.export(slot, positions, n_kv as u32, ExportTo::Host);
         match exported {
             Ok(chunk) => parking.copies[slot].chunks.push(chunk),
@@ -158,8 +185,23 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.slots[slot].parked = true;
             self.slots[slot].n_shared = 0;
         }
-        self.trim_checkpoints();
         true
+    }
+
+    /// Drops what parked conversations have after their last checkpoint: rows without states cannot be continued.
+    pub(super) fn trim_parked(&mut self) {
+        for slot in 0..self.slots.len() {
+            let CacheSlot { kv, checkpoints, parked, .. } = &self.slots[slot];
+            let n = checkpoints.nearest(kv.len());
+            if !self.limits.has_states || !parked || n == kv.len() {
+                continue;
+            }
+            match &mut self.parking {
+                Some(parking) if n > 0 => parking.truncate(slot, n),
+                _ => self.forget_copy(slot),
+            }
+            self.slots[slot].truncate(n);
+        }
     }
 
     /// The first position of a parked slot's copy that every cache has.
@@ -179,8 +221,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// empty. If that fails, `slot` is empty, and its sequence computes its prompt.
     pub(super) fn unpark(&mut self, source: usize, slot: usize, n: usize) {
         let checkpoints = self.slots[source].checkpoints.up_to(n);
-        // First the others, so that the low cells are free for this one.
-        self.park_idle(n);
         let Some(parking) = &self.parking else { return };
         let chunks: Vec<Chunk> =
             parking.copies[source].chunks.iter().take_while(|chunk| (chunk.p0 as usize) < n).cloned().collect();
@@ -190,6 +230,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.forget_copy(slot);
             self.slots[slot].truncate(0);
         }
+        // First the others leave, so that the low cells are free for this one.
+        self.park_idle(n);
         // Chunks are imported whole, so this is more than the sequence was promised. No running one makes room for that.
         if !self.evict_idle(n_cells) {
             return;

@@ -9,7 +9,7 @@ use baton_schemas::sequence::SequenceEvent;
 
 use super::super::context::ModelContext;
 use super::super::sequence::Sequence;
-use super::super::slots::{self, Assignment, CacheSlot, MIN_WAIT_TOKENS, SlotMemory};
+use super::super::slots::{self, Assignment, CacheSlot, SlotMemory};
 use super::super::vectors::Vectors;
 use super::Scheduler;
 
@@ -60,13 +60,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 i += 1;
                 continue;
             }
-            // The cache holds no logits.
             let scores = sequence.scores.is_some();
             let memory = SlotMemory {
-                usable: &|slot, n| if scores { 0 } else { self.usable_prefix(slot, n) },
+                usable: &|slot, n| self.usable_prefix_for(sequence, slot, n),
                 is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
-                // A step ends shortly before the end of a prompt. A sequence that waits for it shares its checkpoint.
-                min_wait: if self.limits.has_states { 1 } else { MIN_WAIT_TOKENS },
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
@@ -153,6 +150,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.clock += 1;
         // An incomplete copy would grow old.
         self.forget_copy(slot);
+        // A checkpoint of another node may have been dropped meanwhile.
+        self.cut(slot, self.usable_prefix_for(&sequence, slot, self.slots[slot].kv.len()));
+        let checkpoints = &self.slots[slot].checkpoints;
+        sequence.export.iter_mut().for_each(|export| export.take_copies(|position| checkpoints.copy(position)));
         let state = &mut self.slots[slot];
         state.busy = true;
         state.last_used = self.clock;

@@ -1,5 +1,7 @@
 //! Attacks of a prefill node on a decode node, a module for each kind.
 
+#[cfg(feature = "llama")]
+mod checkpoints;
 mod damage;
 mod lies;
 #[cfg(feature = "llama")]
@@ -71,7 +73,10 @@ pub(crate) async fn small_info() -> NodeInfo {
 
 /// Begins the reply to a pull like a node with `key`. Returns the writer and the first record.
 pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter, Vec<u8>) {
-    let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
+    begin_reply(serde_json::from_slice(&call.body).unwrap(), key, info)
+}
+
+fn begin_reply(request: PrefillRequest, key: &[u8], info: &NodeInfo) -> (HandoffWriter, Vec<u8>) {
     let kv = info.kv.clone().unwrap();
     let handoff = Handoff {
         id: request.handoff,
@@ -82,7 +87,8 @@ pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter,
     };
     let known = ModelKnowledge::default();
     let state_codec = request.state_codecs.first().map_or(Codec::None, |number| Codec::from_number(*number).unwrap());
-    let choice = StreamChoice { codec: Codec::None, state_codec, mac: Mac::Blake3, checkpoints: &[], known };
+    let (codec, mac) = (Codec::None, Mac::Blake3);
+    let choice = StreamChoice { codec, state_codec, mac, checkpoints: &request.checkpoints, known };
     let (writer, head) = HandoffWriter::begin_as(key, handoff, choice).unwrap();
     (writer, head.concat())
 }

@@ -13,7 +13,7 @@ use baton_schemas::kv::{Codec, HandoffKey, Mac, StatePart};
 use baton_schemas::node::Role;
 use futures::StreamExt;
 
-use super::{AttackedNode, OK, begin};
+use super::{AttackedNode, OK, begin_reply};
 use crate::peers::fake::{Call, FakeNode, say};
 use crate::peers::{KEY, node, small_sim};
 
@@ -23,10 +23,10 @@ fn hybrid_sim() -> SimConfig {
 }
 
 /// What a peer does with a record of states: the payload is `position, first, n, codec, prefix hash`, then the values.
-type Lie = fn(&mut StatePart, &mut Vec<u8>) -> Sent;
+pub(super) type Lie = fn(&mut StatePart, &mut Vec<u8>) -> Sent;
 
 /// How often a record is sent.
-enum Sent {
+pub(super) enum Sent {
     Never,
     Once,
     Twice,
@@ -42,18 +42,18 @@ async fn liar(lie: Lie) -> FakeNode {
             if !call.is_pull() {
                 return say(stream, call.relay(&real.address).await.raw).await;
             }
-            let reply = reply(&call, lie).await;
+            let request = serde_json::from_slice(&call.body).unwrap();
+            let reply = reply(&SimEngine::new(hybrid_sim()), request, lie).await;
             say(stream, [OK.as_bytes(), &reply].concat()).await;
         }
     })
     .await
 }
 
-async fn reply(call: &Call, lie: Lie) -> Vec<u8> {
-    let engine = SimEngine::new(hybrid_sim());
-    let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
+/// The records of a prefill, whose states `lie` may change.
+pub(super) async fn reply(engine: &dyn Engine, request: PrefillRequest, lie: Lie) -> Vec<u8> {
     let key = HandoffKey::derive(KEY.as_bytes(), request.handoff);
-    let (mut writer, head) = begin(call, KEY.as_bytes(), &engine.info().await.unwrap());
+    let (mut writer, head) = begin_reply(request.clone(), KEY.as_bytes(), &engine.info().await.unwrap());
     let mut stream = head;
     let mut index = 1;
     let mut send = |kind, payload: Vec<u8>| {
@@ -133,7 +133,7 @@ async fn states_stay_as_they_are_if_the_prefill_node_measured_no_loss_and_there_
     }
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u32) -> Sent {
+pub(super) fn put(bytes: &mut [u8], at: usize, value: u32) -> Sent {
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
     Sent::Once
 }

@@ -26,7 +26,12 @@ impl Rig {
 
     /// Exports a prompt from `start` on.
     fn export(&mut self, prompt: &[Token], start: u32) -> Sent {
-        let (export, mut exported) = Export::new(start, prompt.len() as u32, 1);
+        self.export_with(prompt, start, &[])
+    }
+
+    /// The same with the states at `checkpoints`.
+    fn export_with(&mut self, prompt: &[Token], start: u32, checkpoints: &[u32]) -> Sent {
+        let (export, mut exported) = Export::new(start, prompt.len() as u32, 1, checkpoints);
         let mut events = self.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
         let mut outcome = Received::default();
         let (mut rows, mut states) = (Vec::new(), Vec::new());
@@ -107,7 +112,8 @@ fn a_pull_that_breaks_leaves_the_slots_own_checkpoint() {
 fn rows_that_come_without_their_states_are_never_continued() {
     let mut rig = Rig::new(2, 4_096);
     let prompt = [text(1, 300), said(2, 40)].concat();
-    let outcome = rig.pull(&prompt, Script { lacks_states: true, ..Script::default() });
+    let script = Script { lacks_states: true, lacks_checkpoints: true, ..Script::default() };
+    let outcome = rig.pull(&prompt, script);
     assert_eq!(outcome.report.unwrap().n_tokens, 0);
     assert_eq!(outcome.n_computed as usize, prompt.len());
 }
@@ -127,4 +133,78 @@ fn a_pull_whose_reader_leaves_keeps_what_was_there_before() {
     drop(events);
     rig.turn();
     assert_eq!(rig.ask(&second, 8), first.len() + 19);
+}
+
+#[test]
+fn a_prefill_sends_the_states_of_checkpoints_after_the_rows_before_them() {
+    let mut rig = Rig::new(2, 4_096);
+    let prompt = text(1, 300);
+    let states_at = |sent: Sent| {
+        let (rows, mut states) = sent;
+        let last = states.pop().unwrap();
+        assert_eq!((last.0, rows.last().unwrap().1), (300, 300));
+        states
+    };
+    assert_eq!(states_at(rig.export_with(&prompt, 0, &[100, 200])), [(100, 100), (200, 200)]);
+    assert_eq!(rig.scheduler.context.n_computed, 300);
+    // They are kept, and come from the slot's own checkpoints, also one at which the rows begin to be computed.
+    assert_eq!(states_at(rig.export_with(&prompt, 50, &[100, 200])), [(100, 100), (200, 200)]);
+    assert_eq!(rig.scheduler.context.n_computed, 300, "nothing is computed");
+    // One that was not kept is computed from the last one before it.
+    assert_eq!(states_at(rig.export_with(&prompt, 0, &[100, 150])), [(100, 100), (150, 150)]);
+    assert_eq!(rig.scheduler.context.n_computed, 300 + 200);
+    // Without memory for checkpoints, too.
+    let mut rig = Rig::with_memory(2, 4_096, 0);
+    assert_eq!(states_at(rig.export_with(&prompt, 0, &[100, 200])), [(100, 100), (200, 200)]);
+    assert_eq!(states_at(rig.export_with(&prompt, 0, &[100, 200])), [(100, 100), (200, 200)]);
+    assert_eq!(rig.scheduler.context.n_computed, 600);
+}
+
+#[test]
+fn a_branch_near_the_end_leaves_the_last_chunk_before_states_its_length() {
+    let half_a_step = 32;
+    for n_common in (100..300).step_by(7) {
+        let mut rig = Rig::new(4, 4_096);
+        let prompt = |seed| [text(1, n_common), text(seed, 300 - n_common)].concat();
+        let mut n_last = |seed| rig.export(&prompt(seed), 0).0.last().map(|(p0, p1)| p1 - p0).unwrap();
+        assert!([2, 3].map(&mut n_last).into_iter().all(|n| n >= half_a_step), "{n_common} tokens in common");
+        // The checkpoint lies before the last chunk, and the next branch is computed from there.
+        let before = rig.scheduler.context.n_computed;
+        rig.export(&prompt(4), 0);
+        let n_computed = rig.scheduler.context.n_computed - before;
+        assert_eq!(n_computed, 300 - n_common.min(300 - half_a_step as usize), "{n_common} tokens in common");
+    }
+}
+
+#[test]
+fn conversations_with_one_system_prompt_pull_it_once() {
+    let conversation = |seed| [text(1, 500), said(seed, 60)].concat();
+    let a = AgentTrace::n_before_reply(&conversation(2)) as u32;
+    let mut rig = Rig::new(4, 8_192);
+    let reports = [2, 3, 4].map(|seed| rig.pull(&conversation(seed), Script::default()).report.unwrap());
+    assert_eq!(reports.map(|report| report.n_tokens), [a, a - 500, a - 500]);
+    assert_eq!(*rig.peer.pulled.lock().unwrap(), [(0, a), (500, a), (500, a)]);
+    assert_eq!(*rig.peer.asked.lock().unwrap(), [vec![500], vec![], vec![]]);
+    // A checkpoint that does not come costs nothing else.
+    for script in [
+        Script { lacks_checkpoints: true, ..Script::default() },
+        Script { crosses_checkpoints: true, ..Script::default() },
+    ] {
+        let mut rig = Rig::new(4, 8_192);
+        assert_eq!([2, 3].map(|seed| rig.pull(&conversation(seed), script).report.unwrap().n_tokens), [a, a]);
+    }
+    // What a broken pull has brought up to a checkpoint is used.
+    let mut rig = Rig::new(4, 8_192);
+    let outcome = rig.pull(&conversation(2), Script { breaks_after: Some(34), ..Script::default() });
+    assert_eq!((outcome.report.unwrap().n_tokens, outcome.n_computed as usize), (500, conversation(2).len() - 500));
+}
+
+#[test]
+fn a_pull_asks_for_the_states_where_the_conversation_was_cut_before() {
+    // No control token shows where the common beginning ends.
+    let conversation = |seed| [text(1, 300), text(seed, 150)].concat();
+    let mut rig = Rig::new(4, 8_192);
+    (2..5).for_each(|seed| _ = rig.pull(&conversation(seed), Script::default()));
+    assert_eq!(*rig.peer.asked.lock().unwrap(), [vec![], vec![300], vec![]]);
+    assert_eq!(*rig.peer.pulled.lock().unwrap(), [(0, 445), (0, 445), (300, 445)]);
 }

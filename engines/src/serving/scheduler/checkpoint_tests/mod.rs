@@ -2,6 +2,7 @@
 //! panics at that ([`strict`]).
 
 mod handoffs;
+mod parking;
 mod pulls;
 mod random;
 mod strict;
@@ -22,7 +23,7 @@ use self::strict::{CONTROL, N_VOCAB, StrictSlots, layout, reply};
 use super::super::described::KvForm;
 use super::super::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use super::super::kv_flow::Export;
-use super::super::slots;
+use super::super::slots::{self, CacheSlot};
 use super::super::step_budget::PrefillBudget;
 use super::super::vectors::Vectors;
 use super::agent_trace::AgentTrace;
@@ -142,10 +143,22 @@ impl Rig {
         receiver
     }
 
-    /// Makes a turn, and checks that all that is noted about the slots is so.
+    /// Makes a turn, and checks that all that is noted about the slots is so, and that no idle conversation in the cache was cut.
     fn turn(&mut self) {
         self.scheduler.complete_groups();
+        let idle = |state: &CacheSlot| (!state.busy && !state.parked).then_some((state.last_used, state.kv.len()));
+        let before: Vec<Option<(u64, usize)>> = self.scheduler.slots.iter().map(idle).collect();
         self.scheduler.turn();
+        for (state, before) in self.scheduler.slots.iter().zip(before) {
+            let is_same = |(last_used, _): &(u64, usize)| !state.busy && !state.parked && state.last_used == *last_used;
+            let n_before = before.filter(is_same).map_or(0, |(_, n)| n);
+            // One whose cells others need loses all of them.
+            assert!(
+                state.kv.is_empty() || state.kv.len() >= n_before,
+                "{n_before} tokens were cut to {}",
+                state.kv.len()
+            );
+        }
         self.check();
     }
 
@@ -154,7 +167,9 @@ impl Rig {
         for (slot, state) in scheduler.slots.iter().enumerate() {
             let in_cache = if state.parked { &[][..] } else { &state.kv[..] };
             assert_eq!(scheduler.context.rows(slot), in_cache, "slot {slot}");
-            assert!(state.checkpoints.nearest(usize::MAX) <= state.kv.len(), "slot {slot}");
+            let last = state.checkpoints.nearest(usize::MAX);
+            assert!(last <= state.kv.len(), "slot {slot}");
+            assert!(!state.parked || last == state.kv.len(), "slot {slot} has rows without a state");
             if let Some(sequence) = &scheduler.running[slot] {
                 assert!(sequence.tokens.starts_with(&state.kv), "slot {slot}");
             }
@@ -254,11 +269,10 @@ fn a_second_turn_computes_what_follows_its_last_checkpoint() {
 }
 
 #[test]
-fn conversations_with_one_system_prompt_compute_it_twice_and_then_no_more() {
+fn conversations_with_one_system_prompt_compute_it_once() {
     let mut rig = Rig::new(4, 8_192);
     let ask = |rig: &mut Rig, seed| rig.ask(&[text(1, 500), said(seed, 40)].concat(), 8);
-    // The control token that begins the user's text is common, too.
-    assert_eq!([2, 3, 4, 5].map(|seed| ask(&mut rig, seed)), [0, 0, 501, 501]);
+    assert_eq!([2, 3, 4, 5].map(|seed| ask(&mut rig, seed)), [0, 500, 500, 500]);
 }
 
 #[test]
@@ -270,7 +284,18 @@ fn requests_that_come_together_compute_a_common_beginning_once() {
     for (prompt, outcome) in prompts.iter().zip(&outcomes) {
         assert_eq!(outcome.tokens, reply(prompt, 8));
     }
-    assert_eq!(outcomes.iter().map(|outcome| outcome.n_cached).collect::<Vec<_>>(), [0, 501, 501]);
+    assert_eq!(outcomes.iter().map(|outcome| outcome.n_cached).collect::<Vec<_>>(), [0, 500, 500]);
+}
+
+#[test]
+fn prompts_that_share_a_few_tokens_do_not_wait_for_each_other() {
+    for (n_shared, n_running) in [(3, 2), (31, 2), (32, 1)] {
+        let mut rig = Rig::new(4, 8_192);
+        let events = [2, 3].map(|seed| rig.submit(request(&[text(1, n_shared), text(seed, 300)].concat(), 8)));
+        rig.turn();
+        assert_eq!(rig.scheduler.running.iter().flatten().count(), n_running, "{n_shared} shared tokens");
+        drop(events);
+    }
 }
 
 #[test]
@@ -282,7 +307,9 @@ fn the_choices_of_a_request_compute_its_prompt_once() {
     let mut events: Vec<Events> = (0..4).map(|_| rig.submit(choice.clone())).collect();
     let outcomes = rig.outcomes(&mut events);
     assert!(outcomes.iter().all(|outcome| outcome.tokens == reply(&prompt, 20)));
-    assert_eq!(rig.scheduler.context.n_computed, 299 + 4 * 20);
+    // The others start before the last 4 tokens of the prompt, which they compute in one step.
+    assert_eq!(rig.scheduler.context.n_computed, 295 + 4 * (4 + 20));
+    assert_eq!(rig.scheduler.checkpoint_totals().0, 1 + 4, "they share the first checkpoint");
     // Asked again, each of them finds it.
     let mut events: Vec<Events> = (0..4).map(|_| rig.submit(choice.clone())).collect();
     assert!(rig.outcomes(&mut events).iter().all(|outcome| outcome.n_cached == 299));
@@ -323,23 +350,6 @@ fn two_faulty_sequences_do_not_refuse_each_others_batches_for_ever() {
 }
 
 #[test]
-fn an_idle_conversation_leaves_the_cache_with_its_states_and_comes_back() {
-    let mut rig = Rig::new(2, 4_096).parking();
-    let first = [text(1, 600), said(2, 60)].concat();
-    let a = AgentTrace::n_before_reply(&first);
-    rig.ask(&first, 20);
-    let slot = (0..2).find(|&slot| !rig.scheduler.slots[slot].kv.is_empty()).unwrap();
-    rig.ask(&text(9, 300), 8);
-    assert!(rig.scheduler.slots[slot].parked);
-    let answer = reply(&first, 20);
-    assert_eq!(rig.ask(&[&first[..], &answer, &said(3, 30)].concat(), 8), first.len() + 19);
-    // Back to a checkpoint of one that is parked.
-    rig.ask(&text(9, 300), 8);
-    assert!(rig.scheduler.slots[slot].parked);
-    assert_eq!(rig.ask(&[&first[..a], &[CONTROL, 4], &answer[10..], &said(3, 30)].concat(), 8), a);
-}
-
-#[test]
 fn a_preempted_sequence_starts_again_and_its_reply_is_the_same() {
     let mut rig = Rig::new(3, 700);
     let prompts = [text(1, 250), text(2, 250)];
@@ -352,17 +362,6 @@ fn a_preempted_sequence_starts_again_and_its_reply_is_the_same() {
 }
 
 #[test]
-fn without_memory_for_checkpoints_only_the_end_can_be_continued() {
-    let mut rig = Rig::with_memory(2, 4_096, STATE - 1).parking();
-    let prompt = text(1, 300);
-    assert_eq!(rig.ask(&prompt, 8), 0);
-    assert_eq!(rig.ask(&[&prompt[..], &reply(&prompt, 8), &text(3, 9)].concat(), 8), 307);
-    assert_eq!(rig.ask(&prompt, 8), 0);
-    // The size is known after the first.
-    assert_eq!(rig.scheduler.context.n_taken, 1);
-}
-
-#[test]
 fn checkpoints_keep_to_their_memory_and_the_ones_that_save_most_stay() {
     let mut rig = Rig::with_memory(8, 65_536, 6 * STATE);
     let ask = |rig: &mut Rig, seed| rig.ask(&[text(1, 2_000), said(seed, 40)].concat(), 8);
@@ -371,7 +370,7 @@ fn checkpoints_keep_to_their_memory_and_the_ones_that_save_most_stay() {
     }
     // `Rig::check` has counted their bytes.
     assert!(rig.scheduler.context.n_taken > 30);
-    assert_eq!(ask(&mut rig, 40), 2_001, "the end of the system prompt");
+    assert_eq!(ask(&mut rig, 40), 2_000, "the end of the system prompt");
 }
 
 #[test]

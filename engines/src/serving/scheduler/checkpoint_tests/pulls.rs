@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use baton_link::handoff::{KvPuller, LocalKv, PullEnd, PullEvent, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
-use baton_schemas::kv::{Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac};
+use baton_schemas::kv::{
+    Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, Mac, ModelKnowledge,
+    StreamChoice,
+};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -25,19 +28,25 @@ pub(super) struct Script {
     pub(super) states_first: bool,
     /// The end comes without states.
     pub(super) lacks_states: bool,
+    /// It knows of no checkpoints, as nodes of earlier versions.
+    pub(super) lacks_checkpoints: bool,
+    /// The chunk with the rows before a checkpoint goes on after it, where the states cannot be taken.
+    pub(super) crosses_checkpoints: bool,
 }
 
-/// Notes the first and the last position of each pull.
+/// Notes the first and the last position of each pull, and the checkpoints that it asks for.
 #[derive(Default)]
 pub(super) struct ScriptedPeer {
     pub(super) script: Mutex<Script>,
     pub(super) pulled: Mutex<Vec<(u32, u32)>>,
+    pub(super) asked: Mutex<Vec<Vec<u32>>>,
 }
 
 impl ScriptedPeer {
     /// The verified records of a pull.
     fn events(&self, order: &PullOrder) -> Vec<PullEvent> {
-        let Script { breaks_after, states_first, lacks_states } = *self.script.lock().unwrap();
+        let Script { breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints } =
+            *self.script.lock().unwrap();
         let PullOrder { tokens, start, .. } = order;
         let end = tokens.len() as u32;
         let handoff = Handoff {
@@ -48,21 +57,33 @@ impl ScriptedPeer {
             tokens: tokens.clone(),
         };
         let mut reader = HandoffReader::new(KEY, handoff.clone(), &[Codec::None]).unwrap();
-        let (mut writer, head) = HandoffWriter::begin(KEY, handoff, Codec::None, Mac::Blake3).unwrap();
+        let checkpoints = if lacks_checkpoints { &[][..] } else { &order.checkpoints };
+        let (codec, mac, known) = (Codec::None, Mac::Blake3, ModelKnowledge::default());
+        let choice = StreamChoice { codec, mac, checkpoints, known };
+        let (mut writer, head) = HandoffWriter::begin_as(KEY, handoff, choice).unwrap();
         let mut records = head;
-        for (n_sent, p0) in (*start..end).step_by(CHUNK as usize).enumerate() {
+        let grid = (*start..end).step_by(CHUNK as usize).skip(1);
+        let mut ends: Vec<u32> = grid.chain([end]).chain(checkpoints.iter().copied()).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        ends.retain(|end| !crosses_checkpoints || !checkpoints.contains(end));
+        let mut p0 = *start;
+        for (n_sent, p1) in ends.into_iter().enumerate() {
             if breaks_after == Some(n_sent as u32) {
                 break;
             }
-            let p1 = end.min(p0 + CHUNK);
             let is_last = p1 == end && !lacks_states;
             if is_last && states_first {
                 records.extend(writer.state(&part(tokens)).unwrap());
             }
             records.extend(writer.frame(&chunk(tokens, p0..p1)).unwrap());
+            for checkpoint in checkpoints.iter().filter(|position| (p0 + 1..=p1).contains(position)) {
+                records.extend(writer.state(&part(&tokens[..*checkpoint as usize])).unwrap());
+            }
             if is_last && !states_first {
                 records.extend(writer.state(&part(tokens)).unwrap());
             }
+            p0 = p1;
         }
         let mut events = Vec::new();
         let bytes = records.concat();
@@ -88,6 +109,7 @@ impl KvPuller for ScriptedPeer {
     fn introduce(&self, _: LocalKv) {}
 
     fn pull(&self, order: PullOrder, _: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
+        self.asked.lock().unwrap().push(order.checkpoints.clone());
         self.pulled.lock().unwrap().push((order.start, order.tokens.len() as u32));
         let events = self.events(&order);
         let (sender, receiver) = mpsc::channel(events.len());

@@ -35,11 +35,14 @@ enum Act {
     Refuse(Option<Token>),
 }
 
-type PullScript = (Option<u32>, bool, bool);
+type PullScript = (Option<u32>, bool, bool, bool, bool);
 
 fn act() -> impl Strategy<Value = Act> {
-    let pull =
-        prop::option::weighted(0.3, (prop::option::weighted(0.3, 0..6u32), any::<bool>(), prop::bool::weighted(0.1)));
+    let rarely = || prop::bool::weighted(0.1);
+    let pull = prop::option::weighted(
+        0.3,
+        (prop::option::weighted(0.3, 0..6u32), any::<bool>(), rarely(), rarely(), rarely()),
+    );
     let cut = prop_oneof![3 => Just(1_000usize), 2 => 0..1_000usize];
     let ask = (0..4usize, cut, 0..40u32, 1..150usize, 0..30usize, pull, 0..2u64).prop_map(
         |(conversation, cut, seed, n_said, n_reply, pull, scope)| Act::Ask {
@@ -87,8 +90,9 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
                 }
                 let kv_source = pull.map(|_| KvSource::at("http://prefill"));
                 let cache_scope = CacheScope(scope);
-                if let Some((breaks_after, states_first, lacks_states)) = pull {
-                    *rig.peer.script.lock().unwrap() = Script { breaks_after, states_first, lacks_states };
+                if let Some((breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints)) = pull {
+                    *rig.peer.script.lock().unwrap() =
+                        Script { breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints };
                 }
                 let request = SequenceRequest { kv_source, cache_scope, ..request(known, n_reply) };
                 known.extend(reply(known, n_reply));

@@ -233,9 +233,15 @@ impl ModelContext for StrictSlots {
         let StrictSlot { rows, state, .. } = &self.slots[slot];
         assert!(!rows.is_empty() && self.slots[slot].is_whole(), "a checkpoint is that of the slot's end");
         self.n_taken += 1;
-        let mut bytes = state.unwrap().to_bytes();
+        let mut bytes = [state.unwrap().to_bytes(), (rows.len() as u32).to_le_bytes().to_vec()].concat();
         bytes.resize(self.checkpoint_bytes, 0);
         Ok(bytes.into())
+    }
+
+    fn states_of(&self, checkpoint: &Bytes) -> Result<StatePart, String> {
+        let (state, rest) = checkpoint.split_at(4 * N_VALUES as usize);
+        let position = u32::from_le_bytes(*rest.first_chunk().unwrap());
+        Ok(StatePart { position, first: 0, tensors: vec![checkpoint.slice(..state.len())] })
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_model::gguf::Gguf;
+use baton_schemas::image::{Image, PromptImages};
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
@@ -13,6 +14,8 @@ use super::parking::parking;
 use super::{Events, Scheduler, loaded, request, scheduler_of, submit, turn};
 use crate::engine_options::EngineOptions;
 use crate::llama::probe;
+use crate::llama::projector::Projector;
+use crate::serving::images::ImageEncoder;
 
 const N_CELLS: u32 = 8_192;
 
@@ -37,7 +40,7 @@ struct Subject {
     model: Arc<LlamaModel>,
     options: EngineOptions,
     trace: AgentTrace,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Subject {
@@ -59,7 +62,7 @@ impl Subject {
             n_text: 250,
             control,
         };
-        Subject { model, options, trace, _folder: folder }
+        Subject { model, options, trace, folder }
     }
 
     fn scheduler(&self) -> Scheduler<'_> {
@@ -199,6 +202,29 @@ fn an_idle_conversation_of_a_hybrid_model_leaves_the_cache_and_comes_back_unchan
         assert_eq!((turn.n_cached, turn.n_computed), (expected.n_cached, expected.n_computed), "{architecture:?}");
         assert!(turn.reply == expected.reply, "{architecture:?}");
     }
+}
+
+#[test]
+fn the_text_before_an_image_is_computed_once_for_several_images() {
+    let mut subject = Subject::new(Architecture::Lfm2);
+    let file = subject.folder.path().join("mmproj.gguf");
+    tiny_gguf::projector::write(&file, tiny_gguf::projector::TinyProjector::Mlp, 64, 1);
+    subject.options.projector = Some(file);
+    let projector = Projector::load(&subject.options, &subject.model).unwrap().unwrap();
+    let mut scheduler = subject.scheduler();
+    scheduler.context = scheduler.context.with_projector(Some(Arc::clone(&projector)));
+    let n_cached = [100, 200].map(|shade| {
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        let picture = image::RgbImage::from_pixel(64, 48, image::Rgb([shade; 3]));
+        picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+        let image = Image::new(bytes.into_inner(), "image");
+        let placeholders = image.placeholders(projector.n_tokens(&image).unwrap());
+        let prompt = [&subject.text(1, 200)[..], &placeholders, &subject.text(2, 20)].concat();
+        let images = Some(PromptImages { projector: projector.id().to_owned(), images: vec![image] });
+        let mut events = submit(&mut scheduler, SequenceRequest { images, ..request(prompt) });
+        rest_of(&mut scheduler, &mut events).n_cached
+    });
+    assert_eq!(n_cached, [0, 200]);
 }
 
 /// The other models of [`MODELS`] compute as many tokens, too.
