@@ -78,7 +78,7 @@ mod tests {
         let layers = vec![LayerShape { k: rows, v: None }];
         let layout = KvLayout {
             rope: RopePairing::None,
-            sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+            sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
             states: Vec::new(),
         };
         let ours = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };

@@ -49,7 +49,12 @@ mod tests {
 
     fn described(dtype: Dtype, states: Vec<StateShape>) -> Described {
         let rows = Rows { dtype, n_values: 32 };
-        let sections = vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: None }] }];
+        let sections = vec![Section {
+            window: None,
+            n_rot: [0; 2],
+            tokens_per_row: 1,
+            layers: vec![LayerShape { k: rows, v: None }],
+        }];
         let layout = KvLayout { rope: RopePairing::None, sections, states };
         let fingerprint = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
         Described { model: "m".into(), kv: Some(KvIdentity::new(fingerprint, layout, vec![1], None, None)) }

@@ -28,7 +28,7 @@ class Frame(NamedTuple):
     p0: int
     p1: int
     starts: tuple  # of each section
-    tensors: list  # [section][layer] -> (K, V or None), float32 arrays [positions][values]
+    tensors: list  # [section][layer] -> (K, V or None), float32 arrays [rows][values]
 
 
 class State(NamedTuple):
@@ -91,7 +91,7 @@ def read(stream, cluster_key, handoff_id, tokens):
 
 def version(layout):
     types = {layer[t]["dtype"] for section in layout["sections"] for layer in section["layers"] for t in layer}
-    is_new = layout.get("states") or any("n_rot" in section for section in layout["sections"])
+    is_new = layout.get("states") or any(k in section for section in layout["sections"] for k in ("n_rot", "tokens_per_row"))
     return 2 if is_new or types - {"f32", "f16", "bf16"} else 1
 
 
@@ -136,22 +136,25 @@ def read_frame(payload, head, tokens, next_position, channels):
     starts = struct.unpack_from(f"<{n_sections}I", payload, 48)
     check(all(p0 <= s <= (p0 if "window" not in sec else p1) for s, sec in zip(starts, sections)), "section start")
     rotations = head.get("rotation") or [None] * n_sections
-    places = [(start, rotation if t == "k" else None)
+    places = [(start // section.get("tokens_per_row", 1), rotation if t == "k" else None)
               for start, rotation, section in zip(starts, rotations, sections)
               for layer in section["layers"] for t in ("k", "v") if t in layer]
-    shapes = [(start, layer[t]) for start, section in zip(starts, sections) for layer in section["layers"]
+    # The first row of each section, and one past the last: positions, unless a row stands for several tokens.
+    rows = [(start // per_row, p1 // per_row) for start, per_row in
+            zip(starts, (section.get("tokens_per_row", 1) for section in sections))]
+    shapes = [(last - first, layer[t]) for (first, last), section in zip(rows, sections) for layer in section["layers"]
               for t in ("k", "v") if t in layer]
     body = payload[48 + 4 * n_sections:]
     if codec == 0:
-        lengths = [(p1 - start) * n_bytes(rows["dtype"], rows["n_values"]) for start, rows in shapes]
+        lengths = [n_rows * n_bytes(rows["dtype"], rows["n_values"]) for n_rows, rows in shapes]
     else:
         n_tensors, *lengths = struct.unpack_from(f"<{1 + len(shapes)}I", body)
         check(n_tensors == len(shapes), "number of tensors")
         body = body[4 + 4 * n_tensors:]
     check(sum(lengths) == len(body), "length of the body")
     values, at = [], 0
-    for tensor, ((start, rows), length) in enumerate(zip(shapes, lengths)):
-        encoded, shape = body[at:at + length], (p1 - start, rows["n_values"])
+    for tensor, ((n_rows, rows), length) in enumerate(zip(shapes, lengths)):
+        encoded, shape = body[at:at + length], (n_rows, rows["n_values"])
         if codec >= 3 and length:
             start, rotation = places[tensor]
             plain = lambda raw: decode(0, rows["dtype"], raw, (-1, shape[1]))

@@ -106,13 +106,26 @@ def test_narrower_states_are_read(name, error):
             assert np.abs(tensor - wanted).max() <= (0 if index == 3 else error * np.abs(wanted).max())
 
 
+def test_rows_of_five_tokens_are_read():
+    events = list(kv_reader.read(stream("compressed"), KEY, HANDOFF, TOKENS))
+    assert events[0][1]["version"] == 2 and events[0][1]["layout"]["sections"][0]["tokens_per_row"] == 5
+    frames = [frame for kind, frame in events if kind == "frame"]
+    # Of the positions 2..5, 5..9 and 9..12.
+    for frame, numbers in zip(frames, ([0], [], [1]), strict=True):
+        for l, layer in enumerate(frame.tensors[0]):
+            for is_v, rows in enumerate(layer):
+                wanted = value(mixed(0, l, is_v, np.array(numbers, int)[:, None], np.arange(rows.shape[1])[None, :]))
+                assert np.array_equal(rows, wanted)
+        assert len(frame.tensors[1][0][0]) == frame.p1 - frame.starts[1]
+
+
 @pytest.mark.parametrize("wrong", [(b"other", HANDOFF, TOKENS), (KEY, bytes(16), TOKENS), (KEY, HANDOFF, TOKENS[::-1])])
 def test_another_key_handoff_or_prompt_is_refused(wrong):
     with pytest.raises(ValueError):
         list(kv_reader.read(stream("none"), *wrong))
 
 
-@pytest.mark.parametrize("name", ["none", "aegis128x2", "hybrid", "state_f16", "state_int8", "quantized"])
+@pytest.mark.parametrize("name", ["none", "aegis128x2", "hybrid", "state_f16", "state_int8", "quantized", "compressed"])
 def test_damage_is_refused(name):
     good = stream(name)
     for at in range(0, len(good), 37):

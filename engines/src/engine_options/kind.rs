@@ -121,8 +121,14 @@ impl Default for EngineKind {
 /// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
 /// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss). An import needs them while its slot's older cells are still in
 /// use. Recurrent layers have a state for each sequence.
-pub(crate) const fn scratch_sequences(has_states: bool) -> u32 {
-    if has_states { 2 } else { 1 }
+///
+/// Where each sequence has a `separate` cache, nothing can be shared with a scratch sequence, and there is none.
+pub(crate) const fn scratch_sequences(has_states: bool, separate: bool) -> u32 {
+    match (separate, has_states) {
+        (true, _) => 0,
+        (false, true) => 2,
+        (false, false) => 1,
+    }
 }
 
 impl EngineKind {
@@ -130,7 +136,9 @@ impl EngineKind {
     pub fn sequences(self, n_slots: u32, n_ubatch: u32, model: &Gguf) -> Sequences {
         match self {
             EngineKind::Llama => {
-                Sequences { n: n_slots.saturating_add(scratch_sequences(model.has_states())), n_ubatch: Some(n_ubatch) }
+                let separate = model.kv_shape().is_some_and(|shape| shape.separate);
+                let n_scratch = scratch_sequences(model.has_states(), separate);
+                Sequences { n: n_slots.saturating_add(n_scratch), n_ubatch: Some(n_ubatch) }
             }
             EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => Sequences { n: n_slots, n_ubatch: None },
         }

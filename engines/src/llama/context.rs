@@ -11,8 +11,10 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 
 use super::blob::form::BlobForm;
 use super::checkpoint;
+use super::compressed::transfer::CompressedTransfer;
 use super::import_state::ImportState;
 use super::placement::{BlobPlacement, ImportBlob};
+use super::probe::ProbedKv;
 use super::projector::{ImagePreparation, Projector};
 use super::state_stream::StateStream;
 use super::transfer::{self, KvTransfer};
@@ -35,10 +37,24 @@ pub(crate) struct LlamaSlots<'m> {
     whole_steps: bool,
 }
 
-struct Transfers {
-    to_node: KvTransfer,
-    /// With buffers of its own, since copies in this process keep theirs, and not in pinned memory, which is scarce.
-    to_host: KvTransfer,
+enum Transfers {
+    /// All slots share one cache.
+    Shared {
+        to_node: KvTransfer,
+        /// With buffers of its own, since copies in this process keep theirs, and not in pinned memory, which is scarce.
+        to_host: KvTransfer,
+    },
+    /// Each slot has a cache of its own.
+    Separate(CompressedTransfer),
+}
+
+impl Transfers {
+    fn layout(&self) -> &Arc<KvLayout> {
+        match self {
+            Transfers::Shared { to_node, .. } => to_node.layout(),
+            Transfers::Separate(transfer) => transfer.layout(),
+        }
+    }
 }
 
 impl<'m> LlamaSlots<'m> {
@@ -62,12 +78,15 @@ impl<'m> LlamaSlots<'m> {
     }
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
-    pub(crate) fn with_transfer(self, transfer: Option<KvTransfer>, n_slots: u32) -> Self {
-        let transfers = transfer.map(|to_node| Transfers {
-            to_host: KvTransfer::new(BlobForm::clone(to_node.form()), n_slots, None),
-            to_node,
+    pub(crate) fn with_transfer(self, transfer: Option<ProbedKv>, n_slots: u32) -> Self {
+        let transfers = transfer.map(|probed| match probed {
+            ProbedKv::Shared(to_node) => {
+                let to_host = KvTransfer::new(BlobForm::clone(to_node.form()), n_slots, None);
+                Transfers::Shared { to_node, to_host }
+            }
+            ProbedKv::Separate(transfer) => Transfers::Separate(transfer),
         });
-        let of_layout = transfers.as_ref().is_some_and(|transfers| !transfers.to_node.layout().states.is_empty());
+        let of_layout = transfers.as_ref().is_some_and(|transfers| !transfers.layout().states.is_empty());
         LlamaSlots { transfers, has_states: self.has_states || of_layout, ..self }
     }
 
@@ -85,6 +104,9 @@ impl<'m> LlamaSlots<'m> {
     /// Makes the tokens llama.cpp's next batch.
     fn fill(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.batch.clear();
+        if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
+            transfer.forget_exported();
+        }
         if let Some(t) = self.without_states(batch) {
             return Err(ComputeError::Refused(format!("slot {} has no states for position {}", t.slot, t.position)));
         }
@@ -106,8 +128,11 @@ impl<'m> LlamaSlots<'m> {
     }
 
     #[cfg(test)]
-    pub(crate) fn transfer(&self) -> Option<&KvTransfer> {
-        self.transfers.as_ref().map(|transfers| &transfers.to_node)
+    pub(crate) fn form(&self) -> Option<KvForm> {
+        self.transfers.as_ref().map(|transfers| match transfers {
+            Transfers::Shared { to_node, .. } => shared_form(to_node),
+            Transfers::Separate(transfer) => KvForm::rows(KvLayout::clone(transfer.layout())),
+        })
     }
 
     #[cfg(test)]
@@ -116,8 +141,16 @@ impl<'m> LlamaSlots<'m> {
     }
 }
 
+/// How the KV of a context is handed over.
+pub(crate) fn kv_form(probed: &ProbedKv) -> KvForm {
+    match probed {
+        ProbedKv::Shared(transfer) => shared_form(transfer),
+        ProbedKv::Separate(transfer) => KvForm::rows(KvLayout::clone(transfer.layout())),
+    }
+}
+
 /// A chunk's rows are placed where llama.cpp's state format has them, so that the import copies nothing.
-pub(crate) fn kv_form(transfer: &KvTransfer) -> KvForm {
+fn shared_form(transfer: &KvTransfer) -> KvForm {
     let form = Arc::clone(transfer.form());
     let placement = Arc::new(move |span: &Span, layout: &KvLayout| {
         let placed = BlobPlacement::new(&form, span.p0..span.p1, &span.starts);
@@ -161,9 +194,16 @@ impl ModelContext for LlamaSlots<'_> {
         batch: &[BatchToken],
         sink: &mut dyn FnMut(StatePart),
     ) -> Result<(), ComputeError> {
-        let transfer = self.transfers.as_ref().map(|transfers| transfers.to_node.clone());
-        let (Some(last), Some(transfer)) = (batch.last(), transfer) else {
-            return Err(ComputeError::Refused(NO_HANDOFF.into()));
+        let Some(last) = batch.last() else { return Ok(()) };
+        let transfer = match &self.transfers {
+            Some(Transfers::Shared { to_node, .. }) => to_node.clone(),
+            Some(Transfers::Separate(_)) => {
+                self.compute(batch)?;
+                self.context.synchronize();
+                let part = self.export_state(last.slot as usize, last.position + 1);
+                return part.map(sink).map_err(ComputeError::Refused);
+            }
+            None => return Err(ComputeError::Refused(NO_HANDOFF.into())),
         };
         let (slot, position) = (last.slot, last.position + 1);
         let is_alone = batch.len() <= self.context.n_ubatch() as usize && batch.iter().all(|t| t.slot == slot);
@@ -195,13 +235,22 @@ impl ModelContext for LlamaSlots<'_> {
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         // Without a first position, everything is removed, which never fails.
         let from = u32::try_from(n_keep).ok().filter(|n| *n > 0);
+        if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
+            if from.is_some() && transfer.has_waiting(slot as u32) {
+                return Err(CannotCut);
+            }
+            transfer.changes(slot as u32);
+        }
         self.context.kv_cache_seq_rm(seq_id(slot), from, None).map_err(|_| CannotCut)
     }
 
     /// A fork has the source's newest states. One of fewer positions than the source's needs [`ModelContext::return_to`].
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
+        if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
+            return transfer.copy(&mut self.context, source as u32, slot as u32).is_ok();
+        }
         let (source, slot) = (seq_id(source), seq_id(slot));
-        // Without positions, everything is copied. DeepSeek V4's cache allows nothing else, and ends the process.
+        // Without positions, everything is copied. Some caches allow nothing else, and end the process.
         let is_whole = usize::try_from(self.context.kv_cache_seq_pos_max(source) + 1) == Ok(n);
         let (from, to) = if is_whole { (None, None) } else { (Some(0), u32::try_from(n).ok()) };
         let can_fork = is_whole || self.transfers.is_some() || !self.has_states;
@@ -209,31 +258,43 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn forks_share_cells(&self) -> bool {
-        true
+        !matches!(self.transfers, Some(Transfers::Separate(_)))
     }
 
     fn oldest(&self, slot: usize) -> usize {
-        if let Some(transfers) = &self.transfers {
-            return transfers.to_node.oldest(&self.context, slot as u32).unwrap_or(0) as usize;
+        match &self.transfers {
+            Some(Transfers::Shared { to_node, .. }) => to_node.oldest(&self.context, slot as u32).unwrap_or(0) as usize,
+            Some(Transfers::Separate(transfer)) => transfer.oldest(&self.context, slot as u32) as usize,
+            None => usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0),
         }
-        usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0)
     }
 
     fn overwrite(&mut self) {
+        if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
+            transfer.empty();
+        }
         self.context.clear_kv_cache();
     }
 
     fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, to: ExportTo) -> Result<Chunk, String> {
-        let transfers = self.transfers.as_ref().ok_or(NO_HANDOFF)?;
-        let transfer = match to {
-            ExportTo::Node => &transfers.to_node,
-            ExportTo::Host => &transfers.to_host,
+        let (context, slot) = (&mut self.context, slot as u32);
+        let exported = match (self.transfers.as_mut().ok_or(NO_HANDOFF)?, to) {
+            (Transfers::Shared { to_node, .. }, ExportTo::Node) => to_node.export(context, slot, positions, end),
+            (Transfers::Shared { to_host, .. }, ExportTo::Host) => to_host.export(context, slot, positions, end),
+            (Transfers::Separate(transfer), _) => transfer.export(context, slot, positions, end),
         };
-        transfer.export(&mut self.context, slot as u32, positions, end).map_err(|e| e.to_string())
+        exported.map_err(|e| e.to_string())
     }
 
     fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String> {
-        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
+        let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
+            Transfers::Shared { to_node, .. } => to_node,
+            Transfers::Separate(transfer) => {
+                let received = transfer.receive(&self.context, slot as u32, n_present, chunk);
+                // The chunk keeps its buffer until its states come.
+                return received.map(|()| Vec::new()).map_err(|e| e.to_string());
+            }
+        };
         // The chunk's buffer becomes the blob: no row is copied.
         let span = chunk.span();
         let placement = BlobPlacement::new(transfer.form(), span.p0..span.p1, &span.starts);
@@ -243,25 +304,40 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
-        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_host;
+        let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
+            Transfers::Shared { to_host, .. } => to_host,
+            Transfers::Separate(transfer) => {
+                return transfer.restore(&self.context, slot as u32, chunk).map_err(|e| e.to_string());
+            }
+        };
         let blob = ImportBlob::build(chunk, transfer.form()).map_err(|e| e.to_string())?;
         transfer.import(&mut self.context, slot as u32, chunk.p0, &blob).map_err(|e| e.to_string())
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
-        let can = |transfers: &Transfers| transfers.to_node.can_continue(&self.context, slot as u32, n_present as u32);
-        self.transfers.as_ref().is_none_or(can)
+        let (context, slot, n_present) = (&self.context, slot as u32, n_present as u32);
+        match &self.transfers {
+            Some(Transfers::Shared { to_node, .. }) => to_node.can_continue(context, slot, n_present),
+            Some(Transfers::Separate(transfer)) => transfer.can_continue(context, slot, n_present),
+            None => true,
+        }
     }
 
     fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
-        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
-        transfer.export_state(&self.context, slot as u32, position).map_err(|e| e.to_string())
+        let exported = match self.transfers.as_ref().ok_or(NO_HANDOFF)? {
+            Transfers::Shared { to_node, .. } => to_node.export_state(&self.context, slot as u32, position),
+            Transfers::Separate(transfer) => transfer.export_state(&self.context, slot as u32, position),
+        };
+        exported.map_err(|e| e.to_string())
     }
 
     fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
-        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
         let states = ImportState::verified(&state).map_err(|e| e.to_string())?;
-        transfer.import_state(&mut self.context, slot as u32, &states).map_err(|e| e.to_string())
+        let imported = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
+            Transfers::Shared { to_node, .. } => to_node.import_state(&mut self.context, slot as u32, &states),
+            Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
+        };
+        imported.map_err(|e| e.to_string())
     }
 
     fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
@@ -277,6 +353,10 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
+        if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
+            let returned = transfer.return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint);
+            return returned.map_err(|_| CannotCut);
+        }
         checkpoint::return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint).map_err(|_| CannotCut)
     }
 

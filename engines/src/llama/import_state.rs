@@ -54,6 +54,11 @@ impl ImportState {
         &self.layout
     }
 
+    /// Their values, in the layout's order.
+    pub(super) fn tensors(&self) -> &[Bytes] {
+        &self.tensors
+    }
+
     /// A blob of these states, in `buffer`. `before` are the sections that llama.cpp wants before them, as it wrote them itself.
     /// `None`: the form has no states.
     pub(super) fn blob(&self, form: &BlobForm, before: &[u8], buffer: Vec<u8>) -> Option<StateBlob> {

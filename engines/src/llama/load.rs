@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Mutex;
 
-use baton_model::gguf::{COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions};
+use baton_model::gguf::{COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions, has_compressed_rows};
 use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
@@ -87,6 +87,11 @@ pub(super) fn has_states(model: &LlamaModel) -> bool {
     model.is_hybrid() || model.is_recurrent()
 }
 
+/// Returns true if each sequence of a model has a cache of its own, with compressed rows.
+pub(super) fn has_separate_caches(model: &LlamaModel) -> bool {
+    model.meta_val_str("general.architecture").is_ok_and(|name| has_compressed_rows(&name))
+}
+
 /// Creates a context for generation: unified KV and flash attention.
 ///
 /// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. A quantized V
@@ -122,7 +127,7 @@ fn generation(model: &LlamaModel, options: &EngineOptions, n_cells: u32, n_batch
     params(options, n_cells)
         .with_n_batch(n_batch)
         .with_n_ubatch(options.ubatch())
-        .with_n_seq_max(options.slots() + scratch_sequences(has_states(model)))
+        .with_n_seq_max(options.slots() + scratch_sequences(has_states(model), has_separate_caches(model)))
         .with_type_k(cache_type(options.cache_types.k))
         .with_type_v(cache_type(options.cache_types.v))
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)

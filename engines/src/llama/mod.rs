@@ -8,6 +8,7 @@ pub(crate) mod backend;
 pub mod blob;
 mod cell_order;
 pub mod checkpoint;
+pub mod compressed;
 pub(crate) mod context;
 #[cfg(test)]
 mod context_tests;
@@ -31,6 +32,7 @@ mod queries;
 #[cfg(feature = "measure")]
 pub mod reference;
 pub(crate) mod rpc;
+mod shapes;
 pub mod shares;
 mod state;
 pub(crate) mod state_stream;
@@ -162,14 +164,18 @@ impl ModelLibrary for Llama {
         let n_tokens = u32::try_from(n_batch).unwrap_or(u32::MAX);
         let (has_workers, n_cells) = (loaded.placed.has_workers(), loaded.sizes.n_cells);
         let adapter = adapter.as_deref();
-        let (mut context, states) = match has_workers {
-            // Each look at a graph would cost a round trip to each worker.
+        let is_separate = load::has_separate_caches(model);
+        let (mut context, states) = match has_workers || is_separate {
+            // Each look at a graph would cost a round trip to each worker. Compressors write no states that can be seen.
             true => (load::context(model, options, adapter, n_cells, n_tokens)?, None),
             false => load::watched_context(model, options, adapter, n_cells, n_tokens)?,
         };
         let transfer = probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(NoKv::from);
         let (transfer, kv) = match transfer {
-            Ok(transfer) => (Some(transfer.clone()), Ok(kv_form(&transfer))),
+            Ok(transfer) => {
+                let form = kv_form(&transfer);
+                (Some(transfer), Ok(form))
+            }
             Err(reason) => (None, Err(reason)),
         };
         let context = LlamaSlots::new(context, n_batch)
@@ -177,7 +183,9 @@ impl ModelLibrary for Llama {
             .with_states(load::has_states(model), states)
             .with_transfer(transfer, options.slots())
             .with_projector(projector.clone());
-        let generator = Generator { context, limits, kv, parks: gpu.is_none() && !has_workers };
+        // A sequence with a cache of its own slows no other one.
+        let parks = gpu.is_none() && !has_workers && !is_separate;
+        let generator = Generator { context, limits, kv, parks };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: devices.clone() })
     }
 }
@@ -193,6 +201,8 @@ impl PlacedModel {
             false => limits.budget,
         };
         let has_states = load::has_states(&self.model);
-        SchedulerLimits { budget, sliding_window, has_states, ..limits }
+        let n_caches = if load::has_separate_caches(&self.model) { limits.n_slots } else { 1 };
+        let n_cells = limits.n_cells.saturating_mul(n_caches);
+        SchedulerLimits { budget, sliding_window, has_states, n_cells, ..limits }
     }
 }

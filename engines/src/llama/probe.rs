@@ -5,8 +5,10 @@
 //! model: only one form ends where the state ends. Models whose state has none of them are served without handoffs, and the
 //! reason is logged.
 
+use std::sync::Arc;
+
 use baton_model::gguf::Gguf;
-use baton_schemas::kv::{Dtype, LayerShape, LayoutError, RopePairing, Rows, Section, StateKind, StateShape};
+use baton_schemas::kv::{KvLayout, RopePairing, StateKind, StateShape};
 use bytes::Bytes;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -15,38 +17,46 @@ use llama_cpp_2::token::LlamaToken;
 
 use super::blob::BlobError;
 use super::blob::form::{BlobForm, CellForm, SectionForm, SectionKind, StatesForm};
-use super::blob::parse::{ParsedRows, ParsedSection, ParsedStates, ParsedTensor, parse};
-use super::state::{self, SequencePart, StateError};
+use super::blob::parse::{ParsedSection, ParsedStates, parse};
+use super::compressed;
+use super::compressed::form::CompressedForm;
+use super::compressed::transfer::CompressedTransfer;
+pub use super::no_kv::NoHandoff;
+use super::shapes::{rows_form, shape};
+use super::state::{self, SequencePart};
 use super::transfer::{self, KvTransfer};
 
-/// Why a model's KV cannot be handed over.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoHandoff {
-    /// llama.cpp hashes the tokens before a position, and reads them from the cache's cells.
-    #[error("cells hold tokens (n-gram embeddings), which a chunk does not carry")]
-    Tokens,
-    /// The probe's token was not computed.
-    #[error("the probe's token cannot be computed: {0}")]
-    Decode(String),
-    /// The state cannot be read.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The state has an unknown format, such as a compressed cache.
-    #[error("the KV state is of an unknown kind: {0}")]
-    UnknownState(BlobError),
-    /// The cache is of a type that cannot be handed over.
-    #[error("the KV cache is of ggml type {0}, which cannot be handed over")]
-    ValueType(i32),
-    /// There are two caches of rows, and the file does not say what the second one is for.
-    #[error("a second cache of rows; the model's file names neither a sliding window nor an indexer, or both")]
-    SecondCache,
-    /// The cache's shape exceeds the limits of a layout.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
+/// The sequence of the token.
+const SEQUENCE: u32 = 0;
+
+/// What moves the KV of a context.
+pub enum ProbedKv {
+    /// All sequences share one cache.
+    Shared(KvTransfer),
+    /// Each sequence has a cache of its own, with compressed rows.
+    Separate(CompressedTransfer),
+}
+
+impl ProbedKv {
+    /// The layout of the model's KV.
+    pub fn layout(&self) -> &Arc<KvLayout> {
+        match self {
+            ProbedKv::Shared(transfer) => transfer.layout(),
+            ProbedKv::Separate(transfer) => transfer.layout(),
+        }
+    }
+
+    /// The transfer of a cache that all sequences share. Errors: each has its own.
+    pub fn shared(self) -> Result<KvTransfer, NoHandoff> {
+        match self {
+            ProbedKv::Shared(transfer) => Ok(transfer),
+            ProbedKv::Separate(_) => Err(NoHandoff::Separate),
+        }
+    }
 }
 
 /// Finds the layout of the context's KV and returns what transfers it. The context must be empty, with sequences for
-/// `n_slots` slots and for scratch; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
+/// `n_slots` slots, and for scratch if they share a cache; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
 /// cache.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
@@ -54,7 +64,7 @@ pub fn probe(
     gguf: &Gguf,
     n_slots: u32,
     gpu: Option<usize>,
-) -> Result<KvTransfer, NoHandoff> {
+) -> Result<ProbedKv, NoHandoff> {
     let rope = match model.rope_type() {
         None => RopePairing::None,
         Some(RopeType::Norm) => RopePairing::Interleaved,
@@ -64,18 +74,24 @@ pub fn probe(
     if has(gguf, "ple.ngram_size") {
         return Err(NoHandoff::Tokens);
     }
-    let scratch = n_slots;
-    let decoded = decode_one(ctx, model, scratch);
-    let exported = state::export(ctx, scratch, SequencePart::Everything, Vec::new());
-    transfer::clear(ctx, scratch);
+    let decoded = decode_one(ctx, model);
+    let exported = state::export(ctx, SEQUENCE, SequencePart::Everything, Vec::new());
+    transfer::clear(ctx, SEQUENCE);
     decoded?;
-    let sections = sections(&exported?.into(), CellForm::of(rope), model)?;
+    let blob = exported?.into();
+    if compressed::is_compressed(&blob) {
+        let window = gguf.sliding_window().and_then(|n| u32::try_from(n).ok()).ok_or(NoHandoff::SecondCache)?;
+        let form = CompressedForm::of(&blob, rope, window)?;
+        return Ok(ProbedKv::Separate(CompressedTransfer::new(form, n_slots, gpu)));
+    }
+    let sections = sections(&blob, CellForm::of(rope), model)?;
     let second = match (gguf.sliding_window(), has(gguf, "attention.indexer.key_length")) {
         (Some(window), false) => u32::try_from(window).ok().map(Second::Windowed),
         (None, true) => Some(Second::Indexer),
         _ => None,
     };
-    Ok(KvTransfer::new(BlobForm::new(rope, form(sections, second)?)?, n_slots, gpu))
+    let form = BlobForm::new(rope, form(sections, second)?)?;
+    Ok(ProbedKv::Shared(KvTransfer::new(form, n_slots, gpu)))
 }
 
 /// Returns true if the file has this key of its architecture's own.
@@ -83,11 +99,11 @@ fn has(gguf: &Gguf, key: &str) -> bool {
     gguf.architecture().is_some_and(|architecture| gguf.get(&format!("{architecture}.{key}")).is_some())
 }
 
-fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Result<(), NoHandoff> {
+fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel) -> Result<(), NoHandoff> {
     // Any token will do; some tokenizers have no BOS.
     let bos = Some(model.vocab().bos()).filter(|t| (0..model.n_vocab()).contains(&t.0));
     let mut batch = LlamaBatch::new(1, 1);
-    let added = batch.add(bos.unwrap_or(LlamaToken(0)), 0, &[seq.cast_signed()], false);
+    let added = batch.add(bos.unwrap_or(LlamaToken(0)), 0, &[SEQUENCE.cast_signed()], false);
     added.map_err(|e| NoHandoff::Decode(e.to_string()))?;
     ctx.decode(&mut batch).map_err(|e| NoHandoff::Decode(e.to_string()))?;
     ctx.synchronize();
@@ -150,8 +166,8 @@ fn form(sections: Vec<ParsedSection>, second: Option<Second>) -> Result<Vec<Sect
         ParsedSection::Rows(rows) => {
             n_rows += 1;
             match (n_rows, second) {
-                (1, _) | (_, Some(Second::Indexer)) => rows_form(rows, None),
-                (_, Some(Second::Windowed(window))) => rows_form(rows, Some(window)),
+                (1, _) | (_, Some(Second::Indexer)) => Ok(SectionForm::Rows(rows_form(rows, None)?)),
+                (_, Some(Second::Windowed(window))) => Ok(SectionForm::Rows(rows_form(rows, Some(window))?)),
                 (_, None) => Err(NoHandoff::SecondCache),
             }
         }
@@ -159,34 +175,12 @@ fn form(sections: Vec<ParsedSection>, second: Option<Second>) -> Result<Vec<Sect
     sections.into_iter().map(form).collect()
 }
 
-fn rows_form(parsed: ParsedRows, window: Option<u32>) -> Result<SectionForm, NoHandoff> {
-    let n_rot = parsed.n_rot;
-    let layers = parsed.layers.into_iter().map(|layer| {
-        let v = layer.v.as_ref().map(rows).transpose()?;
-        Ok(LayerShape { k: rows(&layer.k)?, v })
-    });
-    Ok(SectionForm::Rows(Section { window, n_rot, layers: layers.collect::<Result<_, NoHandoff>>()? }))
-}
-
 fn states_form(parsed: ParsedStates) -> Result<SectionForm, NoHandoff> {
     let n_recurrent = parsed.tensors.len() / 2;
     let shapes = parsed.tensors.iter().enumerate().map(|(i, tensor)| {
         let kind = if i < n_recurrent { StateKind::Convolution } else { StateKind::Recurrence };
-        Ok(StateShape { kind, values: rows(tensor)? })
+        Ok(StateShape { kind, values: shape(tensor)? })
     });
     let shapes = shapes.collect::<Result<_, NoHandoff>>()?;
     Ok(SectionForm::States(StatesForm { n_layers: parsed.n_layers, shapes }))
-}
-
-fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {
-    let dtype = u32::try_from(tensor.ggml_type).ok().and_then(Dtype::from_number);
-    let dtype = dtype.ok_or(NoHandoff::ValueType(tensor.ggml_type))?;
-    // The parser has limited the row's bytes.
-    let rows = Rows { dtype, n_values: (tensor.row_bytes / dtype.block_bytes() * dtype.block_values()) as u32 };
-    match rows.bytes() == tensor.row_bytes {
-        true => Ok(rows),
-        false => {
-            Err(NoHandoff::UnknownState(BlobError::Shape(format!("rows of {} bytes of {dtype:?}", tensor.row_bytes))))
-        }
-    }
 }

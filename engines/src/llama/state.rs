@@ -10,6 +10,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
 
+use super::compressed::WholeBlob;
 use super::import_state::StateBlob;
 use super::placement::ImportBlob;
 
@@ -116,12 +117,22 @@ pub(super) fn import_checkpoint(ctx: &mut LlamaContext<'_>, seq: u32, checkpoint
     set(ctx, seq, checkpoint, SequencePart::BesideRows)
 }
 
-/// Imports `bytes`, which come from an [`ImportBlob`], a [`StateBlob`] or this context's [`export`].
+/// Replaces the state of `seq`, in a cache of its own. If it fails, `seq` is empty.
+pub(super) fn import_whole(ctx: &mut LlamaContext<'_>, seq: u32, blob: &WholeBlob) -> Result<(), StateError> {
+    set(ctx, seq, blob.bytes(), SequencePart::Everything)
+}
+
+/// Replaces the state of `seq` by all of another one that [`export`] wrote in this context. If it fails, `seq` is empty.
+pub(super) fn import_copy(ctx: &mut LlamaContext<'_>, seq: u32, whole: &[u8]) -> Result<(), StateError> {
+    set(ctx, seq, whole, SequencePart::Everything)
+}
+
+/// Imports `bytes`, which come from an [`ImportBlob`], a [`StateBlob`], a [`WholeBlob`] or this context's [`export`].
 fn set(ctx: &mut LlamaContext<'_>, seq: u32, bytes: &[u8], part: SequencePart) -> Result<(), StateError> {
     let seq_id = checked(seq)?;
     // SAFETY: the slice is valid for its length, and llama.cpp checks each read against it. It does not check that
     // there is a cell, and one only for states, that positions are consecutive, and that nothing follows the last row; the
-    // three kinds of bytes guarantee these.
+    // four kinds of bytes guarantee these.
     let taken = unsafe { ctx.state_seq_set_data_ext(bytes, seq_id, part.flags()) };
     if taken {
         return Ok(());

@@ -66,10 +66,12 @@ impl StateStream {
     fn index(&self, form: &StatesForm, name: StateName) -> Option<usize> {
         let n_recurrent = form.shapes.len() / 2;
         let layer = self.layers.iter().position(|layer| *layer == name.layer)?;
-        (self.layers.len() == n_recurrent).then_some(match name.kind {
+        let index = match name.kind {
             StateKind::Convolution => layer,
             StateKind::Recurrence => n_recurrent + layer,
-        })
+            StateKind::Compressor | StateKind::CompressorScore => return None,
+        };
+        (self.layers.len() == n_recurrent).then_some(index)
     }
 }
 
@@ -87,7 +89,7 @@ mod tests {
     fn check(architecture: Architecture, is_streamed: bool) {
         let tiny = Tiny::new(architecture);
         let slots = |is_watched: bool| tiny.slots(is_watched);
-        let layout = KvLayout::clone(slots(false).transfer().unwrap().layout());
+        let layout = KvLayout::clone(&slots(false).form().unwrap().layout);
         let run = |slots: &mut LlamaSlots<'_>| {
             slots.compute(&batch(1, 0..40)).unwrap();
             slots.compute(&batch(0, 0..64)).unwrap();

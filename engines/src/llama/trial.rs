@@ -67,7 +67,7 @@ impl<'m> KvTrial<'m> {
         let options = model.options();
         let gguf = Gguf::open(options.path()?).map_err(LoadError::from)?;
         let mut context = model.context(n_cells)?;
-        let transfer = probe::probe(&mut context, model.model(), &gguf, options.slots(), None)?;
+        let transfer = probe::probe(&mut context, model.model(), &gguf, options.slots(), None)?.shared()?;
         let rotation = gguf.key_rotation(options.rope, transfer.layout()).ok();
         Ok(KvTrial { context, transfer, rotation })
     }

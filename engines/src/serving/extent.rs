@@ -73,7 +73,12 @@ mod tests {
     /// A section that keeps all positions, and one with a window of 4.
     fn layout() -> KvLayout {
         let rows = Rows { dtype: Dtype::F16, n_values: 2 };
-        let section = |window| Section { window, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: Some(rows) }] };
+        let section = |window| Section {
+            window,
+            n_rot: [0; 2],
+            tokens_per_row: 1,
+            layers: vec![LayerShape { k: rows, v: Some(rows) }],
+        };
         KvLayout { rope: RopePairing::HalfSplit, sections: vec![section(None), section(Some(4))], states: Vec::new() }
     }
 

@@ -28,7 +28,11 @@ fn layout(bytes_per_token: u32, state_bytes: u32) -> KvLayout {
         0 | 1 => Vec::new(),
         n => vec![state(StateKind::Convolution, convolution), state(StateKind::Recurrence, n - convolution)],
     };
-    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, n_rot: [0; 2], layers }], states }
+    KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
+        states,
+    }
 }
 
 /// The layout of the chunks, which may carry less than the model's KV.

@@ -50,7 +50,7 @@ impl Rig {
     /// Creates and probes an engine's context with `n_cells`.
     pub(crate) fn try_context(&self, n_cells: u32) -> Result<Context<'_>, NoHandoff> {
         let mut ctx = self.reference.context(n_cells).unwrap();
-        let kv = probe(&mut ctx, self.reference.model(), &self.gguf, N_SLOTS, None)?;
+        let kv = probe(&mut ctx, self.reference.model(), &self.gguf, N_SLOTS, None)?.shared()?;
         Ok(Context { ctx, kv })
     }
 

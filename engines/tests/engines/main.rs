@@ -35,6 +35,7 @@ mod images;
 mod kv_architectures;
 #[cfg(feature = "llama")]
 mod kv_classes;
+mod kv_compressed;
 #[cfg(feature = "llama")]
 mod kv_state;
 #[cfg(feature = "llama")]

@@ -27,7 +27,8 @@ pub struct SectionRows {
     pub layers: Vec<LayerRows>,
 }
 
-/// The rows of one layer, ordered by position: `[n_positions][n_values]`, little-endian.
+/// The rows of one layer, ordered by position: `[n_rows][n_values]`, little-endian. Without compression there is a row for each
+/// position; else those that the positions complete ([`Section::rows_of`](super::layout::Section::rows_of)).
 #[derive(Clone, PartialEq, Eq)]
 pub struct LayerRows {
     /// Keys, after RoPE.
@@ -65,11 +66,11 @@ impl Chunk {
             if rows.layers.len() != section.layers.len() {
                 return wrong(format!("{} layers instead of {}", rows.layers.len(), section.layers.len()));
             }
-            let n = (self.p1 - rows.start) as usize;
+            let n = section.rows_of(rows.start, self.p1).len();
             for (layer, shape) in rows.layers.iter().zip(&section.layers) {
                 let size = |rows: Option<Rows>| n * rows.map_or(0, |r| r.bytes());
                 if layer.k.len() != size(Some(shape.k)) || layer.v.len() != size(shape.v) {
-                    return wrong(format!("a layer has {} + {} bytes for {n} positions", layer.k.len(), layer.v.len()));
+                    return wrong(format!("a layer has {} + {} bytes for {n} rows", layer.k.len(), layer.v.len()));
                 }
             }
         }

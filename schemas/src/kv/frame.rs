@@ -17,14 +17,17 @@
 use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::{MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
-use super::layout::{KvLayout, LayerShape, Rows};
+use super::layout::{KvLayout, LayerShape, Rows, Section};
 
 /// The number of bytes of a frame header without the sections' positions.
 const FIXED_BYTES: usize = 48;
 
 /// Returns the most positions that a frame of this layout can have, at least 1.
 pub fn max_frame_positions(layout: &KvLayout) -> u32 {
-    let fitting = MAX_FRAME_BYTES / (layout.bytes_per_position() as u64).max(1);
+    // Positions may complete one compressed row more than their share.
+    let compressed = layout.sections.iter().filter(|section| section.tokens_per_row > 1);
+    let more: usize = compressed.map(Section::bytes).sum();
+    let fitting = MAX_FRAME_BYTES.saturating_sub(more as u64) / (layout.bytes_per_position() as u64).max(1);
     u32::try_from(fitting).unwrap_or(u32::MAX).clamp(1, MAX_FRAME_POSITIONS)
 }
 
@@ -44,21 +47,23 @@ impl Span {
     /// Vs.
     pub fn tensors<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = (Rows, usize)> + 'a {
         layout.sections.iter().zip(&self.starts).flat_map(|(section, start)| {
-            let n_rows = (self.p1 - start) as usize;
+            let n_rows = section.rows_of(*start, self.p1).len();
             section.layers.iter().flat_map(LayerShape::tensors).map(move |rows| (rows, n_rows * rows.bytes()))
         })
     }
 
-    /// Iterates over the position of the first row of every tensor, in the order of [`Span::tensors`].
+    /// Iterates over the index of the first row of every tensor, which is its position without compression, in the order of [`Span::tensors`].
     pub(super) fn tensor_starts<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = u32> + 'a {
         let sections = layout.sections.iter().zip(&self.starts);
-        sections.flat_map(|(section, start)| std::iter::repeat_n(*start, section.n_tensors()))
+        sections.flat_map(|(section, start)| {
+            std::iter::repeat_n(section.rows_of(*start, self.p1).start, section.n_tensors())
+        })
     }
 
     /// Returns the number of bytes of all rows.
     pub fn n_bytes(&self, layout: &KvLayout) -> u64 {
         let sections = layout.sections.iter().zip(&self.starts);
-        sections.map(|(section, start)| u64::from(self.p1 - start) * section.bytes() as u64).sum()
+        sections.map(|(section, start)| section.rows_of(*start, self.p1).len() as u64 * section.bytes() as u64).sum()
     }
 
     /// Checks a peer's span: it starts at `next`, ends at or before `end`, and has every row that decoding at `end`
@@ -147,7 +152,7 @@ impl FrameHeader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::{Dtype, RopePairing, Section};
+    use super::super::layout::{Dtype, RopePairing};
     use super::*;
 
     #[test]
@@ -157,7 +162,7 @@ mod tests {
             let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
             let layout = KvLayout {
                 rope: RopePairing::None,
-                sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+                sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
                 states: Vec::new(),
             };
             let p1 = max_frame_positions(&layout);

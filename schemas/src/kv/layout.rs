@@ -1,6 +1,7 @@
 //! The shape of a model's KV cache.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ pub const MAX_ROW_VALUES: u32 = 1 << 20;
 
 /// The most values in a state. The largest known ones have 2^22; all states together are at most [`MAX_STATE_BYTES`].
 pub const MAX_STATE_VALUES: u32 = 1 << 28;
+
+/// The most tokens that one row stands for. DeepSeek V4's are 4 and 128.
+pub const MAX_TOKENS_PER_ROW: u32 = 4096;
 
 /// The largest Hadamard rotation of K or V. llama.cpp's is at most 256.
 pub const MAX_HADAMARD: u32 = 4096;
@@ -125,8 +129,21 @@ pub struct Section {
     /// so many neighbouring values are rotated together. 0: none.
     #[serde(default, skip_serializing_if = "is_unrotated")]
     pub n_rot: [u32; 2],
+    /// The number of tokens that one row stands for: 1 without compression. Row `i` is that of the tokens
+    /// `[i · tokens_per_row, (i + 1) · tokens_per_row)`, and exists once the last of them is computed. More than 1 only without
+    /// a window.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tokens_per_row: u32,
     /// The layers in the engine's order, lower layers first.
     pub layers: Vec<LayerShape>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 fn is_unrotated(n_rot: &[u32; 2]) -> bool {
@@ -134,7 +151,14 @@ fn is_unrotated(n_rot: &[u32; 2]) -> bool {
 }
 
 impl Section {
-    /// Returns the number of bytes of one position.
+    /// Returns the indexes of the rows that the tokens of `[start, end)` complete. Without compression they are the positions.
+    /// `start` is not after `end`.
+    pub fn rows_of(&self, start: u32, end: u32) -> Range<u32> {
+        let per_row = self.tokens_per_row.max(1);
+        start / per_row..end / per_row
+    }
+
+    /// Returns the number of bytes of one row of all layers.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerShape::bytes).sum()
     }
@@ -153,6 +177,10 @@ pub enum StateKind {
     Convolution,
     /// The memory of a linear attention or of a state-space model (llama.cpp's `s`).
     Recurrence,
+    /// K of the last tokens, of which no whole compressed row has been made yet, or which the next one overlaps.
+    Compressor,
+    /// The scores by which a compressor weights these tokens.
+    CompressorScore,
 }
 
 /// A tensor of fixed size that a recurrent layer keeps for a sequence: the result of all its positions.
@@ -170,8 +198,8 @@ pub struct StateShape {
 pub struct KvLayout {
     /// The order of K's elements.
     pub rope: RopePairing,
-    /// The caches of rows: the full one first, then the sliding-window one or an indexer's if there is one. None in a model
-    /// that only has states.
+    /// The caches of rows: the full one first, then the sliding-window one or an indexer's if there is one. With compressed rows,
+    /// the window comes first. None in a model that only has states.
     pub sections: Vec<Section>,
     /// The states of the recurrent layers, in the order in which they are computed: lower layers first, and of a layer its
     /// convolution before its recurrence.
@@ -197,6 +225,15 @@ impl KvLayout {
         }
         if self.sections.iter().any(|s| s.window == Some(0)) {
             return wrong("a window of 0 positions".into());
+        }
+        let is_possible = |section: &&Section| match section.tokens_per_row {
+            0 => false,
+            1 => true,
+            n => n <= MAX_TOKENS_PER_ROW && section.window.is_none(),
+        };
+        if let Some(section) = self.sections.iter().find(|section| !is_possible(section)) {
+            let window = section.window;
+            return wrong(format!("rows of {} tokens each, with the window {window:?}", section.tokens_per_row));
         }
         let is_possible = |n: &u32| *n == 0 || (n.is_power_of_two() && *n <= MAX_HADAMARD);
         if let Some(section) = self.sections.iter().find(|section| !section.n_rot.iter().all(is_possible)) {
@@ -226,9 +263,14 @@ impl KvLayout {
         self.states.iter().map(|state| state.values.bytes()).fold(0, usize::saturating_add)
     }
 
-    /// Returns the number of bytes of one position in all sections.
+    /// Returns the number of bytes of one position in all sections, rounded up where a row stands for several tokens.
     pub fn bytes_per_position(&self) -> usize {
-        self.sections.iter().map(Section::bytes).sum()
+        self.sections.iter().map(|section| section.bytes().div_ceil(section.tokens_per_row.max(1) as usize)).sum()
+    }
+
+    /// Returns true if rows of some sections stand for several tokens.
+    pub fn is_compressed(&self) -> bool {
+        self.sections.iter().any(|section| section.tokens_per_row != 1)
     }
 
     /// Iterates over the shapes of all tensors in canonical order: by section, by layer, K before V, without missing
@@ -252,7 +294,7 @@ mod tests {
         let layer = LayerShape { k: rows, v: Some(rows) };
         KvLayout {
             rope: RopePairing::Interleaved,
-            sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![layer; 30] }],
+            sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers: vec![layer; 30] }],
             states: Vec::new(),
         }
     }
@@ -309,6 +351,28 @@ mod tests {
             assert_eq!(again, rotated);
             assert_ne!(again, layout(64), "another rotation is another layout");
         }
+    }
+
+    #[test]
+    fn rows_of_several_tokens_have_no_window_and_exist_when_their_last_token_does() {
+        let mut compressed = layout(64);
+        assert!(!serde_json::to_string(&compressed).unwrap().contains("tokens_per_row"));
+        for (tokens_per_row, is_possible) in [(0, false), (1, true), (128, true), (4096, true), (4097, false)] {
+            compressed.sections[0].tokens_per_row = tokens_per_row;
+            assert_eq!(compressed.check().is_ok(), is_possible, "{tokens_per_row}");
+            let again: KvLayout = serde_json::from_str(&serde_json::to_string(&compressed).unwrap()).unwrap();
+            assert_eq!(again, compressed);
+        }
+        compressed.sections[0].tokens_per_row = 4;
+        let section = &compressed.sections[0];
+        assert_eq!(
+            [(0, 3), (0, 4), (3, 4), (4, 11), (9, 9)].map(|(a, b)| section.rows_of(a, b).len()),
+            [0, 1, 1, 1, 0]
+        );
+        assert_eq!(compressed.bytes_per_position(), layout(64).bytes_per_position() / 4);
+        assert!(compressed.is_compressed() && !layout(64).is_compressed());
+        compressed.sections[0].window = Some(8);
+        assert!(compressed.check().is_err());
     }
 
     #[test]

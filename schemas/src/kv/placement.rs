@@ -89,7 +89,7 @@ mod tests {
         let layers = vec![LayerShape { k: rows, v: Some(rows) }];
         let layout = KvLayout {
             rope: RopePairing::None,
-            sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+            sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
             states: Vec::new(),
         };
         let span = Span { p0: 2, p1: 5, starts: vec![2] };

@@ -58,6 +58,9 @@ impl KeyRotation {
 impl SectionRotation {
     fn check(&self, section: &Section) -> Result<(), RotationError> {
         let wrong = |what: String| Err(RotationError(what));
+        if section.tokens_per_row != 1 {
+            return wrong(format!("rows of {} tokens each", section.tokens_per_row));
+        }
         let Self { head_size, frequencies } = self;
         if *head_size == 0 || *head_size > MAX_HEAD_SIZE || 2 * frequencies.len() > *head_size as usize {
             return wrong(format!("{} pairs in heads of {head_size}", frequencies.len()));
@@ -151,7 +154,12 @@ mod tests {
         let rows = Rows { dtype: Dtype::F16, n_values };
         KvLayout {
             rope,
-            sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: None }] }],
+            sections: vec![Section {
+                window: None,
+                n_rot: [0; 2],
+                tokens_per_row: 1,
+                layers: vec![LayerShape { k: rows, v: None }],
+            }],
             states: Vec::new(),
         }
     }

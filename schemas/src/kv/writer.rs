@@ -197,12 +197,10 @@ impl HandoffWriter {
 
 /// Writes the body of an encoded frame.
 fn encode(encoders: &mut Coders<Encoder>, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
-    let layers = handoff
-        .layout
-        .sections
-        .iter()
-        .zip(&chunk.sections)
-        .flat_map(|(section, rows)| section.layers.iter().map(|shape| (rows.start, shape)).zip(&rows.layers));
+    let layers = handoff.layout.sections.iter().zip(&chunk.sections).flat_map(|(section, rows)| {
+        let start = section.rows_of(rows.start, chunk.p1).start;
+        section.layers.iter().map(move |shape| (start, shape)).zip(&rows.layers)
+    });
     // A missing V is not a tensor.
     let tensors = layers.flat_map(|((start, shape), rows)| {
         let v = shape.v.map(|v| (start, v, &rows.v));

@@ -171,7 +171,7 @@ fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 16];
     let layout = KvLayout {
         rope: RopePairing::None,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
         states: Vec::new(),
     };
     let handoff = Handoff { layout, start: 0, tokens: vec![0; 10_000], ..sample::handoff() };

@@ -17,7 +17,7 @@ struct Stored {
 }
 
 /// Each codec with BLAKE3, AEGIS without a codec, and what else a layout can have.
-const STREAMS: [Stored; 11] = [
+const STREAMS: [Stored; 12] = [
     Stored { name: "none", handoff: sample::handoff, codec: Codec::None, mac: Mac::Blake3 },
     Stored { name: "planes_zstd", handoff: sample::handoff, codec: Codec::PlanesZstd, mac: Mac::Blake3 },
     Stored { name: "q8_0", handoff: sample::handoff, codec: Codec::Q8_0, mac: Mac::Blake3 },
@@ -28,6 +28,7 @@ const STREAMS: [Stored; 11] = [
     Stored { name: "state_f16", handoff: sample::hybrid, codec: Codec::StateF16, mac: Mac::Blake3 },
     Stored { name: "state_int8", handoff: sample::hybrid, codec: Codec::StateInt8, mac: Mac::Blake3 },
     Stored { name: "recurrent", handoff: sample::recurrent, codec: Codec::None, mac: Mac::Blake3 },
+    Stored { name: "compressed", handoff: sample::compressed, codec: Codec::None, mac: Mac::Blake3 },
     Stored { name: "quantized", handoff: sample::quantized, codec: Codec::None, mac: Mac::Blake3 },
 ];
 

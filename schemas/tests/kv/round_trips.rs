@@ -156,7 +156,9 @@ fn a_placement_that_does_not_fit_is_refused() {
 
 #[test]
 fn rows_of_every_type_and_states_are_read_as_they_were_written() {
-    for handoff in [sample::handoff(), sample::hybrid(), sample::recurrent(), sample::quantized()] {
+    let handoffs =
+        [sample::handoff(), sample::hybrid(), sample::recurrent(), sample::quantized(), sample::compressed()];
+    for handoff in handoffs {
         for codec in codecs_of(&handoff.layout) {
             let stream = sample::stream_of(handoff.clone(), codec, Mac::Blake3).concat();
             let (events, end) = read_all(&mut sample::reader_of(handoff.clone()), &stream);
@@ -203,8 +205,11 @@ fn any_sections(dtypes: Vec<Dtype>) -> impl Strategy<Value = Vec<Section>> {
     let dtype = prop::sample::select(dtypes);
     let rows = (dtype, 1..4u32).prop_map(|(dtype, n)| Rows { dtype, n_values: 32 * n });
     let layer = (rows.clone(), prop::option::of(rows)).prop_map(|(k, v)| LayerShape { k, v });
-    let section = (prop::option::of(1..9u32), prop::collection::vec(layer, 1..4));
-    let section = section.prop_map(|(window, layers)| Section { window, n_rot: [0; 2], layers });
+    let section = (prop::option::of(1..9u32), 1..6u32, prop::collection::vec(layer, 1..4));
+    let section = section.prop_map(|(window, n, layers)| {
+        let tokens_per_row = if window.is_some() { 1 } else { n };
+        Section { window, n_rot: [0; 2], tokens_per_row, layers }
+    });
     prop::collection::vec(section, 0..4)
 }
 

@@ -25,7 +25,7 @@ fn handoff() -> Handoff {
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; 32];
     let layout = KvLayout {
         rope: RopePairing::Interleaved,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
         states: Vec::new(),
     };
     Handoff { layout, start: 0, tokens: (0..N_POSITIONS * N_FRAMES).collect(), ..sample::handoff() }

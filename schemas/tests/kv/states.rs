@@ -244,7 +244,12 @@ fn readers_and_writers_of_version_1_refuse_states_and_quantized_rows() {
         // What version 1 knows of the layout: it ignores fields that it does not know, and compares the rest.
         layout.states.clear();
         let rows = Rows { dtype: Dtype::F16, n_values: 64 };
-        let known = vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: None }] }];
+        let known = vec![Section {
+            window: None,
+            n_rot: [0; 2],
+            tokens_per_row: 1,
+            layers: vec![LayerShape { k: rows, v: None }],
+        }];
         layout.sections = if layout.is_quantized() || layout.sections.is_empty() { known } else { layout.sections };
         let older = Handoff { layout, ..handoff.clone() };
         let refused = read_all(&mut sample::reader_of(older), &good.concat()).1;

@@ -1,6 +1,6 @@
 //! Small handoffs with everything that a stream can contain. [`handoff`]: a full and a sliding-window section, every type of
-//! floats, a layer without V, rows that a window leaves out. [`hybrid`], [`quantized`] and [`recurrent`]: states, every
-//! quantized type, no rows at all.
+//! floats, a layer without V, rows that a window leaves out. [`hybrid`], [`quantized`], [`recurrent`] and [`compressed`]: states,
+//! every quantized type, no rows at all, rows of several tokens.
 
 use baton_schemas::kv::record::RecordHeader;
 use baton_schemas::kv::*;
@@ -19,7 +19,7 @@ pub fn rows(dtype: Dtype, n_values: u32) -> Rows {
 pub fn layout() -> KvLayout {
     let full = LayerShape { k: rows(Dtype::F16, 64), v: Some(rows(Dtype::Bf16, 32)) };
     let windowed = LayerShape { k: rows(Dtype::F32, 32), v: None };
-    let section = |window, layers| Section { window, n_rot: [0; 2], layers };
+    let section = |window, layers| Section { window, n_rot: [0; 2], tokens_per_row: 1, layers };
     let sections = vec![section(None, vec![full; 2]), section(Some(4), vec![windowed])];
     KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
 }
@@ -64,8 +64,16 @@ pub fn quantized() -> Handoff {
         layer(Dtype::Q5_1, Dtype::Iq4Nl),
         layer(Dtype::F16, Dtype::Q8_0),
     ];
-    let sections = vec![Section { window: None, n_rot: [64, 32], layers }];
+    let sections = vec![Section { window: None, n_rot: [64, 32], tokens_per_row: 1, layers }];
     Handoff { layout: KvLayout { sections, ..layout() }, ..handoff() }
+}
+
+/// [`handoff`] of a model whose first section has a row for five tokens: one of the frames has none of them.
+pub fn compressed() -> Handoff {
+    let mut compressed = handoff();
+    compressed.layout.sections[0].tokens_per_row = 5;
+    compressed.layout.states = states();
+    compressed
 }
 
 /// Two layers' states: convolutions, then recurrences.
@@ -135,8 +143,9 @@ pub fn state_parts(layout: &KvLayout, position: u32, lengths: &[usize]) -> Vec<S
 /// The KV of `[p0, p1)` whose sections start at `starts`.
 pub fn chunk(layout: &KvLayout, p0: u32, p1: u32, starts: &[u32]) -> Chunk {
     let tensor = |section: usize, layer: usize, is_v: bool, start: u32, rows: Rows| {
-        let places = (start..p1).flat_map(|position| (0..rows.n_values).map(move |i| (position, i)));
-        tensor(rows.dtype, places.map(|(position, i)| mixed(section, layer, is_v, position, i)))
+        let row_indexes = layout.sections[section].rows_of(start, p1);
+        let places = row_indexes.flat_map(|row| (0..rows.n_values).map(move |i| (row, i)));
+        tensor(rows.dtype, places.map(|(row, i)| mixed(section, layer, is_v, row, i)))
     };
     let sections = layout.sections.iter().zip(starts).enumerate().map(|(s, (section, &start))| {
         let layers = section.layers.iter().enumerate().map(|(l, shape)| LayerRows {

@@ -17,11 +17,14 @@ pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
     if ours.check(layout).is_err() || theirs.check(layout).is_err() || (ours.p0, ours.p1) != (theirs.p0, theirs.p1) {
         return f64::INFINITY;
     }
+    let p1 = ours.p1;
     let sections = layout.sections.iter().zip(ours.sections.iter().zip(&theirs.sections));
     let distances = sections.flat_map(|(section, (ours, theirs))| {
         let start = ours.start.max(theirs.start);
         let [n_ours, n_theirs] = [ours, theirs].map(|rows| (start - rows.start) as usize);
-        let layers = section.layers.iter().zip(ours.layers.iter().zip(&theirs.layers));
+        // A canary may be too short for a row of many tokens. Its layer has other rows.
+        let is_short = section.tokens_per_row > 1 && section.rows_of(start, p1).is_empty();
+        let layers = section.layers.iter().zip(ours.layers.iter().zip(&theirs.layers)).filter(move |_| !is_short);
         layers.flat_map(move |(shape, (ours, theirs))| {
             let tensor = move |shape: Rows, ours: &[u8], theirs: &[u8]| {
                 relative_l2(shape.dtype, &ours[n_ours * shape.bytes()..], &theirs[n_theirs * shape.bytes()..])
@@ -99,7 +102,12 @@ mod tests {
 
     fn chunk(values: &[f32]) -> (KvLayout, Chunk) {
         let rows = Rows { dtype: Dtype::F16, n_values: values.len() as u32 };
-        let section = Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows, v: Some(rows) }] };
+        let section = Section {
+            window: None,
+            n_rot: [0; 2],
+            tokens_per_row: 1,
+            layers: vec![LayerShape { k: rows, v: Some(rows) }],
+        };
         let bytes: Bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
         let layers = vec![LayerRows { k: bytes.clone(), v: bytes }];
         let chunk = Chunk { p0: 0, p1: 1, sections: vec![SectionRows { start: 0, layers }] };
@@ -129,7 +137,8 @@ mod tests {
     #[test]
     fn quantized_rows_are_compared_by_their_values() {
         let rows = Rows { dtype: Dtype::Q8_0, n_values: 32 };
-        let section = Section { window: None, n_rot: [32; 2], layers: vec![LayerShape { k: rows, v: None }] };
+        let section =
+            Section { window: None, n_rot: [32; 2], tokens_per_row: 1, layers: vec![LayerShape { k: rows, v: None }] };
         let layout = KvLayout { rope: RopePairing::HalfSplit, sections: vec![section], states: Vec::new() };
         let chunk = |scale: f32, first: u8| {
             let values = std::iter::once(first).chain(std::iter::repeat_n(4, 31));

@@ -92,8 +92,11 @@ mod tests {
         let rows = Rows { dtype: Dtype::F16, n_values: 64 };
         let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
         let fingerprint = Fingerprint { vocabulary: [vocabulary; 32], weights: [weights; 32] };
-        let layout =
-            KvLayout { rope, sections: vec![Section { window: None, n_rot: [0; 2], layers }], states: Vec::new() };
+        let layout = KvLayout {
+            rope,
+            sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
+            states: Vec::new(),
+        };
         KvIdentity::new(fingerprint, layout, vec![1], None, None)
     }
 

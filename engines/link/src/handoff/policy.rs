@@ -129,7 +129,7 @@ mod tests {
 
     fn layout(dtype: Dtype, n_values: u32) -> KvLayout {
         let layers = vec![LayerShape { k: Rows { dtype, n_values }, v: None }];
-        let sections = vec![Section { window: None, n_rot: [0; 2], layers }];
+        let sections = vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }];
         KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
     }
 

@@ -196,6 +196,7 @@ mod tests {
                 sections: vec![Section {
                     window: None,
                     n_rot: [0; 2],
+                    tokens_per_row: 1,
                     layers: vec![LayerShape { k: rows, v: Some(rows) }],
                 }],
                 states: Vec::new(),

@@ -28,7 +28,7 @@ pub enum NoRotation {
     /// No RoPE, or one over several axes.
     #[error("the model has no rotary embedding in pairs")]
     NoPairs,
-    /// MLA.
+    /// MLA, and compressed rows.
     #[error("latent attention keeps several kinds of values in one row")]
     Latent,
     /// The file lacks a size.
@@ -51,7 +51,7 @@ impl Gguf {
         if !matches!(layout.rope, RopePairing::Interleaved | RopePairing::HalfSplit) {
             return Err(NoRotation::NoPairs);
         }
-        if self.arch("attention.key_length_mla").is_some() {
+        if self.arch("attention.key_length_mla").is_some() || layout.is_compressed() {
             return Err(NoRotation::Latent);
         }
         let head_size = self.head_dim_k().and_then(|n| u32::try_from(n).ok()).ok_or(NoRotation::Heads)?;

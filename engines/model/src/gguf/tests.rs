@@ -416,7 +416,7 @@ fn the_rotation_of_keys_follows_from_the_file() {
 
     let rows = Rows { dtype: Dtype::F16, n_values: 192 };
     let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-    let section = |window| Section { window, n_rot: [0; 2], layers: layers.clone() };
+    let section = |window| Section { window, n_rot: [0; 2], tokens_per_row: 1, layers: layers.clone() };
     let layout = |rope| KvLayout { rope, sections: vec![section(None), section(Some(512))], states: Vec::new() };
     let rotation = |draft: &Draft, options: RopeOptions, rope| {
         let mut file = NamedTempFile::new().unwrap();

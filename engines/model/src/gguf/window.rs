@@ -60,6 +60,7 @@ pub fn f16_layout(rope: RopePairing, n_values: usize, sections: &[Vec<usize>], w
     let section = |layers: &Vec<usize>| Section {
         window: window.filter(|window| window.covers(layers[0])).map(|window| window.n_positions as u32),
         n_rot: [0; 2],
+        tokens_per_row: 1,
         layers: vec![LayerShape { k: rows, v: Some(rows) }; layers.len()],
     };
     KvLayout { rope, sections: sections.iter().map(section).collect(), states: Vec::new() }

@@ -56,52 +56,80 @@ pub struct ParsedTensor {
     pub rows: Bytes,
 }
 
+/// Possible bytes of a row.
+pub(in crate::llama) const ROW_BYTES: Range<u64> = 1..MAX_ROW_VALUES as u64 * 4 + 1;
+
 /// Parses a blob that consists of exactly these sections. Only positions are copied.
 pub fn parse(
     blob: &Bytes,
     cell: CellForm,
     kinds: impl IntoIterator<Item = SectionKind>,
 ) -> Result<Vec<ParsedSection>, BlobError> {
-    let mut reader = BlobReader { left: blob.clone(), len: blob.len() };
-    reader.expect("magic", MAGIC)?;
-    let sequence = reader.u32()?;
+    let mut reader = BlobReader::open(blob)?;
     let section = |kind| match kind {
-        SectionKind::Rows { has_v } => Ok(ParsedSection::Rows(reader.section(cell, sequence, has_v)?)),
+        SectionKind::Rows { has_v } => {
+            reader.expect("n_stream", 1)?;
+            Ok(ParsedSection::Rows(reader.stream(cell, has_v)?))
+        }
         SectionKind::States { n_recurrent } => Ok(ParsedSection::States(reader.states(n_recurrent)?)),
     };
     let sections = kinds.into_iter().map(section).collect::<Result<_, BlobError>>()?;
-    match reader.left.len() {
-        0 => Ok(sections),
-        n => Err(BlobError::Field { field: "bytes after the last section", found: n as u64 }),
-    }
+    reader.end()?;
+    Ok(sections)
 }
 
 /// A cursor over the blob that cannot leave it.
-struct BlobReader {
+pub(in crate::llama) struct BlobReader {
     left: Bytes,
     len: usize,
+    sequence: u32,
 }
 
 impl BlobReader {
-    fn section(&mut self, cell: CellForm, sequence: u32, has_v: bool) -> Result<ParsedRows, BlobError> {
-        self.expect("n_stream", 1)?;
+    /// Reads the header of a blob.
+    pub(in crate::llama) fn open(blob: &Bytes) -> Result<BlobReader, BlobError> {
+        let mut reader = BlobReader { left: blob.clone(), len: blob.len(), sequence: 0 };
+        reader.expect("magic", MAGIC)?;
+        reader.sequence = reader.u32()?;
+        Ok(reader)
+    }
+
+    /// Checks that nothing follows.
+    pub(in crate::llama) fn end(&self) -> Result<(), BlobError> {
+        match self.left.len() {
+            0 => Ok(()),
+            n => Err(BlobError::Field { field: "bytes after the last section", found: n as u64 }),
+        }
+    }
+
+    /// What is read by `read`, and its bytes.
+    pub(in crate::llama) fn with_bytes<R>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<R, BlobError>,
+    ) -> Result<(R, Bytes), BlobError> {
+        let before = self.left.clone();
+        let found = read(self)?;
+        Ok((found, before.slice(..before.len() - self.left.len())))
+    }
+
+    /// Reads the cells and rows of a sequence in one stream of a cache.
+    pub(in crate::llama) fn stream(&mut self, cell: CellForm, has_v: bool) -> Result<ParsedRows, BlobError> {
         let n_cells = self.count("n_cells", u32::MAX, cell.bytes())?;
         if n_cells == 0 {
             return Ok(ParsedRows { positions: Vec::new(), n_rot: [0; 2], layers: Vec::new() });
         }
-        let positions = (0..n_cells).map(|_| self.cell(cell, sequence)).collect::<Result<_, _>>()?;
+        let positions = (0..n_cells).map(|_| self.cell(cell)).collect::<Result<_, _>>()?;
         self.expect("v_transposed", 0)?;
         let n_layers = self.count("n_layers", MAX_LAYERS as u32, TENSOR_HEADER_BYTES)?;
         let n_rot = [self.u32()?, self.u32()?];
-        let row_bytes = 1..u64::from(MAX_ROW_VALUES) * 4 + 1;
-        let mut tensors = || (0..n_layers).map(|_| self.tensor(&row_bytes, n_cells)).collect::<Result<Vec<_>, _>>();
+        let mut tensors = || (0..n_layers).map(|_| self.tensor(&ROW_BYTES, n_cells)).collect::<Result<Vec<_>, _>>();
         let keys = tensors()?;
         let values = if has_v { tensors()?.into_iter().map(Some).collect() } else { vec![None; n_layers] };
         let layers = keys.into_iter().zip(values).map(|(k, v)| ParsedLayer { k, v }).collect();
         Ok(ParsedRows { positions, n_rot, layers })
     }
 
-    fn cell(&mut self, form: CellForm, sequence: u32) -> Result<i32, BlobError> {
+    fn cell(&mut self, form: CellForm) -> Result<i32, BlobError> {
         let position = self.u32()?;
         self.expect("a cell's n_sequences", 1)?;
         match form {
@@ -113,7 +141,7 @@ impl BlobReader {
                 self.u32()?;
             }
         }
-        self.expect("a cell's sequence", sequence)?;
+        self.expect("a cell's sequence", self.sequence)?;
         Ok(position.cast_signed())
     }
 
@@ -146,24 +174,24 @@ impl BlobReader {
         Ok(ParsedTensor { ggml_type, row_bytes, rows })
     }
 
-    fn take(&mut self, n_bytes: usize) -> Result<Bytes, BlobError> {
+    pub(in crate::llama) fn take(&mut self, n_bytes: usize) -> Result<Bytes, BlobError> {
         if n_bytes > self.left.len() {
             return Err(BlobError::Truncated { at: self.len - self.left.len(), n_bytes, len: self.len });
         }
         Ok(self.left.split_to(n_bytes))
     }
 
-    fn u32(&mut self) -> Result<u32, BlobError> {
+    pub(in crate::llama) fn u32(&mut self) -> Result<u32, BlobError> {
         let at = self.len - self.left.len();
         self.left.try_get_u32_le().map_err(|_| BlobError::Truncated { at, n_bytes: 4, len: self.len })
     }
 
-    fn u64(&mut self) -> Result<u64, BlobError> {
+    pub(in crate::llama) fn u64(&mut self) -> Result<u64, BlobError> {
         let at = self.len - self.left.len();
         self.left.try_get_u64_le().map_err(|_| BlobError::Truncated { at, n_bytes: 8, len: self.len })
     }
 
-    fn expect(&mut self, field: &'static str, value: u32) -> Result<(), BlobError> {
+    pub(in crate::llama) fn expect(&mut self, field: &'static str, value: u32) -> Result<(), BlobError> {
         match self.u32()? {
             found if found == value => Ok(()),
             found => Err(BlobError::Field { field, found: found.into() }),
@@ -172,7 +200,12 @@ impl BlobReader {
 
     /// Reads a count of elements that take at least `bytes_each` bytes, and checks that the rest of the blob has room
     /// for them.
-    fn count(&mut self, field: &'static str, max: u32, bytes_each: usize) -> Result<usize, BlobError> {
+    pub(in crate::llama) fn count(
+        &mut self,
+        field: &'static str,
+        max: u32,
+        bytes_each: usize,
+    ) -> Result<usize, BlobError> {
         match self.u32()? {
             n if n <= max && (n as usize) <= self.left.len() / bytes_each => Ok(n as usize),
             found => Err(BlobError::Field { field, found: found.into() }),

@@ -17,14 +17,14 @@ fn shape(dtype: Dtype, n_k: u32, n_v: Option<u32>) -> LayerShape {
 }
 
 fn rows_of(window: Option<u32>, layers: Vec<LayerShape>) -> SectionForm {
-    SectionForm::Rows(Section { window, n_rot: [0; 2], layers })
+    SectionForm::Rows(Section { window, n_rot: [0; 2], tokens_per_row: 1, layers })
 }
 
 /// Rows in blocks, rotated: K of one type, V of another.
 fn quantized() -> BlobForm {
     let rows = |dtype, n_values| Rows { dtype, n_values };
     let layers = vec![LayerShape { k: rows(Dtype::Q8_0, 64), v: Some(rows(Dtype::Q4_0, 32)) }; 2];
-    let section = SectionForm::Rows(Section { window: None, n_rot: [64, 128], layers });
+    let section = SectionForm::Rows(Section { window: None, n_rot: [64, 128], tokens_per_row: 1, layers });
     BlobForm::new(RopePairing::HalfSplit, vec![section]).unwrap()
 }
 

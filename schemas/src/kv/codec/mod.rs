@@ -112,7 +112,7 @@ pub enum CodecError {
 pub(super) struct TensorRows {
     /// The tensor's index in canonical order.
     pub(super) index: usize,
-    /// The position of the first row.
+    /// The index of the first row: its position, or a number of compressed rows.
     pub(super) start: u32,
     /// The shape of a row.
     pub(super) rows: Rows,

@@ -12,7 +12,7 @@ fn layout(rows: Rows) -> KvLayout {
     let layers = vec![LayerShape { k: rows, v: None }];
     KvLayout {
         rope: RopePairing::None,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
         states: Vec::new(),
     }
 }
@@ -151,7 +151,7 @@ fn by_coders(codec: Codec, n: usize, frames: &[FrameBytes]) -> (Vec<FrameBytes>,
     let layers = vec![LayerShape { k: rows, v: Some(rows) }; frames[0].len() / 2];
     let layout = KvLayout {
         rope: RopePairing::None,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers }],
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }],
         states: Vec::new(),
     };
     let make = || Encoder::new(codec, &layout, ModelKnowledge::default());

@@ -27,6 +27,11 @@ impl Gguf {
     }
 }
 
+/// Returns true if models of this architecture keep rows that stand for several tokens, and a cache for each sequence.
+pub fn has_compressed_rows(architecture: &str) -> bool {
+    architecture == "deepseek4"
+}
+
 /// The layers of a model, as its header describes them.
 struct KeptLayers<'g> {
     gguf: &'g Gguf,
@@ -62,7 +67,7 @@ impl<'g> KeptLayers<'g> {
     }
 
     fn shape(&self) -> Option<KvShape> {
-        if self.gguf.architecture() == Some("deepseek4") {
+        if self.gguf.architecture().is_some_and(has_compressed_rows) {
             return self.compressed();
         }
         let mut rows = Vec::new();

@@ -71,7 +71,12 @@ pub(super) fn layout() -> KvLayout {
     let rows = |n_values| Rows { dtype: Dtype::F32, n_values };
     KvLayout {
         rope: RopePairing::None,
-        sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![LayerShape { k: rows(1), v: None }] }],
+        sections: vec![Section {
+            window: None,
+            n_rot: [0; 2],
+            tokens_per_row: 1,
+            layers: vec![LayerShape { k: rows(1), v: None }],
+        }],
         states: vec![StateShape { kind: StateKind::Recurrence, values: rows(N_VALUES) }],
     }
 }

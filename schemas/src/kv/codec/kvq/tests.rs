@@ -12,7 +12,11 @@ const HEAD: u32 = 16;
 fn layout(dtype: Dtype, rope: RopePairing) -> KvLayout {
     let rows = Rows { dtype, n_values: 2 * HEAD };
     let layer = LayerShape { k: rows, v: Some(rows) };
-    KvLayout { rope, sections: vec![Section { window: None, n_rot: [0; 2], layers: vec![layer] }], states: Vec::new() }
+    KvLayout {
+        rope,
+        sections: vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers: vec![layer] }],
+        states: Vec::new(),
+    }
 }
 
 fn keys() -> KeyRotation {
