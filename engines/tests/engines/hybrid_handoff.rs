@@ -116,3 +116,8 @@ async fn conversations_with_one_system_prompt_pull_it_once() {
 async fn where_a_conversation_was_left_before_the_next_one_goes_on() {
     check_branches(Architecture::Lfm2, &[], [0, 0, 1_200]).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_is_one_of_compressed_rows() {
+    check(Architecture::DeepSeek4).await;
+}

@@ -48,7 +48,7 @@ struct Subject {
     architecture: Architecture,
     rig: Rig,
     tokens: Vec<u32>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Subject {
@@ -62,11 +62,16 @@ impl Subject {
         tiny_gguf::write(&path, architecture, 1);
         let rig = Rig::with_caches(&path, CacheTypes { k, v });
         let tokens = rig.noise(N as usize + N_REPLY);
-        Subject { architecture, rig, tokens, _folder: folder }
+        Subject { architecture, rig, tokens, folder }
     }
 
     fn context(&self) -> Context<'_> {
         self.rig.context(N_CELLS)
+    }
+
+    /// The model of an engine that has started again.
+    fn loaded_again(&self) -> Rig {
+        Rig::load(&self.folder.path().join("tiny.gguf"))
     }
 
     fn prompt(&self) -> &[u32] {
@@ -290,6 +295,43 @@ fn a_broken_pull_returns_to_the_slots_own_checkpoint() {
         target.return_to(0, end, &checkpoint);
         target.compute_chunks(0, &subject.tokens, end..N, 64);
         subject.assert_equal(&subject.reply(&mut target, 0), &expected, "after a broken pull");
+    }
+}
+
+#[test]
+fn the_rows_before_a_broken_pull_are_continued() {
+    for subject in [&PLAIN[..], &SPARSE].concat().into_iter().map(Subject::new) {
+        for n_chunk in [64, 17] {
+            let (expected, end) = (subject.expected(n_chunk), middle(n_chunk));
+            let chunks = subject.context().prefill(0, subject.prompt(), n_chunk);
+            let mut target = subject.context();
+            target.import(0, &chunks[..end as usize / n_chunk]);
+            assert!(target.can_continue(0, end as usize));
+            target.compute_chunks(0, &subject.tokens, end..N, n_chunk);
+            subject.assert_equal(&subject.reply(&mut target, 0), &expected, &format!("from {end}"));
+        }
+    }
+}
+
+/// A prefill node ends in the middle of a pull, and the pull goes on with the one that takes its place; then the decode node ends,
+/// and its successor gets all of it.
+#[test]
+fn engines_that_start_again_hand_over_the_same_kv() {
+    let every = [&PLAIN[..], &SPARSE].concat().into_iter().map(Subject::new).chain(with_states());
+    for subject in every {
+        let expected = subject.expected(64);
+        let before = subject.context().prefill(0, subject.prompt(), 64);
+        let (first, second) = (subject.loaded_again(), subject.loaded_again());
+        let mut source = first.context(N_CELLS);
+        let after = source.prefill(1, subject.prompt(), 64);
+        let states = source.has_states().then(|| source.export_state(1, N));
+        let chunks = [&before[..2], &after[2..]].concat();
+        for rig in [&subject.rig, &second] {
+            let mut target = rig.context(N_CELLS);
+            target.import(0, &chunks);
+            states.iter().for_each(|states| target.import_state(0, states));
+            subject.assert_equal(&subject.reply(&mut target, 0), &expected, "after a restart");
+        }
     }
 }
 

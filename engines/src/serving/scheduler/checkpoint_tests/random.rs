@@ -5,9 +5,11 @@ use baton_schemas::handoff::KvSource;
 use baton_schemas::{CacheScope, SequenceRequest, Token};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tokio::sync::mpsc;
 
+use super::super::super::kv_flow::{Export, Exported, ExportedKv};
 use super::pulls::Script;
-use super::strict::reply;
+use super::strict::{chunk, part, reply};
 use super::{Events, Received, Rig, STATE, request, said, text};
 
 /// What happens next.
@@ -23,6 +25,11 @@ enum Act {
         pull: Option<PullScript>,
         scope: u64,
     },
+    /// Another node prefills: all of a conversation, of which its reader has a part.
+    Prefill {
+        conversation: usize,
+        has: usize,
+    },
     /// A reader leaves.
     Leave {
         request: usize,
@@ -33,6 +40,8 @@ enum Act {
     PreemptAll,
     /// Batches with this token are refused from now on.
     Refuse(Option<Token>),
+    /// KV can be copied no more, or again.
+    RefuseCopies(bool),
 }
 
 type PullScript = (Option<u32>, bool, bool, bool, bool);
@@ -57,11 +66,13 @@ fn act() -> impl Strategy<Value = Act> {
     );
     prop_oneof![
         10 => ask,
+        3 => (0..4usize, 0..1_000usize).prop_map(|(conversation, has)| Act::Prefill { conversation, has }),
         2 => (0..8usize).prop_map(|request| Act::Leave { request }),
         10 => (1..60usize).prop_map(Act::Turns),
         1 => Just(Act::Overwrite),
         1 => Just(Act::PreemptAll),
         1 => prop::option::of(150..190u32).prop_map(Act::Refuse),
+        1 => any::<bool>().prop_map(Act::RefuseCopies),
     ]
 }
 
@@ -71,6 +82,43 @@ struct Submitted {
     outcome: Received,
 }
 
+/// A prompt that is exported.
+struct Exporting {
+    prompt: Vec<Token>,
+    exported: mpsc::Receiver<Exported>,
+    events: Events,
+    outcome: Received,
+    /// The end of the rows that have come.
+    end: u32,
+    n_states: usize,
+}
+
+impl Exporting {
+    fn begin(rig: &mut Rig, prompt: &[Token], start: u32) -> Exporting {
+        let (export, exported) = Export::new(start, prompt.len() as u32, 1);
+        let events = rig.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
+        let outcome = Received::default();
+        Exporting { prompt: prompt.to_vec(), exported, events, outcome, end: start, n_states: 0 }
+    }
+
+    /// What comes is that of the prompt, each once and in order.
+    fn take(&mut self) {
+        self.outcome.take(&mut self.events);
+        while let Ok(Exported { kv, .. }) = self.exported.try_recv() {
+            match kv {
+                ExportedKv::Chunk(rows) => {
+                    assert_eq!((rows.p0, &rows), (self.end, &chunk(&self.prompt, rows.p0..rows.p1)));
+                    self.end = rows.p1;
+                }
+                ExportedKv::State(state) => {
+                    assert_eq!(state, part(&self.prompt));
+                    self.n_states += 1;
+                }
+            }
+        }
+    }
+}
+
 fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec<Act>) {
     let mut rig = Rig::with_memory(n_slots, n_cells, host_bytes);
     if parks {
@@ -78,6 +126,7 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
     }
     let mut conversations: Vec<Vec<Token>> = vec![text(1, 150); 4];
     let mut asked: Vec<Submitted> = Vec::new();
+    let mut exporting: Vec<Exporting> = Vec::new();
     let mut may_fail = false;
     for act in acts {
         match act {
@@ -99,6 +148,11 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
                 let events = rig.submit(request.clone());
                 asked.push(Submitted { request, events, outcome: Received::default() });
             }
+            Act::Prefill { conversation, has } => {
+                let prompt = &conversations[conversation];
+                let start = (prompt.len() * has / 1_000).min(prompt.len() - 1);
+                exporting.push(Exporting::begin(&mut rig, prompt, start as u32));
+            }
             Act::Leave { request } if request < asked.len() => drop(asked.swap_remove(request)),
             Act::Leave { .. } => {}
             Act::Turns(n) => (0..n).for_each(|_| rig.turn()),
@@ -111,15 +165,26 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
                 rig.scheduler.fails_at = token;
                 may_fail |= token.is_some();
             }
+            Act::RefuseCopies(refuses) => {
+                rig.scheduler.context.refuses_copies = refuses;
+                may_fail |= refuses;
+            }
         }
         asked.iter_mut().for_each(|asked| asked.outcome.take(&mut asked.events));
+        exporting.iter_mut().for_each(Exporting::take);
     }
     for _ in 0..20_000 {
-        if asked.iter().all(|asked| asked.outcome.is_over()) {
+        let exported = exporting.iter().all(|exporting| exporting.outcome.is_over());
+        if exported && asked.iter().all(|asked| asked.outcome.is_over()) {
             break;
         }
         rig.turn();
         asked.iter_mut().for_each(|asked| asked.outcome.take(&mut asked.events));
+        exporting.iter_mut().for_each(Exporting::take);
+    }
+    for Exporting { prompt, outcome, end, n_states, .. } in exporting {
+        assert!(outcome.is_finished || (may_fail && outcome.error.is_some()), "{outcome:?}");
+        assert!(!outcome.is_finished || (end as usize, n_states) == (prompt.len(), 1), "{end}, {n_states} states");
     }
     for Submitted { request, outcome, .. } in asked {
         let expected = reply(&request.prompt, request.max_tokens.unwrap() as usize);

@@ -128,6 +128,8 @@ pub(super) struct StrictSlots {
     slots: Vec<StrictSlot>,
     logits: BTreeMap<usize, Vec<f32>>,
     checkpoint_bytes: usize,
+    /// Nothing can be copied in, out or back, as without memory.
+    pub(super) refuses_copies: bool,
     /// Tokens that were computed.
     pub(super) n_computed: usize,
     /// Checkpoints that were taken, and returned to.
@@ -138,8 +140,19 @@ pub(super) struct StrictSlots {
 impl StrictSlots {
     pub(super) fn new(n_slots: usize, checkpoint_bytes: usize) -> Self {
         let slots = vec![StrictSlot::default(); n_slots];
-        let n = 0;
-        StrictSlots { slots, logits: BTreeMap::new(), checkpoint_bytes, n_computed: n, n_taken: n, n_returned: n }
+        StrictSlots {
+            slots,
+            logits: BTreeMap::new(),
+            checkpoint_bytes,
+            refuses_copies: false,
+            n_computed: 0,
+            n_taken: 0,
+            n_returned: 0,
+        }
+    }
+
+    fn can_copy(&self) -> Result<(), String> {
+        if self.refuses_copies { Err("no memory for a copy".into()) } else { Ok(()) }
     }
 
     pub(super) fn rows(&self, slot: usize) -> &[Token] {
@@ -180,6 +193,9 @@ impl ModelContext for StrictSlots {
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
         assert!(self.slots[slot].rows.is_empty(), "a fork goes into an empty slot");
+        if self.refuses_copies {
+            return false;
+        }
         // The newest state comes along, whatever the range.
         self.slots[slot] = self.slots[source].clone();
         self.slots[slot].truncate(n);
@@ -200,6 +216,7 @@ impl ModelContext for StrictSlots {
 
     fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, _: ExportTo) -> Result<Chunk, String> {
         assert!(positions.end <= end && positions.end as usize <= self.slots[slot].rows.len());
+        self.can_copy()?;
         Ok(chunk(&self.slots[slot].rows, positions))
     }
 
@@ -211,6 +228,7 @@ impl ModelContext for StrictSlots {
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
+        self.can_copy()?;
         let slot = &mut self.slots[slot];
         assert_eq!(slot.rows.len(), chunk.p0 as usize, "a chunk continues its slot");
         tokens_of(chunk).into_iter().for_each(|token| slot.push(token));
@@ -224,17 +242,20 @@ impl ModelContext for StrictSlots {
 
     fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
         assert!(self.can_continue(slot, position as usize), "the state of the end is exported");
+        self.can_copy()?;
         Ok(part(&self.slots[slot].rows))
     }
 
     fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
         assert_eq!(self.slots[slot].rows.len(), state.position() as usize, "states come after their rows");
+        self.can_copy()?;
         self.slots[slot].state = Some(SeenState::from_bytes(&state.tensors()[0]));
         assert!(self.slots[slot].is_whole(), "a state belongs to the slot's rows");
         Ok(())
     }
 
     fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
+        self.can_copy()?;
         let StrictSlot { rows, state, .. } = &self.slots[slot];
         assert!(!rows.is_empty() && self.slots[slot].is_whole(), "a checkpoint is that of the slot's end");
         self.n_taken += 1;
@@ -250,7 +271,12 @@ impl ModelContext for StrictSlots {
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
+        let refuses = self.refuses_copies;
         let slot = &mut self.slots[slot];
+        if refuses {
+            *slot = StrictSlot::default();
+            return Err(CannotCut);
+        }
         assert!(slot.rows.len() >= n_keep, "a checkpoint brings no rows");
         slot.truncate(n_keep);
         slot.state = Some(SeenState::from_bytes(checkpoint));
