@@ -107,7 +107,7 @@ mod tests {
         let layer = LayerShape { k: rows(k), v: Some(rows(v)) };
         // As llama.cpp does with quantized caches.
         let n_rot = if k.is_quantized() { [64; 2] } else { [0; 2] };
-        let sections = vec![Section { window: None, n_rot, layers: vec![layer; 2] }];
+        let sections = vec![Section { window: None, tokens_per_row: 1, n_rot, layers: vec![layer; 2] }];
         KvLayout { rope: RopePairing::HalfSplit, sections, states: Vec::new() }
     }
 

@@ -347,9 +347,12 @@ impl ModelContext for LlamaSlots<'_> {
         checkpoint::take(&self.context, slot as u32).map_err(|e| e.to_string())
     }
 
-    fn states_of(&self, checkpoint: &Bytes) -> Result<StatePart, String> {
-        let transfer = &self.transfers.as_ref().ok_or(NO_HANDOFF)?.to_node;
-        transfer.states_of(checkpoint).map_err(|e| e.to_string())?.ok_or_else(|| NO_STATES.into())
+    fn states_of(&self, position: u32, checkpoint: &Bytes) -> Result<StatePart, String> {
+        let states = match self.transfers.as_ref().ok_or(NO_HANDOFF)? {
+            Transfers::Shared { to_node, .. } => to_node.states_of(checkpoint).map_err(|e| e.to_string())?,
+            Transfers::Separate(transfer) => Some(transfer.states_of(position, checkpoint).map_err(|e| e.to_string())?),
+        };
+        states.ok_or_else(|| NO_STATES.into())
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {

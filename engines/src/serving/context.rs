@@ -119,8 +119,8 @@ pub(crate) trait ModelContext {
         Err(NO_STATES.into())
     }
 
-    /// The states in a checkpoint, for another node.
-    fn states_of(&self, _checkpoint: &Bytes) -> Result<StatePart, String> {
+    /// The states in a checkpoint of the first `position` tokens, for another node.
+    fn states_of(&self, _position: u32, _checkpoint: &Bytes) -> Result<StatePart, String> {
         Err(NO_STATES.into())
     }
 

@@ -142,6 +142,11 @@ impl CompressedTransfer {
         Ok(self.form.state_part(&self.states.lend(exported), position)?)
     }
 
+    /// The states in a copy of what a slot of `position` tokens had beside its rows.
+    pub fn states_of(&self, position: u32, checkpoint: &Bytes) -> Result<StatePart, TransferError> {
+        Ok(self.form.state_part(checkpoint, position)?)
+    }
+
     /// Gives a slot the chunks that wait, with the states of their end. Errors: the slot is empty if llama.cpp refused them; else it
     /// is as before the chunks.
     pub fn import_state(

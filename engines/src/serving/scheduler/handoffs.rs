@@ -218,7 +218,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 }
                 NextExport::States(position, copy) => {
                     let part = match copy {
-                        Some(checkpoint) => self.context.states_of(&checkpoint),
+                        Some(checkpoint) => self.context.states_of(position, &checkpoint),
                         None => self.context.export_state(slot, position),
                     };
                     part.map(|part| (states_are_finite(&part, &layout), ExportedKv::State(part)))
@@ -240,6 +240,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 /// The checkpoints at `marks` that a pull of `positions` asks for: the rows that each saves the next pull weigh no less than the
 /// states.
 fn worth_pulling(marks: &[usize], positions: Range<usize>, layout: &KvLayout) -> Vec<u32> {
+    // Chunks of compressed rows bring only those windowed rows that the end of the pull needs.
+    if layout.sections.iter().any(|section| section.tokens_per_row > 1) {
+        return Vec::new();
+    }
     let mut before = positions.start;
     let mut is_worth = |mark: usize| {
         let saves = (mark - before).saturating_mul(layout.bytes_per_position()) >= layout.state_bytes();

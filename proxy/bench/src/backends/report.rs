@@ -212,6 +212,7 @@ mod tests {
             ttft_ms: 60.0,
             kv_losses: Vec::new(),
             verdict,
+            ..HandoffCheck::default()
         }
     }
 
@@ -221,6 +222,7 @@ mod tests {
             prefill_tps: 512.0 / ttft_ms * 1e3,
             decode_tps: 60.0,
             ttft_ms,
+            checkpoint: None,
             failure: None,
         };
         let handoffs = vec![

@@ -59,7 +59,7 @@ impl ScriptedPeer {
         let mut reader = HandoffReader::new(KEY, handoff.clone(), &[Codec::None]).unwrap();
         let checkpoints = if lacks_checkpoints { &[][..] } else { &order.checkpoints };
         let (codec, mac, known) = (Codec::None, Mac::Blake3, ModelKnowledge::default());
-        let choice = StreamChoice { codec, mac, checkpoints, known };
+        let choice = StreamChoice { codec, state_codec: Codec::None, mac, checkpoints, known };
         let (mut writer, head) = HandoffWriter::begin_as(KEY, handoff, choice).unwrap();
         let mut records = head;
         let grid = (*start..end).step_by(CHUNK as usize).skip(1);

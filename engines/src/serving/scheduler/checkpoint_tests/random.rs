@@ -95,7 +95,7 @@ struct Exporting {
 
 impl Exporting {
     fn begin(rig: &mut Rig, prompt: &[Token], start: u32) -> Exporting {
-        let (export, exported) = Export::new(start, prompt.len() as u32, 1);
+        let (export, exported) = Export::new(start, prompt.len() as u32, 1, &[]);
         let events = rig.submit_with(request(&[prompt, &[0]].concat(), 0), Some(export));
         let outcome = Received::default();
         Exporting { prompt: prompt.to_vec(), exported, events, outcome, end: start, n_states: 0 }

@@ -264,7 +264,7 @@ impl ModelContext for StrictSlots {
         Ok(bytes.into())
     }
 
-    fn states_of(&self, checkpoint: &Bytes) -> Result<StatePart, String> {
+    fn states_of(&self, _: u32, checkpoint: &Bytes) -> Result<StatePart, String> {
         let (state, rest) = checkpoint.split_at(4 * N_VALUES as usize);
         let position = u32::from_le_bytes(*rest.first_chunk().unwrap());
         Ok(StatePart { position, first: 0, tensors: vec![checkpoint.slice(..state.len())] })
