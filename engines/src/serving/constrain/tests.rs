@@ -181,6 +181,7 @@ impl Compiler {
             }
             drawn = Some(tokens[&vec![byte]]);
         }
+        drawn.map(|token| constrained.accept(token));
         Ok(constrained)
     }
 
