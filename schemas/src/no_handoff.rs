@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum NoHandoffReason {
-    /// The cache has a form that the engine does not know, such as the compressed rows of DeepSeek V4.
+    /// The cache has a form that the engine does not know.
     UnknownCache,
     /// The cache has values of a type that cannot be handed over.
     KvValueType,
@@ -42,9 +42,7 @@ impl NoHandoffReason {
     /// The same as the end of a sentence that begins with the model.
     pub fn words(self) -> &'static str {
         match self {
-            NoHandoffReason::UnknownCache => {
-                "has a cache of a form that its engine does not hand over, such as compressed rows"
-            }
+            NoHandoffReason::UnknownCache => "has a cache of a form that its engine does not hand over",
             NoHandoffReason::KvValueType => "has a cache with values of a type that cannot be handed over",
             NoHandoffReason::TokensInCache => "keeps the prompt's tokens in its cache",
             NoHandoffReason::KvNotCopied => "has a cache that could not be copied when the engine tried it",
