@@ -195,6 +195,9 @@ pub struct HandoffReport {
     /// The part of `n_bytes` that is states of recurrent layers. They have the same size whatever the prompt's length.
     #[serde(skip_serializing_if = "is_zero")]
     pub state_bytes: u64,
+    /// The part of `state_bytes` that is of checkpoints before the end. They travel while the prompt is computed.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub checkpoint_bytes: u64,
     /// Wait for a slot on the prefill node, by its clock.
     pub queue_ms: f64,
     /// From getting the slot to the last computed token, by the prefill node's clock.

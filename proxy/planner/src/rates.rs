@@ -113,24 +113,25 @@ impl TransferRates {
         let n_tokens = f64::from(handoff.n_tokens.max(1));
         let state_bytes = handoff.state_bytes.min(handoff.n_bytes);
         let row_bytes = handoff.n_bytes - state_bytes;
+        // Those of checkpoints travel among the rows.
+        let end_bytes = state_bytes.saturating_sub(handoff.checkpoint_bytes);
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
         if row_bytes >= MIN_MEASURED_BYTES {
             self.bytes_per_token = ewma(self.bytes_per_token, row_bytes as f64 / n_tokens);
         }
-        if state_bytes > 0 {
-            self.state_bytes = ewma(self.state_bytes, state_bytes as f64);
+        if end_bytes > 0 {
+            self.state_bytes = ewma(self.state_bytes, end_bytes as f64);
         }
         // States come when all is computed: their time does not show which of the two was slower.
-        let is_known = state_bytes > 0 && self.bytes_per_second > 0.0;
-        let state_ms = if is_known { self.wire_ms(state_bytes) } else { 0.0 };
+        let is_known = end_bytes > 0 && self.bytes_per_second > 0.0;
+        let state_ms = if is_known { self.wire_ms(end_bytes) } else { 0.0 };
         if handoff.transfer_ms - state_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
             let n_bytes = handoff.n_bytes as f64;
             self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));
             return;
         }
-        let wire_ms = self.wire_ms(row_bytes);
-        if handoff.after_prefill_ms > 0.0 && BOUND * wire_ms < compute_ms {
-            let last_chunk_ms = wire_ms * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
+        if handoff.after_prefill_ms > 0.0 && BOUND * self.wire_ms(handoff.n_bytes - end_bytes) < compute_ms {
+            let last_chunk_ms = self.wire_ms(row_bytes) * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
             let rest_ms = handoff.after_prefill_ms - last_chunk_ms;
             if state_ms > 0.0 {
                 let share = (rest_ms / state_ms).clamp(1e-3, 1.0);
@@ -258,6 +259,10 @@ mod tests {
         let hidden = learned(report(500.0, 500.0, 13.4));
         assert!((hidden.unhidden_state_share - 7.0 / 150.0).abs() < 1e-3, "{hidden:?}");
         assert!(hidden.tail_ms < 2.0);
+        // So it is with a checkpoint, whose states have come before.
+        let more = report(500.0, 500.0, 13.4);
+        let more = HandoffReport { n_bytes: 400_000_000, state_bytes: 300_000_000, checkpoint_bytes: 150_000_000, ..more };
+        assert_eq!(learned(more), hidden);
         // A codec of states: what it leaves counts, and never more than the states have.
         assert_eq!(hidden.state_bytes, 150_000_000.0);
         assert_eq!([hidden.state_seconds(600_000_000), hidden.state_seconds(100_000_000)], [0.15, 0.1]);

@@ -299,6 +299,7 @@ impl PullMeter {
         let report = HandoffReport {
             n_bytes: self.n_bytes,
             state_bytes: self.n_state,
+            checkpoint_bytes: self.n_state.saturating_sub(self.bytes_of_states),
             transfer_ms: transfer.as_secs_f64() * 1e3,
             ..HandoffReport::of_prefill(&end.timings)
         };
