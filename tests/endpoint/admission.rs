@@ -299,8 +299,8 @@ async fn a_key_at_its_rate_limit_loads_no_model() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_waits_longer_than_its_head_names_its_route_once_it_has_one() {
     let server = BatonServer::with(&[&SIM[..], &["--slots", "1"]].concat());
-    // Ten seconds on the only slot. Heads leave after eight.
-    let first = begun(ask(&server, "", 200)).await;
+    // Fifteen seconds on the only slot. Heads leave after eight.
+    let first = begun(ask(&server, "", 300)).await;
     let body = json!({
         "model": "sim", "stream": true, "messages": [{ "role": "user", "content": "hi" }],
         "options": { "num_predict": 1 },

@@ -3,12 +3,12 @@
 //! The parent holds the other end of the child's standard input. That pipe is the portable way; on Linux the kernel's
 //! parent-death signal also reaches a child that is stopped or stuck.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_schemas::node::ChildEvent;
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 
 /// How long a child may take to stop after the signal, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -37,6 +37,13 @@ pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
     }
 }
 
+/// Limits a resource of this process for good. A limit that is lower already stays, since only root may raise one. Errors: the
+/// system's.
+pub fn limit(resource: Resource, most: u64) -> io::Result<()> {
+    let most = getrlimit(resource).maximum.map_or(most, |limit| limit.min(most));
+    Ok(setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?)
+}
+
 /// Tells the parent, by a line on standard output, which is the channel to it. A parent that reads no more is no error.
 pub fn tell(event: &ChildEvent) {
     let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(|line| {
@@ -57,4 +64,18 @@ pub fn end_at_once() -> ! {
     // SIGKILL ends this process before the call returns.
     let _ = kill_process(getpid(), Signal::KILL);
     std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_lower_stays() {
+        // No test needs a core dump.
+        for most in [0, 1 << 20] {
+            limit(Resource::Core, most).unwrap();
+            assert_eq!(getrlimit(Resource::Core), Rlimit { current: Some(0), maximum: Some(0) });
+        }
+    }
 }

@@ -80,7 +80,9 @@ struct TemplateProcess {
 
 impl TemplateProcesses {
     fn start(&self) -> Result<TemplateProcess, TemplateError> {
-        let mut command = ChildCommand::new("the template's process", &self.program).args([COMMAND]);
+        let command = ChildCommand::new("the template's process", &self.program).args([COMMAND]);
+        // Its last words say what it lacked. A trace would say where, and take a second of a processor.
+        let mut command = command.envs([("RUST_BACKTRACE", "0")]);
         let (stream, child) = command.spawn_called().map_err(|error| failed(&error))?;
         let opened = stream.set_read_timeout(Some(DEADLINE)).and_then(|()| stream.set_write_timeout(Some(DEADLINE)));
         let opened = opened.and_then(|()| RemoteTemplate::open(stream, &self.source, &self.special));

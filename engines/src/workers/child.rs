@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use baton_process::parent;
 use baton_schemas::node::ChildEvent;
 use baton_schemas::worker::LentDevice;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::Resource;
 use socket2::{Domain, Socket, Type};
 
 use crate::llama::{devices, rpc};
@@ -83,8 +83,7 @@ pub fn describe(lent: &Lent) -> Result<Vec<LentDevice>, ChildError> {
 /// standard input can be watched from then on. Returns only with an error; the process must then end.
 pub fn run(lent: &Lent, before_serving: impl FnOnce()) -> Result<(), ChildError> {
     if let Some(bytes) = lent.max_memory {
-        let most = Some(bytes.saturating_add(bytes / LARGEST_TENSOR).saturating_add(OVERHEAD));
-        setrlimit(Resource::Data, Rlimit { current: most, maximum: most }).map_err(std::io::Error::from)?;
+        parent::limit(Resource::Data, bytes.saturating_add(bytes / LARGEST_TENSOR).saturating_add(OVERHEAD))?;
     }
     let indices = devices::lendable(lent.device.as_deref())?;
     let parent = caller()?;

@@ -35,8 +35,8 @@ const REFRESH_AFTER: Duration = Duration::from_secs(30);
 /// Children that are started for a session. Somebody else on this machine may be the first caller of one's server.
 const MAX_STARTS: usize = 3;
 
-/// Connections that may wait while the child's is looked for.
-const BACKLOG: u32 = 16;
+/// Connections that may wait while the child's is looked for: more than a stranger opens before the child connects.
+const BACKLOG: u32 = 1_024;
 
 /// The devices to lend, and the program that lends them.
 #[derive(Debug, Clone)]

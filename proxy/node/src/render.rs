@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baton_model::template::apart;
 use baton_process::parent;
-use rustix::process::{Resource, Rlimit, getppid, setrlimit};
+use rustix::process::{Resource, getppid};
 
 /// Memory of the process, bytes: a prompt of the greatest length several times. On macOS, which does not enforce it, only time is
 /// limited.
@@ -19,7 +19,7 @@ const PARENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Renders for the other end of standard input, a socket, until it closes. Errors: the socket's.
 pub fn run() -> io::Result<()> {
     for (resource, most) in [(Resource::Data, MAX_MEMORY), (Resource::Core, 0)] {
-        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+        parent::limit(resource, most)?;
     }
     let parent_id = getppid();
     let watch = move || {

@@ -32,6 +32,8 @@ pub(super) fn parking<'m>(
 
 /// The reply to a prompt, which runs alone: the number of cached tokens, and the tokens with their log-probabilities.
 fn reply(scheduler: &mut Scheduler<'_>, prompt: &[Token]) -> (u32, Vec<GeneratedToken>) {
+    // Copies may take a part of the prefill's time. So slow a prefill leaves time for all of them, however busy the machine is.
+    scheduler.prefill_tps = 1e-3;
     let mut events = submit(scheduler, request(prompt.to_vec()));
     rest_of(scheduler, &mut events)
 }
