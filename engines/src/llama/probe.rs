@@ -56,8 +56,8 @@ impl ProbedKv {
 }
 
 /// Finds the layout of the context's KV and returns what transfers it. The context must be empty, with sequences for
-/// `n_slots` slots, and for scratch if they share a cache; it is empty again afterwards. `gpu` is ggml's index of the device that holds the
-/// cache.
+/// `n_slots` slots, and for scratch if they share a cache; it is empty again afterwards. `gpu` is ggml's index of the device
+/// that holds the cache.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
     model: &LlamaModel,

@@ -261,7 +261,8 @@ mod tests {
         assert!(hidden.tail_ms < 2.0);
         // So it is with a checkpoint, whose states have come before.
         let more = report(500.0, 500.0, 13.4);
-        let more = HandoffReport { n_bytes: 400_000_000, state_bytes: 300_000_000, checkpoint_bytes: 150_000_000, ..more };
+        let more =
+            HandoffReport { n_bytes: 400_000_000, state_bytes: 300_000_000, checkpoint_bytes: 150_000_000, ..more };
         assert_eq!(learned(more), hidden);
         // A codec of states: what it leaves counts, and never more than the states have.
         assert_eq!(hidden.state_bytes, 150_000_000.0);

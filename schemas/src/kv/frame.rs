@@ -52,7 +52,8 @@ impl Span {
         })
     }
 
-    /// Iterates over the index of the first row of every tensor, which is its position without compression, in the order of [`Span::tensors`].
+    /// Iterates over the index of the first row of every tensor, in the order of [`Span::tensors`]. Without compression it is the
+    /// row's position.
     pub(super) fn tensor_starts<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = u32> + 'a {
         let sections = layout.sections.iter().zip(&self.starts);
         sections.flat_map(|(section, start)| {

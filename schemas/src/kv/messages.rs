@@ -9,7 +9,8 @@ use super::mac::Mac;
 use super::rotation::KeyRotation;
 
 /// Returns the version of the format of payloads: 1 for rows of floats. Readers of version 1 would ignore the states of a
-/// layout, and would not know its quantized types or rows of several tokens: streams with any of these have version 2, which those readers refuse.
+/// layout, and would not know its quantized types or rows of several tokens: streams with any of these have version 2, which
+/// those readers refuse.
 pub fn format_version(layout: &KvLayout) -> u32 {
     let is_known_to_all = layout.states.is_empty() && layout.sections.iter().all(|section| section.n_rot == [0; 2]);
     if is_known_to_all && !layout.is_quantized() && !layout.is_compressed() { 1 } else { 2 }

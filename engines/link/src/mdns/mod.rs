@@ -1,8 +1,9 @@
 //! Services on the local network, by mDNS and DNS-SD (RFC 6762 and 6763): [`announce()`] and [`browse()`].
 //!
 //! Anyone in the network can announce anything, so nothing that is found here is trusted: it says where to ask, and the
-//! caller must authenticate what answers there, and calls only addresses for which [`is_on_link`](crate::links::is_on_link) is true. Names are short
-//! and printable, and addresses are such that a machine in the network can have.
+//! caller must authenticate what answers there, and calls only addresses for which
+//! [`is_on_link`](crate::links::is_on_link) is true. Names are short and printable, and addresses are such that a machine
+//! in the network can have.
 
 mod announce;
 mod browse;

@@ -1,7 +1,8 @@
 //! Renders chat templates in Jinja as Hugging Face's `apply_chat_template` does.
 //!
 //! Templates come from a model file or the operator, never from a client. Still they are programs, so their
-//! instructions, recursion and output are limited, and engines render in a process with limited memory ([`apart`]). A client's text is always plain text in a prompt, see `guard`.
+//! instructions, recursion and output are limited, and engines render in a process with limited memory ([`apart`]). A
+//! client's text is always plain text in a prompt, see `guard`.
 
 pub mod apart;
 mod error;

@@ -72,7 +72,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 }
 
-/// Draws a token, which is sent later, unless the text has turned out to be complete. Returns the reason if it was the last. Errors: no token satisfies the constraint.
+/// Draws a token, which is sent later, unless the text has turned out to be complete. Returns the reason if it was the last.
+/// Errors: no token satisfies the constraint.
 fn draw(
     sequence: &mut Sequence,
     logits: &[f32],

@@ -312,8 +312,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
         let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
-        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. So a prompt's KV is
-        // identical to the bit, wherever each part of it was computed.
+        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. Without states they follow from
+        // the prompt alone, so its KV is identical to the bit, wherever each part of it was computed. With states, a prefill
+        // whose link is measured has a last chunk of its own: see `tokens_beside_states`.
         match (exports || self.pulls(), self.limits.has_states) {
             (false, _) => n_left,
             (true, false) => self.limits.budget.taper(n_left, n_prompts),
