@@ -196,6 +196,8 @@ fn an_idle_conversation_of_a_hybrid_model_leaves_the_cache_and_comes_back_unchan
         let expected = ask(&mut kept, &second, 24);
         let mut scheduler = subject.parking();
         ask(&mut scheduler, &first, 24);
+        // So slow a prefill leaves time for all copies, however busy the machine is.
+        scheduler.prefill_tps = 1e-3;
         ask(&mut scheduler, &subject.text(7, 200), 24);
         assert!(scheduler.slots.iter().any(|slot| slot.parked), "{architecture:?}");
         let turn = ask(&mut scheduler, &second, 24);
