@@ -177,6 +177,12 @@ impl Bounds {
     }
 }
 
+/// The digits of a schema's bounds but 0, which engines compare with those of a number one by one.
+pub(super) fn n_digits(fields: &Map<String, Value>) -> usize {
+    let bounds = Side::KEYS.into_iter().filter_map(|key| fields.get(key)?.as_number());
+    bounds.filter(|bound| bound.as_f64() != Some(0.0)).map(|bound| bound.to_string().len()).sum()
+}
+
 /// The least and the largest integer within all bounds. `None`: there is none on one side.
 fn integers_within(fields: &Map<String, Value>) -> Option<(i128, i128)> {
     let most = |side: Side| {

@@ -5,12 +5,16 @@
 //! named. Upstreams get the schema as it was written.
 
 mod bounds;
+mod circular;
 mod ecma;
 mod numbers;
+mod objects;
+mod references;
 
 use serde_json::{Map, Value};
 
-use self::bounds::Bounds;
+use self::bounds::{Bounds, n_digits};
+use self::circular::CircularReferences;
 use self::ecma::of_ecma;
 use self::numbers::{HeldCount, Step, has_inexact, near};
 
@@ -57,6 +61,12 @@ const COMBINING: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 /// The most schemas of a `oneOf` that are compared with one another.
 const MAX_COMPARED: usize = 256;
 
+/// The most digits of bounds beside a step, where these may stand anywhere in a schema: of two of 64 bits.
+const MAX_BOUNDS_DIGITS: usize = 40;
+
+/// The longest length of a text whose pattern counts repetitions.
+const MAX_LENGTH_OF_COUNTED: f64 = 128.0;
+
 /// The most parts that are named.
 const MAX_NAMED: usize = 8;
 
@@ -84,8 +94,9 @@ pub struct Unheld {
 pub(crate) fn held(schema: &Value, is_strict: bool) -> HeldSchema {
     let hold = |may_nest| {
         let combines = has_key(schema, &COMBINING);
+        let circular = CircularReferences::of(schema);
         let mut holding =
-            Holding { root: schema, is_strict, may_nest, combines, steps: None, unheld: Unheld::default() };
+            Holding { root: schema, is_strict, may_nest, combines, circular, steps: None, unheld: Unheld::default() };
         let mut held = schema.clone();
         holding.hold(&mut held);
         (held, holding.unheld)
@@ -107,6 +118,7 @@ struct Holding<'s> {
     may_nest: bool,
     /// Several of its parts may describe one value.
     combines: bool,
+    circular: CircularReferences,
     /// The step of numbers that are multiples of all steps so far.
     steps: Option<Step>,
     unheld: Unheld,
@@ -129,6 +141,7 @@ impl Holding<'_> {
 
     fn hold(&mut self, schema: &mut Value) {
         let Value::Object(fields) = schema else { return };
+        self.references(fields);
         self.keywords(fields);
         self.strings(fields);
         self.numbers(fields);
@@ -195,6 +208,19 @@ impl Holding<'_> {
                 }
             }
         }
+        // An engine cannot tell whether some text has such a pattern and such a length.
+        let is_counted = |pattern: &str| pattern.contains('{');
+        let is_long = |key: &&str| fields.get(*key).and_then(Value::as_f64).is_some_and(|n| n > MAX_LENGTH_OF_COUNTED);
+        if !self.is_strict
+            && fields.get("pattern").and_then(Value::as_str).is_some_and(is_counted)
+            && ["minLength", "maxLength"].iter().any(is_long)
+        {
+            for key in ["minLength", "maxLength"] {
+                if fields.remove(key).is_some() {
+                    self.leave_out(key);
+                }
+            }
+        }
     }
 
     fn numbers(&mut self, fields: &mut Map<String, Value>) {
@@ -213,8 +239,10 @@ impl Holding<'_> {
         let of_integers = may_be(fields, "integer") && !may_be(fields, "number");
         let bounds = Bounds { of_integers, may_end_early: self.is_strict };
         bounds.hold(fields).into_iter().for_each(|key| self.leave_out(key));
+        // A bound beside a step may stand in another part of the schema that describes the same number.
+        let n_digits = if self.combines { MAX_BOUNDS_DIGITS } else { n_digits(fields) };
         if let Some(step) = fields.get("multipleOf").and_then(Value::as_f64)
-            && !self.takes_step(step)
+            && !self.takes_step(step, n_digits)
         {
             fields.remove("multipleOf");
             self.leave_out("multipleOf");
@@ -230,12 +258,13 @@ impl Holding<'_> {
     }
 
     /// Returns true if engines hold a step, and that of the numbers that are multiples of all steps that meet.
-    fn takes_step(&mut self, step: f64) -> bool {
-        let Some(step) = Step::of(step) else { return false };
+    fn takes_step(&mut self, step: f64, n_digits: usize) -> bool {
+        let Some(step) = Step::of(step).filter(|step| step.is_held_within(n_digits)) else { return false };
         if !self.combines {
             return true;
         }
         let all = self.steps.map_or(Some(step), |earlier| earlier.and(step));
+        let all = all.filter(|step| step.is_held_within(n_digits));
         self.steps = all.or(self.steps);
         all.is_some()
     }
@@ -258,52 +287,6 @@ impl Holding<'_> {
             all.push(serde_json::json!({ "enum": exact }));
         }
         one_of(fields, all.into());
-    }
-
-    fn objects(&mut self, fields: &mut Map<String, Value>) {
-        self.patterns(fields);
-        let n_required = fields.get("required").and_then(Value::as_array).map_or(0, Vec::len);
-        let n_named = fields.get("properties").and_then(Value::as_object).map_or(0, Map::len);
-        // Engines count properties only where none is optional, or where one more than the required ones decides.
-        let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false));
-        let more = |key| fields.get(key).and_then(Value::as_u64).map(|n| n.saturating_sub(n_required as u64));
-        let (least, most) = (more("minProperties").unwrap_or(0), more("maxProperties"));
-        let one_decides =
-            is_closed && !fields.contains_key("patternProperties") && least <= 1 && most.is_none_or(|n| n == 1);
-        if n_named > n_required && !one_decides && (least > 0 || most.is_some()) {
-            for key in ["minProperties", "maxProperties"] {
-                if fields.remove(key).is_some() {
-                    self.leave_out(key);
-                }
-            }
-        }
-    }
-
-    /// Translates the patterns of names. Engines need to know that no name has two of them, so only the first one of several
-    /// stays, and so do others that begin with another letter.
-    fn patterns(&mut self, fields: &mut Map<String, Value>) {
-        let Some(Value::Object(patterns)) = fields.remove("patternProperties") else { return };
-        let (mut kept, mut begins, mut all_held) = (Map::new(), Vec::new(), true);
-        for (pattern, inner) in patterns {
-            let begin =
-                pattern.strip_prefix('^').and_then(|rest| rest.chars().next()).filter(char::is_ascii_alphanumeric);
-            let is_apart = kept.is_empty() || begin.is_some() && !begins.contains(&begin) && !begins.contains(&None);
-            match of_ecma(&pattern).filter(|_| is_apart) {
-                Some(pattern) => {
-                    kept.insert(pattern, inner);
-                    begins.push(begin);
-                }
-                None => all_held = false,
-            }
-        }
-        if !all_held {
-            self.leave_out("patternProperties");
-            // Otherwise the names of the patterns that are left out would be forbidden.
-            fields.insert("additionalProperties".to_owned(), true.into());
-        }
-        if !kept.is_empty() {
-            fields.insert("patternProperties".to_owned(), kept.into());
-        }
     }
 
     /// Engines hold `oneOf` only if no text fits two of its alternatives. Any of them is the nearest thing.

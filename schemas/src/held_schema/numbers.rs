@@ -9,7 +9,8 @@ pub(super) const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
 /// No reply has so many characters, items or properties, and engines count no further.
 const TOO_MANY: f64 = 2_147_483_648.0;
 
-/// The largest step, without its decimal point: an engine looks through as many remainders before the first token.
+/// The largest step, without its decimal point: an engine looks through as many remainders before the first token, and beside
+/// bounds for each of their digits.
 const MAX_STEP: u128 = 100_000;
 
 /// The largest step that is a power of ten, of which a few remainders decide.
@@ -74,9 +75,17 @@ impl Step {
         (a * b <= u128::from(u32::MAX) && all.is_held()).then_some(all)
     }
 
+    /// Returns true if engines hold it beside bounds of so many digits.
+    pub(super) fn is_held_within(self, n_digits: usize) -> bool {
+        self.is_round() || self.digits.saturating_mul(n_digits as u128) <= MAX_STEP
+    }
+
+    fn is_round(self) -> bool {
+        (0..=MAX_ROUND_STEP.ilog10()).any(|n| 10_u128.pow(n) == self.digits)
+    }
+
     fn is_held(self) -> bool {
-        let is_round = (0..=MAX_ROUND_STEP.ilog10()).any(|n| 10_u128.pow(n) == self.digits);
-        let is_small = self.digits <= MAX_STEP || is_round;
+        let is_small = self.digits <= MAX_STEP || self.is_round();
         is_small && self.digits > 0 && self.n_decimals <= MAX_STEP_DECIMALS
     }
 }

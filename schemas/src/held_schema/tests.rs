@@ -122,6 +122,54 @@ fn numbers_are_held_exactly_or_named() {
 }
 
 #[test]
+fn a_step_beside_bounds_is_held_as_far_as_an_engine_can_compare_digits() {
+    let of = |step: u32, most: u64| json!({"type": "integer", "multipleOf": step, "minimum": 0, "maximum": most});
+    same(of(5_000, 1 << 60));
+    same(of(1_000_000, 1 << 40));
+    same(of(9_999, i32::MAX as u64));
+    for (step, most) in [(9_999, 1 << 60), (50_000, 10_000_000), (86_400, 4_102_444_800)] {
+        check(of(step, most), json!({"type": "integer", "minimum": 0, "maximum": most}), "multipleOf");
+        assert_eq!(held(&of(step, most), true).unheld.refused.as_deref(), Some("multipleOf"));
+    }
+    same(json!({"type": "integer", "multipleOf": 86_400, "minimum": 0}));
+    // The bound may be that of the same number.
+    let apart = json!({"allOf": [{"multipleOf": 9_999}, {"maximum": 1_u64 << 60}]});
+    check(apart, json!({"allOf": [{}, {"maximum": 1_u64 << 60}]}), "multipleOf");
+}
+
+#[test]
+fn a_reference_that_comes_back_stands_alone() {
+    let tree = |child: Value| json!({"type": "object", "properties": {"child": child}});
+    let alone = tree(json!({"$ref": "#"}));
+    check(tree(json!({"$ref": "#", "nullable": true})), alone.clone(), "nullable");
+    check(tree(json!({"$ref": "#", "type": "object", "minProperties": 1})), alone, "type, minProperties");
+    let described = tree(json!({"$ref": "#", "description": "a child"}));
+    check(described.clone(), described, "");
+    let all = tree(json!({"allOf": [{"$ref": "#"}, {"minProperties": 1}]}));
+    check(all, tree(json!({"allOf": [{"$ref": "#"}]})), "allOf");
+    let any = json!([{"$ref": "#"}, {"type": "null"}]);
+    check(tree(json!({"anyOf": any, "minProperties": 1})), tree(json!({"anyOf": any})), "minProperties");
+    // By way of another one, and at the top, beside the definitions.
+    let defs = json!({"a": {"properties": {"b": {"$ref": "#/$defs/b", "type": "object"}}}, "b": {"items": {"$ref": "#/$defs/a"}}});
+    let held_defs = json!({"a": {"properties": {"b": {"$ref": "#/$defs/b"}}}, "b": {"items": {"$ref": "#/$defs/a"}}});
+    check(json!({"$ref": "#/$defs/a", "$defs": defs}), json!({"$ref": "#/$defs/a", "$defs": held_defs}), "type");
+    let other = json!({"$defs": {"a": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/a", "maxLength": 3}}});
+    check(other.clone(), other, "");
+    assert_eq!(held(&tree(json!({"$ref": "#", "nullable": true})), true).schema, None);
+}
+
+#[test]
+fn a_pattern_that_counts_is_held_without_long_lengths() {
+    let of =
+        |pattern: &str, most: u32| json!({"type": "string", "pattern": pattern, "minLength": 3, "maxLength": most});
+    for (pattern, most) in [("^[a-z]{1,50}$", 128), ("^[a-z]+$", 2_000)] {
+        check(of(pattern, most), of(pattern, most), "");
+    }
+    let counted = "^[a-z]{1,50}( [a-z]{1,50})*$";
+    check(of(counted, 2_000), json!({"type": "string", "pattern": counted}), "minLength, maxLength");
+}
+
+#[test]
 fn what_is_held_is_not_nested_deeper_than_schemas_may_be() {
     let mut schema = json!({"type": "string"});
     while depth(&schema) < MAX_DEPTH - 1 {

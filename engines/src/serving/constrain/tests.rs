@@ -426,6 +426,42 @@ async fn what_is_written_keeps_the_bounds_at_the_ends_of_64_bits() {
     assert!(held_list(&compiler, between, true).await.is_none());
 }
 
+/// Each was refused, or failed when the text came to it.
+#[tokio::test]
+async fn what_cannot_be_held_beside_something_else_is_no_error_without_strict() {
+    let compiler = compiler();
+    for (value, right, wrong) in [
+        (r#"{"type": "integer", "multipleOf": 50000, "minimum": 50000, "maximum": 10000000}"#, "150000", "10000001"),
+        (r#"{"type": "integer", "multipleOf": 86400, "minimum": 0, "maximum": 4102444800}"#, "86400", "-86400"),
+        (r#"{"type": "integer", "multipleOf": 9999, "minimum": 0, "maximum": 2147483647}"#, "19998", "19999"),
+        (r#"{"type": "integer", "multipleOf": 5000, "minimum": 0, "maximum": 1152921504606846976}"#, "5000", "5001"),
+        (r#"{"type": "integer", "multipleOf": 86400, "minimum": 0}"#, "172800", "172801"),
+        (
+            r#"{"type": "string", "pattern": "^[a-z]{1,50}( [a-z]{1,50})*$", "minLength": 100, "maxLength": 2000}"#,
+            r#""a bc""#,
+            r#""A""#,
+        ),
+    ] {
+        let (constraint, _) = held_list(&compiler, value, false).await.unwrap();
+        assert!(compiler.allows(&constraint, &format!("[{right}]")).await, "{value}: {right}");
+        assert!(!compiler.allows(&constraint, &format!("[{wrong}]")).await, "{value}: {wrong}");
+    }
+    for child in [
+        r##"{"$ref": "#", "nullable": true}"##,
+        r##"{"$ref": "#", "type": "object", "additionalProperties": false, "minProperties": 1}"##,
+        r##"{"allOf": [{"$ref": "#"}, {"minProperties": 1}]}"##,
+        r##"{"anyOf": [{"$ref": "#"}, {"type": "null"}], "minProperties": 1}"##,
+    ] {
+        let tree = format!(
+            r#"{{"type": "object", "properties": {{"n": {{"type": "integer"}}, "child": {child}}}, "required": ["n"],
+                "additionalProperties": false}}"#
+        );
+        let constraint = Constraint::json_schema(serde_json::from_str(&tree).unwrap(), "f", false).unwrap();
+        assert!(compiler.allows(&constraint, r#"{"n": 1, "child": {"n": 2}}"#).await, "{child}");
+        assert!(!compiler.allows(&constraint, r#"{"n": 1, "child": {"n": "2"}}"#).await, "{child}");
+    }
+}
+
 #[tokio::test]
 async fn steps_that_meet_are_held_together_or_named() {
     let compiler = compiler();
