@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStderr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use super::child::KILL_DEADLINE;
 
@@ -13,6 +16,9 @@ const KEPT_LINES: usize = 4;
 /// Bytes of a line that are kept.
 const MAX_LINE: u64 = 500;
 const END_POLL: Duration = Duration::from_millis(5);
+
+/// The longest time from the end of a process's socket to its own.
+const END_WAIT: Duration = Duration::from_millis(200);
 
 /// A child. Dropping it kills it, and waits for its end.
 #[derive(Debug)]
@@ -41,6 +47,19 @@ impl CalledChild {
     /// Returns true if it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// Returns true if it was killed from outside, as by a system that lacks memory. Waits up to [`END_WAIT`] for its end, since its
+    /// socket closes first.
+    pub fn was_killed(&mut self) -> bool {
+        let until = Instant::now() + END_WAIT;
+        loop {
+            match self.process.try_wait() {
+                Ok(Some(status)) => return status.signal() == Some(Signal::KILL.as_raw()),
+                Ok(None) if Instant::now() < until => std::thread::sleep(END_POLL),
+                _ => return false,
+            }
+        }
     }
 
     /// Kills it, and returns what became of it, in words.
@@ -107,7 +126,7 @@ fn log(name: &str, stderr: ChildStderr, kept: &Mutex<VecDeque<String>>) {
 mod tests {
     use std::io::Write;
 
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, kill_process};
 
     use super::super::ChildCommand;
     use super::*;
@@ -126,6 +145,20 @@ mod tests {
         }
         let end = child.end();
         assert!(end.ends_with("its last words: line 2 / line 3 / line 4 / line 5"), "{end}");
+    }
+
+    #[test]
+    fn a_called_child_that_was_killed_is_told_from_one_that_ended() {
+        for (script, killed) in [("kill -KILL $$", true), ("kill -ABRT $$", false), ("exit 3", false)] {
+            let (mut socket, mut child) =
+                ChildCommand::new("the child", "sh").args(["-c", script]).spawn_called().unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).unwrap();
+            while !child.has_ended() {
+                std::thread::sleep(END_POLL);
+            }
+            assert_eq!(child.was_killed(), killed, "{script}");
+        }
     }
 
     #[test]

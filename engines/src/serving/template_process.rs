@@ -109,7 +109,13 @@ impl TemplateProcesses {
         // One that has ended meanwhile, by whatever cause, costs no request.
         let kept = kept.and_then(|mut process| (!process.child.has_ended()).then_some(process));
         let mut process = kept.map_or_else(|| self.start(), Ok)?;
-        match process.template.render_pieces(conversation, now, max_bytes) {
+        let mut rendered = process.template.render_pieces(conversation, now, max_bytes);
+        // The prompt is not at fault if the system, or somebody, killed the process.
+        if rendered.is_err() && process.child.was_killed() {
+            process = self.start()?;
+            rendered = process.template.render_pieces(conversation, now, max_bytes);
+        }
+        match rendered {
             Ok(rendered) => {
                 self.keep(process);
                 rendered
