@@ -49,8 +49,8 @@ impl CalledChild {
         !matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Returns true if it was killed from outside, as by a system that lacks memory. Waits up to [`END_WAIT`] for its end, since its
-    /// socket closes first.
+    /// Returns true if it was killed from outside, as by a system that lacks memory. Waits up to 200 ms for its end, since its socket
+    /// closes first.
     pub fn was_killed(&mut self) -> bool {
         let until = Instant::now() + END_WAIT;
         loop {
