@@ -15,7 +15,7 @@ const N_IDLE: usize = 60;
 const MOST_TRIES: usize = 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_endpoint_without_descriptors_serves_its_connections_and_accepts_others_later() {
+async fn an_endpoint_without_descriptors_answers_its_connections_and_accepts_others_later() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = BatonServer::logging_to(log.reopen().unwrap(), &SIM);
     let n_failed = || {
@@ -32,8 +32,10 @@ async fn an_endpoint_without_descriptors_serves_its_connections_and_accepts_othe
     let idle: Vec<_> = (0..N_IDLE).map(|_| TcpStream::connect(address).unwrap()).collect();
     eventually_async("a connection that is not accepted", async || n_failed() > 0).await;
     for _ in 0..10 {
+        // A request may need a new connection to its engine, for which there is no descriptor.
         let status = status(&client, &server, "sim").await;
-        assert_eq!(status, 200, "who is connected is served: {}", std::fs::read_to_string(log.path()).unwrap());
+        let log = std::fs::read_to_string(log.path()).unwrap();
+        assert!([200, 503].contains(&status), "who is connected is answered, not with {status}: {log}");
     }
     // An engine that ends now cannot be replaced, which a client hears.
     let engine = server.engine();
