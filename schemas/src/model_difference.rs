@@ -15,9 +15,9 @@ pub enum ModelDifference {
     OtherWeights,
     /// The types in which the KV cache keeps its rows.
     OtherCacheTypes {
-        /// Those of this node.
+        /// The types of this node.
         ours: RowTypes,
-        /// Those of the other node.
+        /// The types of the other node.
         theirs: RowTypes,
     },
     /// The order of K's elements, or with equal weights the sizes of the KV: other engines keep it in other forms.

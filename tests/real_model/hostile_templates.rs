@@ -5,7 +5,7 @@ use harness::{BatonServer, chat, peak_mib};
 use serde_json::json;
 use tiny_gguf::scripted::{Reply, Script, Tokenizer, cut};
 
-/// What each message makes of little, by the last message's text.
+/// Expressions that ask for far more memory than there is, each with the message that makes the template compute it.
 const EXPANSIONS: [(&str, &str); 7] = [
     ("doubling", "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}"),
     ("replacing", "{{ long | replace('x', long) | length }}"),

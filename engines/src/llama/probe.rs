@@ -29,7 +29,7 @@ use super::transfer::{self, KvTransfer};
 /// The sequence of the token.
 const SEQUENCE: u32 = 0;
 
-/// What moves the KV of a context.
+/// The transfer of KV that fits a context.
 pub enum ProbedKv {
     /// All sequences share one cache.
     Shared(KvTransfer),

@@ -20,7 +20,7 @@ use super::sampler::{Peak, Sampler};
 pub(crate) struct Sequence {
     pub(crate) request: SequenceRequest,
     pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
-    /// What its next token is drawn from, once the mask is known. Its token has been computed, and it sits out steps.
+    /// The logits of its next token, kept until the mask is known. Meanwhile it takes part in no step.
     pub(crate) held: Option<HeldLogits>,
     /// The token of the current step, until those of the step's other sequences are drawn.
     drawn: Option<GeneratedToken>,

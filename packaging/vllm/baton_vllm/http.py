@@ -15,7 +15,7 @@ MAX_KEYED = 192
 # Connections whose caller has not, counted from the accept on: in a handshake, or before a whole head. The oldest makes room, so
 # strangers who wait cannot shut out a caller with the key, who needs milliseconds.
 MAX_STRANGERS = 64
-# Those of one address; of IPv6 the first 64 bits, since a machine chooses the others.
+# Connections from one address. IPv6 addresses count by their first 64 bits, since a machine chooses the others itself.
 MAX_STRANGERS_OF_ADDRESS = 16
 # How long the handshake may take, and then the first head.
 HEAD_SECONDS = 5

@@ -19,7 +19,7 @@ pub(in crate::llama) struct ParsedWhole {
     pub(in crate::llama) beside: ParsedBeside,
 }
 
-/// What a sequence has beside finished rows.
+/// The parts of a sequence that are no finished rows: the window and the compressors.
 pub(in crate::llama) struct ParsedBeside {
     pub(in crate::llama) window: ParsedRows,
     /// The section of the window, as llama.cpp wrote it.

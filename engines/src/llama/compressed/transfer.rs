@@ -21,7 +21,7 @@ use crate::llama::transfer::{TransferError, clear, end_with_states};
 /// Exports and imports the KV of a context's slots, which are its sequences.
 pub struct CompressedTransfer {
     form: Arc<CompressedForm>,
-    /// Of each slot, chunks that wait for their states. They continue what the slot has in the cache.
+    /// The chunks of each slot that wait for their states. They continue the rows that the slot has in the cache.
     waiting: Vec<Vec<Chunk>>,
     /// All rows of a slot, of which more chunks will be exported before anything changes.
     exported: Option<(u32, Chunk)>,

@@ -193,7 +193,7 @@ fn conversations_with_one_system_prompt_pull_it_once() {
         let mut rig = Rig::new(4, 8_192);
         assert_eq!([2, 3].map(|seed| rig.pull(&conversation(seed), script).report.unwrap().n_tokens), [a, a]);
     }
-    // What a broken pull has brought up to a checkpoint is used.
+    // A broken pull leaves the rows up to its last checkpoint.
     let mut rig = Rig::new(4, 8_192);
     let outcome = rig.pull(&conversation(2), Script { breaks_after: Some(34), ..Script::default() });
     assert_eq!((outcome.report.unwrap().n_tokens, outcome.n_computed as usize), (500, conversation(2).len() - 500));
