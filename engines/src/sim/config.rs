@@ -12,6 +12,9 @@ pub struct SimConfig {
     pub n_ctx: u32,
     /// Prompt tokens per second, shared by all prefilling sequences.
     pub prefill_tps: f64,
+    /// Milliseconds of a prefill step beside its tokens, such as reading the weights. Prompts that wait for the same step share
+    /// it. 0: each prompt's chunks have steps of their own.
+    pub prefill_step_ms: f64,
     /// Tokens per second of one stream alone.
     pub decode_tps: f64,
     /// The share by which each further stream makes a decode step longer: the step reads the weights once, but the KV
@@ -43,6 +46,7 @@ impl Default for SimConfig {
             n_slots: 4,
             n_ctx: 16_384,
             prefill_tps: 5_000.0,
+            prefill_step_ms: 0.0,
             decode_tps: 100.0,
             decode_sharing_cost: 0.0,
             max_queued: 256,

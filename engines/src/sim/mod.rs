@@ -12,6 +12,7 @@ pub mod link;
 mod loopback;
 mod machine;
 mod paced;
+mod steps;
 mod text;
 mod vectors;
 
@@ -36,6 +37,7 @@ use tokio::time::Instant;
 use self::cache::PrefixCache;
 pub use self::config::SimConfig;
 pub use self::paced::PacedPuller;
+use self::steps::{StepCost, StepQueue, seconds};
 use self::text::{N_VOCAB, SimReply};
 use crate::embed;
 use crate::engine_options::SimWork;
@@ -52,8 +54,7 @@ struct SimState {
     config: SimConfig,
     slots: Arc<Semaphore>,
     n_queued: AtomicUsize,
-    /// When the prefills that were accepted so far will end. Prefills compute one after another.
-    prefill_free_at: Mutex<Instant>,
+    prefill_steps: StepQueue,
     cache: Mutex<PrefixCache>,
     puller: Option<Arc<dyn KvPuller>>,
     /// The factor on both rates, as the bits of an f64.
@@ -75,7 +76,7 @@ impl SimEngine {
         let state = SimState {
             slots: Arc::new(Semaphore::new(n_slots)),
             n_queued: AtomicUsize::new(0),
-            prefill_free_at: Mutex::new(Instant::now()),
+            prefill_steps: StepQueue::new(),
             cache: Mutex::new(PrefixCache::new(n_slots)),
             config,
             puller,
@@ -369,7 +370,7 @@ impl Engine for SimEngine {
 impl SimState {
     /// The number of prompt tokens that are accepted and not computed yet.
     fn backlog(&self) -> u32 {
-        let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
+        let left = self.prefill_steps.free_at(&self.step_cost()).saturating_duration_since(Instant::now());
         (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
     }
 
@@ -396,14 +397,15 @@ impl SimState {
 
     /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns the time of their computation.
     async fn prefill(&self, n: usize) -> Duration {
-        let took = seconds(n as f64, self.config.prefill_tps * self.speed());
-        let done_at = {
-            let mut free_at = lock(&self.prefill_free_at);
-            *free_at = (*free_at).max(Instant::now()) + took;
-            *free_at
-        };
-        tokio::time::sleep_until(done_at).await;
-        took
+        self.prefill_steps.compute(n, self.step_cost()).await
+    }
+
+    fn step_cost(&self) -> StepCost {
+        StepCost {
+            launch: seconds(self.config.prefill_step_ms / 1e3, self.speed()),
+            tps: self.config.prefill_tps * self.speed(),
+            n_max: self.config.chunk_tokens as usize,
+        }
     }
 }
 
@@ -427,12 +429,6 @@ impl Drop for SimQueuePlace {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The time of `n` tokens at a rate, at most a day. A rate that is not positive takes no time.
-fn seconds(n: f64, tps: f64) -> Duration {
-    let seconds = if tps > 0.0 { n / tps } else { 0.0 };
-    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
 }
 
 fn millis(duration: Duration) -> f64 {

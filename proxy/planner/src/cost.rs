@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::reason::{BarReason, RouteKind};
 use super::snapshot::{NodeView, RequestSize, Snapshot};
-use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates};
+use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates, batch_size};
 
 /// The nodes that serve a request, as indices into the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +53,14 @@ impl Prediction {
     /// The time to the first token without the wait for other requests.
     pub fn own_ms(&self) -> f64 {
         (self.ttft_ms - self.queue_ms).max(0.0)
+    }
+
+    /// The same if the prompt's computation had been predicted rightly. What a rate got wrong, the rate learns: a correction is
+    /// for the rest. Where the wire takes longer than the computation, that makes no difference.
+    pub fn own_ms_given(&self, prefill_ms: f64) -> f64 {
+        let is_known = prefill_ms > 0.0 && self.wire_ms <= self.prefill_ms;
+        let shift = if is_known { prefill_ms - self.prefill_ms } else { 0.0 };
+        (self.own_ms() + shift).max(prefill_ms)
     }
 }
 
@@ -95,7 +103,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
         _ => direct(&snapshot.request, decode),
     };
     let row = route.prefill.map_or(0, |p| 1 + p);
-    let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode)).copied().unwrap_or(1.0);
+    let computed = missing(&snapshot.request, prefill.unwrap_or(decode));
+    let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode));
+    let correction = correction.map_or(1.0, |factors| factors.at(computed));
     RouteCandidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
 }
 
@@ -132,8 +142,7 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let PrefillSeconds { own: compute, others } = prefill_seconds(prefill, computed)?;
     // Without a free slot on the prefill node, this prompt waits for its whole backlog.
     let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
-    let backlog = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
-    let queue = if is_full { backlog } else { others };
+    let queue = if is_full { seconds_behind(prefill, computed, prefill.n_backlog.into())? } else { others };
     let per_token = kv_bytes / link.bytes_per_second;
     let wire = moved * per_token + link.state_seconds(size.state_bytes);
     let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + link.unhidden_state_seconds(size.state_bytes);
@@ -189,12 +198,20 @@ struct PrefillSeconds {
     others: f64,
 }
 
-/// Predicts the prefill of `n` prompt tokens. Prompts take turns by chunks, so each other prompt delays this one by no
-/// more than this one's own length.
+/// Predicts the prefill of `n` prompt tokens. Prompts in slots share steps, so each other prompt delays this one by no more than
+/// this one's own length.
 fn prefill_seconds(node: &NodeView, n: f64) -> Option<PrefillSeconds> {
-    let rate = node.rates.prefill.at(n)?;
     let others = f64::from(node.n_backlog).min(n * f64::from(node.n_active + node.n_queued).max(1.0));
-    Some(PrefillSeconds { own: n / rate, others: others / rate })
+    Some(PrefillSeconds { own: n / node.rates.prefill.at(n)?, others: seconds_behind(node, n, others)? })
+}
+
+/// The seconds by which `others` tokens of other prompts delay one of `n` tokens: all of them in steps that slots share, less
+/// what this prompt takes alone.
+fn seconds_behind(node: &NodeView, n: f64, others: f64) -> Option<f64> {
+    let all = n + others;
+    let together = all.min(n * f64::from(node.n_slots.max(1)));
+    let rate = node.rates.prefill.at(batch_size(n, together))?;
+    Some((all / rate - n / node.rates.prefill.at(n)?).max(0.0))
 }
 
 /// Seconds of one decode step after this request has joined the running streams.
@@ -219,7 +236,7 @@ pub(super) mod tests {
     use baton_schemas::no_handoff::NoHandoffReason;
 
     use super::*;
-    use crate::rates::{Curve, NodeRates};
+    use crate::rates::{Curve, LengthFactors, NodeRates};
     use crate::snapshot::KvSize;
 
     /// An idle node with these rates.
@@ -404,7 +421,7 @@ pub(super) mod tests {
         let mut snapshot = spark_and_mac(1_000, 100.0);
         (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (1, 8_000);
         let (_, before) = predictions(&snapshot);
-        snapshot.corrections = vec![vec![1.0], vec![3.0]];
+        snapshot.corrections = [1.0, 3.0].map(|factor| vec![LengthFactors::constant(factor)]).to_vec();
         let (_, after) = predictions(&snapshot);
         assert!((after.own_ms() / before.own_ms() - 3.0).abs() < 1e-9);
         assert!(after.queue_ms == before.queue_ms && after.queue_ms > 0.0);
@@ -413,7 +430,7 @@ pub(super) mod tests {
     #[test]
     fn a_first_token_is_never_predicted_before_its_prompt_is_computed_and_sent() {
         let mut snapshot = spark_and_mac(8_192, 100.0);
-        snapshot.corrections = vec![vec![0.2], vec![0.2]];
+        snapshot.corrections = vec![vec![LengthFactors::constant(0.2)]; 2];
         for bytes_per_second in [1.25e9, 0.125e9] {
             snapshot.links[0][0].bytes_per_second = bytes_per_second;
             let (direct, handoff) = predictions(&snapshot);
@@ -443,9 +460,49 @@ pub(super) mod tests {
     fn a_route_that_was_mispredicted_is_corrected() {
         let mut snapshot = spark_and_mac(1_000, 100.0);
         let (before, _) = predictions(&snapshot);
-        snapshot.corrections = vec![vec![2.0], vec![1.0]];
+        let mut of_thousand = LengthFactors::constant(1.0);
+        of_thousand.0[LengthFactors::class(999.0)] = 2.0;
+        snapshot.corrections = vec![vec![of_thousand], vec![LengthFactors::constant(1.0)]];
         let (after, _) = predictions(&snapshot);
         assert!((after.ttft_ms / before.ttft_ms - 2.0).abs() < 1e-9);
         assert!((after.completion_ms - before.completion_ms - before.ttft_ms).abs() < 1e-6);
+        // Another length is not touched.
+        snapshot.decode[0].n_cached = 900;
+        let (cached, _) = predictions(&snapshot);
+        assert!((cached.ttft_ms - (99.0 / 1.47 + 1e3 / 39.0)).abs() < 0.1, "{cached:?}");
+    }
+
+    #[test]
+    fn a_wrong_rate_is_not_a_wrong_route() {
+        let (direct, handoff) = predictions(&spark_and_mac(8_192, 32.0));
+        for prediction in [direct, handoff] {
+            let twice = prediction.own_ms_given(2.0 * prediction.prefill_ms);
+            assert!((twice - prediction.own_ms() - prediction.prefill_ms).abs() < 1e-6);
+            assert_eq!(prediction.own_ms_given(0.0), prediction.own_ms(), "a node that does not report it");
+        }
+        let mut slow_link = spark_and_mac(8_192, 32.0);
+        slow_link.links[0][0].bytes_per_second = 0.125e9;
+        let (_, handoff) = predictions(&slow_link);
+        assert_eq!(handoff.own_ms_given(2.0 * handoff.prefill_ms), handoff.own_ms(), "the wire takes longer");
+    }
+
+    #[test]
+    fn prompts_that_share_steps_wait_less_than_one_after_another() {
+        let mut snapshot = spark_and_mac(101, 1.0);
+        // A step takes 40 ms beside its tokens.
+        let spark = &mut snapshot.prefill[0];
+        spark.rates.prefill = Curve::default();
+        for n in [64.0, 128.0, 256.0, 512.0] {
+            spark.rates.prefill.learn(n, n / (0.04 + n / 5_570.0));
+        }
+        (spark.n_active, spark.n_backlog) = (3, 300);
+        let (_, handoff) = predictions(&snapshot);
+        let together_ms = 400.0 / snapshot.prefill[0].rates.prefill.at(400.0).unwrap() * 1e3;
+        assert!((handoff.queue_ms + handoff.prefill_ms - together_ms).abs() < 1e-6, "{handoff:?}");
+        assert!(handoff.queue_ms < 1.5 * handoff.prefill_ms, "not three times as long: {handoff:?}");
+        // A prompt in the queue waits for steps of full slots, too.
+        (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (4, 400);
+        let (_, queued) = predictions(&snapshot);
+        assert!(queued.queue_ms < 2.0 * queued.prefill_ms, "{queued:?}");
     }
 }

@@ -15,7 +15,7 @@
 //!     prefill: vec![],
 //!     links: vec![],
 //!     barred_pairs: vec![],
-//!     corrections: vec![vec![1.0]],
+//!     corrections: vec![],
 //!     turn: 0,
 //! };
 //! let [direct] = &baton_planner::cost::candidates(&snapshot)[..] else { panic!("one node has one route") };

@@ -2,7 +2,7 @@
 //!
 //! Every figure is an exponentially weighted mean of measurements; nothing is configured. A prefill rate depends on the
 //! prompt's length, a decode rate on the number of streams in a step. So both are curves with a mean for each power of
-//! two.
+//! two. Prompts that share steps are as fast as one prompt of so many tokens; see [`batch_size`].
 
 use baton_schemas::handoff::HandoffReport;
 
@@ -39,7 +39,9 @@ impl Curve {
             return;
         }
         let bucket = &mut self.buckets[bucket_of(size)];
-        *bucket = ewma(*bucket, rate);
+        // The mean is one of times, since times are predicted: the mean of a slow and a fast rate would be too fast.
+        let seconds = if *bucket > 0.0 { 1.0 / *bucket } else { 0.0 };
+        *bucket = 1.0 / ewma(seconds, 1.0 / rate);
     }
 
     /// The rate at a size: the mean at the nearest power of two; without one, a linear interpolation over the logarithm
@@ -67,6 +69,37 @@ impl Curve {
     /// Returns true if anything was measured.
     pub fn is_known(&self) -> bool {
         self.buckets.iter().any(|rate| *rate > 0.0)
+    }
+}
+
+/// The size at which a prompt of `n_tokens` has its rate if `n_together` tokens, of it and of others, share the same steps. A step
+/// costs something beside its tokens, which short prompts share. A long prompt fills its steps alone, and its rate falls with its
+/// own length.
+pub fn batch_size(n_tokens: f64, n_together: f64) -> f64 {
+    n_together.clamp(n_tokens, n_tokens.max(FIRST_CHUNK_TOKENS))
+}
+
+/// A factor for each class of prompt lengths: what one length is mispredicted by says little about another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LengthFactors(pub [f64; LengthFactors::N_CLASSES]);
+
+impl LengthFactors {
+    /// Below 64 tokens, and four times as many for each further class; the last has no end.
+    pub const N_CLASSES: usize = 6;
+
+    /// The same factor for every length.
+    pub const fn constant(factor: f64) -> LengthFactors {
+        LengthFactors([factor; LengthFactors::N_CLASSES])
+    }
+
+    /// The class of a prompt with so many tokens to compute.
+    pub fn class(n_tokens: f64) -> usize {
+        ((n_tokens.max(1.0).log2() as usize) / 2).saturating_sub(2).min(LengthFactors::N_CLASSES - 1)
+    }
+
+    /// The factor for a prompt with so many tokens to compute.
+    pub fn at(&self, n_tokens: f64) -> f64 {
+        self.0[LengthFactors::class(n_tokens)]
     }
 }
 
@@ -204,6 +237,27 @@ mod tests {
             curve.learn(nonsense.0, nonsense.1);
         }
         assert_eq!(curve.at(8.0), Some(1_000.0));
+    }
+
+    #[test]
+    fn a_mean_of_rates_predicts_the_mean_of_the_times() {
+        let mut curve = Curve::constant(100.0);
+        curve.learn(1.0, 50.0);
+        assert!((1.0 / curve.at(1.0).unwrap() - (0.7 * 0.01 + 0.3 * 0.02)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn short_prompts_in_one_step_have_the_rate_of_a_longer_one() {
+        let sizes = [(100.0, 100.0), (100.0, 400.0), (100.0, 8_000.0), (100.0, 0.0), (2_000.0, 9_000.0)];
+        let batches = sizes.map(|(n_tokens, n_together)| batch_size(n_tokens, n_together));
+        assert_eq!(batches, [100.0, 400.0, FIRST_CHUNK_TOKENS, 100.0, 2_000.0]);
+    }
+
+    #[test]
+    fn lengths_of_a_kind_share_a_factor() {
+        let classes =
+            [0.0, 63.0, 64.0, 255.0, 256.0, 1_023.0, 1_024.0, 8_000.0, 16_384.0, 1e9].map(LengthFactors::class);
+        assert_eq!(classes, [0, 0, 1, 1, 2, 2, 3, 4, 5, 5]);
     }
 
     #[test]

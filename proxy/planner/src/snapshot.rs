@@ -2,7 +2,7 @@
 
 use baton_schemas::no_handoff::NoHandoffReason;
 
-use crate::rates::{NodeRates, TransferRates};
+use crate::rates::{LengthFactors, NodeRates, TransferRates};
 use crate::reason::BarReason;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,9 +81,9 @@ pub struct Snapshot {
     pub links: Vec<Vec<TransferRates>>,
     /// The reason why no handoff is tried between two usable nodes, if there is one: `barred_pairs[prefill][decode]`.
     pub barred_pairs: Vec<Vec<Option<BarReason>>>,
-    /// The error of a route's earlier predictions: actual ÷ predicted time to first token.
+    /// The error of a route's earlier predictions: actual ÷ predicted time to first token, as far as rates do not explain it.
     /// `corrections[0][decode]` for direct generation, `corrections[1 + prefill][decode]` for a handoff.
-    pub corrections: Vec<Vec<f64>>,
+    pub corrections: Vec<Vec<LengthFactors>>,
     /// The request's number, for policies that take turns.
     pub turn: u64,
 }

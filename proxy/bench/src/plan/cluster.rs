@@ -50,6 +50,8 @@ pub(super) struct ClusterSpec {
     pub n_slots: u32,
     /// The context length at which decode rates are taken.
     pub n_context: u32,
+    /// Milliseconds of a prefill step beside its tokens.
+    pub prefill_step_ms: f64,
 }
 
 impl ClusterSpec {
@@ -62,6 +64,7 @@ impl ClusterSpec {
             link: link(10.0),
             n_slots: 4,
             n_context,
+            prefill_step_ms: 0.0,
         }
     }
 }
@@ -93,6 +96,7 @@ impl Cluster {
             n_slots: spec.n_slots,
             n_ctx: N_CTX,
             prefill_tps: machine.prefill_tps,
+            prefill_step_ms: spec.prefill_step_ms,
             decode_tps: machine.decode_tps(spec.n_context),
             decode_sharing_cost: sharing_cost(spec.n_context),
             chunk_tokens: 512,

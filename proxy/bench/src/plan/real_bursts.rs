@@ -57,6 +57,10 @@ pub(super) struct BurstErrors {
     long_prompts: Vec<LongPrompt>,
     /// 90th percentile of |actual ÷ predicted − 1|.
     error_p90: f64,
+    /// The same had the node's computation of each prompt been known: what waits, the link and the handoff's end add.
+    error_p90_given_prefill: f64,
+    /// The same of the computation's time a token, predicted as the median of all: what this machine's noise alone adds.
+    error_p90_of_machine: f64,
     /// What the endpoint itself shows as the mean error of its latest predictions, as a share.
     shown_error: f64,
 }
@@ -70,6 +74,10 @@ struct LongPrompt {
     predicted: f64,
     /// The part of the prediction in which the prompt is computed.
     predicted_prefill: f64,
+    /// The time that the computation took.
+    prefill_took: f64,
+    /// The prediction with that time.
+    predicted_given_prefill: f64,
     actual: f64,
 }
 
@@ -77,6 +85,11 @@ impl LongPrompt {
     /// Actual ÷ predicted − 1.
     fn error(&self) -> f64 {
         self.actual / self.predicted - 1.0
+    }
+
+    /// Seconds that the computation took for a token.
+    fn seconds_per_token(&self) -> f64 {
+        self.prefill_took / f64::from(self.n_prompt.max(1))
     }
 }
 
@@ -111,19 +124,33 @@ pub(super) async fn run(model: PathBuf) -> Result<BurstErrors, CommandFailure> {
         }
     }
     let shown = cluster.state().await?.models.first().map_or(0.0, |model| model.prediction_error);
-    let errors: Vec<f64> = long_prompts.iter().map(|long| long.error().abs()).collect();
-    let note = "real nodes on one machine";
-    Ok(BurstErrors { note, error_p90: percentile(&errors, 90.0), long_prompts, shown_error: shown.exp_m1() })
+    let p90 = |error: &dyn Fn(&LongPrompt) -> f64| percentile(&errors(&long_prompts, error), 90.0);
+    let usual = median(&long_prompts.iter().map(LongPrompt::seconds_per_token).collect::<Vec<_>>());
+    Ok(BurstErrors {
+        note: "real nodes on one machine",
+        error_p90: p90(&LongPrompt::error),
+        error_p90_given_prefill: p90(&|long| long.actual / long.predicted_given_prefill - 1.0),
+        error_p90_of_machine: p90(&|long| long.seconds_per_token() / usual - 1.0),
+        long_prompts,
+        shown_error: shown.exp_m1(),
+    })
+}
+
+fn errors(long_prompts: &[LongPrompt], error: &dyn Fn(&LongPrompt) -> f64) -> Vec<f64> {
+    long_prompts.iter().map(|long| error(long).abs()).collect()
 }
 
 fn long_prompt(n_burst: u64, record: RouteRecord) -> Option<LongPrompt> {
     let predicted = record.predicted?;
+    let prefill_ms = record.handoff.map_or(0.0, |handoff| handoff.compute_ms);
     Some(LongPrompt {
         n_burst,
         n_prompt: record.n_prompt,
         prefill: record.prefill,
         predicted: predicted.ttft_ms / 1e3,
         predicted_prefill: predicted.prefill_ms / 1e3,
+        prefill_took: prefill_ms / 1e3,
+        predicted_given_prefill: (predicted.queue_ms + predicted.own_ms_given(prefill_ms)) / 1e3,
         actual: record.ttft_ms? / 1e3,
     })
 }
@@ -189,21 +216,23 @@ impl BurstErrors {
         let mut report = Report::new("After bursts");
         report.text("Predictions for a long prompt after a burst of short ones, with real nodes on this machine.");
         report.table(&HEAD, self.long_prompts.iter().map(cells));
-        let errors: Vec<f64> = self.long_prompts.iter().map(|long| long.error().abs()).collect();
-        let (p50, p90) = (100.0 * median(&errors), 100.0 * self.error_p90);
+        let p50 = median(&errors(&self.long_prompts, &LongPrompt::error));
+        let [p50, p90, shown] = [p50, self.error_p90, self.shown_error].map(|share| 100.0 * share);
+        report.text(format!("|error|: p50 {p50:.0} %, p90 {p90:.0} %. Shown by the endpoint: {shown:.0} %."));
+        let [given, machine] = [self.error_p90_given_prefill, self.error_p90_of_machine].map(|share| 100.0 * share);
         report.text(format!(
-            "|error|: p50 {p50:.0} %, p90 {p90:.0} %. Shown by the endpoint: {:.0} %.",
-            100.0 * self.shown_error
+            "p90 if the computation's time were known: {given:.0} %. Of that time alone, predicted as its median: {machine:.0} %."
         ));
         report
     }
 }
 
-const HEAD: [&str; 6] = ["burst", "tokens", "route", "predicted, s", "actual, s", "error"];
+const HEAD: [&str; 7] = ["burst", "tokens", "route", "predicted, s", "prefill took, s", "actual, s", "error"];
 
 fn cells(long: &LongPrompt) -> Row {
     let route = if long.prefill.is_some() { "handoff" } else { "direct" };
     let predicted = format!("{:.2} (prefill {:.2})", long.predicted, long.predicted_prefill);
-    let figures = [predicted, format!("{:.2}", long.actual), format!("{:+.0} %", 100.0 * long.error())];
+    let took = [long.prefill_took, long.actual].map(|seconds| format!("{seconds:.2}"));
+    let figures = [predicted].into_iter().chain(took).chain([format!("{:+.0} %", 100.0 * long.error())]);
     row(long.n_burst.to_string(), [long.n_prompt.to_string(), route.to_owned()].into_iter().chain(figures))
 }

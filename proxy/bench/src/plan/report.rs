@@ -57,13 +57,26 @@ impl PlanFigures {
         report.text(
             "Requests at once, one DGX Spark and one M3 Ultra (mean time to the last token, median of the bursts):",
         );
-        let rows = self.bursts.iter().map(|line| {
-            let times = [line.planned, line.direct, line.handoff].map(seconds);
-            let errors = [line.regret(), line.error_afterwards].map(percent);
-            row(line.n_requests, times.into_iter().chain(errors))
-        });
-        let head = ["requests", "planned", "direct", "handoff", "regret", "error of a prediction afterwards"];
-        report.table(&head, rows);
+        let head = [
+            "requests",
+            "planned",
+            "direct",
+            "handoff",
+            "regret",
+            "|error| of TTFT, p50",
+            "p90",
+            "error of a prediction afterwards",
+        ];
+        for traffic in &bursts::TRAFFIC {
+            report.text(format!("Prompts: {}.", traffic.name));
+            let rows = self.bursts.iter().filter(|line| line.traffic == traffic.name).map(|line| {
+                let times = [line.planned, line.direct, line.handoff].map(seconds);
+                let [p50, p90] = line.ttft_errors;
+                let errors = [line.regret(), p50, p90, line.error_afterwards].map(percent);
+                row(line.n_requests, times.into_iter().chain(errors))
+            });
+            report.table(&head, rows);
+        }
     }
 
     fn add_published(&self, report: &mut Report) {

@@ -28,7 +28,8 @@ impl RouteRun {
                 // The decode node pulls KV only once it has a slot.
                 let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - others_ms.max(0.0);
                 if self.plan.is_tried_by(handoff.n_computed) {
-                    routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
+                    let predicted_ms = prediction.own_ms_given(handoff.compute_ms);
+                    routes.correct(self.plan.route, handoff.n_computed, predicted_ms, own_ms);
                 }
             }
             None => {
@@ -72,7 +73,8 @@ impl RouteRun {
         if let Some((prediction, actual_ms)) = predicted.zip(self.times.first_token_ms) {
             let others_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
             let own_ms = actual_ms - timings.queue_ms - others_ms.max(0.0);
-            model.routes.correct(None, self.plan.route.decode, prediction.own_ms(), own_ms);
+            let predicted_ms = prediction.own_ms_given(timings.compute_ms);
+            model.routes.correct(self.plan.route, timings.prompt_n, predicted_ms, own_ms);
         }
         model.routes.learn_output(request.max_tokens, request.generated.len() as u32);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
@@ -82,10 +84,9 @@ impl RouteRun {
     /// Another route gave the first token. This route's prediction was wrong by at least the time waited.
     pub(super) fn learn_overtaken(&self) {
         if let Some(prediction) = &self.plan.prediction {
-            let route = self.plan.route;
-            let waited_ms = self.elapsed_ms();
-            self.plan.model.routes.note_error(prediction.ttft_ms, waited_ms);
-            self.plan.model.routes.correct(route.prefill, route.decode, prediction.own_ms(), waited_ms);
+            let (routes, waited_ms) = (&self.plan.model.routes, self.elapsed_ms());
+            routes.note_error(prediction.ttft_ms, waited_ms);
+            routes.correct(self.plan.route, self.plan.n_missing(), prediction.own_ms(), waited_ms);
         }
     }
 }

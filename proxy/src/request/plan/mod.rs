@@ -283,6 +283,11 @@ impl Plan {
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
     }
 
+    /// Prompt tokens that the computing node is to compute.
+    pub fn n_missing(&self) -> u32 {
+        self.n_missing
+    }
+
     /// Returns true if a request that computed so many prompt tokens shows how wrong the route's predictions are. It does not
     /// if it computed few, or others than planned: a cache was not known or is gone, so the prediction was about other work.
     pub fn is_tried_by(&self, n_computed: u32) -> bool {

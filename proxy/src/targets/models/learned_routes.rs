@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_planner::rates::{Curve, TransferRates, ewma};
+use baton_planner::cost::Route;
+use baton_planner::rates::{Curve, LengthFactors, TransferRates, ewma};
 use tokio::time::Instant;
 
 /// The expected length of a reply before any reply was seen.
@@ -24,14 +25,15 @@ pub struct LearnedRoutes {
 struct RouteMeasurements {
     links: Vec<Vec<TransferRates>>,
     kv_distances: Vec<Vec<Option<f64>>>,
-    corrections: Vec<Vec<RouteCorrection>>,
+    corrections: Vec<Vec<[RouteCorrection; LengthFactors::N_CLASSES]>>,
     /// Tokens of a reply, by its client's limit.
     n_output: Curve,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
     error: f64,
 }
 
-/// The error factor of a route's predictions. It fades, so that a route is tried again after one bad request.
+/// The error factor of a route's predictions for prompts of about one length. It fades, so that a route is tried again after one
+/// bad request.
 #[derive(Debug, Clone, Copy)]
 struct RouteCorrection {
     /// Logarithm of the factor at the time `at`.
@@ -57,7 +59,7 @@ pub struct LearnedRoutesView {
     /// The last measured KV distance between two nodes with other weights, `[prefill][decode]`.
     pub kv_distances: Vec<Vec<Option<f64>>>,
     /// See [`Snapshot`](baton_planner::snapshot::Snapshot).
-    pub corrections: Vec<Vec<f64>>,
+    pub corrections: Vec<Vec<LengthFactors>>,
     /// Tokens of a reply, by its client's limit; see [`expected_output`].
     pub n_output: Curve,
     /// Mean absolute error of predicted times to first token, as a factor's logarithm.
@@ -70,7 +72,7 @@ impl LearnedRoutes {
         let learned = RouteMeasurements {
             links: vec![vec![TransferRates::default(); n_decode]; n_prefill],
             kv_distances: vec![vec![None; n_decode]; n_prefill],
-            corrections: vec![vec![RouteCorrection::none(); n_decode]; n_prefill + 1],
+            corrections: vec![vec![[RouteCorrection::none(); LengthFactors::N_CLASSES]; n_decode]; n_prefill + 1],
             n_output: Curve::default(),
             error: 0.0,
         };
@@ -101,8 +103,10 @@ impl LearnedRoutes {
     /// A copy of the current measurements.
     pub fn view(&self) -> LearnedRoutesView {
         let RouteMeasurements { links, kv_distances, corrections, n_output, error } = self.lock().clone();
-        let factors = |row: &Vec<RouteCorrection>| row.iter().map(|correction| correction.ln_now().exp()).collect();
-        let corrections = corrections.iter().map(factors).collect();
+        let factors = |classes: &[RouteCorrection; LengthFactors::N_CLASSES]| {
+            LengthFactors(classes.map(|correction| correction.ln_now().exp()))
+        };
+        let corrections = corrections.iter().map(|row| row.iter().map(factors).collect()).collect();
         LearnedRoutesView { links, kv_distances, corrections, n_output, error }
     }
 
@@ -143,12 +147,13 @@ impl LearnedRoutes {
         }
     }
 
-    /// A route's own part of the time to a first token, without waiting for other requests, was `actual_ms`, where
-    /// `predicted_ms` was predicted with all corrections.
-    pub fn correct(&self, prefill: Option<usize>, decode: usize, predicted_ms: f64, actual_ms: f64) {
+    /// A route's own part of the time to a first token, without waiting for other requests, was `actual_ms` for a prompt with
+    /// `n_tokens` to compute, where `predicted_ms` was predicted with all corrections.
+    pub fn correct(&self, route: Route, n_tokens: u32, predicted_ms: f64, actual_ms: f64) {
         let Some(ln) = ln_ratio(predicted_ms, actual_ms) else { return };
-        let row = prefill.map_or(0, |p| 1 + p);
-        if let Some(correction) = self.lock().corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
+        let row = route.prefill.map_or(0, |p| 1 + p);
+        if let Some(classes) = self.lock().corrections.get_mut(row).and_then(|row| row.get_mut(route.decode)) {
+            let correction = &mut classes[LengthFactors::class(n_tokens.into())];
             // In logarithms, so that twice and half are equally wrong.
             let ln = (correction.ln_now() + LEARNING_RATE * ln).clamp(CORRECTIONS.start().ln(), CORRECTIONS.end().ln());
             *correction = RouteCorrection { ln, at: Instant::now() };
@@ -192,26 +197,28 @@ const LEARNING_RATE: f64 = 0.2;
 mod tests {
     use super::*;
 
+    const HANDOFF: Route = Route { decode: 0, prefill: Some(0) };
+
     #[test]
     fn a_systematic_error_is_gone_within_twenty_requests() {
         let routes = LearnedRoutes::new(1, 1);
         // The model says 1,000 ms for what takes 2,500.
+        let correction = |row: usize, n_tokens: f64| routes.view().corrections[row][0].at(n_tokens);
         for _ in 0..20 {
-            let correction = routes.view().corrections[1][0];
-            routes.correct(Some(0), 0, 1_000.0 * correction, 2_500.0);
+            routes.correct(HANDOFF, 500, 1_000.0 * correction(1, 500.0), 2_500.0);
         }
-        let correction = routes.view().corrections[1][0];
-        assert!((correction / 2.5 - 1.0).abs() < 0.02, "{correction}");
-        assert!((routes.view().corrections[0][0] - 1.0).abs() < 1e-9, "other routes are not touched");
+        assert!((correction(1, 500.0) / 2.5 - 1.0).abs() < 0.02, "{}", correction(1, 500.0));
+        assert!((correction(0, 500.0) - 1.0).abs() < 1e-9, "other routes are not touched");
+        assert!((correction(1, 8_000.0) - 1.0).abs() < 1e-9, "nor are prompts of another length");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_correction_that_nothing_confirms_fades() {
         let routes = LearnedRoutes::new(1, 1);
         for _ in 0..50 {
-            routes.correct(Some(0), 0, 1_000.0, 4_000.0);
+            routes.correct(HANDOFF, 500, 1_000.0, 4_000.0);
         }
-        let correction = || routes.view().corrections[1][0];
+        let correction = || routes.view().corrections[1][0].at(500.0);
         assert!(correction() > 4.9, "{}", correction());
         tokio::time::sleep(HALF_LIFE).await;
         assert!((correction() - 5f64.sqrt()).abs() < 0.05, "{}", correction());
@@ -235,11 +242,11 @@ mod tests {
     fn an_outage_or_nonsense_does_not_spoil_the_model() {
         let routes = LearnedRoutes::new(0, 1);
         for (predicted, actual) in [(0.0, 5.0), (5.0, 0.0), (f64::NAN, 1.0), (1.0, 1e12), (1.0, 1e12)] {
-            routes.correct(None, 0, predicted, actual);
+            routes.correct(Route { prefill: None, decode: 0 }, 500, predicted, actual);
             routes.note_error(predicted, actual);
         }
         assert!(routes.view().error.is_finite());
-        let correction = routes.view().corrections[0][0];
+        let correction = routes.view().corrections[0][0].at(500.0);
         assert!(CORRECTIONS.contains(&correction), "{correction}");
     }
 }

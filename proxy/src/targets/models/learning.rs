@@ -1,6 +1,7 @@
 //! Turns the timings of requests into rates.
 
 use baton_planner::cost::Route;
+use baton_planner::rates::{Curve, batch_size};
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{Blame, HandoffReport};
 use baton_schemas::sequence::Timings;
@@ -32,7 +33,8 @@ impl ServedModel {
         let alone_ms =
             if timings.compute_ms > 0.0 { timings.compute_ms } else { timings.prefill_ms - timings.stalled_ms };
         if computed >= MIN_TOKENS {
-            prefill.learn(|rates| rates.prefill.learn(computed, computed / (alone_ms / 1e3)));
+            let slot_ms = timings.prefill_ms - timings.stalled_ms;
+            prefill.learn(|rates| learn_prefill(&mut rates.prefill, computed, alone_ms, slot_ms));
         }
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
         if let Some(distance) = timings.kv_distance {
@@ -52,8 +54,16 @@ impl ServedModel {
             // The last one was decoded.
             let computed = f64::from(timings.prompt_n.saturating_sub(1));
             if computed >= MIN_TOKENS {
-                rates.prefill.learn(computed, computed / (timings.compute_ms / 1e3));
+                let step_ms = timings.predicted_ms / steps.max(1.0);
+                learn_prefill(&mut rates.prefill, computed, timings.compute_ms, timings.prompt_ms - step_ms);
             }
         });
     }
+}
+
+/// Learns a rate from a prompt of `n_tokens` whose share of the engine's work took `alone_ms` of `slot_ms`. Shares are by tokens, so
+/// as many tokens were computed together as `slot_ms` is longer.
+fn learn_prefill(rates: &mut Curve, n_tokens: f64, alone_ms: f64, slot_ms: f64) {
+    let n_together = n_tokens * (slot_ms / alone_ms).max(1.0);
+    rates.learn(batch_size(n_tokens, n_together), n_tokens / (alone_ms / 1e3));
 }

@@ -3,6 +3,7 @@
 
 mod breaker;
 mod breakers;
+mod claims;
 mod fallbacks;
 mod health;
 mod identity;
@@ -17,10 +18,11 @@ mod workers;
 
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::breakers::{Breakers, PairBreakers, Task};
+pub use self::claims::NodeClaim;
 pub use self::fallbacks::{Fallback, FallbackReason, Fallbacks};
 pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTransition};
 pub use self::identity::ModelIdentity;
-pub use self::node::{FoundPaths, Node, NodeClaim, READY_WAIT};
+pub use self::node::{FoundPaths, Node, READY_WAIT};
 pub use self::node_state::NodeState;
 pub use self::quarantine::{Quarantine, QuarantineLevel, QuarantineStay};
 pub use self::workers::WorkerReport;

@@ -1,6 +1,6 @@
 //! A node: an engine on some machine, and this endpoint's knowledge of it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
+use super::claims::{ClaimedWork, NodeClaim, ReportedLoad};
 use super::health::{Health, StateChange, StateReason};
 use super::identity::{ModelIdentity, kv_size};
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
@@ -56,9 +57,9 @@ pub struct Node {
     pub quarantine: Arc<Quarantine>,
     /// The latest process that reported that it stops; 0 if none has.
     stopping: AtomicU64,
-    load: Mutex<NodeLoad>,
+    load: Mutex<ReportedLoad>,
     last_answer: Mutex<Instant>,
-    claims: ClaimedWork,
+    claims: Arc<ClaimedWork>,
     learned: Mutex<NodeMeasurements>,
 }
 
@@ -69,13 +70,6 @@ pub struct FoundPaths {
     pub process: u64,
     /// What it announces: each other node reaches some of these.
     pub paths: NodePaths,
-}
-
-/// The work that this endpoint has requested from a node and not received yet.
-#[derive(Debug, Default)]
-struct ClaimedWork {
-    n_streams: AtomicU32,
-    n_prompt_tokens: AtomicU32,
 }
 
 #[derive(Default)]
@@ -122,7 +116,7 @@ impl Node {
             stopping: AtomicU64::new(0),
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),
-            claims: ClaimedWork::default(),
+            claims: Arc::default(),
             learned: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&node)));
@@ -239,7 +233,8 @@ impl Node {
 
     /// The node in a plan's snapshot, for a task and a prompt.
     pub fn view(&self, task: Task, scope: CacheScope, prompt: &[Token]) -> NodeView {
-        let load = *lock(&self.load);
+        let reported = *lock(&self.load);
+        let (load, (n_streams, n_backlog)) = (reported.load, reported.with_claims(&self.claims));
         let learned = lock(&self.learned);
         let info = self.info();
         let barred = match self.health.state() {
@@ -254,14 +249,14 @@ impl Node {
         };
         // Until this endpoint has measured a rate, the node's own figure is used. It depends on no length or batch size.
         let known = |curve: Curve, reported: f64| if curve.is_known() { curve } else { Curve::constant(reported) };
-        let n_streams = self.claims.n_streams.load(Ordering::Relaxed);
+        let n_slots = info.as_ref().map_or(1, |info| info.n_slots);
         NodeView {
             name: self.name.clone(),
             barred,
-            n_slots: info.as_ref().map_or(1, |info| info.n_slots),
-            n_active: load.active_slots.max(n_streams.min(info.as_ref().map_or(0, |info| info.n_slots))),
-            n_queued: load.queued.max(n_streams.saturating_sub(info.as_ref().map_or(0, |info| info.n_slots))),
-            n_backlog: load.prefill_backlog.max(self.claims.n_prompt_tokens.load(Ordering::Relaxed)),
+            n_slots,
+            n_active: n_streams.min(n_slots),
+            n_queued: n_streams.saturating_sub(n_slots),
+            n_backlog,
             n_cached: u32::try_from(learned.prefixes.cached(scope, prompt)).unwrap_or(u32::MAX),
             rates: NodeRates {
                 prefill: known(learned.rates.prefill, load.prefill_tps),
@@ -272,17 +267,13 @@ impl Node {
     }
 
     /// Claims the node for streams whose prompt has this many tokens to compute.
-    pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> NodeClaim {
-        self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
-        self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
-        NodeClaim { node: Arc::clone(self), n_streams, n_prompt_tokens, is_prompt: false }
+    pub fn claim(&self, n_streams: u32, n_prompt_tokens: u32) -> NodeClaim {
+        NodeClaim::new(&self.claims, n_streams, n_prompt_tokens)
     }
 
     /// Claims the node for the KV of a prompt with this many tokens to compute.
-    pub fn claim_prompt(self: &Arc<Self>, n_tokens: u32) -> NodeClaim {
-        let mut claim = self.claim(1, n_tokens);
-        claim.is_prompt = true;
-        claim
+    pub fn claim_prompt(&self, n_tokens: u32) -> NodeClaim {
+        self.claim(1, n_tokens).of_prompt()
     }
 
     /// The source from which a decode node pulls this node's KV; `None` if other nodes cannot reach this node.
@@ -316,7 +307,7 @@ impl Node {
 
     /// The load that the node reported last.
     pub fn load(&self) -> NodeLoad {
-        *lock(&self.load)
+        lock(&self.load).load
     }
 }
 
@@ -333,7 +324,7 @@ impl Followed for Node {
         if let Some(info) = self.info() {
             self.set_info(info);
         }
-        *lock(&self.load) = load;
+        *lock(&self.load) = ReportedLoad::new(load, &self.claims);
         *lock(&self.last_answer) = Instant::now();
         match load.phase {
             // The stopping process has ended, and this is another one: it must first report its model.
@@ -354,7 +345,7 @@ impl Followed for Node {
 
     fn clear_load(&self) {
         *lock(&self.last_answer) = Instant::now();
-        *lock(&self.load) = NodeLoad::default();
+        *lock(&self.load) = ReportedLoad::default();
         self.forget();
     }
 }
@@ -368,37 +359,6 @@ async fn keep_time(node: Weak<Node>) {
         if awake::has_overslept(due) {
             *lock(&node.last_answer) = Instant::now();
         }
-    }
-}
-
-/// Requested work. Dropping it returns the claim.
-pub struct NodeClaim {
-    node: Arc<Node>,
-    n_streams: u32,
-    n_prompt_tokens: u32,
-    /// The claim is only for a prompt, and ends when the prompt is computed.
-    is_prompt: bool,
-}
-
-impl NodeClaim {
-    /// The prompt is computed.
-    pub fn prompt_done(&mut self) {
-        let n_tokens = std::mem::take(&mut self.n_prompt_tokens);
-        self.node.claims.n_prompt_tokens.fetch_sub(n_tokens, Ordering::Relaxed);
-        if self.is_prompt {
-            self.stream_done();
-        }
-    }
-
-    fn stream_done(&mut self) {
-        self.node.claims.n_streams.fetch_sub(std::mem::take(&mut self.n_streams), Ordering::Relaxed);
-    }
-}
-
-impl Drop for NodeClaim {
-    fn drop(&mut self) {
-        self.prompt_done();
-        self.stream_done();
     }
 }
 

@@ -352,7 +352,8 @@ async fn a_few_computed_tokens_teach_no_correction() {
         let prompt = [&[t % 250][..], &(1..15).collect::<Vec<Token>>()].concat();
         run_of(SequenceRequest { prompt, ..request() }, Span::none(), &model).await.unwrap();
     }
-    assert!((0.99..1.01).contains(&model.routes.view().corrections[0][0]), "{:?}", model.routes.view().corrections);
+    let [correction, ..] = model.routes.view().corrections[0][0].0;
+    assert!((0.99..1.01).contains(&correction), "{correction}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -366,7 +367,22 @@ async fn a_cache_that_was_not_known_teaches_no_correction() {
     }
     let view = model.routes.view();
     assert!(view.error > 1.0, "the predictions were wrong: {}", view.error);
-    assert!((0.9..1.1).contains(&view.corrections[0][0]), "{:?}", view.corrections);
+    assert!(view.corrections[0][0].0.iter().all(|factor| (0.9..1.1).contains(factor)), "{:?}", view.corrections);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_was_wrong_teaches_the_rate_and_no_correction() {
+    let model = model(vec![node("a", sim()).await]);
+    model.decode[0].learn(|rates| {
+        rates.prefill = Curve::constant(1e6);
+        rates.decode = Curve::constant(1_000.0);
+    });
+    let prompt: Vec<Token> = (0..8_000).map(|t| t % 250).collect();
+    run_of(SequenceRequest { prompt, ..request() }, Span::none(), &model).await.unwrap();
+    let view = model.routes.view();
+    assert!(view.error > 0.5, "the prediction was wrong: {}", view.error);
+    assert!(model.decode[0].rates().prefill.at(8_000.0).unwrap() < 2e4);
+    assert!((0.95..1.05).contains(&view.corrections[0][0].at(8_000.0)), "{:?}", view.corrections);
 }
 
 /// A model on a node that is late by `by` and on one that is late by `other`, with the rates of both known. Also the
@@ -421,7 +437,7 @@ async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
             (0, 0),
             "the loser is cancelled"
         );
-        let corrected = model.routes.view().corrections[0][0];
+        let corrected = model.routes.view().corrections[0][0].0.into_iter().fold(0.0, f64::max);
         assert!(corrected > 1.2, "that the route was late is learned: {corrected}");
     }
 }

@@ -1,0 +1,103 @@
+//! The work that this endpoint has requested from a node, beside the load that the node reports.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use baton_schemas::node::NodeLoad;
+
+/// The work that this endpoint has requested from a node and not received yet.
+#[derive(Debug, Default)]
+pub(super) struct ClaimedWork {
+    n_streams: AtomicU32,
+    n_prompt_tokens: AtomicU32,
+}
+
+/// A node's load, and how much of it this endpoint had requested when it came. The rest is other endpoints'. A load is up to half a
+/// second old, and what this endpoint has requested or received since is known exactly.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ReportedLoad {
+    pub(super) load: NodeLoad,
+    n_own_streams: u32,
+    n_own_prompt_tokens: u32,
+}
+
+impl ReportedLoad {
+    /// A load that has just come.
+    pub(super) fn new(load: NodeLoad, claims: &ClaimedWork) -> ReportedLoad {
+        ReportedLoad {
+            load,
+            n_own_streams: claims.n_streams.load(Ordering::Relaxed),
+            n_own_prompt_tokens: claims.n_prompt_tokens.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The node's sequences and the prompt tokens that it has not computed, with what this endpoint has requested by now.
+    pub(super) fn with_claims(self, claims: &ClaimedWork) -> (u32, u32) {
+        let n_streams = self.load.active_slots.saturating_add(self.load.queued).saturating_sub(self.n_own_streams);
+        let n_prompt_tokens = self.load.prefill_backlog.saturating_sub(self.n_own_prompt_tokens);
+        (
+            n_streams.saturating_add(claims.n_streams.load(Ordering::Relaxed)),
+            n_prompt_tokens.saturating_add(claims.n_prompt_tokens.load(Ordering::Relaxed)),
+        )
+    }
+}
+
+/// Requested work. Dropping it returns the claim.
+pub struct NodeClaim {
+    of: Arc<ClaimedWork>,
+    n_streams: u32,
+    n_prompt_tokens: u32,
+    /// The claim is only for a prompt, and ends when the prompt is computed.
+    is_prompt: bool,
+}
+
+impl NodeClaim {
+    /// Claims a node for streams whose prompt has this many tokens to compute.
+    pub(super) fn new(of: &Arc<ClaimedWork>, n_streams: u32, n_prompt_tokens: u32) -> NodeClaim {
+        of.n_streams.fetch_add(n_streams, Ordering::Relaxed);
+        of.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
+        NodeClaim { of: Arc::clone(of), n_streams, n_prompt_tokens, is_prompt: false }
+    }
+
+    /// The same only for the prompt's KV.
+    pub(super) fn of_prompt(mut self) -> NodeClaim {
+        self.is_prompt = true;
+        self
+    }
+
+    /// The prompt is computed.
+    pub fn prompt_done(&mut self) {
+        let n_tokens = std::mem::take(&mut self.n_prompt_tokens);
+        self.of.n_prompt_tokens.fetch_sub(n_tokens, Ordering::Relaxed);
+        if self.is_prompt {
+            self.stream_done();
+        }
+    }
+
+    fn stream_done(&mut self) {
+        self.of.n_streams.fetch_sub(std::mem::take(&mut self.n_streams), Ordering::Relaxed);
+    }
+}
+
+impl Drop for NodeClaim {
+    fn drop(&mut self) {
+        self.prompt_done();
+        self.stream_done();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_since_a_load_came_counts_no_longer() {
+        let claims = ClaimedWork { n_streams: 5.into(), n_prompt_tokens: 1_000.into() };
+        let load = NodeLoad { active_slots: 4, queued: 2, prefill_backlog: 900, ..NodeLoad::default() };
+        let reported = ReportedLoad::new(load, &claims);
+        assert_eq!(reported.with_claims(&claims), (6, 1_000));
+        assert_eq!(reported.with_claims(&ClaimedWork::default()), (1, 0), "one stream is another endpoint's");
+        let more = ClaimedWork { n_streams: 7.into(), n_prompt_tokens: 3_000.into() };
+        assert_eq!(reported.with_claims(&more), (8, 3_000));
+    }
+}
