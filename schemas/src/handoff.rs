@@ -126,7 +126,9 @@ pub enum HandoffFailure {
     GaveWay,
     /// The stream broke after it had begun.
     PrefillLost,
-    /// The prefill node refused the cluster key or the request, or failed on it.
+    /// The prefill node refused the decode node's cluster key.
+    KeyRefused,
+    /// The prefill node refused the request, or failed on it.
     PrefillRefused,
     /// A record failed a check: MAC, order, length or position.
     FrameRejected,
@@ -154,7 +156,8 @@ impl HandoffFailure {
             | HandoffFailure::PrefillLost
             | HandoffFailure::PrefillRefused
             | HandoffFailure::FrameRejected => Blame::Prefill,
-            HandoffFailure::FingerprintMismatch
+            HandoffFailure::KeyRefused
+            | HandoffFailure::FingerprintMismatch
             | HandoffFailure::CanaryFailed
             | HandoffFailure::ImportFailed
             | HandoffFailure::AddressRefused => Blame::Pair,

@@ -109,6 +109,9 @@ pub struct NodeInfo {
     /// Why its KV is not handed over. `None` if it is, or for a model that does not generate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_handoff: Option<NoHandoffReason>,
+    /// The operator lets it take KV of other weights of its model, which its canary judges. False: only of equal weights.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub takes_other_weights: bool,
     /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,

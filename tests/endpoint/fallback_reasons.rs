@@ -103,9 +103,35 @@ async fn prefill_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prefill_refused() {
     let rig = Rig::start(&[]).await;
-    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    let other = BatonNode::with(&["--engine", "sim", "--role", "decode"]);
     rig.relay.lead_to(&other.url);
     rig.check("prefill_refused", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn key_refused() {
+    let rig = Rig::start(&[]).await;
+    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    rig.relay.lead_to(&other.url);
+    rig.check("key_refused", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_with_another_key_is_called_that_and_not_down() {
+    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    let server = BatonServer::with(&["--engine", "sim", "--policy", "always_handoff", "--prefill", &other.url]);
+    let body = chat("hello", json!({ "model": "sim", "max_tokens": 2 }));
+    eventually_async("the reason", || async {
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        call.send().await.unwrap().headers()["x-baton-route"].to_str().unwrap().contains("reason=key_refused")
+    })
+    .await;
+    let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+    let nodes = state["models"][0]["nodes"].as_array().unwrap();
+    let node = nodes.iter().find(|node| node["task"] == "prefill").unwrap();
+    assert_eq!((&node["life"], &node["transitions"][0]["reason"]), (&json!("down"), &json!("key_refused")), "{node}");
+    let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
+    assert!(String::from_utf8(status.stdout).unwrap().contains("the node has another cluster key"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,9 +144,44 @@ async fn frame_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fingerprint_mismatch() {
-    // The same vocabulary and shape, other weights: the decode node's own check finds it.
-    let rig = Rig::start(&["--name", "other weights"]).await;
+    // The same vocabulary and shape, other weights. The endpoint knows the node's old description, so that the decode node's own
+    // check finds it.
+    let rig = Rig::start(&[]).await;
+    let other = BatonNode::with(&["--engine", "sim", "--role", "prefill", "--name", "other weights"]);
+    rig.relay.lead_to(&other.url);
     rig.check("fingerprint_mismatch", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_other_weights_is_handed_nothing_unless_the_operator_lets_its_kv_be_compared() {
+    let node = BatonNode::with(&["--engine", "sim", "--role", "prefill", "--name", "other weights"]);
+    let route = async |more: &[&str]| {
+        let own = ["--engine", "sim", "--policy", "always_handoff", "--prefill", &node.url];
+        let server = BatonServer::with(&[&own[..], more].concat());
+        eventually_async("the node's answer", || async {
+            let state: Value =
+                reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+            state["models"][0]["links"][0]["same_weights"] == false
+        })
+        .await;
+        let body = chat(&long_prompt("weights", 200), json!({ "model": "sim", "max_tokens": 2 }));
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        let reply = call.send().await.unwrap();
+        (reply.headers()["x-baton-route"].to_str().unwrap().to_owned(), server)
+    };
+    // Calibration does not try the pair, either.
+    let (words, server) = route(&[]).await;
+    assert!(words.starts_with("direct; ") && words.contains("reason=other_weights"), "{words}");
+    let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+    let model = &state["models"][0];
+    assert_eq!(model["links"][0]["unused_reason"], "other_weights", "{state}");
+    assert_eq!((&model["links"][0]["breaker"]["failures"], &model["fallbacks"]), (&json!({}), &json!({})), "{state}");
+    let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("not used: it runs other weights of the model"), "{status}");
+    assert!(status.contains("--max-canary-distance"), "the warning says what to do: {status}");
+    let (words, _server) = route(&["--max-canary-distance", "1", "--no-calibration"]).await;
+    assert!(words.starts_with("handoff; "), "{words}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

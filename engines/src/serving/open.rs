@@ -104,6 +104,7 @@ fn start<L: ModelLibrary>(
         kv,
         cache_types: options.cache_types.changed().filter(|_| sizes.kv_bytes_per_token > 0),
         no_handoff,
+        takes_other_weights: puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
         facts,
         process: 0,
     };

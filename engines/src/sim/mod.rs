@@ -150,6 +150,7 @@ impl Engine for SimEngine {
             kv: Some(kv),
             cache_types: None,
             no_handoff: None,
+            takes_other_weights: self.state.puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
             facts: ModelFacts::default(),
             process: 0,
         })

@@ -55,6 +55,10 @@ impl KvPuller for PacedPuller {
         receiver
     }
 
+    fn takes_other_weights(&self) -> bool {
+        self.inner.takes_other_weights()
+    }
+
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let reached = self.inner.measure_link(source);
         let wire = Arc::clone(&self.wire);

@@ -96,7 +96,7 @@ async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_repor
     let expected = generate(&SimEngine::new(sim()), &prompt, 10, None).await.tokens;
     let other_model = SimConfig { model: "another".into(), ..sim() };
     let cases = [
-        (peers::node(Arc::new(SimEngine::new(sim())), Role::Both, "another key").await, HandoffFailure::PrefillRefused),
+        (peers::node(Arc::new(SimEngine::new(sim())), Role::Both, "another key").await, HandoffFailure::KeyRefused),
         (peers::node(Arc::new(SimEngine::new(sim())), Role::Decode, peers::KEY).await, HandoffFailure::PrefillRefused),
         (
             peers::node(Arc::new(SimEngine::new(other_model)), Role::Prefill, peers::KEY).await,

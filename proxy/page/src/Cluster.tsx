@@ -166,6 +166,7 @@ function UpstreamCard({ upstream }: { upstream: Upstream }) {
 
 function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Set<string> }) {
   const gone = [link.prefill, link.decode].filter((name) => lost.has(name));
+  const why = link.unused_reason ?? (link.breaker.is_open ? (link.breaker.last_reason ?? '') : undefined);
   const kv =
     link.kv_distance !== undefined
       ? `KV distance ${link.kv_distance.toPrecision(2)}`
@@ -175,7 +176,7 @@ function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Se
           ? 'KV: same weights'
           : 'KV: other weights, not measured yet';
   return (
-    <li class={gone.length > 0 ? 'link lost' : link.breaker.is_open ? 'link broken' : isBusy ? 'link busy' : 'link'}>
+    <li class={gone.length > 0 ? 'link lost' : why !== undefined ? 'link broken' : isBusy ? 'link busy' : 'link'}>
       <span class="ends">
         <strong>{link.prefill}</strong>
         <span class="wire" aria-label="hands KV to" role="img" />
@@ -185,7 +186,7 @@ function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Se
       <span class="num">{link.rtt_ms > 0 ? `${link.rtt_ms.toFixed(2)} ms round trip` : ''}</span>
       <span>{kv}</span>
       {gone.length > 0 && <span class="why lost">No handoffs: {gone.join(' and ')} cannot be reached</span>}
-      {gone.length === 0 && link.breaker.is_open && <span class="why">No handoffs: {problem(link.breaker.last_reason ?? '')}</span>}
+      {gone.length === 0 && why !== undefined && <span class="why">No handoffs: {problem(why)}</span>}
     </li>
   );
 }

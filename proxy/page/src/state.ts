@@ -54,6 +54,7 @@ export interface Link {
   rtt_ms: number;
   same_weights?: boolean;
   kv_distance?: number;
+  unused_reason?: string;
   breaker: Breaker;
 }
 

@@ -39,6 +39,8 @@ pub enum BarReason {
     Draining,
     /// It cannot be reached or used.
     Down,
+    /// It and the endpoint speak no common version of the stream protocol.
+    VersionMismatch,
     /// It did not answer its last probe.
     Suspect,
     /// It runs with a role that excludes this task.
@@ -67,6 +69,9 @@ pub enum BarReason {
 impl BarReason {
     /// The prefill node cannot be reached. Has the same word as a handoff that fails for this reason.
     pub const PREFILL_DOWN: BarReason = BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillDown));
+
+    /// It refuses the cluster key. Has the same word as a handoff that fails for this reason.
+    pub const KEY_REFUSED: BarReason = BarReason::Failure(FailureReason::Handoff(HandoffFailure::KeyRefused));
 
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {

@@ -213,6 +213,7 @@ mod tests {
             kv: None,
             cache_types: None,
             no_handoff: None,
+            takes_other_weights: false,
             facts: ModelFacts {
                 n_params: 134_515_008,
                 file_bytes: 98_362_432,

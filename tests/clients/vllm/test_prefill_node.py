@@ -139,10 +139,11 @@ def leaving(front, body):
         yield
 
 
-@pytest.mark.parametrize("distance, failure", [(None, "fingerprint_mismatch"), ("0.0001", "canary_failed")])
-def test_other_weights_are_refused_with_a_reason(vllm, distance, failure):
-    with handing(vllm, distance) as front:
-        eventually(lambda: failed(front, prompt("flint"))[0] == failure, f"the failure {failure}", 60)
+def test_other_weights_are_not_asked_for_unless_allowed_and_refused_by_the_canary(vllm):
+    with handing(vllm, None) as front:
+        eventually(lambda: "reason=other_weights" in failed(front, prompt("flint"))[1], "the reason other_weights", 60)
+    with handing(vllm, "0.0001") as front:
+        eventually(lambda: failed(front, prompt("flint"))[0] == "canary_failed", "the failure canary_failed", 60)
 
 
 def test_a_killed_server_costs_no_reply(vllm, pair, alone):

@@ -45,6 +45,13 @@ pub trait KvPuller: Send + Sync + 'static {
     /// called after each item.
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent>;
 
+    /// Returns true if the operator lets it pull KV of other weights; see [`NodeInfo::takes_other_weights`].
+    ///
+    /// [`NodeInfo::takes_other_weights`]: baton_schemas::node::NodeInfo::takes_other_weights
+    fn takes_other_weights(&self) -> bool {
+        false
+    }
+
     /// Measures the link from a prefill node to this one.
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>>;
 }

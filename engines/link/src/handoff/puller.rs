@@ -76,6 +76,10 @@ impl KvPuller for HttpPuller {
         receiver
     }
 
+    fn takes_other_weights(&self) -> bool {
+        self.0.client.settings.policy.max_canary_distance.is_some()
+    }
+
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let inner = Arc::clone(&self.0);
         let source = source.clone();

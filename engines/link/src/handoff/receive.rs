@@ -326,6 +326,7 @@ pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
     match error {
         EngineError::Lost { .. } => HandoffFailure::PrefillDown,
         EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
+        EngineError::Unauthorized => HandoffFailure::KeyRefused,
         EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
         EngineError::GaveWay => HandoffFailure::GaveWay,
         EngineError::NotFinite => HandoffFailure::NotFinite,

@@ -16,10 +16,12 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use futures::future::join_all;
+use http::StatusCode;
 use reqwest::{Client, ClientBuilder};
 
 use super::link;
 use super::policy::{PullPolicy, PullSettings};
+use crate::proof::NotProven;
 use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, is_open};
 
 /// The most addresses of one node that are tried.
@@ -242,6 +244,7 @@ impl FoundSource {
         match (order.is_empty(), refused) {
             (false, _) => Ok(()),
             (true, Some(ProofFailure::PlainHttp)) => Err(HandoffFailure::AddressRefused),
+            (true, Some(ProofFailure::NotProven(NotProven::OtherKey))) => Err(HandoffFailure::KeyRefused),
             (true, Some(ProofFailure::NotProven(_) | ProofFailure::Certificate(_))) => {
                 Err(HandoffFailure::PrefillRefused)
             }
@@ -295,7 +298,11 @@ fn client(settings: &PullSettings) -> ClientBuilder {
 
 fn failed(url: &str, error: &reqwest::Error) -> HandoffFailure {
     tracing::info!(url, %error, "measuring the link to the prefill node failed");
-    if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
+    match error.status() {
+        Some(StatusCode::UNAUTHORIZED) => HandoffFailure::KeyRefused,
+        _ if error.is_timeout() => HandoffFailure::PrefillStalled,
+        _ => HandoffFailure::PrefillDown,
+    }
 }
 
 /// Bytes in a second; 0 if it was too fast to tell.

@@ -38,6 +38,7 @@ impl Gguf {
             kv: None,
             cache_types: None,
             no_handoff: None,
+            takes_other_weights: false,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),
                 file_bytes: self.files.n_bytes(),

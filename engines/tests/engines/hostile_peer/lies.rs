@@ -218,7 +218,7 @@ async fn a_valid_certificate_does_not_replace_the_key() {
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let tls = ServerTls::load(&cert, &key).unwrap();
     let policy = || PullPolicy { transport: Transport::new(Some(&cert), false).unwrap(), ..PullPolicy::default() };
-    for (cluster_key, failure) in [("another key", Some(HandoffFailure::PrefillRefused)), (KEY, None)] {
+    for (cluster_key, failure) in [("another key", Some(HandoffFailure::KeyRefused)), (KEY, None)] {
         let engine = Arc::new(SimEngine::new(small_sim()));
         let node = serve(engine, Role::Prefill, cluster_key, Some(tls.clone())).await;
         let url = format!("https://{}", node.address);

@@ -98,7 +98,6 @@ fn nodes(model: &ModelState) -> String {
     let row = |node: &NodeReport| {
         let words = match &node.unused_reason {
             Some(reason) if node.reason.is_none() => format!("not used: {}", problem(reason)),
-            None if node.unused.is_some() => "not used: see the warning".to_owned(),
             _ if node.state == NodeState::Down && !node.has_answered => {
                 format!("no answer yet: {}", node.reason.as_deref().unwrap_or_default())
             }
@@ -190,7 +189,10 @@ fn links(model: &ModelState) -> String {
             measured(link.bytes_per_second > 0.0, format!("{:.1} MB/s", link.bytes_per_second / 1e6)),
             measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
             measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
-            breaker(&link.breaker),
+            match &link.unused_reason {
+                Some(reason) => format!("not used: {}", problem(reason)),
+                None => breaker(&link.breaker),
+            },
         ]
     };
     table(&["LINK", "RATE", "ROUND TRIP", "TAIL", "BREAKER"], model.links.iter().map(row))
@@ -315,7 +317,12 @@ mod tests {
             name: "m".into(),
             policy: "fastest".into(),
             nodes: vec![node("local", Task::Decode), spark, gone],
-            links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
+            links: vec![LinkState {
+                prefill: "prefill-1".into(),
+                decode: "local".into(),
+                unused_reason: Some("other_weights".into()),
+                ..LinkState::default()
+            }],
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
             load_state: Some(LoadStateReport {
@@ -392,7 +399,7 @@ mod tests {
             "not used: it runs another model",
             "no answer yet: it refused",
             "\nWARNING decode-2 runs other weights\n",
-            "prefill-1 > local  -     -           -",
+            "prefill-1 > local  -     -           -     not used: it runs other weights of the model",
             "prefill_down  3      2 min ago  the prefill node cannot be reached",
             "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",

@@ -60,7 +60,7 @@ fn table() -> String {
     head + &rows.collect::<String>()
         + &format!(
             "\n{identity} are part of a model's identity (of an adapter its content and scale): nodes that differ in them \
-             exchange no KV (`other_cache_types` or `fingerprint_mismatch`), and no stream continues on the other.\n"
+             exchange no KV (`other_cache_types` or `other_weights`), and no stream continues on the other.\n"
         )
 }
 

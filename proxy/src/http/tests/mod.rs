@@ -311,6 +311,7 @@ fn info() -> Arc<NodeInfo> {
         kv: None,
         cache_types: None,
         no_handoff: None,
+        takes_other_weights: false,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,
     })

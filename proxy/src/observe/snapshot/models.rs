@@ -95,6 +95,9 @@ pub struct LinkState {
     /// The distance of their KV of a fixed text (relative L2), measured before the first handoff between other weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
+    /// The reason why no handoff is planned between the two although both are ready, in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_reason: Option<String>,
     /// Prevents handoffs between the two while they fail. Each node may be fine.
     #[serde(default)]
     pub breaker: BreakerReport,
@@ -144,6 +147,7 @@ pub(super) fn report(
             unhidden_state_share: link.unhidden_state_share,
             same_weights: same_weights(from, to),
             kv_distance: kv_distance(p, d),
+            unused_reason: model.bars_pair(p, d).map(|reason| reason.as_str().to_owned()),
             breaker: model.pairs.view(p, d).map(|view| breaker(view, HandoffFailure::as_str)).unwrap_or_default(),
         })
     });

@@ -200,10 +200,21 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
         prefill: prefill.collect(),
         decode: decode_nodes(model, request, &size),
         links: routes.links,
-        barred_pairs: model.pairs.barred(),
+        barred_pairs: barred_pairs(model),
         corrections: routes.corrections,
         turn,
     }
+}
+
+/// Why no handoff is tried between two nodes: the decode node would refuse the KV, or handoffs have failed.
+fn barred_pairs(model: &ServedModel) -> Vec<Vec<Option<BarReason>>> {
+    let mut barred = model.pairs.barred();
+    for (p, row) in barred.iter_mut().enumerate() {
+        for (d, reason) in row.iter_mut().enumerate() {
+            *reason = model.bars_pair(p, d).or(*reason);
+        }
+    }
+    barred
 }
 
 /// Returns the decode nodes. A node is barred if it cannot generate for this request, or if another one should.

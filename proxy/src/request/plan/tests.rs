@@ -6,6 +6,7 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
+use baton_schemas::model_difference::ModelDifference;
 
 use super::*;
 use crate::targets::nodes::Health;
@@ -101,6 +102,30 @@ async fn a_node_under_suspicion_is_better_than_one_that_has_just_failed_this_req
     assert_eq!(barred(&model, 20, Some(1), &[]), [None, DECODE_LOST]);
     assert_eq!(barred(&model, 20, Some(1), &[0]), [failed, None]);
     assert_eq!(barred(&model, 20, Some(1), &[0, 1]), [None, None], "any is better than none");
+}
+
+#[tokio::test(start_paused = true)]
+async fn kv_of_other_weights_is_planned_only_for_decode_nodes_that_may_take_it() {
+    let node = async |name: &str, weights: &str, takes_other_weights: bool| {
+        let sim = SimEngine::new(SimConfig { model: weights.into(), ..SimConfig::default() });
+        let health = Health::new(name);
+        health.note_answer(Arc::new(NodeInfo { takes_other_weights, ..sim.info().await.unwrap() }));
+        Node::new(name.into(), Some("http://192.0.2.1:9000".into()), Arc::new(sim), health)
+    };
+    let other = Some(BarReason::Differs(ModelDifference::OtherWeights));
+    let handoffs = async |lenient: &[bool]| {
+        let prefill = vec![node("same", "ours", false).await, node("other", "theirs", false).await];
+        let mut decode = Vec::new();
+        for (i, takes_other_weights) in lenient.iter().enumerate() {
+            decode.push(node(&format!("decode-{i}"), "ours", *takes_other_weights).await);
+        }
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill);
+        barred(&model, 100, Some(1), &[]).split_off(lenient.len())
+    };
+    assert_eq!(handoffs(&[false]).await, [None, other]);
+    assert_eq!(handoffs(&[true]).await, [None, None]);
+    assert_eq!(handoffs(&[false, true]).await, [None, None, other, None]);
+    assert_eq!(handoffs(&[false, false]).await, [None, None, other, other]);
 }
 
 /// A model with one node in both lists.

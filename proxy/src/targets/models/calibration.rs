@@ -125,7 +125,7 @@ fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) ->
             found.push(Measurement::Decode(d));
         }
         for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| prefills(node)) {
-            if prefill.url.is_none() || prefill.name == decode.name {
+            if prefill.url.is_none() || prefill.name == decode.name || model.bars_pair(p, d).is_some() {
                 continue;
             }
             found.push(Measurement::Link(p, d));

@@ -21,7 +21,7 @@ use crate::error::RequestError;
 use crate::model_name;
 use crate::targets::model_loading::LoadableModel;
 use crate::targets::nodes::{
-    FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task,
+    FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task, bars_handoff,
 };
 
 /// How often a request that waits for a place looks for nodes that have become ready.
@@ -221,8 +221,20 @@ impl ServedModel {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),
             None => Some(BarReason::Starting),
-            Some(ours) => ours.bars_kv_of(&ModelIdentity::of(info)),
+            Some(ours) => ours.bars_kv_of(&ModelIdentity::of(info)).or_else(|| self.refused_by_all(info)),
         }
+    }
+
+    /// The reason why no ready decode node takes a node's KV, although it has the right form.
+    fn refused_by_all(&self, info: &NodeInfo) -> Option<BarReason> {
+        let generating = self.decode.iter().filter_map(|node| self.ready_decode(node));
+        let refusals: Option<Vec<BarReason>> = generating.map(|decode| bars_handoff(info, &decode)).collect();
+        refusals?.into_iter().next()
+    }
+
+    /// The reason why no handoff is planned between two ready nodes, whatever their breaker says.
+    pub fn bars_pair(&self, prefill: usize, decode: usize) -> Option<BarReason> {
+        bars_handoff(&*self.prefill.get(prefill)?.info()?, &*self.decode.get(decode)?.info()?)
     }
 
     /// The engine's description. While the model is not loaded: the engine's last description, or that from its file.

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use baton_planner::reason::BarReason;
-use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::kv::RowTypes;
 use baton_schemas::model_difference::ModelDifference;
 use baton_schemas::no_handoff::NoHandoffReason;
@@ -197,18 +196,17 @@ fn unused_prefill(models: &[Arc<ServedModel>], node: &Arc<Node>, info: &NodeInfo
     if !info.role.prefills() {
         return Some(UnusedCause::WrongRole);
     }
-    let at = |model: &ServedModel| model.prefill.iter().position(|known| Arc::ptr_eq(known, node));
-    let with_node = models.iter().filter_map(|model| Some((model, at(model)?)));
+    let with_node = models.iter().filter(|model| model.prefill.iter().any(|known| Arc::ptr_eq(known, node)));
     // A single model that uses it, or may still turn out to be its model, is enough.
-    let causes: Option<Vec<UnusedCause>> = with_node.map(|(model, at)| why_no_kv(model, at, info)).collect();
+    let causes: Option<Vec<UnusedCause>> = with_node.map(|model| why_no_kv(model, info)).collect();
     causes?.into_iter().next()
 }
 
-/// Why a model does not use the KV of its prefill node at this index; `None` if it does, or may.
-fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<UnusedCause> {
+/// Why a model does not use the KV of a prefill node; `None` if it does, or may.
+fn why_no_kv(model: &ServedModel, info: &NodeInfo) -> Option<UnusedCause> {
     let public = public_name(model);
-    match model.bars_prefill(info) {
-        Some(BarReason::Differs(difference)) => Some(match difference {
+    match model.bars_prefill(info)? {
+        BarReason::Differs(difference) => Some(match difference {
             ModelDifference::OtherModel => UnusedCause::OtherModel { runs: info.model.clone(), model: public },
             ModelDifference::OtherWeights => UnusedCause::OtherKv { model: public },
             ModelDifference::OtherKvForm => UnusedCause::OtherKvForm { model: public },
@@ -216,17 +214,7 @@ fn why_no_kv(model: &ServedModel, prefill: usize, info: &NodeInfo) -> Option<Unu
                 UnusedCause::OtherCacheTypes { model: public, ours, theirs }
             }
         }),
-        Some(BarReason::NoHandoff(reason)) => Some(UnusedCause::NoHandoff { model: public, reason }),
-        None => {
-            let refuses = |decode| {
-                let pair = model.pairs.view(prefill, decode).filter(|pair| pair.n_in_a_row > 0);
-                pair.is_some_and(|pair| pair.last_reason == Some(HandoffFailure::FingerprintMismatch))
-            };
-            // A node that cannot generate for the model refuses nothing.
-            let generates = |&decode: &usize| model.ready_decode(&model.decode[decode]).is_some();
-            let mut generating = (0..model.decode.len()).filter(generates).peekable();
-            (generating.peek().is_some() && generating.all(refuses)).then_some(UnusedCause::OtherKv { model: public })
-        }
-        Some(_) => None,
+        BarReason::NoHandoff(reason) => Some(UnusedCause::NoHandoff { model: public, reason }),
+        _ => None,
     }
 }

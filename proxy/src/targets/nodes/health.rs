@@ -48,7 +48,7 @@ pub enum StateReason {
     /// It cannot be reached.
     Unreachable,
     /// It refused the cluster key.
-    Unauthorized,
+    KeyRefused,
     /// The server at its address does not speak the node protocol.
     NoNode,
     /// It and this endpoint speak no common version of the stream protocol.
@@ -91,7 +91,7 @@ impl From<&EngineError> for StateChange {
             EngineError::VersionMismatch(mismatch) => {
                 return StateChange::new(StateReason::VersionMismatch, &mismatch.to_string());
             }
-            EngineError::Unauthorized => (StateReason::Unauthorized, "the node refused the cluster key"),
+            EngineError::Unauthorized => (StateReason::KeyRefused, "the node has another cluster key"),
             EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
             EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
             _ => (StateReason::NoNode, "the node does not answer as it should"),

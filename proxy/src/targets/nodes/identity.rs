@@ -103,6 +103,14 @@ impl ModelIdentity {
     }
 }
 
+/// The reason why a decode node refuses the KV of a prefill node whose KV has its form; `None` if it takes it, or its canary
+/// decides.
+pub fn bars_handoff(prefill: &NodeInfo, decode: &NodeInfo) -> Option<BarReason> {
+    let weights = |info: &NodeInfo| Some(info.kv.as_ref()?.fingerprint.weights);
+    let has_other_weights = weights(prefill).zip(weights(decode)).is_some_and(|(theirs, ours)| theirs != ours);
+    (has_other_weights && !decode.takes_other_weights).then_some(BarReason::Differs(ModelDifference::OtherWeights))
+}
+
 /// What a handoff of a node's model moves. Errors: why its KV is not handed over.
 pub(super) fn kv_size(info: &NodeInfo) -> Result<KvSize, NoHandoffReason> {
     let kv = info.kv.as_ref().ok_or(info.no_handoff.unwrap_or_default())?;

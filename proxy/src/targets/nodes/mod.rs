@@ -21,7 +21,7 @@ pub use self::breakers::{Breakers, PairBreakers, Task};
 pub use self::claims::NodeClaim;
 pub use self::fallbacks::{Fallback, FallbackReason, Fallbacks};
 pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTransition};
-pub use self::identity::ModelIdentity;
+pub use self::identity::{ModelIdentity, bars_handoff};
 pub use self::node::{FoundPaths, Node, READY_WAIT};
 pub use self::node_state::NodeState;
 pub use self::quarantine::{Quarantine, QuarantineLevel, QuarantineStay};

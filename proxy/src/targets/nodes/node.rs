@@ -241,7 +241,11 @@ impl Node {
             NodeState::Unloaded => Some(BarReason::Unloaded),
             NodeState::Starting => Some(BarReason::Starting),
             NodeState::Draining => Some(BarReason::Draining),
-            NodeState::Down => Some(BarReason::Down),
+            NodeState::Down => Some(match self.health.status().reason {
+                StateReason::KeyRefused => BarReason::KEY_REFUSED,
+                StateReason::VersionMismatch => BarReason::VersionMismatch,
+                _ => BarReason::Down,
+            }),
             NodeState::Ready | NodeState::Suspect => {
                 let silent = || self.health.is_silent().then_some(BarReason::Suspect);
                 self.breakers.of(task).bars().map(BarReason::from).or_else(silent)

@@ -40,6 +40,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         kv: None,
         cache_types: None,
         no_handoff: None,
+        takes_other_weights: false,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
     };
