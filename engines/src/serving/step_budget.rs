@@ -103,12 +103,13 @@ impl PrefillBudget {
     /// The same for a model with states. The states of the first layers are sent while the last layers of the last chunk are
     /// computed, and weigh as much as the rows of 100 to 3,000 tokens. So the last chunk is no shorter than half a step, as far
     /// as the prompt allows: on a GPU that computes 2,500 tokens per second, 256 tokens leave 100 ms, in which 10 Gb/s carry
-    /// 120 MB. If the link's rate is known, the last chunk has `last` tokens: the states travel while it is computed, and its rows,
-    /// which follow, are no more than that needs. States are streamed from one physical batch.
+    /// 120 MB. If the link's rate is known, the last chunk has `last` tokens, rounded up to a power of two: the states travel while it
+    /// is computed, and its rows follow. Rates vary a little, and chunks that varied with them would round differently each time.
+    /// States are streamed from one physical batch.
     pub(crate) fn even(&self, n_left: usize, last: Option<usize>) -> usize {
         if let Some(last) = last {
             let longest = self.alone.min(self.n_ubatch);
-            let last = last.clamp(self.last_chunk.min(longest), longest).next_multiple_of(MIN_TOKENS).min(longest);
+            let last = last.min(longest).next_power_of_two().clamp(self.last_chunk.min(longest), longest);
             let is_last = n_left < last + MIN_TOKENS && n_left <= longest;
             return if is_last { n_left } else { (n_left - last.min(n_left - 1)).min(self.alone) };
         }
@@ -217,14 +218,17 @@ mod tests {
             chunks
         };
         let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
-        assert_eq!(chunks(budget, 2_000, 133), [512, 512, 512, 320, 144]);
+        assert_eq!(chunks(budget, 2_000, 133), [512, 512, 512, 208, 256]);
+        for varied in 130..=250 {
+            assert_eq!(chunks(budget, 2_000, varied), chunks(budget, 2_000, 133));
+        }
         assert_eq!(chunks(budget, 2_000, 1), [512, 512, 512, 400, 64], "a fast link");
         assert_eq!(chunks(budget, 2_000, 100_000), [512, 512, 464, 512], "a slow one: one batch");
         assert_eq!([chunks(budget, 144, 133), chunks(budget, 150, 133), chunks(budget, 1, 1)], [[144], [150], [1]]);
         for n_prompt in 1..3_000 {
             let all = chunks(budget, n_prompt, 133);
             assert_eq!(all.iter().sum::<usize>(), n_prompt);
-            assert!(n_prompt < 144 || (144..160).contains(&all[all.len() - 1]), "{n_prompt}: {all:?}");
+            assert!(n_prompt < 256 || (256..272).contains(&all[all.len() - 1]), "{n_prompt}: {all:?}");
         }
         let pipeline = PrefillBudget::new(256, false, None).of_pipeline();
         assert_eq!(chunks(pipeline, 5_000, 133), [2_048, 2_048, 648, 256], "states are streamed from one batch");

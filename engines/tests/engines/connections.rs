@@ -11,7 +11,7 @@ use baton_link::handoff::{HttpPuller, KvPuller, LocalKv, PullEvent, PullOrder, P
 use baton_link::node::{ClusterKey, Listener, ServerTls, router};
 use baton_link::transport::Transport;
 use baton_link::wrapper::EngineWrapper;
-use baton_schemas::handoff::{Blame, HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::handoff::{Blame, HandoffFailure, KvSource, LinkMeasurement, PrefillRequest, STATE_BPS};
 use baton_schemas::kv::{Chunk, Codec, HandoffId, LayerRows, SectionRows};
 use baton_schemas::node::{BASE_PATH, Role};
 use baton_schemas::{CacheScope, EngineError, Token};
@@ -34,7 +34,15 @@ async fn pull(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<Token
 }
 
 async fn pull_call(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<Token>) -> RequestBuilder {
-    let request = PrefillRequest {
+    call_of(client, url, &pull_request(engine, tokens).await)
+}
+
+fn call_of(client: &Client, url: &str, request: &PrefillRequest) -> RequestBuilder {
+    client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(KEY).json(request)
+}
+
+async fn pull_request(engine: &dyn Engine, tokens: Vec<Token>) -> PrefillRequest {
+    PrefillRequest {
         handoff: HandoffId([7; 16]),
         tokens,
         start: 0,
@@ -47,8 +55,27 @@ async fn pull_call(client: &Client, url: &str, engine: &dyn Engine, tokens: Vec<
         cache_scope: CacheScope::default(),
         ephemeral: false,
         gives_way: false,
-    };
-    client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(KEY).json(&request)
+    }
+}
+
+#[tokio::test]
+async fn an_impossible_rate_of_a_link_is_refused() {
+    let engine: Arc<dyn Engine> = Arc::new(SimEngine::new(peers::small_sim()));
+    let node = peers::node(Arc::clone(&engine), Role::Prefill, KEY).await;
+    let plain = pull_request(&*engine, peers::tokens(20)).await;
+    for (state_bps, expected) in [
+        (None, StatusCode::OK),
+        (Some(*STATE_BPS.start()), StatusCode::OK),
+        (Some(*STATE_BPS.end()), StatusCode::OK),
+        (Some(0), StatusCode::BAD_REQUEST),
+        (Some(STATE_BPS.start() - 1), StatusCode::BAD_REQUEST),
+        (Some(STATE_BPS.end() + 1), StatusCode::BAD_REQUEST),
+        (Some(u64::MAX), StatusCode::BAD_REQUEST),
+    ] {
+        let request = PrefillRequest { state_bps, ..plain.clone() };
+        let reply = call_of(&Client::new(), &node.url, &request).send().await.unwrap();
+        assert_eq!(reply.status(), expected, "{state_bps:?}");
+    }
 }
 
 async fn until_active(engine: &dyn Engine, n: u32, deadline: Duration) {

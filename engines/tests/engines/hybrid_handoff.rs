@@ -7,6 +7,8 @@ use baton_engines::registry::EngineOptions;
 use baton_link::Engine;
 use baton_link::handoff::PullPolicy;
 use baton_schemas::Token;
+use baton_schemas::handoff::KvSource;
+use baton_schemas::kv::Codec;
 use baton_schemas::node::Role;
 use tiny_gguf::Architecture;
 
@@ -74,6 +76,31 @@ async fn so_is_one_of_short_convolutions() {
 #[tokio::test(flavor = "multi_thread")]
 async fn so_is_one_of_a_model_that_only_has_states() {
     check(Architecture::Mamba2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn narrowed_states_come_in_fewer_bytes_and_the_reply_goes_on_from_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&path, Architecture::Qwen35, 1);
+    let options = EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), n_slots: Some(2), ..models::of_llama(path) };
+    let prefill = models::start(options.clone(), None).await;
+    let plain_bytes = prefill.info().await.unwrap().kv.unwrap().state_bytes();
+    let node = peers::node(Arc::clone(&prefill), Role::Prefill, peers::KEY).await;
+    let prompt: Vec<Token> = (0..700).map(|i| 3 + (i * 9 + 1) % 240).collect();
+    // Those of int8 have scales, too.
+    for (codec, at_most) in [(Codec::StateF16, plain_bytes * 6 / 10), (Codec::StateInt8, plain_bytes * 4 / 10)] {
+        let policy = PullPolicy { codecs: vec![codec], ..PullPolicy::default() };
+        let decoder = models::start(options.clone(), Some(peers::puller(policy) as Arc<_>)).await;
+        // So that the last chunk is sized for them.
+        decoder.measure_link(&KvSource::at(node.url.as_str())).await.unwrap();
+        let reply = peers::generate(&*decoder, peers::request(&prompt, 24, Some(node.url.as_str()))).await;
+        let handoff = reply.handoff.unwrap();
+        let numbers = (handoff.failure, handoff.n_tokens, reply.timings.prompt_n, reply.tokens.len());
+        assert_eq!(numbers, (None, 700 - N_HEAD, N_HEAD, 24), "{codec:?}");
+        let state_bytes = handoff.state_bytes - handoff.checkpoint_bytes;
+        assert!(state_bytes > 0 && state_bytes <= at_most, "{codec:?}: {state_bytes} of {plain_bytes}");
+    }
 }
 
 /// A control token of the tiny models.
