@@ -13,7 +13,7 @@ use baton_tryout::node_process::NodeProcess;
 use baton_tryout::stats::median;
 use serde::Serialize;
 
-use super::pair::{HandoffBench, Pull, direct, pull};
+use super::pair::{HandoffBench, Pull, direct, measure_link, pull};
 use crate::relay::Relay;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -71,6 +71,8 @@ pub(super) struct OverlapRow {
     pub(super) link: Link,
     /// The link's bytes per second; `None` if it is not limited.
     pub(super) rate: Option<f64>,
+    /// The bytes per second that the decode node measured on it.
+    pub(super) measured_rate: f64,
     pub(super) n_rounds: usize,
     pub(super) n_bytes: f64,
     /// The part of them that is states.
@@ -113,6 +115,7 @@ struct CodecNode {
 struct OverlapCell<'n> {
     node: &'n CodecNode,
     link: Link,
+    measured_rate: f64,
     pulls: Vec<Pull>,
     after_ms: Vec<f64>,
 }
@@ -160,9 +163,11 @@ async fn one_length(
     let prompt = bench.prompts.next(n_tokens);
     let first = pull(plain, &bench.prefill.url, prompt).await?.timings;
     let relays = Links::start(bench, links, &first).await?;
-    let cell = |node, link| OverlapCell { node, link, pulls: Vec::new(), after_ms: Vec::new() };
-    let mut cells: Vec<OverlapCell<'_>> =
-        nodes.iter().flat_map(|node| links.iter().map(move |link| cell(node, *link))).collect();
+    let mut cells = Vec::new();
+    for (node, link) in nodes.iter().flat_map(|node| links.iter().map(move |link| (node, *link))) {
+        let measured_rate = measure_link(&node.node, relays.url(link, bench)).await?;
+        cells.push(OverlapCell { node, link, measured_rate, pulls: Vec::new(), after_ms: Vec::new() });
+    }
     let mut direct_ms = Vec::new();
     let began = Instant::now();
     for round in 0..bench.sizes.rounds {
@@ -194,6 +199,11 @@ impl Links {
         Ok(Links { relays })
     }
 
+    /// The address at which decode nodes reach the prefill node over a link.
+    fn url<'a>(&'a self, link: Link, bench: &'a HandoffBench) -> &'a str {
+        self.paced(link).map_or(&bench.prefill.url, |paced| &paced.relay.url)
+    }
+
     /// `None` for the loopback.
     fn paced(&self, link: Link) -> Option<&PacedLink> {
         self.relays.iter().find(|paced| paced.link == link)
@@ -208,7 +218,7 @@ impl OverlapCell<'_> {
         n_tokens: usize,
     ) -> Result<(), CommandFailure> {
         let prompt = bench.prompts.next(n_tokens);
-        let url = links.paced(self.link).map_or(&bench.prefill.url, |paced| &paced.relay.url).clone();
+        let url = links.url(self.link, bench).to_owned();
         self.pulls.push(pull(&self.node.node, &url, prompt.clone()).await?);
         // A second pull on a slow link would take long and show nothing new.
         if matches!(self.link, Link::Loopback | Link::Share60) {
@@ -227,6 +237,7 @@ impl OverlapCell<'_> {
             codec: self.node.codec,
             link: self.link,
             rate: links.paced(self.link).map(|paced| paced.rate),
+            measured_rate: self.measured_rate,
             n_rounds: self.pulls.len(),
             n_bytes: of(|t| t.n_bytes as f64),
             state_bytes: of(|t| t.state_bytes as f64),

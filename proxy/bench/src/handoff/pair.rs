@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_link::Engine;
 use baton_link::transport::Transport;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
@@ -62,6 +63,7 @@ impl HandoffBench {
     pub(super) async fn decode(&mut self, extra: &[&str]) -> Result<NodeProcess, CommandFailure> {
         let args = extra.iter().map(OsString::from).chain(self.node_args.iter().cloned());
         let node = NodeProcess::start(&self.key, args).await?;
+        measure_link(&node, &self.prefill.url).await?;
         let warm_up = self.prompts.next(WARM_UP);
         pull(&node, &self.prefill.url, warm_up).await?;
         Ok(node)
@@ -92,6 +94,13 @@ impl HandoffBench {
         }
         Ok(())
     }
+}
+
+/// Lets a node measure the link from `url`, as an endpoint does before requests: codecs and a prompt's last chunk follow from its
+/// rate. Returns bytes per second.
+pub(super) async fn measure_link(node: &NodeProcess, url: &str) -> Result<f64, CommandFailure> {
+    let link = node.engine.measure_link(&KvSource::at(url)).await?;
+    Ok(link.n_bytes as f64 / link.seconds.max(1e-9))
 }
 
 /// Generates the first token of a prompt with the KV pulled from `url`.

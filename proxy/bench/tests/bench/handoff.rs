@@ -32,6 +32,12 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
         assert!(row["n_bytes"].as_f64().unwrap() > 47.0 * 23_040.0 / 5.0, "{row}");
         assert!(row["prefill_ms"].as_f64().unwrap() > 0.0 && row["after_prefill_ms"].is_number(), "{row}");
     }
+    // As behind an endpoint, which lets a decode node measure its links: the length of a last chunk follows from that.
+    let measured = |link: &str| {
+        let of_link = rows.iter().filter(|row| row["link"] == link).map(|row| row["measured_rate"].as_f64().unwrap());
+        of_link.fold(0.0, f64::max)
+    };
+    assert!(measured("share200") > 0.0 && measured("share200") < measured("loopback"), "{figures}");
     // Moving KV after the prefill takes at least the wire's time.
     let shaped = rows.iter().find(|row| row["codec"] == "none" && row["link"] == "share60").unwrap();
     let wire_ms = shaped["n_bytes"].as_f64().unwrap() / shaped["rate"].as_f64().unwrap() * 1e3;
