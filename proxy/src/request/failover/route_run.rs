@@ -87,6 +87,7 @@ impl RouteRun {
         self.times.slot_ms = self.elapsed_ms();
         let needs_no_prefill = self.plan.prefill().is_some() && is_whole(n_cached, request.n_prefill());
         if needs_no_prefill {
+            self.plan.model.handoff_untried(self.plan.route);
             self.plan = self.plan.cached();
             self.claims = self.plan.claim();
             self.prefill_visit = None;

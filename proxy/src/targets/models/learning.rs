@@ -19,9 +19,12 @@ impl ServedModel {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
             match failure.blame() {
-                Blame::Nobody => {}
+                Blame::Nobody => self.handoff_untried(route),
                 Blame::Prefill => prefill.failed(Task::Prefill, FailureReason::Handoff(failure)),
-                Blame::Pair => self.pairs.failed(p, route.decode, failure),
+                Blame::Pair => {
+                    self.handoff_untried(route);
+                    self.pairs.failed(p, route.decode, failure);
+                }
             }
             return;
         }
@@ -40,6 +43,13 @@ impl ServedModel {
         if let Some(distance) = timings.kv_distance {
             self.routes.learn_kv_distance(p, route.decode, distance);
         }
+    }
+
+    /// A handoff on this route was let through by the breakers, and shows nothing about the nodes.
+    pub fn handoff_untried(&self, route: Route) {
+        let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
+        prefill.breakers.of(Task::Prefill).untried();
+        self.pairs.untried(p, route.decode);
     }
 
     /// Learns from a complete stream on this route.

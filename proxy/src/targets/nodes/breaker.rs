@@ -26,7 +26,7 @@ const QUIET_TIME: Duration = Duration::from_secs(2);
 pub struct Breaker<R> {
     record: Mutex<BreakerRecord<R>>,
     /// The longest pause. The breaker also waits this long for the outcome of the request that it let through: there may be none,
-    /// because the client may leave, or everything may be cached.
+    /// because the client may leave.
     max_pause: Duration,
 }
 
@@ -35,6 +35,8 @@ struct BreakerRecord<R> {
     n_in_a_row: u32,
     /// When the next request may pass, if the breaker is open.
     open_until: Option<Instant>,
+    /// When the pause of the last failure ended.
+    paused_until: Option<Instant>,
     /// The request that was let through has no outcome yet.
     is_on_trial: bool,
     failed_at: Option<Instant>,
@@ -69,6 +71,7 @@ impl<R> Breaker<R> {
         let record = BreakerRecord {
             n_in_a_row: 0,
             open_until: None,
+            paused_until: None,
             is_on_trial: false,
             failed_at: None,
             has_answered: false,
@@ -158,6 +161,15 @@ impl<R: Copy + Ord> Breaker<R> {
         }
     }
 
+    /// The request that was let through shows nothing: it did not need the node, or failed without its fault. It counts as none, so
+    /// that the breaker closes by itself even if only such requests come.
+    pub fn untried(&self) {
+        let mut record = self.lock();
+        if std::mem::take(&mut record.is_on_trial) {
+            record.open_until = record.paused_until;
+        }
+    }
+
     /// A request failed, and perhaps the request itself is the cause: the breaker opens if the last one failed, too.
     pub fn suspected(&self, reason: R) {
         let mut record = self.lock();
@@ -183,7 +195,8 @@ impl<R: Copy + Ord> Breaker<R> {
         let doublings = record.n_in_a_row.saturating_sub(1).min(8);
         let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(self.max_pause);
         record.is_on_trial = false;
-        record.open_until = Some(now + pause);
+        record.paused_until = Some(now + pause);
+        record.open_until = record.paused_until;
         record.has_answered = false;
         record.count(reason, now);
     }
@@ -288,6 +301,24 @@ mod tests {
         breaker.answered(Instant::now());
         tokio::time::advance(QUIET_TIME).await;
         assert!(!breaker.close_if_quiet(), "the second pause is longer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_show_nothing_do_not_keep_a_breaker_open() {
+        let breaker = Breaker::default();
+        breaker.failed(PREFILL_DOWN);
+        breaker.answered(Instant::now());
+        tokio::time::advance(FIRST_PAUSE).await;
+        let mut n_passed = 0;
+        while !breaker.close_if_quiet() {
+            n_passed += 1;
+            assert!(n_passed < 100 && breaker.try_pass() && !breaker.try_pass(), "one at a time");
+            tokio::time::advance(QUIET_TIME / 4).await;
+            breaker.untried();
+        }
+        assert!(!breaker.is_open());
+        breaker.untried();
+        assert!(!breaker.is_open(), "nothing was on trial");
     }
 
     #[tokio::test(start_paused = true)]

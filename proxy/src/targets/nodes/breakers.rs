@@ -100,6 +100,13 @@ impl PairBreakers {
         }
     }
 
+    /// A handoff was let through, and shows nothing.
+    pub fn untried(&self, prefill: usize, decode: usize) {
+        if let Some(breaker) = self.of(prefill, decode) {
+            breaker.untried();
+        }
+    }
+
     /// A handoff succeeded.
     pub fn succeeded(&self, prefill: usize, decode: usize) {
         if let Some(breaker) = self.of(prefill, decode) {
