@@ -49,13 +49,13 @@ impl CalledChild {
         !matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Returns true if it was killed from outside, as by a system that lacks memory. Waits up to 200 ms for its end, since its socket
-    /// closes first.
-    pub fn was_killed(&mut self) -> bool {
+    /// Returns true if it ended by its own doing, as at a limit. One that was killed from outside, as by a system that lacks
+    /// memory, has not, nor has one that is stopped or stuck. Waits up to 200 ms for its end, since its socket closes first.
+    pub fn has_failed(&mut self) -> bool {
         let until = Instant::now() + END_WAIT;
         loop {
             match self.process.try_wait() {
-                Ok(Some(status)) => return status.signal() == Some(Signal::KILL.as_raw()),
+                Ok(Some(status)) => return status.signal() != Some(Signal::KILL.as_raw()),
                 Ok(None) if Instant::now() < until => std::thread::sleep(END_POLL),
                 _ => return false,
             }
@@ -148,8 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn a_called_child_that_was_killed_is_told_from_one_that_ended() {
-        for (script, killed) in [("kill -KILL $$", true), ("kill -ABRT $$", false), ("exit 3", false)] {
+    fn a_called_child_that_was_killed_or_stopped_is_told_from_one_that_ended() {
+        let scripts = [("kill -KILL $$", false), ("kill -ABRT $$", true), ("kill -XCPU $$", true), ("exit 3", true)];
+        for (script, failed) in scripts {
             let (mut socket, mut child) =
                 ChildCommand::new("the child", "sh").args(["-c", script]).spawn_called().unwrap();
             let mut answer = String::new();
@@ -157,8 +158,11 @@ mod tests {
             while !child.has_ended() {
                 std::thread::sleep(END_POLL);
             }
-            assert_eq!(child.was_killed(), killed, "{script}");
+            assert_eq!(child.has_failed(), failed, "{script}");
         }
+        let (_socket, mut stopped) =
+            ChildCommand::new("the child", "sh").args(["-c", "kill -STOP $$"]).spawn_called().unwrap();
+        assert!(!stopped.has_failed(), "it has not ended");
     }
 
     #[test]

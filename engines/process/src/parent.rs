@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use baton_schemas::node::ChildEvent;
 use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 
 /// How long a child may take to stop after the signal, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -42,6 +43,15 @@ pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
 pub fn limit(resource: Resource, most: u64) -> io::Result<()> {
     let most = getrlimit(resource).maximum.map_or(most, |limit| limit.min(most));
     Ok(setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?)
+}
+
+/// Lets this process use `seconds` of processor time from now on, rounded up; a signal (SIGXCPU) ends it then. A later call sets
+/// another end. Errors: the system's.
+pub fn limit_work(seconds: u64) -> io::Result<()> {
+    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec.unsigned_abs();
+    let maximum = getrlimit(Resource::Cpu).maximum;
+    let until = used.saturating_add(1 + seconds);
+    Ok(setrlimit(Resource::Cpu, Rlimit { current: Some(maximum.map_or(until, |most| most.min(until))), maximum })?)
 }
 
 /// Tells the parent, by a line on standard output, which is the channel to it. A parent that reads no more is no error.

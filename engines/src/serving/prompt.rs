@@ -53,6 +53,7 @@ impl ModelEngine {
         let pieces = match rendered {
             Ok(pieces) => pieces,
             Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt.into()).await),
+            Err(TemplateError::Unavailable(reason)) => return Err(EngineError::Unavailable { reason }),
             Err(other) => return Err(EngineError::Template { message: other.to_string() }),
         };
         let tokenizer = Arc::clone(&self.tokenizer);

@@ -13,6 +13,9 @@ use rustix::process::{Resource, getppid};
 /// limited.
 const MAX_MEMORY: u64 = 512 << 20;
 
+/// Processor time for a prompt, seconds. The longest known prompts take one.
+const MAX_WORK_SECONDS: u64 = 5;
+
 /// How often the parent is looked for: a template that runs reads no standard input, whose end else ends this process.
 const PARENT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -29,5 +32,5 @@ pub fn run() -> io::Result<()> {
         parent::end_at_once()
     };
     std::thread::Builder::new().name("parent".into()).spawn(watch)?;
-    apart::serve(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+    apart::serve(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?), || parent::limit_work(MAX_WORK_SECONDS))
 }

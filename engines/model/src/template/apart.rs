@@ -47,19 +47,23 @@ struct RenderCall<'a> {
     max_bytes: usize,
 }
 
-/// Answers one caller until it closes the stream. Errors: the stream's.
-pub fn serve(mut stream: impl Read + Write) -> io::Result<()> {
+/// Answers one caller until it closes the stream. `begin` is called before each message is read. Errors: the stream's, or `begin`'s.
+pub fn serve(mut stream: impl Read + Write, mut begin: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    begin()?;
     let Some(TemplateSource { source, special }) = read_message(&mut stream)? else { return Ok(()) };
     let template = match ChatTemplate::compile(&source, special.into_owned()) {
         Ok(template) => template,
         Err(error) => return write_answer(&mut stream, &Err(error)),
     };
     write_answer(&mut stream, &Ok(Vec::new()))?;
-    while let Some(RenderCall { conversation, since_epoch, max_bytes }) = read_message(&mut stream)? {
+    loop {
+        begin()?;
+        let Some(RenderCall { conversation, since_epoch, max_bytes }) = read_message(&mut stream)? else {
+            return Ok(());
+        };
         let now = SystemTime::UNIX_EPOCH + since_epoch;
         write_answer(&mut stream, &template.render_pieces(&conversation, now, max_bytes))?;
     }
-    Ok(())
 }
 
 /// A template behind a stream.
@@ -115,7 +119,7 @@ fn write_answer(stream: &mut impl Write, answer: &Result<Vec<TemplatePiece>, Tem
         Ok(pieces) => (0, Cow::Borrowed(pieces)),
         Err(TemplateError::Rejected(message)) => (1, Cow::Owned(of_error(message))),
         Err(TemplateError::TooLong { prompt }) => (2, Cow::Owned(of_error(prompt))),
-        Err(TemplateError::Failed(message)) => (3, Cow::Owned(of_error(message))),
+        Err(TemplateError::Failed(message) | TemplateError::Unavailable(message)) => (3, Cow::Owned(of_error(message))),
     };
     // Sent as a whole: single pieces would be as many system calls.
     let mut bytes = Vec::with_capacity(5 + pieces.iter().map(|piece| 5 + piece.text.len()).sum::<usize>());
@@ -183,7 +187,7 @@ mod tests {
             SpecialTokens { bos: "<s>".into(), eos: "</s>".into(), control: vec!["<s>".into(), "</s>".into()] };
         let here = ChatTemplate::compile(TEMPLATE, special.clone()).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
-        let serving = std::thread::spawn(move || serve(far));
+        let serving = std::thread::spawn(move || serve(far, || Ok(())));
         let mut there = RemoteTemplate::open(near, TEMPLATE, &special).unwrap().unwrap();
         let now = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5);
         for text in ["a <s> b </s>", "no", "", "\u{0}é\u{E000}", &"x".repeat(2_000)] {
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn a_template_that_does_not_compile_is_refused_by_the_other_end() {
         let (near, far) = UnixStream::pair().unwrap();
-        let serving = std::thread::spawn(move || serve(far));
+        let serving = std::thread::spawn(move || serve(far, || Ok(())));
         let refused = RemoteTemplate::open(near, "{% if %}", &SpecialTokens::default()).unwrap().err().unwrap();
         assert_eq!(Some(refused), ChatTemplate::compile("{% if %}", SpecialTokens::default()).err());
         serving.join().unwrap().unwrap();

@@ -15,4 +15,7 @@ pub enum TemplateError {
     /// The template does not parse, failed, or exceeded a limit.
     #[error("{0}")]
     Failed(String),
+    /// Nothing could render it now: the template and the messages are not at fault. Only renderers in other processes say this.
+    #[error("{0}")]
+    Unavailable(String),
 }
