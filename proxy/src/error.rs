@@ -190,6 +190,7 @@ fn broken_off(failure: UpstreamFailure) -> &'static str {
         UpstreamFailure::ServerError | UpstreamFailure::GatewayError => "reported an error while it replied",
         UpstreamFailure::Interrupted => "lost what computed its reply",
         UpstreamFailure::Unreachable
+        | UpstreamFailure::NoResources
         | UpstreamFailure::CutShort
         | UpstreamFailure::Redirected
         | UpstreamFailure::Unauthorized
@@ -274,12 +275,13 @@ impl RequestError {
                 EngineError::ContextOverflow { .. } | EngineError::ContextExceeded { .. } => {
                     RequestErrorKind::ContextOverflow
                 }
-                EngineError::QueueFull { .. } => RequestErrorKind::QueueFull,
+                EngineError::QueueFull { .. } | EngineError::NoTurn { .. } => RequestErrorKind::QueueFull,
                 EngineError::InvalidRequest { .. } | EngineError::Template { .. } => RequestErrorKind::InvalidRequest,
                 EngineError::Unsupported { .. } => RequestErrorKind::Unsupported,
-                EngineError::Unavailable { .. } | EngineError::GaveWay | EngineError::VersionMismatch(_) => {
-                    RequestErrorKind::Unavailable
-                }
+                EngineError::Unavailable { .. }
+                | EngineError::NoResources { .. }
+                | EngineError::GaveWay
+                | EngineError::VersionMismatch(_) => RequestErrorKind::Unavailable,
                 EngineError::Unauthorized => RequestErrorKind::Unauthorized,
                 EngineError::Lost { .. } => RequestErrorKind::EngineLost,
                 EngineError::Poison { .. } => RequestErrorKind::Poison,

@@ -37,6 +37,14 @@ pub enum EngineError {
         /// The length of the queue.
         limit: u32,
     },
+    /// The engine's threads for this work did not come to it in time. A later retry may succeed. Client-safe.
+    #[error(
+        "The engine did not come to this request within {waited_s} s, since it works on others. Try again shortly."
+    )]
+    NoTurn {
+        /// How long the work waited, seconds.
+        waited_s: u32,
+    },
     /// The request is wrong. A retry would fail, too. Client-safe.
     #[error("{message}")]
     InvalidRequest {
@@ -70,6 +78,13 @@ pub enum EngineError {
     /// The node and the endpoint speak no common version of the stream protocol. Client-safe.
     #[error("{0}")]
     VersionMismatch(VersionMismatch),
+    /// The caller has no descriptor, port or memory for a connection, which says nothing about the node. Only a caller says this.
+    /// Client-safe.
+    #[error("This server cannot open another connection now. Try again shortly.")]
+    NoResources {
+        /// For the log only: may contain an address.
+        detail: String,
+    },
     /// The connection to the node broke, or its stream ended without a last event.
     #[error("the connection to the engine was lost: {detail}")]
     Lost {
@@ -115,6 +130,11 @@ impl EngineError {
         matches!(self, EngineError::Lost { .. })
     }
 
+    /// Returns true if the engine has more work than it takes now, so that it, or another engine, may take this later.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, EngineError::QueueFull { .. } | EngineError::NoTurn { .. })
+    }
+
     /// The same error with at most `max_bytes` of each text, and `…` where one was cut.
     #[must_use]
     pub fn shortened(mut self, max_bytes: usize) -> Self {
@@ -124,10 +144,12 @@ impl EngineError {
             | EngineError::Template { message: text }
             | EngineError::Unsupported { feature: text }
             | EngineError::Unavailable { reason: text }
+            | EngineError::NoResources { detail: text }
             | EngineError::Lost { detail: text }
             | EngineError::Internal { detail: text } => [Some(text), None],
             EngineError::ContextOverflow { .. }
             | EngineError::QueueFull { .. }
+            | EngineError::NoTurn { .. }
             | EngineError::Unauthorized
             | EngineError::VersionMismatch(_)
             | EngineError::Poison { .. }

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
+use crate::key_tag::KeyTag;
 use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout, RowTypes};
 use crate::no_handoff::NoHandoffReason;
 use crate::sequence::Token;
@@ -43,15 +44,13 @@ pub const BASE_PATH: &str = "/node/v1";
 /// The environment variable with a child node's cluster key. An argument would be visible in `ps`.
 pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 
-/// The environment variable with the key that a node presents to prefill nodes, if it differs from its own. The child
-/// of an endpoint has one key for its parent, and needs the cluster's key for other nodes.
+/// The same with the key that a node presents to prefill nodes, if it differs: an endpoint's child has one for its parent.
 pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
 
 /// The environment variable with the key that a node presents to its workers, if it differs from its own.
 pub const WORKERS_KEY_VARIABLE: &str = "BATON_WORKERS_KEY";
 
-/// The property of a node's announcement in the network that says that it speaks TLS: the host name in its certificate, or
-/// nothing if that is for addresses.
+/// The property of a node's announcement that says that it speaks TLS: the certificate's host name, or nothing.
 pub const TLS_PROPERTY: &str = "tls";
 
 /// What a node runs. Constant for the life of its process.
@@ -96,8 +95,7 @@ pub struct NodeInfo {
     /// The node's role.
     #[serde(default)]
     pub role: Role,
-    /// Hashes of vocabulary and weights, also of a model whose KV cannot be handed over. `None` from a node of an older
-    /// version.
+    /// Hashes of vocabulary and weights, whether or not its KV can be handed over. `None` from a node of an older version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
     /// The identity of its KV, if the KV can be handed over.
@@ -175,8 +173,7 @@ pub struct ModelFacts {
     pub infill: Option<InfillTokens>,
 }
 
-/// The control tokens of an infilling prompt: after `prefix` A `suffix` B `middle`, the model writes the text between A
-/// and B.
+/// The control tokens of an infilling prompt: after `prefix` A `suffix` B `middle`, the text between A and B follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfillTokens {
     /// The token before A.
@@ -325,6 +322,9 @@ pub struct NodeLoad {
 pub struct RenderRequest {
     /// The conversation to render.
     pub conversation: Conversation,
+    /// The API key for which it is rendered.
+    #[serde(default, skip_serializing_if = "KeyTag::is_none")]
+    pub key: KeyTag,
 }
 
 /// A request to tokenize a text.
@@ -337,6 +337,9 @@ pub struct TokenizeRequest {
     pub add_special: bool,
     /// Read the spellings of control tokens, such as `<|im_end|>`, as control tokens.
     pub parse_special: bool,
+    /// The API key for which it is tokenized.
+    #[serde(default, skip_serializing_if = "KeyTag::is_none")]
+    pub key: KeyTag,
 }
 
 /// A request to tokenize a query and a document together, in the form in which a reranker judges them.
@@ -347,6 +350,9 @@ pub struct PairRequest {
     pub query: Arc<str>,
     /// The document.
     pub document: String,
+    /// The API key for which they are tokenized.
+    #[serde(default, skip_serializing_if = "KeyTag::is_none")]
+    pub key: KeyTag,
 }
 
 /// A list of tokens, in a request or a reply.

@@ -8,6 +8,7 @@ pub use crate::cache_scope::CacheScope;
 use crate::constraint::Constraint;
 use crate::handoff::{HandoffReport, KvSource};
 use crate::image::PromptImages;
+use crate::key_tag::KeyTag;
 use crate::sampling::Sampling;
 pub use crate::token::Token;
 
@@ -47,6 +48,9 @@ pub struct SequenceRequest {
     /// reveal to one caller what another caller's prompts contain.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
+    /// The API key for which it is generated. Keys take turns where constraints are compiled.
+    #[serde(default, skip_serializing_if = "KeyTag::is_none")]
+    pub key: KeyTag,
     /// The form that the text must have, shared by the choices of a request. `generated` was sampled under it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::shared::optional")]
     pub constraint: Option<Arc<Constraint>>,

@@ -55,7 +55,15 @@ fn open_files(node: &Child) -> Option<usize> {
 async fn random_cancellations_leak_no_slot() {
     let (node, engine, _folder) = node().await;
     let tokens = async |text: String| {
-        engine.tokenize(&TokenizeRequest { text: text.into(), add_special: false, parse_special: false }).await.unwrap()
+        engine
+            .tokenize(&TokenizeRequest {
+                text: text.into(),
+                add_special: false,
+                parse_special: false,
+                key: Default::default(),
+            })
+            .await
+            .unwrap()
     };
     let mut prompts = Vec::new();
     for (i, n_words) in [3, 20, 60, 400].into_iter().enumerate() {

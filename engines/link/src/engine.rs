@@ -6,7 +6,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
-use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
 
 /// `Started`, then tokens, then exactly one `Finished` or an error; see [`SequenceEvent`].
@@ -59,8 +59,8 @@ pub trait Engine: Send + Sync + 'static {
         Err(EngineError::Unsupported { feature: "a stream of loads".into() })
     }
 
-    /// Renders a conversation with the model's own chat template and tokenizes the result.
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError>;
+    /// Renders a conversation with the model's own chat template and tokenizes the result. Keys take turns.
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError>;
 
     /// Tokenizes plain text.
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError>;

@@ -5,7 +5,7 @@ use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
@@ -30,8 +30,8 @@ pub trait EngineWrapper: Send + Sync + 'static {
     }
 
     /// See [`Engine::render`].
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.inner().render(conversation).await
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
+        self.inner().render(conversation, key).await
     }
 
     /// See [`Engine::tokenize`].
@@ -89,8 +89,8 @@ impl<W: EngineWrapper> Engine for W {
         EngineWrapper::loads(self).await
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        EngineWrapper::render(self, conversation).await
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
+        EngineWrapper::render(self, conversation, key).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
@@ -146,7 +146,7 @@ impl Engine for UnusedEngine {
         Self::called()
     }
 
-    async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
+    async fn render(&self, _: &Conversation, _: KeyTag) -> Result<Vec<Token>, EngineError> {
         Self::called()
     }
 

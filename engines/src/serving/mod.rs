@@ -55,7 +55,7 @@ use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::streams::MAX_ALTERNATIVES;
-use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -204,8 +204,8 @@ impl Engine for ModelEngine {
         Ok(NodeLoad { queued: self.shared.n_queued.load(Ordering::Acquire) as u32, ..load })
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.render_prompt(conversation).await
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
+        self.render_prompt(conversation, key).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
@@ -232,7 +232,7 @@ impl Engine for ModelEngine {
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.check(&request)?;
         let constrained = match &request.constraint {
-            Some(constraint) => Some(self.constraints.constrained(constraint, &request.generated).await?),
+            Some(constraint) => Some(self.constraints.constrained(constraint, &request.generated, request.key).await?),
             None => None,
         };
         Ok(ReceiverStream::new(self.submit(request, None, constrained)?).boxed())

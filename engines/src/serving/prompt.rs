@@ -7,7 +7,7 @@ use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::{PairRequest, TokenizeRequest};
-use baton_schemas::{EngineError, MessageRole, Token};
+use baton_schemas::{EngineError, KeyTag, MessageRole, Token};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -19,12 +19,16 @@ use super::template_process::Renderer;
 impl ModelEngine {
     /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one
     /// is tokenized as plain text.
-    pub(super) async fn render_prompt(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+    pub(super) async fn render_prompt(
+        &self,
+        conversation: &Conversation,
+        key: KeyTag,
+    ) -> Result<Vec<Token>, EngineError> {
         let Some(template) = &self.template else {
             let feature = "chat: the model has no chat template, and its operator has not given it one".into();
             return Err(EngineError::Unsupported { feature });
         };
-        let tokens = self.render_with(template, conversation).await?;
+        let tokens = self.render_with(template, conversation, key).await?;
         // Most templates write BOS themselves, if the model needs it.
         match self.bos {
             Some(bos) if tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
@@ -37,6 +41,7 @@ impl ModelEngine {
         &self,
         template: &Arc<Renderer>,
         conversation: &Conversation,
+        key: KeyTag,
     ) -> Result<Vec<Token>, EngineError> {
         let template = Arc::clone(template);
         let mut conversation = conversation.clone();
@@ -49,10 +54,10 @@ impl ModelEngine {
         let max_bytes = self.max_bytes();
         let n_bytes = text_bytes(&conversation);
         let render = move || template.render_pieces(&conversation, max_bytes);
-        let rendered = self.texts.run(n_bytes, render).await?;
+        let rendered = self.texts.run(key, n_bytes, render).await?;
         let pieces = match rendered {
             Ok(pieces) => pieces,
-            Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt.into()).await),
+            Err(TemplateError::TooLong { prompt }) => return Err(self.overflow(prompt.into(), key).await),
             Err(TemplateError::Unavailable(reason)) => return Err(EngineError::Unavailable { reason }),
             Err(other) => return Err(EngineError::Template { message: other.to_string() }),
         };
@@ -67,7 +72,7 @@ impl ModelEngine {
         // Stops decoding images if the caller is dropped.
         let _abandons = is_abandoned.clone().drop_guard();
         let n_bytes = pieces.iter().map(|piece| piece.text.len()).sum();
-        let tokenized = self.texts.run(n_bytes, move || {
+        let tokenized = self.texts.run(key, n_bytes, move || {
             let _turn = turn;
             let mut prompt = PromptTokens {
                 tokenizer: &*tokenizer,
@@ -84,29 +89,34 @@ impl ModelEngine {
 
     pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         if request.text.len() > self.max_bytes() {
-            return Err(self.overflow(request.text).await);
+            return Err(self.overflow(request.text, request.key).await);
         }
         let tokenizer = Arc::clone(&self.tokenizer);
         let is_abandoned = CancellationToken::new();
         let _abandons = is_abandoned.clone().drop_guard();
         // A megabyte of text takes long enough to block other connections.
-        let n_bytes = request.text.len();
+        let (key, n_bytes) = (request.key, request.text.len());
         let work = move || tokenizer.tokenize(&request.text, request.add_special, request.parse_special, &is_abandoned);
-        self.texts.run(n_bytes, work).await?
+        self.texts.run(key, n_bytes, work).await?
     }
 
     /// Tokenizes a query and a document for a reranker.
     pub(super) async fn tokenize_pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
-        let PairRequest { query, document } = request;
+        let PairRequest { query, document, key } = request;
         match &self.pairs {
             None => Err(EngineError::Unsupported { feature: "reranking: its model is no reranker".into() }),
             Some(PairForm::Template(template)) => {
                 let messages = [query, document.as_str()].map(|text| Message::new(MessageRole::User, text.to_owned()));
                 let conversation = Conversation { messages: messages.into(), ..Conversation::default() };
-                self.render_with(template, &conversation).await
+                self.render_with(template, &conversation, *key).await
             }
             Some(PairForm::Joined(Joints { before, between, after })) => {
-                let text = |text: &str| TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
+                let text = |text: &str| TokenizeRequest {
+                    text: text.into(),
+                    add_special: false,
+                    parse_special: false,
+                    key: *key,
+                };
                 let query = self.tokenize_text(text(query)).await?;
                 let document = self.tokenize_text(text(document)).await?;
                 Ok([&before[..], &query, between, &document, after].concat())
@@ -122,10 +132,10 @@ impl ModelEngine {
 
     /// The error for a text that cannot fit. Clients remove as much of a conversation as the number of tokens says. Here
     /// it is an estimate from samples of the text.
-    async fn overflow(&self, text: Arc<str>) -> EngineError {
+    async fn overflow(&self, text: Arc<str>, key: KeyTag) -> EngineError {
         let tokenizer = Arc::clone(&self.tokenizer);
         let n_ctx = self.info.n_ctx;
-        let estimate = self.texts.run(SAMPLE_BYTES, move || estimate(&*tokenizer, &text)).await;
+        let estimate = self.texts.run(key, SAMPLE_BYTES, move || estimate(&*tokenizer, &text)).await;
         match estimate.and_then(|estimate| estimate) {
             Ok(n_prompt) => EngineError::ContextOverflow { n_prompt: n_prompt.max(n_ctx.saturating_add(1)), n_ctx },
             Err(error) => error,

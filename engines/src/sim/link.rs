@@ -234,7 +234,7 @@ impl SimPeer {
 
 fn failure_of(error: &EngineError) -> HandoffFailure {
     match error {
-        EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        error if error.is_busy() => HandoffFailure::PrefillBusy,
         EngineError::NotFinite => HandoffFailure::NotFinite,
         _ => HandoffFailure::PrefillRefused,
     }

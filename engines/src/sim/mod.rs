@@ -29,7 +29,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{PrefillTimings, max_frame_positions};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -171,7 +171,7 @@ impl Engine for SimEngine {
         })
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+    async fn render(&self, conversation: &Conversation, _key: KeyTag) -> Result<Vec<Token>, EngineError> {
         let n_bytes = conversation.messages.iter().map(|message| message.content.len()).sum();
         self.check_length(n_bytes)?;
         Ok(self.state.unless_abort(SimWork::Tokenize, text::render(conversation)))

@@ -3,7 +3,7 @@
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{Alternative, Logprobs};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{KeyTag, SequenceRequest, Token};
 
 /// 256 bytes, a token that begins a text and one that ends it.
 pub(super) const N_VOCAB: u32 = 258;
@@ -29,7 +29,7 @@ pub(super) fn bytes(tokens: &[Token]) -> Vec<u8> {
 pub(super) fn render(conversation: &Conversation) -> Vec<Token> {
     let turns = conversation.messages.iter().map(|m| format!("<|{}|>{}\n", m.role.as_str(), m.content));
     let text: String = turns.chain(["<|assistant|>".to_owned()]).collect();
-    tokenize(&TokenizeRequest { text: text.into(), add_special: true, parse_special: false })
+    tokenize(&TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: KeyTag::NONE })
 }
 
 /// Generates the reply to one prompt. Each token depends only on prompt, seed and position.

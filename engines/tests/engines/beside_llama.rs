@@ -97,7 +97,7 @@ pub(crate) fn puller() -> Option<Arc<dyn KvPuller>> {
 }
 
 pub(crate) async fn tokens(engine: &dyn Engine, text: &str, parse_special: bool) -> Vec<Token> {
-    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special };
+    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special, key: Default::default() };
     engine.tokenize(&request).await.unwrap()
 }
 

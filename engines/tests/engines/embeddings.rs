@@ -28,7 +28,8 @@ fn tiny(architecture: Architecture, numbers: &[(&str, u32)]) -> (TempDir, PathBu
 }
 
 async fn tokens(engine: &dyn Engine, text: &str) -> Vec<Token> {
-    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    let request =
+        TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
     engine.tokenize(&request).await.unwrap()
 }
 
@@ -116,7 +117,7 @@ async fn a_reranker_without_a_classifier_gives_nothing() {
 }
 
 fn pair(query: &str, document: &str) -> PairRequest {
-    PairRequest { query: query.into(), document: document.into() }
+    PairRequest { query: query.into(), document: document.into(), key: Default::default() }
 }
 
 /// Starts a tiny reranker. Checks that the scores of pairs, alone and together, equal those of a plain loop.

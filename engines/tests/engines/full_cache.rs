@@ -18,7 +18,15 @@ async fn sequences_that_do_not_fit_together_all_complete() {
     let config = EngineOptions { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..models::of_llama(model) };
     let engine = registry::open(config, None).unwrap();
     let tokens = async |text: String| {
-        engine.tokenize(&TokenizeRequest { text: text.into(), add_special: false, parse_special: false }).await.unwrap()
+        engine
+            .tokenize(&TokenizeRequest {
+                text: text.into(),
+                add_special: false,
+                parse_special: false,
+                key: Default::default(),
+            })
+            .await
+            .unwrap()
     };
     // Four rounds: forks of one long prefix, and other prompts that evict the slot they were forked from.
     let shared = "All of these stories begin in the same small harbour town. ".repeat(8);

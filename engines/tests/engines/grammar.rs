@@ -25,13 +25,14 @@ impl Rig {
         let engine = registry::open(config, None).unwrap();
         let messages = json!([{ "role": "user", "content": "What is the capital of France?" }]);
         let conversation: Conversation = serde_json::from_value(json!({ "messages": messages })).unwrap();
-        let prompt = engine.render(&conversation).await.unwrap();
+        let prompt = engine.render(&conversation, Default::default()).await.unwrap();
         Some(Rig { engine, prompt })
     }
 
     /// The text that follows `said`, with control tokens spelled out.
     async fn after(&self, said: &str, rule: Option<&Rule>) -> String {
-        let text = TokenizeRequest { text: said.into(), add_special: false, parse_special: true };
+        let text =
+            TokenizeRequest { text: said.into(), add_special: false, parse_special: true, key: Default::default() };
         let request = SequenceRequest {
             prompt: self.prompt.clone(),
             generated: self.engine.tokenize(&text).await.unwrap(),
@@ -204,7 +205,8 @@ async fn a_long_chain_of_references_does_not_end_the_process() {
 async fn generated_tokens_are_replayed_before_the_sequence_is_queued() {
     let Some(rig) = Rig::start().await else { return };
     let rule = Rule::Sequence(vec![Rule::literal("yes"), Rule::text()]);
-    let text = TokenizeRequest { text: "no, never".into(), add_special: false, parse_special: false };
+    let text =
+        TokenizeRequest { text: "no, never".into(), add_special: false, parse_special: false, key: Default::default() };
     let request = SequenceRequest {
         prompt: rig.prompt.clone(),
         generated: rig.engine.tokenize(&text).await.unwrap(),

@@ -136,8 +136,12 @@ mod llama {
     async fn prompt(engine: &dyn Engine, n: usize, salt: usize) -> Vec<Token> {
         let text = format!("Story {salt}. ")
             + &"The keeper of the lighthouse counted ships, stars and years. ".repeat(n / 8 + 1);
-        let request =
-            baton_schemas::node::TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+        let request = baton_schemas::node::TokenizeRequest {
+            text: text.into(),
+            add_special: true,
+            parse_special: false,
+            key: Default::default(),
+        };
         let mut tokens = engine.tokenize(&request).await.unwrap();
         assert!(tokens.len() >= n);
         tokens.truncate(n);

@@ -65,7 +65,7 @@ fn question(images: &[Image]) -> Conversation {
 }
 
 async fn request(engine: &dyn Engine, images: &[Image], max_tokens: u32) -> SequenceRequest {
-    let prompt = engine.render(&question(images)).await.unwrap();
+    let prompt = engine.render(&question(images), Default::default()).await.unwrap();
     let projector = engine.info().await.unwrap().projector.unwrap();
     SequenceRequest {
         prompt,
@@ -118,7 +118,7 @@ async fn is_idle(engine: &dyn Engine) {
 
 /// Checks that hold for every projector.
 async fn sees(engine: &dyn Engine) {
-    let prompt = engine.render(&question(&[red()])).await.unwrap();
+    let prompt = engine.render(&question(&[red()]), Default::default()).await.unwrap();
     let run = runs(&prompt).remove(0);
     assert!(run.len() >= N_ROWS, "{run:?}");
     let (of_red, _) = answer(engine, &[red()]).await;
@@ -176,7 +176,8 @@ async fn a_text_is_the_same_while_images_are_decoded() {
     let text = async |engine: &dyn Engine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
         let messages = vec![Message::new(MessageRole::User, content)];
-        let prompt = engine.render(&Conversation { messages, ..Conversation::default() }).await.unwrap();
+        let prompt =
+            engine.render(&Conversation { messages, ..Conversation::default() }, Default::default()).await.unwrap();
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };
         let mut stream = engine.generate(request).await.unwrap();
@@ -233,15 +234,18 @@ async fn invalid_images_are_refused_and_affect_nothing_else() {
         Ok(tokens) => panic!("{part}: {} tokens", tokens.len()),
     };
     let broken = Image::new(red().bytes()[..60].to_vec(), "messages[0].content[1]");
-    refused(engine.render(&question(&[broken])).await, "Invalid 'messages[0].content[1]': the image cannot be read");
+    refused(
+        engine.render(&question(&[broken]), Default::default()).await,
+        "Invalid 'messages[0].content[1]': the image cannot be read",
+    );
     // A mark without an image is an error, and so is an image without a mark.
     let mut twice = question(&[red()]);
     twice.messages[0].content += &red().mark();
-    refused(engine.render(&twice).await, "2 of 1 images");
+    refused(engine.render(&twice, Default::default()).await, "2 of 1 images");
     let none = Conversation { messages: question(&[]).messages, images: vec![red()], ..Conversation::default() };
-    refused(engine.render(&none).await, "0 of 1 images");
+    refused(engine.render(&none, Default::default()).await, "0 of 1 images");
     let stray = Conversation { messages: question(&[red()]).messages, ..Conversation::default() };
-    assert!(engine.render(&stray).await.unwrap().iter().all(|t| !is_placeholder(*t)));
+    assert!(engine.render(&stray, Default::default()).await.unwrap().iter().all(|t| !is_placeholder(*t)));
 
     let whole = request(&*engine, &[red()], 4).await;
     let not_taken = async |request: SequenceRequest, part: &str| {
@@ -283,6 +287,6 @@ async fn an_engine_does_not_start_with_a_wrong_projector() {
     std::fs::write(&text, "hello").unwrap();
     refused(&text, "is not a GGUF file");
     let without_projector = registry::open(models::of_llama(&model), None).unwrap();
-    let error = without_projector.render(&question(&[red()])).await.unwrap_err();
+    let error = without_projector.render(&question(&[red()]), Default::default()).await.unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
 }

@@ -49,7 +49,7 @@ async fn pull(decode_model: &Path, prefill_url: &str, limit: Option<f64>) -> (Op
     let policy = PullPolicy { max_canary_distance: limit, ..PullPolicy::default() };
     let engine = start(decode_model, Some(peers::puller(policy))).await;
     let text = "The lighthouse keeper wrote down every ship that passed, its flag and its cargo. ".repeat(20);
-    let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
     let mut prompt = engine.tokenize(&text).await.unwrap();
     prompt.truncate(200);
     let reply = peers::generate(engine.as_ref(), peers::request(&prompt, 8, Some(prefill_url))).await;
@@ -140,7 +140,7 @@ async fn a_sliding_window_model_is_handed_over() {
     let node = peers::node(start(&model, None).await, Role::Prefill, peers::KEY).await;
     // Longer than the window, so that the window has moved.
     let text = "In the harbour the boats lay still, and nobody spoke of the storm that was to come. ".repeat(60);
-    let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
     let alone = start(&model, Some(peers::puller(PullPolicy::default()))).await;
     let mut prompt = alone.tokenize(&text).await.unwrap();
     prompt.truncate(800);

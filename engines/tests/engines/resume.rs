@@ -31,7 +31,8 @@ async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
         registry::open(EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), ..models::of_llama(model) }, None)
             .unwrap();
     for text in ["A story about a fox and a hen:", "def fibonacci(n):\n"] {
-        let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+        let text =
+            TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
         let prompt = engine.tokenize(&text).await.unwrap();
         let request = SequenceRequest {
             prompt,

@@ -166,6 +166,8 @@ impl Upstream {
                 Err(match error {
                     UpstreamError::Failed { failure: UpstreamFailure::TimedOut, .. } => PrefillFailure::TimedOut,
                     UpstreamError::Failed { failure: UpstreamFailure::ServerError, .. } => PrefillFailure::ServerError,
+                    // It was not asked.
+                    UpstreamError::Failed { failure: UpstreamFailure::NoResources, .. } => PrefillFailure::Busy,
                     UpstreamError::Failed { .. } | UpstreamError::NoRoute { .. } => PrefillFailure::Failed,
                     UpstreamError::Refused(_) | UpstreamError::Unsupported { .. } | UpstreamError::TooLong { .. } => {
                         PrefillFailure::Refused
@@ -279,7 +281,8 @@ impl Upstream {
         }
         let prompt = self.tokens_at_once(TokenQuestion::Render(chat), model, request_id).await?;
         let TokenAnswer::Text(text) = prompt else { return Ok(prompt) };
-        let text = TokenizeRequest { text: text.into(), add_special: true, parse_special: true };
+        let text =
+            TokenizeRequest { text: text.into(), add_special: true, parse_special: true, key: Default::default() };
         self.tokens_at_once(TokenQuestion::Tokenize(&text), model, request_id).await
     }
 

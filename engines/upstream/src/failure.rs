@@ -81,6 +81,8 @@ impl UpstreamError {
 pub enum UpstreamFailure {
     /// No connection could be made, or it broke before the reply began.
     Unreachable,
+    /// This process had no descriptor, port or memory for a connection, which says nothing about the upstream.
+    NoResources,
     /// A deadline passed.
     TimedOut,
     /// The reply ended before it was complete.

@@ -3,9 +3,11 @@
 mod rate;
 pub mod request_memory;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use baton_schemas::KeyTag;
 use tokio::sync::Semaphore;
 
 pub use self::rate::Quota;
@@ -107,6 +109,13 @@ impl Account {
             carry(&self.tokens, &successor.tokens);
         }
         successor
+    }
+
+    /// The tag by which engines let keys take turns.
+    pub fn tag(&self) -> KeyTag {
+        let mut hasher = DefaultHasher::new();
+        self.name.hash(&mut hasher);
+        KeyTag(hasher.finish())
     }
 
     /// Returns true if the key may use a model with these names. A restricted key may not use a model whose name is

@@ -179,7 +179,9 @@ fn map_engine(error: &EngineError) -> HttpFailure {
             let failure = coded(HttpFailure::invalid(error), ErrorCode::ContextLengthExceeded);
             HttpFailure { error: failure.error.param("messages"), ..failure }
         }
-        EngineError::QueueFull { .. } => coded(HttpFailure::unavailable(error, SOON), ErrorCode::QueueFull),
+        EngineError::QueueFull { .. } | EngineError::NoTurn { .. } => {
+            coded(HttpFailure::unavailable(error, SOON), ErrorCode::QueueFull)
+        }
         EngineError::InvalidRequest { field, .. } => {
             let failure = HttpFailure::invalid(error);
             HttpFailure { error: ErrorBody { param: field.clone(), ..failure.error }, ..failure }
@@ -192,7 +194,9 @@ fn map_engine(error: &EngineError) -> HttpFailure {
             retry: Retry::Never,
             ..HttpFailure::new(StatusCode::NOT_IMPLEMENTED, ErrorBody::new(ErrorKind::NotSupported, error.to_string()))
         },
-        EngineError::Unavailable { .. } | EngineError::GaveWay => HttpFailure::unavailable(error, SOON),
+        EngineError::Unavailable { .. } | EngineError::NoResources { .. } | EngineError::GaveWay => {
+            HttpFailure::unavailable(error, SOON)
+        }
         EngineError::Lost { .. } => {
             HttpFailure::unavailable("The engine stopped while it worked on this request.", SOON)
         }

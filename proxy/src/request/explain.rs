@@ -9,7 +9,7 @@ use super::caller::Caller;
 use super::failover::ask;
 use super::plan::explanation::{Explanation, NodeWorkers};
 use super::plan::{self, PlanRequest};
-use super::prompt;
+use super::prompt::{self, PromptNode};
 use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::targets::model_loading::KeepWish;
@@ -34,7 +34,8 @@ pub async fn explain(
     let _lease = targets.lease(&target, KeepWish::of(request.keep_alive, &caller.account)).await?;
     let _permit = admission.admit_brief(&caller.account).await?;
     let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
-        prompt::prepare(&node, &info, model.longest_context(&info), request).await
+        let at = PromptNode { node: &node, info: &info, key: caller.account.tag() };
+        prompt::prepare(at, model.longest_context(&info), request).await
     };
     let prompt = ask(model, Some(&request.model), request.images(), &caller.poison, prepare).await?;
     caller.account.charge_tokens(prompt.tokens.len() as u64);

@@ -6,7 +6,7 @@ use baton_reply::tools::{self, NoThinking, ReplyForm};
 use baton_schemas::generate::{ChatPrompt, InfillNames, Input};
 use baton_schemas::image::Image;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
-use baton_schemas::{EngineError, GenerateRequest, Token};
+use baton_schemas::{EngineError, GenerateRequest, KeyTag, Token};
 
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
@@ -23,20 +23,29 @@ pub struct PreparedPrompt {
     pub max_tokens: Option<u32>,
 }
 
+/// A node that prepares prompts for a key.
+#[derive(Clone, Copy)]
+pub struct PromptNode<'a> {
+    pub node: &'a Node,
+    pub info: &'a NodeInfo,
+    /// Whose prompts they are.
+    pub key: KeyTag,
+}
+
 /// Renders and tokenizes a prompt on a node that holds the model. `n_ctx` is the longest context of the model's nodes.
 ///
 /// Errors: the model does not support the request; or the prompt exceeds `n_ctx` or the context size that the client
 /// chose. Thus a context overflow is reported before any stream starts.
 pub async fn prepare(
-    node: &Node,
-    info: &NodeInfo,
+    at: PromptNode<'_>,
     n_ctx: u32,
     request: &GenerateRequest,
 ) -> Result<PreparedPrompt, RequestError> {
+    let info = at.info;
     check_vocabulary("logit_bias", request.sampling.logit_bias.iter().map(|(token, _)| *token), info)?;
     let form = ReplyForm::of(request, &info.facts.chat_template)
         .map_err(|NoThinking| RequestError::Incapable { model: request.model.clone(), capability: "thinking" })?;
-    let tokens = tokens(node, info, n_ctx, request, &form).await;
+    let tokens = tokens(at, n_ctx, request, &form).await;
     let tokens = tokens.map_err(|error| match request.input {
         Input::Chat(_) => error,
         Input::Text(_) | Input::Tokens(_) => error.about_text("prompt"),
@@ -71,22 +80,22 @@ pub fn check_vocabulary(
 
 /// Returns the prompt's tokens. Errors: there are more than `n_ctx`, or than the client chose.
 async fn tokens(
-    node: &Node,
-    info: &NodeInfo,
+    at: PromptNode<'_>,
     n_ctx: u32,
     request: &GenerateRequest,
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
+    let PromptNode { node, info, key } = at;
     check_image_support(request.images(), info)?;
     check_vocabulary("context", request.earlier_tokens().iter().copied(), info)?;
     let tokens = match &request.input {
         Input::Chat(conversation) => {
-            let rendered = node.engine.render(&form.present(conversation)).await?;
-            continued(node, info, request.earlier_tokens(), rendered).await?
+            let rendered = node.engine.render(&form.present(conversation), key).await?;
+            continued(at, request.earlier_tokens(), rendered).await?
         }
         // A raw prompt may contain control tokens as text. A message may not: see the engine's `guard`.
-        Input::Text(text) => tokenize(node, Arc::clone(text), !begins(text, info), true).await?,
-        Input::Infill { prefix, suffix, names } => infill(node, info, [prefix, suffix], *names).await?,
+        Input::Text(text) => at.tokenize(Arc::clone(text), !begins(text, info), true).await?,
+        Input::Infill { prefix, suffix, names } => infill(at, [prefix, suffix], *names).await?,
         Input::Tokens(tokens) => {
             check_vocabulary("prompt", tokens.iter().copied(), info)?;
             tokens.clone()
@@ -106,10 +115,11 @@ async fn tokens(
 }
 
 /// Renders the prompt of a chat, for counting or display. It may be longer than the context.
-pub async fn of_chat(node: &Node, info: &NodeInfo, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
+pub async fn of_chat(at: PromptNode<'_>, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
+    let PromptNode { node, info, key } = at;
     check_image_support(&chat.conversation.images, info)?;
     let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
-    Ok(node.engine.render(&presented).await?)
+    Ok(node.engine.render(&presented, key).await?)
 }
 
 /// Refuses images where the model has no projector.
@@ -124,17 +134,12 @@ fn check_image_support(images: &[Image], info: &NodeInfo) -> Result<(), RequestE
 }
 
 /// Appends a rendered conversation to the tokens of an earlier one.
-async fn continued(
-    node: &Node,
-    info: &NodeInfo,
-    earlier: &[Token],
-    rendered: Vec<Token>,
-) -> Result<Vec<Token>, RequestError> {
+async fn continued(at: PromptNode<'_>, earlier: &[Token], rendered: Vec<Token>) -> Result<Vec<Token>, RequestError> {
     if earlier.is_empty() {
         return Ok(rendered);
     }
-    let bos = &info.facts.bos_token;
-    let bos = if bos.is_empty() { Vec::new() } else { tokenize(node, bos.as_str(), false, true).await? };
+    let bos = &at.info.facts.bos_token;
+    let bos = if bos.is_empty() { Vec::new() } else { at.tokenize(bos.as_str(), false, true).await? };
     Ok([earlier, without_beginning(&rendered, &bos)].concat())
 }
 
@@ -156,31 +161,33 @@ fn begins(text: &str, info: &NodeInfo) -> bool {
 /// Builds the prompt for infilling between two texts, in the order of llama.cpp's server and of these models' authors:
 /// prefix, suffix, middle.
 async fn infill(
-    node: &Node,
-    info: &NodeInfo,
+    at: PromptNode<'_>,
     [prefix, suffix]: [&Arc<str>; 2],
     names: InfillNames,
 ) -> Result<Vec<Token>, RequestError> {
-    let Some(control) = info.facts.infill else {
+    let Some(control) = at.info.facts.infill else {
         return Err(RequestError::InvalidField {
             field: names.suffix,
             problem: "this model does not support insert: it has no tokens for it".to_owned(),
         });
     };
     // Only the three tokens below are control tokens.
-    let before = tokenize(node, Arc::clone(prefix), false, false).await?;
-    let after = tokenize(node, Arc::clone(suffix), false, false).await?;
+    let before = at.tokenize(Arc::clone(prefix), false, false).await?;
+    let after = at.tokenize(Arc::clone(suffix), false, false).await?;
     Ok([&[control.prefix], &before[..], &[control.suffix], &after[..], &[control.middle]].concat())
 }
 
-async fn tokenize(
-    node: &Node,
-    text: impl Into<Arc<str>>,
-    add_special: bool,
-    parse_special: bool,
-) -> Result<Vec<Token>, RequestError> {
-    let request = TokenizeRequest { text: text.into(), add_special, parse_special };
-    Ok(node.engine.tokenize(&request).await?)
+impl PromptNode<'_> {
+    /// Tokenizes a text, as [`TokenizeRequest`] says.
+    pub async fn tokenize(
+        self,
+        text: impl Into<Arc<str>>,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<Token>, EngineError> {
+        let request = TokenizeRequest { text: text.into(), add_special, parse_special, key: self.key };
+        self.node.engine.tokenize(&request).await
+    }
 }
 
 #[cfg(test)]

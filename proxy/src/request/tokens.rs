@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use baton_schemas::Token;
 use baton_schemas::image::Image;
-use baton_schemas::node::NodeInfo;
+use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_upstream::{TokenAnswer, TokenQuestion};
 
 use super::caller::Caller;
-use super::{failover, prompt};
+use super::failover;
+use super::prompt::{self, PromptNode};
 use crate::admission::{Admission, RequestAdmission};
 use crate::error::RequestError;
 use crate::targets::model_loading::KeepWish;
@@ -69,10 +70,11 @@ async fn ask_nodes(
     question: TokenQuestion<'_>,
     caller: &Caller,
 ) -> Result<CountedAnswer, RequestError> {
+    let key = caller.account.tag();
     let answer = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let answer = match question {
             TokenQuestion::Tokenize(text) => {
-                let tokens = node.engine.tokenize(text).await;
+                let tokens = node.engine.tokenize(&TokenizeRequest { key, ..text.clone() }).await;
                 TokenAnswer::Tokens(tokens.map_err(|error| RequestError::from(error).about_text("content"))?)
             }
             TokenQuestion::Detokenize(tokens) => {
@@ -83,10 +85,12 @@ async fn ask_nodes(
                 check_vocabulary(tokens, &info)?;
                 TokenAnswer::Pieces(node.engine.pieces(tokens).await?)
             }
-            TokenQuestion::TokenizeChat(chat) => TokenAnswer::Tokens(prompt::of_chat(&node, &info, chat).await?),
+            TokenQuestion::TokenizeChat(chat) => {
+                TokenAnswer::Tokens(prompt::of_chat(PromptNode { node: &node, info: &info, key }, chat).await?)
+            }
             // Render through tokens: this gives exactly the prompt that a chat would get.
             TokenQuestion::Render(chat) => {
-                let tokens = prompt::of_chat(&node, &info, chat).await?;
+                let tokens = prompt::of_chat(PromptNode { node: &node, info: &info, key }, chat).await?;
                 let answer = TokenAnswer::Text(node.engine.detokenize(&tokens).await?);
                 return Ok(CountedAnswer { answer, n_tokens: tokens.len() });
             }

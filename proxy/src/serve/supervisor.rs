@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_link::Engine;
 use baton_link::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_schemas::EngineError;
@@ -238,7 +237,7 @@ impl KeptEngine {
         let child = self.starting.insert(self.command.spawn()?);
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
         child.ready_within(self.start_deadline).await?;
-        let info = Arc::new(self.engine.info().await?);
+        let info = Arc::new(probe::first_info(&*self.engine, self.start_deadline).await?);
         let child = self.starting.take().ok_or(StartError::Unwanted)?;
         self.health.note_answer(Arc::clone(&info));
         Ok((child, info))
@@ -249,6 +248,8 @@ impl KeptEngine {
         let since = Instant::now();
         let note = |answer: Result<(), EngineError>| match answer {
             Ok(()) => self.health.note_answer(Arc::clone(info)),
+            // The engine was not asked.
+            Err(error @ EngineError::NoResources { .. }) => tracing::warn!(%error, "the engine could not be probed"),
             Err(error) => self.health.note_missed_answer(&StateChange::from(&error), probe::INTERVAL),
         };
         let exited = tokio::select! {

@@ -97,7 +97,7 @@ impl FoundState {
 impl From<&ProofFailure> for FoundState {
     fn from(failure: &ProofFailure) -> FoundState {
         match failure {
-            ProofFailure::Unreachable(_) => FoundState::Unreachable,
+            ProofFailure::Unreachable(_) | ProofFailure::NotAsked(_) => FoundState::Unreachable,
             ProofFailure::PlainHttp => FoundState::PlainHttp,
             ProofFailure::Certificate(_) => FoundState::Certificate,
             ProofFailure::NotProven(NotProven::OtherKey) => FoundState::OtherKey,

@@ -3,8 +3,8 @@
 use baton_link::Engine;
 use baton_link::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
-use baton_schemas::Token;
 use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{KeyTag, Token};
 
 /// Ordinary prose, because a codec's compression of KV depends on the text. It never changes, so that figures of different
 /// versions can be compared.
@@ -21,7 +21,8 @@ impl Prompts {
     /// Prompts in the vocabulary of a node's model.
     pub async fn of(engine: &RemoteEngine) -> Result<Prompts, CommandFailure> {
         let n_vocab = engine.info().await?.n_vocab.max(1);
-        let request = TokenizeRequest { text: TEXT.into(), add_special: false, parse_special: false };
+        let request =
+            TokenizeRequest { text: TEXT.into(), add_special: false, parse_special: false, key: KeyTag::NONE };
         Ok(Prompts { text: engine.tokenize(&request).await?, n_vocab, n_made: 0 })
     }
 

@@ -5,6 +5,7 @@ use serde::de::SeqAccess;
 use serde_json::json;
 
 use crate::generate::ChatPrompt;
+use crate::key_tag::KeyTag;
 use crate::node::TokenizeRequest;
 use crate::openai;
 use crate::openai::TemplateBody;
@@ -150,7 +151,7 @@ impl Tokenize {
         };
         let add_special = if is_vllms { add_special_tokens } else { add_special };
         let parse_special = body.parse_special.get("")?.unwrap_or(true);
-        let text = TokenizeRequest { text: text.into(), add_special, parse_special };
+        let text = TokenizeRequest { text: text.into(), add_special, parse_special, key: KeyTag::NONE };
         let form = match (with_pieces, is_vllms) {
             (false, false) => TokenizeForm::Tokens,
             (true, _) => TokenizeForm::Pieces,

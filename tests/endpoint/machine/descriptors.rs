@@ -4,7 +4,6 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use harness::{BatonServer, eventually_async};
-use rustix::io::Errno;
 use rustix::process::{Resource, Signal, kill_process};
 
 use super::{SIM, limit, pid, status};
@@ -19,10 +18,11 @@ const MOST_TRIES: usize = 1_000;
 async fn an_endpoint_without_descriptors_answers_its_connections_and_accepts_others_later() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = BatonServer::logging_to(log.reopen().unwrap(), &SIM);
-    let n_failed = || {
+    let n_logged = |words: &str| {
         let logged = std::fs::read_to_string(log.path()).unwrap();
-        logged.lines().filter(|line| line.contains("accepting a connection failed")).count()
+        logged.lines().filter(|line| line.contains(words)).count()
     };
+    let n_failed = || n_logged("accepting a connection failed");
     // This client's connection is open.
     let client = reqwest::Client::builder().pool_max_idle_per_host(1).build().unwrap();
     assert_eq!(status(&client, &server, "sim").await, 200);
@@ -39,10 +39,16 @@ async fn an_endpoint_without_descriptors_answers_its_connections_and_accepts_oth
         let log = std::fs::read_to_string(log.path()).unwrap();
         assert!([200, 503].contains(&status), "who is connected is answered, not with {status}: {log}");
     }
-    // An engine that ends now cannot be replaced, which a client hears. The endpoint itself ends one that it cannot reach.
-    if let Err(error) = kill_process(engine, Signal::KILL) {
-        assert_eq!(error, Errno::SRCH);
-    }
+    // A probe that misses its deadline gives up its connection, and the next one needs a descriptor.
+    kill_process(engine, Signal::STOP).unwrap();
+    let n_not_probed = || n_logged("the engine could not be probed");
+    eventually_async("a probe without a descriptor", async || n_not_probed() > 0).await;
+    kill_process(engine, Signal::CONT).unwrap();
+    // More than would show that an engine is frozen.
+    eventually_async("more such probes", async || n_not_probed() > 4).await;
+    // The engine is still there. If it ends now it cannot be replaced, which a client hears.
+    assert_eq!(server.engine(), engine, "an engine that cannot be asked goes on");
+    kill_process(engine, Signal::KILL).unwrap();
     let meanwhile = status(&client, &server, "sim").await;
     assert!([0, 200, 503].contains(&meanwhile), "{meanwhile}");
     let n_tries = n_failed();

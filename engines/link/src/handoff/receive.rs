@@ -327,7 +327,9 @@ pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
         EngineError::Lost { .. } => HandoffFailure::PrefillDown,
         EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
         EngineError::Unauthorized => HandoffFailure::KeyRefused,
-        EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        // This node lacks what a connection needs, so the prefill node is not to blame.
+        EngineError::NoResources { .. } => HandoffFailure::PrefillLate,
+        error if error.is_busy() => HandoffFailure::PrefillBusy,
         EngineError::GaveWay => HandoffFailure::GaveWay,
         EngineError::NotFinite => HandoffFailure::NotFinite,
         _ => HandoffFailure::PrefillRefused,

@@ -22,7 +22,7 @@ use reqwest::{Client, ClientBuilder};
 use super::link;
 use super::policy::{PullPolicy, PullSettings};
 use crate::proof::NotProven;
-use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, is_open};
+use crate::remote::{NodeAddress, NodePaths, ProofFailure, Prover, call_failure, is_open};
 
 /// The most addresses of one node that are tried.
 const MAX_PATHS: usize = 16;
@@ -248,7 +248,9 @@ impl FoundSource {
             (true, Some(ProofFailure::NotProven(_) | ProofFailure::Certificate(_))) => {
                 Err(HandoffFailure::PrefillRefused)
             }
-            (true, Some(ProofFailure::Unreachable(_)) | None) => Err(HandoffFailure::PrefillDown),
+            (true, Some(ProofFailure::Unreachable(_) | ProofFailure::NotAsked(_)) | None) => {
+                Err(HandoffFailure::PrefillDown)
+            }
         }
     }
 
@@ -265,6 +267,7 @@ impl FoundSource {
                         tried.proven.push(address);
                     }
                 }
+                Err(failure @ ProofFailure::NotAsked(_)) => refused = Some(failure),
                 Err(failure) => {
                     refused = Some(failure);
                     tried.avoided.insert(address, Instant::now());
@@ -301,6 +304,8 @@ fn failed(url: &str, error: &reqwest::Error) -> HandoffFailure {
     match error.status() {
         Some(StatusCode::UNAUTHORIZED) => HandoffFailure::KeyRefused,
         _ if error.is_timeout() => HandoffFailure::PrefillStalled,
+        // This node lacks what a connection needs, so the prefill node is not to blame.
+        _ if call_failure::is_own_lack(error) => HandoffFailure::PrefillLate,
         _ => HandoffFailure::PrefillDown,
     }
 }

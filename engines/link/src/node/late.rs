@@ -7,7 +7,7 @@ use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeRequest};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 use crate::no_sleep::awake_during;
@@ -48,8 +48,8 @@ impl Engine for LateEngine {
         self.get()?.loads().await
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.get()?.render(conversation).await
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
+        self.get()?.render(conversation, key).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {

@@ -176,7 +176,7 @@ async fn replaced(State(node): Node) -> Response {
 }
 
 async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -> Response {
-    token_list(&node, node.engine.render(&request.conversation).await).await
+    token_list(&node, node.engine.render(&request.conversation, request.key).await).await
 }
 
 async fn tokenize(State(node): Node, CallBody(request): CallBody<TokenizeRequest>) -> Response {
@@ -283,9 +283,11 @@ fn status(error: &EngineError) -> StatusCode {
         EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
         EngineError::VersionMismatch(_) => StatusCode::UPGRADE_REQUIRED,
         EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
-        EngineError::QueueFull { .. } | EngineError::Unavailable { .. } | EngineError::GaveWay => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        EngineError::QueueFull { .. }
+        | EngineError::NoTurn { .. }
+        | EngineError::NoResources { .. }
+        | EngineError::Unavailable { .. }
+        | EngineError::GaveWay => StatusCode::SERVICE_UNAVAILABLE,
         EngineError::Lost { .. }
         | EngineError::Poison { .. }
         | EngineError::Internal { .. }

@@ -1,7 +1,9 @@
-//! Describes for the operator why a node cannot be reached: the most informative cause, and the URL if TLS fails.
+//! Why a call failed: whose fault it was, and for the operator the most informative cause, and the URL if TLS fails.
 
 use std::error::Error;
 use std::io;
+
+use rustix::io::Errno;
 
 use crate::transport::explain_tls;
 
@@ -13,13 +15,20 @@ pub fn describe(error: &reqwest::Error) -> String {
     describe_cause(error, error.url().map(|url| url.as_str()), error.is_connect())
 }
 
+/// Returns true if this process lacked a descriptor, a port or memory for the connection. That says nothing about the other end.
+pub fn is_own_lack(error: &(dyn Error + 'static)) -> bool {
+    const LACKS: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
+    let errors = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).flat_map(within);
+    errors.filter_map(Errno::from_io_error).any(|errno| LACKS.contains(&errno))
+}
+
 /// The same for an error of any client. `is_connect`: there was no connection yet.
 pub fn describe_cause(error: &(dyn Error + 'static), url: Option<&str>, is_connect: bool) -> String {
-    let causes = || std::iter::successors(Some(error), |&cause| cause.source());
+    let causes = || causes(error);
     let innermost = causes().last().map_or_else(|| error.to_string(), ToString::to_string);
     // Failures of the TLS handshake arrive as I/O errors of several kinds.
     let kinds: Vec<io::ErrorKind> =
-        causes().filter_map(|cause| cause.downcast_ref::<io::Error>()).flat_map(kinds_within).collect();
+        causes().filter_map(|cause| cause.downcast_ref::<io::Error>()).flat_map(within).map(io::Error::kind).collect();
     let is_https = url.is_some_and(|url| url.starts_with("https:"));
     if kinds.contains(&io::ErrorKind::ConnectionRefused) {
         "the connection was refused: nothing listens there".into()
@@ -34,9 +43,13 @@ pub fn describe_cause(error: &(dyn Error + 'static), url: Option<&str>, is_conne
     }
 }
 
-/// The kinds of an error and of the errors that it wraps, which `source` does not return.
-fn kinds_within(error: &io::Error) -> impl Iterator<Item = io::ErrorKind> + '_ {
-    std::iter::successors(Some(error), |&error| error.get_ref()?.downcast_ref()).map(io::Error::kind)
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&cause| cause.source())
+}
+
+/// An error and the errors that it wraps, which `source` does not return.
+fn within(error: &io::Error) -> impl Iterator<Item = &io::Error> {
+    std::iter::successors(Some(error), |&error| error.get_ref()?.downcast_ref())
 }
 
 #[cfg(test)]
@@ -62,6 +75,24 @@ mod tests {
         let said = describe(&error);
         assert!(said.starts_with(expected), "{scheme} {answer:?}: {said}");
         assert!(said.starts_with("TLS with") || !said.contains("127.0.0.1"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn what_this_process_lacks_is_told_from_what_the_other_end_does() {
+        for (errno, is_lack) in
+            [(Errno::MFILE, true), (Errno::NFILE, true), (Errno::ADDRNOTAVAIL, true), (Errno::CONNREFUSED, false)]
+        {
+            let error = io::Error::from(errno);
+            assert_eq!(is_own_lack(&error), is_lack, "{error}");
+            assert_eq!(is_own_lack(&io::Error::other(error)), is_lack, "wrapped by an error of another kind");
+        }
+        // As a client wraps it: no socket of this machine can have this address.
+        let elsewhere =
+            reqwest::Client::builder().no_proxy().local_address("192.0.2.1".parse::<std::net::IpAddr>().ok());
+        let error = elsewhere.build().unwrap().get("http://127.0.0.1:9/").send().await.unwrap_err();
+        assert!(is_own_lack(&error), "{error:?}");
+        let error = reqwest::Client::builder().no_proxy().build().unwrap().get("http://127.0.0.1:9/").send().await;
+        assert!(!is_own_lack(&error.unwrap_err()));
     }
 
     #[tokio::test]

@@ -141,6 +141,7 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 pub(super) fn from_node(error: EngineError) -> EngineError {
     match error {
         EngineError::Poison { .. } => EngineError::internal("the node claims that its engines died of this request"),
+        EngineError::NoResources { .. } => EngineError::Unavailable { reason: "the node lacks resources".into() },
         error => error.shortened(MAX_ERROR_BYTES),
     }
 }
@@ -149,6 +150,8 @@ pub(crate) fn unreachable(error: reqwest::Error) -> EngineError {
     // A slow node is not lost: retrying would only add to its work.
     if error.is_timeout() && !error.is_connect() {
         timed_out()
+    } else if call_failure::is_own_lack(&error) {
+        EngineError::NoResources { detail: call_failure::describe(&error) }
     } else {
         EngineError::lost(call_failure::describe(&error))
     }
@@ -170,6 +173,8 @@ mod tests {
         };
         assert!(message.len() <= MAX_ERROR_BYTES + 3 && field.is_some_and(|field| field.len() <= MAX_ERROR_BYTES + 3));
         assert!(matches!(from_node(EngineError::Poison { n_processes: u32::MAX }), EngineError::Internal { .. }));
+        let lacking = EngineError::NoResources { detail: long };
+        assert!(matches!(from_node(lacking), EngineError::Unavailable { .. }), "it speaks of itself");
         let usual = EngineError::invalid_field("n", "must be at most 4");
         assert_eq!(from_node(usual.clone()), usual);
     }

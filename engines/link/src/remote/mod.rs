@@ -23,7 +23,7 @@ use baton_schemas::node::{
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::stream_versions::{StreamVersions, VersionMismatch};
 use baton_schemas::streams::StreamWork;
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::Serialize;
@@ -130,12 +130,12 @@ impl Engine for RemoteEngine {
         Ok(self.streams.start::<NodeLoad>(&self.calls, StreamWork::Loads, Vec::new()).await?.boxed())
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
         let Conversation { messages, tools, template_args, images } = conversation;
         let texts: usize = messages.iter().map(|message| message.content.len()).sum();
         let values: usize = tools.iter().chain(template_args.values()).map(memory_bytes).sum();
         let _room = self.calls.room(texts + values + n_bytes_of(images)).await?;
-        let request = RenderRequest { conversation: conversation.clone() };
+        let request = RenderRequest { conversation: conversation.clone(), key };
         Ok(self.calls.post::<TokenList>("render", request, ANSWER_TIMEOUT).await?.tokens)
     }
 
@@ -223,7 +223,8 @@ mod tests {
             stream
         };
         let engine = RemoteEngine::new(&address, "key").unwrap();
-        let request = TokenizeRequest { text: "text".into(), add_special: false, parse_special: false };
+        let request =
+            TokenizeRequest { text: "text".into(), add_special: false, parse_special: false, key: Default::default() };
         let (answer, _stream) = tokio::join!(engine.tokenize(&request), server);
         answer
     }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::net::TcpStream;
 
+use super::call_failure::is_own_lack;
+
 /// The longest wait for a connection to an address in the local network.
 const CONNECT_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -33,9 +35,10 @@ impl NodePaths {
     }
 }
 
-/// Returns true if something takes connections at an address. Nothing is sent.
+/// Returns true if something takes connections at an address, or if this process lacks what it takes to find out. Nothing is sent.
 pub async fn is_open(address: SocketAddr) -> bool {
-    tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await.is_ok_and(|connected| connected.is_ok())
+    let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
+    connected.is_ok_and(|connected| connected.err().is_none_or(|error| is_own_lack(&error)))
 }
 
 impl Resolve for NodePaths {

@@ -25,6 +25,9 @@ const MAX_ANSWER_BYTES: usize = 4 << 10;
 pub enum ProofFailure {
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
+    /// This process has no descriptor, port or memory for a connection, which says nothing about the address.
+    #[error("it could not be asked: {0}")]
+    NotAsked(String),
     /// It speaks plain HTTP, which the operator has not allowed.
     #[error("it speaks plain HTTP, over which the cluster key could be read: allow_plain_http or TLS makes it usable")]
     PlainHttp,
@@ -83,6 +86,7 @@ impl Prover {
 fn failure_of(error: &reqwest::Error, url: &str) -> ProofFailure {
     match explain_tls(error, Some(url)) {
         Some(tls) => ProofFailure::Certificate(tls),
+        None if call_failure::is_own_lack(error) => ProofFailure::NotAsked(call_failure::describe(error)),
         None => ProofFailure::Unreachable(call_failure::describe(error)),
     }
 }

@@ -220,7 +220,8 @@ async fn the_tokens_of_a_text_that_cannot_fit_are_estimated() {
     let options = EngineOptions { n_threads: Some(1), n_ctx: Some(256), ..EngineOptions::of(file()) };
     let engine = open(&Llama, &options, None).unwrap();
     let count = async |text: &str| {
-        let request = TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
+        let request =
+            TokenizeRequest { text: text.into(), add_special: false, parse_special: false, key: Default::default() };
         engine.tokenize(&request).await
     };
     // Text that fits, and what it has a thousand times over.
@@ -229,7 +230,7 @@ async fn the_tokens_of_a_text_that_cannot_fit_are_estimated() {
         let text = part.repeat(1000);
         let message = serde_json::json!({ "messages": [{ "role": "user", "content": text }] });
         let conversation: Conversation = serde_json::from_value(message).unwrap();
-        for refused in [count(&text).await, engine.render(&conversation).await] {
+        for refused in [count(&text).await, engine.render(&conversation, Default::default()).await] {
             let Err(EngineError::ContextOverflow { n_prompt, n_ctx: 256 }) = refused else { panic!("{refused:?}") };
             let ratio = f64::from(n_prompt) / n_exact;
             assert!((0.9..1.1).contains(&ratio), "{n_prompt} of {n_exact}");
@@ -245,14 +246,19 @@ async fn an_engine_survives_messages_of_one_word() {
         let options = EngineOptions { n_threads: Some(1), n_ctx: Some(2048), ..EngineOptions::of(path) };
         let engine = open(&Llama, &options, None).unwrap();
         for word in ["x".repeat(9_000), "aGVsbG8gd29ybGQh".repeat(4096), " ".repeat(64 << 10), "=-".repeat(32 << 10)] {
-            let request = TokenizeRequest { text: word.as_str().into(), add_special: false, parse_special: false };
+            let request = TokenizeRequest {
+                text: word.as_str().into(),
+                add_special: false,
+                parse_special: false,
+                key: Default::default(),
+            };
             match engine.tokenize(&request).await {
                 Ok(tokens) => assert!(engine.detokenize(&tokens).await.unwrap() == word, "another text"),
                 Err(error) => assert!(matches!(error, EngineError::ContextOverflow { .. }), "{error}"),
             }
             let message = serde_json::json!({ "messages": [{ "role": "user", "content": format!("{word}.") }] });
             let conversation: Conversation = serde_json::from_value(message).unwrap();
-            match engine.render(&conversation).await {
+            match engine.render(&conversation, Default::default()).await {
                 Ok(tokens) => assert!(engine.detokenize(&tokens).await.unwrap().contains(word.trim()), "another text"),
                 Err(error) => assert!(matches!(error, EngineError::ContextOverflow { .. }), "{error}"),
             }

@@ -15,11 +15,10 @@ use std::time::Duration;
 
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::constraint::{Asker, Constraint, Rule};
-use baton_schemas::{EngineError, Token};
+use baton_schemas::{EngineError, KeyTag, Token};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +30,7 @@ use self::progress::{first_line, is_dead_end};
 use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
 use super::expansion;
-use super::lane::Lane;
+use super::lane::{Lane, LaneTurn};
 use super::lark::{self, with_settings};
 use super::matcher_cache::MatcherCache;
 
@@ -83,19 +82,20 @@ impl Compiler {
         }
     }
 
-    /// Compiles a constraint and replays what was generated under it before. Each part has its own deadline, so that a
+    /// Compiles a constraint for a key and replays what was generated under it before. Each part has its own deadline, so that a
     /// wait for others, or a long reply, never counts against the schema. The thread that owns the model waits for none.
     /// Errors: the constraint cannot be enforced or takes too long to compile; too many others are compiled.
     pub(crate) async fn constrained(
         self: &Arc<Self>,
         constraint: &Constraint,
         generated: &[Token],
+        key: KeyTag,
     ) -> Result<Constrained, EngineError> {
         let source = source(constraint)?;
         let cached = self.cache.get(&source);
         let turn = match cached {
             Some(_) => None,
-            None => Some(self.compiling.turn().await?),
+            None => Some(self.compiling.turn(key).await?),
         };
         let is_abandoned = CancellationToken::new();
         let _abandons = is_abandoned.clone().drop_guard();
@@ -124,7 +124,7 @@ impl Compiler {
         &self,
         constraint: &Constraint,
         source: String,
-        _turn: Option<OwnedSemaphorePermit>,
+        _turn: Option<LaneTurn>,
         is_abandoned: &CancellationToken,
     ) -> Result<Matcher, EngineError> {
         // It may be cached by now.

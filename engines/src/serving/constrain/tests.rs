@@ -41,8 +41,8 @@ fn constraint(n: u32) -> Constraint {
     Constraint::exactly(json!({ "const": n }), "f")
 }
 
-async fn all_turns(compiler: &Compiler) -> Vec<OwnedSemaphorePermit> {
-    let turns = join_all((0..MAX_COMPILING).map(|_| compiler.compiling.turn())).await;
+async fn all_turns(compiler: &Compiler) -> Vec<LaneTurn> {
+    let turns = join_all((0..MAX_COMPILING).map(|_| compiler.compiling.turn(KeyTag::NONE))).await;
     turns.into_iter().collect::<Result<_, _>>().unwrap()
 }
 
@@ -51,7 +51,7 @@ async fn a_compilation_that_takes_too_long_keeps_its_turn_until_it_ends() {
     let compiler = compiler();
     let gate = hold(&compiler);
     let constraints: Vec<_> = (0..MAX_COMPILING).map(constraint).collect();
-    let mut slow = Box::pin(join_all(constraints.iter().map(|one| compiler.constrained(one, &[]))));
+    let mut slow = Box::pin(join_all(constraints.iter().map(|one| compiler.constrained(one, &[], KeyTag::NONE))));
     assert!(slow.as_mut().now_or_never().is_none());
     advance(COMPILE_TIMEOUT).await;
     for outcome in slow.await {
@@ -60,13 +60,13 @@ async fn a_compilation_that_takes_too_long_keeps_its_turn_until_it_ends() {
     // Their callers have gone, but they still run. The next caller learns that the engine is busy, not that its
     // schema is at fault.
     let next = constraint(9);
-    let mut waiting = Box::pin(compiler.constrained(&next, &[]));
+    let mut waiting = Box::pin(compiler.constrained(&next, &[], KeyTag::NONE));
     assert!(waiting.as_mut().now_or_never().is_none());
     advance(MAX_WAIT).await;
-    assert_eq!(waiting.await.err(), Some(EngineError::QueueFull { limit: MAX_WAITING }));
+    assert_eq!(waiting.await.err(), Some(EngineError::NoTurn { waited_s: MAX_WAIT.as_secs() as u32 }));
     // They notice that nobody waits.
     drop(gate);
-    assert!(compiler.constrained(&next, &[]).await.is_ok());
+    assert!(compiler.constrained(&next, &[], KeyTag::NONE).await.is_ok());
     assert!(constraints.iter().all(|one| compiler.cache.get(&source(one).unwrap()).is_none()));
 }
 
@@ -76,7 +76,7 @@ async fn the_wait_for_a_turn_does_not_count_as_compiling() {
     let gate = hold(&compiler);
     let turns = all_turns(&compiler).await;
     let constraint = constraint(0);
-    let mut waiting = Box::pin(compiler.constrained(&constraint, &[]));
+    let mut waiting = Box::pin(compiler.constrained(&constraint, &[], KeyTag::NONE));
     assert!(waiting.as_mut().now_or_never().is_none());
     advance(MAX_WAIT.mul_f64(0.8)).await;
     drop(turns);
@@ -87,7 +87,7 @@ async fn the_wait_for_a_turn_does_not_count_as_compiling() {
     assert!(waiting.await.is_ok());
     // A cached constraint needs no turn.
     let _turns = all_turns(&compiler).await;
-    assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+    assert!(compiler.constrained(&constraint, &[], KeyTag::NONE).await.is_ok());
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn a_cached_constraint_that_is_evicted_meanwhile_is_not_compiled_without_a_turn(
     runtime.block_on(async {
         let compiler = compiler();
         let constraint = constraint(0);
-        assert!(compiler.constrained(&constraint, &[]).await.is_ok());
+        assert!(compiler.constrained(&constraint, &[], KeyTag::NONE).await.is_ok());
         let (gate, opens) = channel::<()>();
         let only_thread = spawn_blocking(move || opens.recv());
-        let mut request = Box::pin(compiler.constrained(&constraint, &[]));
+        let mut request = Box::pin(compiler.constrained(&constraint, &[], KeyTag::NONE));
         assert!(request.as_mut().now_or_never().is_none());
         compiler.cache.clear();
         drop(gate);
@@ -114,7 +114,7 @@ async fn a_constraint_that_is_compiled_twice_at_once_is_kept_once() {
     let compiler = compiler();
     let gate = hold(&compiler);
     let constraint = constraint(0);
-    let mut same = Box::pin(join_all((0..MAX_COMPILING).map(|_| compiler.constrained(&constraint, &[]))));
+    let mut same = Box::pin(join_all((0..MAX_COMPILING).map(|_| compiler.constrained(&constraint, &[], KeyTag::NONE))));
     assert!(same.as_mut().now_or_never().is_none());
     drop(gate);
     assert!(same.await.iter().all(Result::is_ok));
@@ -126,7 +126,7 @@ async fn a_constraint_that_is_compiled_twice_at_once_is_kept_once() {
 #[tokio::test]
 async fn the_cache_is_bounded_in_bytes() {
     let compiler = compiler();
-    let matcher = compiler.constrained(&constraint(0), &[]).await.unwrap().matcher;
+    let matcher = compiler.constrained(&constraint(0), &[], KeyTag::NONE).await.unwrap().matcher;
     for i in 0..3 {
         let quarter = MAX_KEPT_BYTES / 4;
         compiler.cache.put(i.to_string().repeat(quarter / BYTES_FOR_SOURCE), matcher.clone(), quarter);
@@ -138,7 +138,7 @@ async fn the_cache_is_bounded_in_bytes() {
 #[tokio::test]
 async fn a_constraint_that_becomes_too_large_is_refused_before_it_does() {
     let compiler = compiler();
-    let problem = async |constraint: Constraint| match compiler.constrained(&constraint, &[]).await {
+    let problem = async |constraint: Constraint| match compiler.constrained(&constraint, &[], KeyTag::NONE).await {
         Ok(_) => String::new(),
         Err(error) => error.to_string(),
     };
@@ -173,7 +173,8 @@ impl Compiler {
         let vocabulary = &self.vocabulary;
         let pieces = (0..vocabulary.n_tokens() as Token).map(|t| (vocabulary.piece(t), t));
         let tokens: HashMap<Vec<u8>, Token> = pieces.filter(|(piece, _)| piece.len() == 1).collect();
-        let mut constrained = self.constrained(constraint, &[]).await.map_err(|error| (0, error.to_string()))?;
+        let mut constrained =
+            self.constrained(constraint, &[], KeyTag::NONE).await.map_err(|error| (0, error.to_string()))?;
         let mut drawn = None;
         for (i, byte) in text.bytes().enumerate() {
             if let Following::Nothing(none) = constrained.next(drawn) {
@@ -200,7 +201,9 @@ async fn a_constraint_that_is_too_complex_is_no_dead_end() {
     let text = std::iter::once('"').chain(letters).collect::<String>();
     let (_, problem) = compiler.write(&pattern("^.*[a-m].{30}$"), &text).await.err().unwrap();
     assert!(problem.contains("too complex"), "{problem}");
-    let Err(error) = compiler.constrained(&pattern("[^\\s\\S]"), &[]).await else { panic!("it was accepted") };
+    let Err(error) = compiler.constrained(&pattern("[^\\s\\S]"), &[], KeyTag::NONE).await else {
+        panic!("it was accepted")
+    };
     assert!(!error.to_string().contains("too complex"), "{error}");
 }
 
@@ -267,7 +270,7 @@ async fn what_is_left_of_a_schema_without_strict_can_be_enforced() {
     ];
     for schema in formats.into_iter().chain(others) {
         let constraint = Constraint::json_schema(schema.clone(), "f", false).unwrap();
-        let problem = compiler.constrained(&constraint, &[]).await.err().map(|error| error.to_string());
+        let problem = compiler.constrained(&constraint, &[], KeyTag::NONE).await.err().map(|error| error.to_string());
         assert_eq!(problem, None, "{schema}");
     }
     let pattern = Constraint::json_schema(json!({ "type": "string", "pattern": "^[[a]{2}$" }), "f", false).unwrap();
@@ -319,7 +322,7 @@ async fn held_list(compiler: &Arc<Compiler>, value: &str, is_strict: bool) -> Op
     let parts = unheld.parts.clone();
     // As it crosses to the node.
     let constraint = serde_json::from_str(&serde_json::to_string(&constraint).unwrap()).unwrap();
-    let problem = compiler.constrained(&constraint, &[]).await.err().map(|error| error.to_string());
+    let problem = compiler.constrained(&constraint, &[], KeyTag::NONE).await.err().map(|error| error.to_string());
     assert_eq!(problem, None, "{value}, strict: {is_strict}");
     Some((constraint, parts))
 }
@@ -492,7 +495,7 @@ async fn bounds_that_exclude_each_other_are_named_as_such() {
         let person = json!({ "type": "object", "properties": { "age": schema }, "required": ["age"] });
         for is_strict in [false, true] {
             let constraint = Constraint::json_schema(person.clone(), "f", is_strict).unwrap();
-            let error = compiler.constrained(&constraint, &[]).await.err().unwrap().to_string();
+            let error = compiler.constrained(&constraint, &[], KeyTag::NONE).await.err().unwrap().to_string();
             assert!(error.contains("'age'") && error.contains(problem), "{error}");
         }
     }

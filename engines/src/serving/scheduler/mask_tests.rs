@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use baton_model::vocabulary::{TokenFacts, Vocabulary};
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::sequence::{FinishReason, SequenceEvent};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use tokio::sync::{Mutex, mpsc, watch};
 
 use super::super::constrain::{Compiler, Masks};
@@ -93,7 +93,7 @@ impl Rig {
     async fn constrained(&mut self, n: u32, is_held_up: bool) -> Reader {
         let rule = Rule::Pattern(format!("[f-m]{{{N_TEXT}}}"));
         let constraint = Constraint::Grammar { rule, field: "f".to_owned() };
-        let mut constrained = self.compiler.constrained(&constraint, &[]).await.unwrap();
+        let mut constrained = self.compiler.constrained(&constraint, &[], KeyTag::NONE).await.unwrap();
         constrained.gate = is_held_up.then(|| Arc::clone(&self.gate));
         self.submit(request(n), Some(Masks::new(constrained, Arc::new(|| {}))))
     }

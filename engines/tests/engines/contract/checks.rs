@@ -72,7 +72,8 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
 }
 
 async fn tokens(engine: &Arc<dyn Engine>, text: &str) -> Vec<Token> {
-    let request = TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
+    let request =
+        TokenizeRequest { text: text.into(), add_special: false, parse_special: false, key: Default::default() };
     engine.tokenize(&request).await.unwrap()
 }
 
@@ -192,7 +193,7 @@ async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
 async fn a_conversation_is_rendered_to_tokens(engine: &Arc<dyn Engine>) {
     let message = Message::new(MessageRole::User, "Hello, wörld 🙂".into());
     let conversation = Conversation { messages: vec![message], ..Conversation::default() };
-    let tokens = engine.render(&conversation).await.unwrap();
+    let tokens = engine.render(&conversation, Default::default()).await.unwrap();
     let text = engine.detokenize(&tokens).await.unwrap();
     assert!(text.contains("Hello, wörld 🙂") && text.contains("user") && text.contains("assistant"), "{text}");
 }

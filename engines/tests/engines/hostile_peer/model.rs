@@ -21,7 +21,8 @@ fn config() -> Option<EngineOptions> {
 
 async fn prompt(engine: &dyn Engine, n: usize) -> Vec<Token> {
     let text = "The keeper of the lighthouse counted ships, stars and years. ".repeat(n / 8 + 1);
-    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    let request =
+        TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
     let mut tokens = engine.tokenize(&request).await.unwrap();
     assert!(tokens.len() >= n);
     tokens.truncate(n);

@@ -87,7 +87,8 @@ async fn start(config: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Arc<
 }
 
 async fn prompt(engine: &dyn Engine, text: &str) -> Vec<Token> {
-    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    let request =
+        TokenizeRequest { text: text.into(), add_special: true, parse_special: false, key: Default::default() };
     engine.tokenize(&request).await.unwrap()
 }
 
@@ -291,7 +292,10 @@ mod beside_llama {
             { "role": "user", "content": "Say <|im_end|> and <|im_start|>system twice." },
         ] });
         let conversation = serde_json::from_value(conversation).unwrap();
-        assert_eq!(llama.render(&conversation).await.unwrap(), mlx.render(&conversation).await.unwrap());
+        assert_eq!(
+            llama.render(&conversation, Default::default()).await.unwrap(),
+            mlx.render(&conversation, Default::default()).await.unwrap()
+        );
     }
 
     async fn check_has_the_tokens(llama: &dyn Engine, mlx: &dyn Engine) {

@@ -162,7 +162,11 @@ impl Connections {
     async fn open_now(&self) -> Result<Usable, UpstreamError> {
         let failed = |error: &(dyn std::error::Error + 'static)| {
             let detail = call_failure::describe_cause(error, Some(self.opener.url()), true);
-            UpstreamError::failed(UpstreamFailure::Unreachable, detail)
+            let failure = match call_failure::is_own_lack(error) {
+                true => UpstreamFailure::NoResources,
+                false => UpstreamFailure::Unreachable,
+            };
+            UpstreamError::failed(failure, detail)
         };
         let opened = self.opener.open().await.map_err(|error| failed(&*error))?;
         match opened.version {

@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn two_kinds_have_routes_for_tokens_and_the_others_are_refused() {
-        let text = TokenizeRequest { text: "hi".into(), add_special: true, parse_special: false };
+        let text =
+            TokenizeRequest { text: "hi".into(), add_special: true, parse_special: false, key: Default::default() };
         let ask = TokenQuestion::Tokenize(&text);
         let back = TokenQuestion::Detokenize(&[1]);
         let (path, body) = call(UpstreamKind::LlamaServer, "m", ask).unwrap();

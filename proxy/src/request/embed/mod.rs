@@ -10,7 +10,7 @@ use baton_schemas::embed::{
     EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTask, EmbedTimings, EmbeddingFacts, MAX_INPUTS,
     MAX_TOTAL_TOKENS,
 };
-use baton_schemas::node::{NodeInfo, PairRequest, TokenizeRequest};
+use baton_schemas::node::{NodeInfo, PairRequest};
 use baton_schemas::{EngineError, Token};
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -21,7 +21,7 @@ use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
 use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, StartRetry};
-use crate::request::prompt;
+use crate::request::prompt::{self, PromptNode};
 use crate::request::seats::Seats;
 use crate::targets::model_loading::KeepWish;
 use crate::targets::models::{NodeWait, ServedModel};
@@ -85,9 +85,11 @@ async fn admit_and_compute(
     // A node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
     let mut seats = Seats::none(permit.places(), 1, NodeWait::ForNodes);
     seats.take_any(model, Some(&request.model)).await?;
+    let key = caller.account.tag();
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let sizes = VectorSizes::of(&info, request)?;
-        Ok((tokens(&node, &info, request, sizes.n_ctx).await?, sizes))
+        let at = PromptNode { node: &node, info: &info, key };
+        Ok((tokens(at, request, sizes.n_ctx).await?, sizes))
     };
     let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
     let (inputs, sizes) = retry.ask(model, Some(&request.model), tokenize).await?;
@@ -150,18 +152,13 @@ fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(),
 }
 
 /// Tokenizes every input and checks its length.
-async fn tokens(
-    node: &Arc<Node>,
-    info: &NodeInfo,
-    request: &EmbedRequest,
-    n_ctx: u32,
-) -> Result<Vec<Vec<Token>>, RequestError> {
+async fn tokens(at: PromptNode<'_>, request: &EmbedRequest, n_ctx: u32) -> Result<Vec<Vec<Token>>, RequestError> {
     let field = request.field;
     let by_tokens = request.inputs.iter().filter_map(|input| match input {
         EmbedInput::Tokens(tokens) => Some(tokens),
         EmbedInput::Text(_) => None,
     });
-    prompt::check_vocabulary(field, by_tokens.flatten().copied(), info)?;
+    prompt::check_vocabulary(field, by_tokens.flatten().copied(), at.info)?;
     if request.inputs.len() > MAX_INPUTS {
         let problem = format!("must have at most {MAX_INPUTS} texts, but has {}", request.inputs.len());
         return Err(RequestError::InvalidField { field, problem });
@@ -170,7 +167,7 @@ async fn tokens(
     let mut n_tokens = 0;
     for (chunk_idx, chunk) in request.inputs.chunks(TOKENIZED_TOGETHER).enumerate() {
         let first = chunk_idx * TOKENIZED_TOGETHER;
-        let tokens = chunk.iter().zip(first..).map(|numbered| one_input(node, info, numbered, request, n_ctx));
+        let tokens = chunk.iter().zip(first..).map(|numbered| one_input(at, numbered, request, n_ctx));
         let tokens = try_join_all(tokens).await?;
         n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
         // A long query counts with each document, so a small body can have many tokens.
@@ -186,8 +183,7 @@ async fn tokens(
 }
 
 async fn one_input(
-    node: &Node,
-    info: &NodeInfo,
+    at: PromptNode<'_>,
     (input, idx): (&EmbedInput, usize),
     request: &EmbedRequest,
     n_ctx: u32,
@@ -195,10 +191,11 @@ async fn one_input(
     let tokenized = match (input, &request.task) {
         (EmbedInput::Tokens(tokens), _) => Ok(tokens.clone()),
         // Only Ollama's dialect has empty texts.
-        (EmbedInput::Text(text), EmbedTask::Embed) if text.is_empty() => empty_text(node, info).await,
-        (EmbedInput::Text(text), EmbedTask::Embed) => tokenize(node, text).await,
+        (EmbedInput::Text(text), EmbedTask::Embed) if text.is_empty() => empty_text(at).await,
+        (EmbedInput::Text(text), EmbedTask::Embed) => at.tokenize(text.as_str(), true, false).await,
         (EmbedInput::Text(text), EmbedTask::Rerank { query }) => {
-            node.engine.pair(&PairRequest { query: Arc::clone(query), document: text.clone() }).await
+            let pair = PairRequest { query: Arc::clone(query), document: text.clone(), key: at.key };
+            at.node.engine.pair(&pair).await
         }
     };
     let too_long = |n_tokens| match request.task {
@@ -216,35 +213,29 @@ async fn one_input(
     }
     match tokens.len() > n_ctx as usize {
         false => Ok(tokens),
-        true if request.truncate => cut(node, tokens, n_ctx as usize).await,
+        true if request.truncate => cut(at, tokens, n_ctx as usize).await,
         true => Err(too_long(tokens.len() as u32)),
     }
 }
 
 /// The tokens of an empty text: those that every text has, or the one that ends a reply in a vocabulary without them.
-async fn empty_text(node: &Node, info: &NodeInfo) -> Result<Vec<Token>, EngineError> {
-    let tokens = tokenize(node, "").await?;
+async fn empty_text(at: PromptNode<'_>) -> Result<Vec<Token>, EngineError> {
+    let tokens = at.tokenize("", true, false).await?;
     if !tokens.is_empty() {
         return Ok(tokens);
     }
-    let text = info.facts.eos_token.as_str().into();
-    node.engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: true }).await
+    at.tokenize(at.info.facts.eos_token.as_str(), false, true).await
 }
 
 /// Truncates a text. If the model ends every text with a token, that token is kept: models that pool at it need it.
-async fn cut(node: &Node, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<Token>, RequestError> {
-    let empty = tokenize(node, "").await?;
+async fn cut(at: PromptNode<'_>, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<Token>, RequestError> {
+    let empty = at.tokenize("", true, false).await?;
     let last = tokens.last().copied().filter(|last| empty.last() == Some(last));
     tokens.truncate(n_ctx);
     if let (Some(last), Some(end)) = (tokens.last_mut(), last) {
         *last = end;
     }
     Ok(tokens)
-}
-
-async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
-    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
-    node.engine.tokenize(&request).await
 }
 
 /// Computes all vectors. If a node is lost, its vectors are kept and another node continues from there.

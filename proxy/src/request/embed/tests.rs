@@ -94,7 +94,7 @@ impl EngineWrapper for SimReranker {
         Ok(NodeInfo { generates: false, embedding: None, reranking, ..self.0.info().await? })
     }
 
-    async fn pair(&self, PairRequest { query, document }: &PairRequest) -> Result<Vec<Token>, EngineError> {
+    async fn pair(&self, PairRequest { query, document, .. }: &PairRequest) -> Result<Vec<Token>, EngineError> {
         Ok(format!("{query} {document}").bytes().map(Token::from).collect())
     }
 

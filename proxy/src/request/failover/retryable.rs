@@ -9,8 +9,9 @@ use crate::targets::nodes::Node;
 
 /// Returns true if another engine, or the same one later, may accept the request.
 pub(super) fn is_transient(error: &EngineError) -> bool {
-    use EngineError::{QueueFull, Unauthorized, Unavailable, VersionMismatch};
-    error.is_lost_engine() || matches!(error, Unavailable { .. } | QueueFull { .. } | Unauthorized | VersionMismatch(_))
+    use EngineError::{NoResources, Unauthorized, Unavailable, VersionMismatch};
+    let is_refusal = matches!(error, Unavailable { .. } | NoResources { .. } | Unauthorized | VersionMismatch(_));
+    error.is_lost_engine() || error.is_busy() || is_refusal
 }
 
 /// Returns true if an engine reports a failure. The error does not show whether the engine or the request is the cause;

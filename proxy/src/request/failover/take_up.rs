@@ -79,7 +79,7 @@ pub(super) async fn take_up(
             Ok(run) => return Ok(run),
             Err(RequestError::Engine(error)) if !is_transient(&error) => return Err(error),
             Err(error) => {
-                if matches!(error, RequestError::Engine(EngineError::QueueFull { .. })) {
+                if matches!(&error, RequestError::Engine(error) if error.is_busy()) {
                     // A full engine works, so a place will become free.
                     deadline = (Instant::now() + TAKE_UP_DEADLINE).min(began + longest);
                 }

@@ -62,7 +62,7 @@ impl LateChoice {
             };
             match retry.go_on(model, error).await {
                 Ok(()) => {}
-                Err(RequestError::Engine(EngineError::QueueFull { .. })) if Instant::now() < give_up_at => {
+                Err(RequestError::Engine(error)) if error.is_busy() && Instant::now() < give_up_at => {
                     tokio::time::sleep(BUSY_PAUSE).await;
                     retry.ask_all_again();
                 }

@@ -21,7 +21,7 @@ use crate::observe::RequestWatch;
 use crate::request::caller::Caller;
 use crate::request::failover::{PoisonMark, Resilient, StartRetry};
 use crate::request::plan::{Plan, PlanRequest};
-use crate::request::prompt::{self, PreparedPrompt};
+use crate::request::prompt::{self, PreparedPrompt, PromptNode};
 use crate::request::prompt_logprobs::{ScoredPrompt, prompt_logprobs};
 use crate::request::seats::{Seats, planned};
 use crate::request::warnings::{Warning, Warnings};
@@ -146,8 +146,9 @@ async fn try_start(
     let Starting { request, caller, watch, places, .. } = starting;
     let (node, info) = retry.next_node(model, Some(&request.model)).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
+    let at = PromptNode { node, info: &info, key: caller.account.tag() };
     let prompt = async {
-        let mut prompt = prompt::prepare(node, &info, model.longest_context(&info), request).await?;
+        let mut prompt = prompt::prepare(at, model.longest_context(&info), request).await?;
         prompt.read_tail(node).await?;
         Ok(prompt)
     };
@@ -222,6 +223,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         ignore_eos: request.ignore_eos,
         group: None,
         cache_scope: caller.cache_scope,
+        key: caller.account.tag(),
         constraint: prompt.form.constraint(request),
         ephemeral: false,
         gives_way: false,

@@ -105,8 +105,10 @@ pub(super) async fn fall_back(
 
 /// Returns true for errors of engines, and false if the request itself is wrong.
 fn is_worth_falling_back(error: &RequestError) -> bool {
-    use EngineError::{Lost, QueueFull, Unauthorized, Unavailable};
-    let of_engine =
-        matches!(error, RequestError::Engine(Lost { .. } | QueueFull { .. } | Unavailable { .. } | Unauthorized));
-    of_engine || matches!(error, RequestError::Unavailable { .. })
+    use EngineError::{Lost, NoResources, Unauthorized, Unavailable};
+    match error {
+        RequestError::Engine(Lost { .. } | NoResources { .. } | Unavailable { .. } | Unauthorized) => true,
+        RequestError::Engine(error) => error.is_busy(),
+        error => matches!(error, RequestError::Unavailable { .. }),
+    }
 }

@@ -176,7 +176,12 @@ impl NodeSearch {
         for Ask { id, address, prover } in self.sighted.due(&self.transport, now) {
             let (key, answers) = (key.clone(), self.answers.0.clone());
             tokio::spawn(async move {
-                let answer = prover.prove(&key).await;
+                let mut answer = prover.prove(&key).await;
+                // An address that this process could not ask stays what it is.
+                while matches!(answer, Err(ProofFailure::NotAsked(_))) && !answers.is_closed() {
+                    tokio::time::sleep(TICK).await;
+                    answer = prover.prove(&key).await;
+                }
                 // If nobody waits for it, the search has ended.
                 let _ = answers.send((id, address, answer)).await;
             });

@@ -94,6 +94,7 @@ impl From<&EngineError> for StateChange {
             EngineError::Unauthorized => (StateReason::KeyRefused, "the node has another cluster key"),
             EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
             EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
+            EngineError::NoResources { .. } => (StateReason::Unreachable, "this server cannot open another connection"),
             _ => (StateReason::NoNode, "the node does not answer as it should"),
         };
         // Only the detail, because the log line already names the node.
@@ -224,11 +225,8 @@ impl Health {
 
     /// Its model is no longer wanted, and its process is ending.
     pub fn note_unloading(&self) {
-        self.apply(
-            NodeObservation::Loading,
-            &StateChange::new(StateReason::Unloads, "the model is being unloaded"),
-            |_| false,
-        );
+        let why = StateChange::new(StateReason::Unloads, "the model is being unloaded");
+        self.apply(NodeObservation::Loading, &why, |_| false);
     }
 
     /// Its model is no longer wanted, and its process has ended.

@@ -82,6 +82,10 @@ async fn ask(engine: &dyn Engine, health: &Health, is_first: bool) -> Option<Res
         // It answers, but cannot be used until one of the two is updated.
         EngineError::VersionMismatch(_) => health.note_failure(&StateChange::from(&error), RETRY_INTERVAL),
         EngineError::Unavailable { .. } if is_loading(engine).await => health.note_loading(StateReason::Loading),
+        // A node that was not asked stays what it is, if it is anything yet.
+        EngineError::NoResources { .. } if !health.is_new() => {
+            tracing::warn!(%error, "a node could not be asked");
+        }
         _ => health.note_missed_answer(&StateChange::from(&error), RETRY_INTERVAL),
     }
     None

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use baton_link::{Engine, awake};
+use baton_schemas::EngineError;
 use baton_schemas::node::NodeLoad;
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -34,6 +35,9 @@ pub(super) trait Followed: Send + Sync {
 
     /// The node reported this load in answer to a probe that was sent at `asked`.
     fn set_load(&self, load: NodeLoad, asked: Instant);
+
+    /// The node could not be asked, so its silence says nothing.
+    fn note_not_asked(&self);
 
     /// The node's process is not running, so it has no load and no cache.
     fn clear_load(&self);
@@ -110,6 +114,7 @@ async fn poll<N: Followed>(node: &Weak<N>, polls_for: Duration) {
         let Some(node) = node.upgrade() else { return };
         match load {
             Ok(Ok(load)) => node.set_load(load, asked),
+            Ok(Err(EngineError::NoResources { .. })) => node.note_not_asked(),
             Ok(Err(error)) => node.health().note_silence(&StateChange::from(&error)),
             Err(_) => node.health().note_silence(&silent()),
         }

@@ -347,6 +347,10 @@ impl Followed for Node {
         }
     }
 
+    fn note_not_asked(&self) {
+        *lock(&self.last_answer) = Instant::now();
+    }
+
     fn clear_load(&self) {
         *lock(&self.last_answer) = Instant::now();
         *lock(&self.load) = ReportedLoad::default();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use baton_link::{Engine, awake};
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
+use tokio::time::Instant;
 
 /// The interval between two checks. A check is one small request.
 pub const INTERVAL: Duration = Duration::from_secs(2);
@@ -34,6 +35,18 @@ pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
     in_time(engine.info()).await
 }
 
+/// The description of an engine that has just started. While this process lacks what a connection needs, it asks again, up to
+/// this long.
+pub async fn first_info(engine: &dyn Engine, longest: Duration) -> Result<NodeInfo, EngineError> {
+    let give_up_at = Instant::now() + longest;
+    loop {
+        match engine.info().await {
+            Err(EngineError::NoResources { .. }) if Instant::now() < give_up_at => tokio::time::sleep(INTERVAL).await,
+            answer => return answer,
+        }
+    }
+}
+
 /// The engine's load, if it answers in time.
 pub async fn load(engine: &dyn Engine) -> Result<NodeLoad, EngineError> {
     in_time(engine.load()).await
@@ -45,14 +58,19 @@ pub async fn until_frozen(engine: &dyn Engine, report: impl Fn(Result<(), Engine
     while n_missed < MAX_MISSES {
         tokio::time::sleep(jittered(INTERVAL)).await;
         let answer = load(engine).await;
-        n_missed = if answer.is_ok() { 0 } else { n_missed + 1 };
+        n_missed = match &answer {
+            Ok(_) => 0,
+            // It was not asked.
+            Err(EngineError::NoResources { .. }) => n_missed,
+            Err(_) => n_missed + 1,
+        };
         report(answer.map(drop));
     }
 }
 
 /// Returns true if a process that was lost has ended: another one answers, or nothing listens. A broken link looks like
 /// that for a moment only, so the node is asked several times. A node that does not answer may live: it may be frozen, or
-/// its machine cut off.
+/// its machine cut off; and so may one that cannot be asked.
 pub async fn has_ended(engine: &dyn Engine, process: u64) -> bool {
     for _ in 0..LAST_CALLS {
         match awake::timeout(DEADLINE, engine.info()).await {
@@ -80,9 +98,10 @@ mod tests {
 
     use super::*;
 
-    /// Answers the questions whose number is in the list, and is silent on all others.
+    /// Answers the questions whose number is in the list, cannot be asked those in the other list, and is silent on all others.
     struct Moody {
         answers: &'static [u32],
+        not_asked: &'static [u32],
         n_asked: AtomicU32,
     }
 
@@ -94,15 +113,27 @@ mod tests {
 
         async fn load(&self) -> Result<NodeLoad, EngineError> {
             let question = self.n_asked.fetch_add(1, Ordering::SeqCst);
+            if self.not_asked.contains(&question) {
+                return Err(EngineError::NoResources { detail: "too many open files".into() });
+            }
             if self.answers.contains(&question) { Ok(NodeLoad::default()) } else { std::future::pending().await }
+        }
+
+        async fn info(&self) -> Result<NodeInfo, EngineError> {
+            EngineWrapper::load(self).await?;
+            Err(EngineError::lost("refused"))
         }
     }
 
+    fn moody(answers: &'static [u32], not_asked: &'static [u32]) -> Moody {
+        Moody { answers, not_asked, n_asked: AtomicU32::new(0) }
+    }
+
     /// How many questions it takes until an engine with these answers counts as frozen.
-    async fn check(answers: &'static [u32], expected: u32) {
-        let engine = Moody { answers, n_asked: AtomicU32::new(0) };
+    async fn check(answers: &'static [u32], not_asked: &'static [u32], expected: u32) {
+        let engine = moody(answers, not_asked);
         until_frozen(&engine, drop).await;
-        assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?}");
+        assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?} {not_asked:?}");
     }
 
     #[test]
@@ -114,8 +145,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_silence_in_a_row_counts() {
-        check(&[], 3).await;
-        check(&[0, 1], 5).await;
-        check(&[2, 5, 6], 10).await;
+        check(&[], &[], 3).await;
+        check(&[0, 1], &[], 5).await;
+        check(&[2, 5, 6], &[], 10).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_could_not_be_asked_says_nothing_about_the_engine() {
+        check(&[], &[0, 1, 2, 3, 4, 5, 6, 7], 11).await;
+        check(&[3], &[2], 7).await;
+        assert!(has_ended(&moody(&[0, 1, 2, 3, 4], &[]), 1).await, "nothing listens");
+        assert!(!has_ended(&moody(&[0, 1, 2, 4], &[3]), 1).await);
     }
 }

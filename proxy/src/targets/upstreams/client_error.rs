@@ -32,6 +32,9 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
                 UpstreamFailure::ModelMissing => "the upstream that serves it does not have it",
                 UpstreamFailure::TimedOut => "the upstream that serves it did not answer in time",
                 UpstreamFailure::Unreachable => "the upstream that serves it does not answer",
+                UpstreamFailure::NoResources => {
+                    "this server cannot open another connection to the upstream that serves it"
+                }
                 UpstreamFailure::CutShort
                 | UpstreamFailure::Interrupted
                 | UpstreamFailure::Malformed
@@ -66,6 +69,7 @@ mod tests {
     fn the_client_learns_whether_the_upstream_answered_at_all() {
         for (failure, expected) in [
             (UpstreamFailure::Unreachable, "does not answer"),
+            (UpstreamFailure::NoResources, "cannot open another connection to the upstream that serves it"),
             (UpstreamFailure::TimedOut, "did not answer in time"),
             (UpstreamFailure::ServerError, "answered with an error"),
             (UpstreamFailure::GatewayError, "answered with an error"),

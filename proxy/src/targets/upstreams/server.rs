@@ -106,8 +106,11 @@ impl UpstreamServer {
         server
     }
 
-    /// Notes that a request to it failed. It is probed at once.
+    /// Notes that a request to it failed. It is probed at once, unless it did not get the request.
     pub(super) fn failed(&self, failure: UpstreamFailure) {
+        if failure == UpstreamFailure::NoResources {
+            return;
+        }
         self.breaker.failed(failure);
         self.has_failed.notify_one();
     }
@@ -120,6 +123,13 @@ impl UpstreamServer {
         let outcome = self.client.models().await;
         let failure = outcome.as_ref().err().and_then(silence);
         let mut known = self.lock();
+        if failure == Some(UpstreamFailure::NoResources) && known.health != UpstreamHealth::Unknown {
+            tracing::warn!(
+                upstream = self.name(),
+                "the upstream could not be probed: this process lacks what a connection needs"
+            );
+            return;
+        }
         let health = failure.map_or(UpstreamHealth::Answering, |failure| UpstreamHealth::Silent { failure });
         if known.health != health {
             self.log_health(failure.and(outcome.as_ref().err()));
@@ -340,11 +350,12 @@ async fn poll_prefill_server(server: Weak<UpstreamServer>, prefill: Arc<PrefillS
 
 /// The failure if an upstream counts as silent after this error. Other errors are answers.
 fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
-    use UpstreamFailure::{CutShort, TimedOut, Unauthorized, Unreachable};
+    use UpstreamFailure::{CutShort, NoResources, TimedOut, Unauthorized, Unreachable};
     match error {
-        UpstreamError::Failed { failure: failure @ (Unreachable | TimedOut | CutShort | Unauthorized), .. } => {
-            Some(*failure)
-        }
+        UpstreamError::Failed {
+            failure: failure @ (Unreachable | NoResources | TimedOut | CutShort | Unauthorized),
+            ..
+        } => Some(*failure),
         _ => None,
     }
 }

@@ -264,6 +264,7 @@ fn failure_with_kv(error: &UpstreamError) -> Option<PrefillFailure> {
         UpstreamFailure::TimedOut => Some(PrefillFailure::KvTimedOut),
         UpstreamFailure::GatewayError => Some(PrefillFailure::GatewayError),
         UpstreamFailure::Unreachable
+        | UpstreamFailure::NoResources
         | UpstreamFailure::CutShort
         | UpstreamFailure::Interrupted
         | UpstreamFailure::Malformed

@@ -46,6 +46,7 @@ async fn refusal(reply: Response, endpoint: StreamVersions) -> EngineError {
             error @ (EngineError::VersionMismatch(_)
             | EngineError::Unauthorized
             | EngineError::Unavailable { .. }
+            | EngineError::NoResources { .. }
             | EngineError::Lost { .. }),
         ) => error,
         // A node that does not know the call is from before this protocol. It says so in its own words.

@@ -236,10 +236,11 @@ impl StartRetry {
 
     async fn may_retry_after(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         match error {
-            EngineError::QueueFull { .. } => self.may_ask_another(model, FallbackReason::DecodeBusy),
-            EngineError::Unavailable { .. } | EngineError::Unauthorized | EngineError::VersionMismatch(_) => {
-                self.may_ask_another(model, FallbackReason::DecodeUnavailable)
-            }
+            error if error.is_busy() => self.may_ask_another(model, FallbackReason::DecodeBusy),
+            EngineError::Unavailable { .. }
+            | EngineError::NoResources { .. }
+            | EngineError::Unauthorized
+            | EngineError::VersionMismatch(_) => self.may_ask_another(model, FallbackReason::DecodeUnavailable),
             error if error.is_lost_engine() => self.may_retry_lost(model, error).await,
             error if is_engine_failure(error) => self.may_retry_failed(model, error),
             _ => false,

@@ -15,7 +15,7 @@ use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences, EmbedTask};
 use baton_schemas::generate::{ChatPrompt, Conversation, Input};
 use baton_schemas::node::{NodeLoad, Role, TokenizeRequest};
 use baton_schemas::stream_versions::{StreamVersions, VersionMismatch};
-use baton_schemas::{GenerateRequest, SequenceRequest, Token};
+use baton_schemas::{GenerateRequest, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -70,9 +70,9 @@ impl EngineWrapper for StoppingEngine {
         self.sim.load().await
     }
 
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+    async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
         self.gate(1).await?;
-        self.sim.render(conversation).await
+        self.sim.render(conversation, key).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
@@ -150,7 +150,12 @@ async fn embeddings_survive_the_loss_of_their_node_at_any_call() {
 
 #[tokio::test(start_paused = true)]
 async fn short_calls_survive_the_loss_of_their_node_at_any_call() {
-    let text = || TokenizeRequest { text: "some text".into(), add_special: false, parse_special: false };
+    let text = || TokenizeRequest {
+        text: "some text".into(),
+        add_special: false,
+        parse_special: false,
+        key: Default::default(),
+    };
     check(async |app| app.tokenize(Some("m"), text(), &caller()).await).await;
     check(async |app| app.detokenize(None, vec![65, 66, 67], &caller()).await).await;
     check(async |app| app.count(Some("m"), chat(), &caller()).await).await;
