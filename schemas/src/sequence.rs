@@ -116,6 +116,35 @@ pub enum SequenceEvent {
     },
 }
 
+/// The tokens of prompt and resume point whose KV was there when the sequence started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedTokens {
+    /// All of them.
+    pub n_cached: u32,
+    /// Those that came back from the host's memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory: u32,
+    /// Those that came back from a disk.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk: u32,
+}
+
+impl CachedTokens {
+    /// Tokens that are all in slots.
+    pub fn in_slot(n_cached: u32) -> CachedTokens {
+        CachedTokens { n_cached, memory: 0, disk: 0 }
+    }
+
+    /// Those that were in a slot.
+    pub fn slot(self) -> u32 {
+        self.n_cached.saturating_sub(self.memory).saturating_sub(self.disk)
+    }
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 /// A generated token, or one of the prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {

@@ -1,0 +1,204 @@
+//! A model's blocks, which the threads of a store share: its tree, what is in memory, and its files.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use baton_schemas::kv::{KvLayout, PrefixHasher};
+use baton_schemas::{CacheScope, Token};
+
+use super::block::KvBlock;
+use super::file::{BlockLabel, FileFault, decode, encode};
+use super::folder::{BlockFolder, WriteFault};
+use super::seal::StoreKey;
+use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
+
+/// The most bytes that wait to be written; further blocks are kept in memory alone.
+const MAX_PENDING_BYTES: usize = 256 << 20;
+
+/// What happened to a store since it was opened.
+#[derive(Debug, Default)]
+pub struct StoreCounts {
+    /// Tokens that were restored from memory.
+    pub tokens_from_memory: AtomicU64,
+    /// Tokens that were restored from disk.
+    pub tokens_from_disk: AtomicU64,
+    /// Files that were refused and removed: torn, changed, or of another key.
+    pub refused_files: AtomicU64,
+    /// Blocks that could not be written.
+    pub failed_writes: AtomicU64,
+    /// Bytes that were written.
+    pub written_bytes: AtomicU64,
+}
+
+/// A block that waits to be written.
+pub(crate) struct WriteJob {
+    pub(crate) id: BlockId,
+    /// All tokens up to the block's end.
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) scope: CacheScope,
+    pub(crate) block: KvBlock,
+}
+
+/// All blocks of a model.
+pub(crate) struct ModelBlocks {
+    pub(crate) layout: Arc<KvLayout>,
+    /// The hash of the weights, the vocabulary and the layout.
+    pub(crate) model: [u8; 32],
+    pub(crate) key: StoreKey,
+    pub(crate) max_memory: usize,
+    pub(crate) tree: Mutex<BlockTree>,
+    pub(crate) folder: Option<BlockFolder>,
+    pub(crate) pending_bytes: AtomicUsize,
+    pub(crate) counts: StoreCounts,
+}
+
+impl ModelBlocks {
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    pub(crate) fn tree(&self) -> MutexGuard<'_, BlockTree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the blocks of files that an earlier process wrote, and removes files of which no block can come.
+    pub(crate) fn find_files(&self) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let found = folder.scan(&self.key)?;
+        let mut n_refused = found.n_refused;
+        let mut blocks = found.blocks;
+        blocks.sort_by_key(|(_, label)| label.p0);
+        let mut tree = self.tree();
+        let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
+        // The tokens before the blocks, by their hash.
+        let mut known: HashMap<(CacheScope, [u8; 32]), Vec<Token>> = HashMap::new();
+        for (name, label) in blocks {
+            let before = match label.p0 {
+                0 => Some(Vec::new()),
+                _ => {
+                    known.get(&(label.scope, label.before)).filter(|tokens| tokens.len() == label.p0 as usize).cloned()
+                }
+            };
+            let is_possible = label.model == self.model && label.span(&self.layout).is_some();
+            let added = before.filter(|_| is_possible).and_then(|mut tokens| {
+                let new = NewBlock {
+                    p0: label.p0,
+                    tokens: label.tokens.as_slice().into(),
+                    starts: label.starts.clone(),
+                    has_state: label.has_state,
+                    memory: None,
+                    file: BlockFile::Named(name.clone()),
+                };
+                let n_before = tokens.len();
+                tokens.extend(&label.tokens);
+                tree.add(label.scope, &tokens, new)?;
+                let mut hasher = PrefixHasher::new();
+                hasher.extend(&tokens[..n_before]);
+                for end in n_before + 1..=tokens.len() {
+                    hasher.extend(&tokens[end - 1..end]);
+                    let hash = hasher.hash();
+                    if wanted.contains(&hash) {
+                        known.entry((label.scope, hash)).or_insert_with(|| tokens[..end].to_vec());
+                    }
+                }
+                Some(())
+            });
+            if added.is_none() {
+                n_refused += 1;
+                folder.remove(&name);
+            }
+        }
+        self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Frees memory until the blocks keep the budget, that of the block `newest` last.
+    pub(crate) fn trim(&self, tree: &mut BlockTree, newest: Option<BlockId>) {
+        while tree.memory_bytes() > self.max_memory && (tree.free_cheapest(newest) || tree.free_cheapest(None)) {}
+    }
+
+    /// Takes room in the queue of the writer.
+    pub(crate) fn reserve(&self, n_bytes: usize) -> bool {
+        let below = |pending: usize| Some(pending + n_bytes).filter(|sum| *sum <= MAX_PENDING_BYTES);
+        self.pending_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, below).is_ok()
+    }
+
+    pub(crate) fn release(&self, n_bytes: usize) {
+        self.pending_bytes.fetch_sub(n_bytes, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove_files(&self, names: &[String]) {
+        if let Some(folder) = &self.folder {
+            names.iter().for_each(|name| folder.remove(name));
+        }
+    }
+
+    fn label(&self, job: &WriteJob) -> BlockLabel {
+        let before = hash(&job.tokens[..job.block.chunk.p0 as usize]);
+        BlockLabel::of(self.model, job.scope, before, &job.tokens, &job.block)
+    }
+
+    pub(crate) fn write(&self, job: &WriteJob) -> Result<String, WriteFault> {
+        let Some(folder) = &self.folder else { return Err(WriteFault::TooLarge) };
+        let label = self.label(job);
+        let file = encode(&self.key, &label, &job.block).map_err(io::Error::from)?;
+        // Blocks of the same tokens may have other windowed rows.
+        let content = serde_json::to_vec(&(&label, hash(&job.tokens))).map_err(io::Error::from)?;
+        let name = folder.write(&self.key.name(&content), &file)?;
+        self.counts.written_bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
+        Ok(name)
+    }
+
+    /// A block from its file, which is kept in memory from now on if there is room.
+    pub(crate) fn read(&self, id: BlockId) -> Result<KvBlock, FileFault> {
+        let gone = || FileFault::Read("it was removed".into());
+        let folder = self.folder.as_ref().ok_or_else(gone)?;
+        let (name, label) = {
+            let tree = self.tree();
+            let node = tree.get(id).ok_or_else(gone)?;
+            let BlockFile::Named(name) = &node.file else { return node.memory.clone().ok_or_else(gone) };
+            let tokens = tree.tokens_to(id);
+            let label = BlockLabel {
+                model: self.model,
+                scope: node.scope,
+                before: hash(&tokens[..node.p0 as usize]),
+                p0: node.p0,
+                tokens: node.tokens.to_vec(),
+                starts: node.starts.clone(),
+                has_state: node.has_state,
+            };
+            (name.clone(), label)
+        };
+        let span = label.span(&self.layout).ok_or(FileFault::OtherBlock)?;
+        let n_states: usize = self.layout.states.iter().map(|state| state.values.bytes()).sum();
+        let max_bytes = span.n_bytes(&self.layout) + n_states as u64 + MAX_EXTRA_BYTES;
+        let block = folder.read(&name, max_bytes).and_then(|file| decode(&self.key, &self.layout, &label, file));
+        let mut tree = self.tree();
+        match block {
+            Ok(block) => {
+                tree.set_memory(id, Some(block.clone()));
+                self.trim(&mut tree, None);
+                Ok(block)
+            }
+            Err(fault) => {
+                tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
+                self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
+                let files = tree.remove(id);
+                drop(tree);
+                self.remove_files(&files);
+                Err(fault)
+            }
+        }
+    }
+}
+
+/// What a file has beside its values: a label of [`MAX_BLOCK_TOKENS`] tokens, and what sealing adds.
+const MAX_EXTRA_BYTES: u64 = 1 << 20;
+
+fn hash(tokens: &[Token]) -> [u8; 32] {
+    let mut hasher = PrefixHasher::new();
+    hasher.extend(tokens);
+    hasher.hash()
+}

@@ -1,0 +1,386 @@
+//! The store as an engine uses it: with prompts that begin alike, restarts, and files that were damaged.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use baton_schemas::kv::{
+    Chunk, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows, StateKind,
+    StatePart, StateShape,
+};
+use baton_schemas::{CacheScope, Token};
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::{DiskOptions, KvBlock, KvStore, Restored, StoreKey, StoreOptions};
+
+const SCOPE: CacheScope = CacheScope(3);
+
+/// Two sections of one layer, of which the second may have a window, and a state if wanted.
+fn layout(window: Option<u32>, has_state: bool) -> Arc<KvLayout> {
+    let rows = Rows { dtype: Dtype::F16, n_values: 4 };
+    let section = |window| Section {
+        window,
+        n_rot: [0; 2],
+        tokens_per_row: 1,
+        layers: vec![LayerShape { k: rows, v: Some(rows) }],
+    };
+    let state = StateShape { kind: StateKind::Recurrence, values: Rows { dtype: Dtype::F32, n_values: 3 } };
+    Arc::new(KvLayout {
+        rope: RopePairing::None,
+        sections: vec![section(None), section(window)],
+        states: if has_state { vec![state] } else { Vec::new() },
+    })
+}
+
+/// The bytes of a row or state: a function of all tokens up to it, as KV is.
+fn bytes_at(tokens: &[Token], position: usize, what: u8, n: usize) -> Vec<u8> {
+    let seen: Vec<u8> = tokens[..=position].iter().flat_map(|token| token.to_le_bytes()).chain([what]).collect();
+    blake3::hash(&seen).as_bytes()[..n].to_vec()
+}
+
+/// The block `[p0, p1)` of a prompt, as a cache has it whose windowed layers keep what the prompt's end needs.
+fn block(layout: &KvLayout, tokens: &[Token], p0: usize, p1: usize, has_state: bool) -> KvBlock {
+    let sections = layout.sections.iter().enumerate().map(|(idx, section)| {
+        let oldest = section.window.map_or(0, |window| (tokens.len() + 1).saturating_sub(window as usize));
+        let start = oldest.clamp(p0, p1);
+        let rows = |what: u8| -> Bytes { (start..p1).flat_map(|i| bytes_at(tokens, i, what, 8)).collect() };
+        let (k, v) = (rows(2 * idx as u8), rows(2 * idx as u8 + 1));
+        SectionRows { start: start as u32, layers: vec![LayerRows { k, v }] }
+    });
+    let chunk = Chunk { p0: p0 as u32, p1: p1 as u32, sections: sections.collect() };
+    let tensors = vec![bytes_at(tokens, p1 - 1, 99, 12).into()];
+    let state = has_state.then_some(StatePart { position: p1 as u32, first: 0, tensors });
+    KvBlock { chunk, state }
+}
+
+/// Adds what the store lacks of a prompt, in blocks of at most `size` positions.
+fn add(store: &KvStore, layout: &KvLayout, tokens: &[Token], size: usize) -> bool {
+    let mut p0 = store.vacant_from(SCOPE, tokens);
+    while p0 < tokens.len() {
+        let p1 = tokens.len().min(p0 + size);
+        let has_state = !layout.states.is_empty() && p1 == tokens.len();
+        if !store.add(SCOPE, tokens, block(layout, tokens, p0, p1, has_state)) {
+            return false;
+        }
+        p0 = p1;
+    }
+    true
+}
+
+/// The blocks that a prompt can begin with, and the number of its tokens in them. Panics if one cannot be read.
+fn restored(store: &KvStore, tokens: &[Token]) -> (Vec<KvBlock>, usize) {
+    let found = store.find(SCOPE, tokens);
+    let mut restore = store.restore(&found, Arc::new(|| {}));
+    let mut blocks = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match restore.poll() {
+            Restored::Block(block) => blocks.push(block),
+            Restored::Pending if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            Restored::End => return (blocks, found.n_tokens()),
+            other => panic!("{other:?} after {} blocks", blocks.len()),
+        }
+    }
+}
+
+/// Checks that every byte is that of `tokens`, and that a sequence can go on from their end.
+fn check(layout: &KvLayout, tokens: &[Token], blocks: &[KvBlock], n: usize) {
+    let mut next = 0;
+    let mut windowed = usize::MAX;
+    for KvBlock { chunk, state } in blocks {
+        assert_eq!(chunk.p0, next);
+        next = chunk.p1;
+        for (idx, rows) in chunk.sections.iter().enumerate() {
+            for i in rows.start as usize..n.min(chunk.p1 as usize) {
+                let at = 8 * (i - rows.start as usize);
+                assert_eq!(rows.layers[0].k[at..at + 8], bytes_at(tokens, i, 2 * idx as u8, 8), "row {i}");
+            }
+        }
+        let start = chunk.sections[1].start as usize;
+        windowed = if start == chunk.p0 as usize { windowed.min(start) } else { start };
+        if let (Some(state), true) = (state, chunk.p1 as usize <= n) {
+            assert_eq!(state.tensors[0], bytes_at(tokens, chunk.p1 as usize - 1, 99, 12));
+        }
+    }
+    if n == 0 {
+        return assert!(blocks.is_empty());
+    }
+    assert_eq!(next as usize, n);
+    blocks.iter().for_each(|block| block.check(layout).unwrap());
+    if !layout.states.is_empty() {
+        assert!(blocks.last().is_some_and(|block| block.state.is_some()), "no state at {n}");
+    }
+    if let Some(window) = layout.sections[1].window {
+        assert!(windowed <= (n + 1).saturating_sub(window as usize), "rows from {windowed} on for the end {n}");
+    }
+}
+
+fn open(memory_bytes: usize, disk: Option<DiskOptions>, layout: &Arc<KvLayout>) -> KvStore {
+    let model = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
+    KvStore::open(StoreOptions { memory_bytes, disk }, StoreKey::derive(b"key"), &model, Arc::clone(layout)).unwrap()
+}
+
+fn disk(folder: &Path, max_bytes: u64) -> Option<DiskOptions> {
+    Some(DiskOptions { folder: folder.to_owned(), max_bytes, max_written_a_day: u64::MAX })
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "kv")).collect()
+}
+
+fn refused(store: &KvStore) -> u64 {
+    store.counts().refused_files.load(Ordering::Relaxed)
+}
+
+fn prompt(n: u32) -> Vec<Token> {
+    (0..n).map(|i| i * 7 % 1000).collect()
+}
+
+proptest! {
+    /// Whatever is added and found, restored rows are those of the prompt, and its end can be continued.
+    #[test]
+    fn restored_kv_is_that_of_the_prompt(
+        window in prop::option::of(2u32..12),
+        has_state: bool,
+        memory in prop::option::of(200usize..4_000),
+        sizes in prop::collection::vec((prop::collection::vec(0u32..2, 1..40), 1usize..9), 1..25),
+    ) {
+        let layout = layout(window, has_state);
+        let store = open(memory.unwrap_or(usize::MAX), None, &layout);
+        for (tokens, size) in sizes {
+            let (blocks, n) = restored(&store, &tokens);
+            check(&layout, &tokens, &blocks, n);
+            let was_kept = add(&store, &layout, &tokens, size);
+            let (blocks, n) = restored(&store, &tokens);
+            check(&layout, &tokens, &blocks, n);
+            prop_assert!(store.sizes().memory_bytes <= memory.unwrap_or(usize::MAX));
+            if memory.is_none() {
+                prop_assert!(was_kept);
+                prop_assert_eq!(n, tokens.len(), "all of it was just added");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_conversations_share_is_kept_once() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    let system = prompt(1_010);
+    let chat = |chat: u32| [&system[..], &[5_000 + chat; 10]].concat();
+    for i in 0..30 {
+        assert!(add(&store, &layout, &chat(i), 250));
+    }
+    // No block ends where the system prompt does.
+    let n_bytes = (1_010 + 30 * 10) * layout.bytes_per_position();
+    assert_eq!(store.sizes().memory_bytes, n_bytes);
+    drop(store);
+    let on_disk: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    assert!((n_bytes..n_bytes + 40_000).contains(&(on_disk as usize)), "{on_disk} of {n_bytes}");
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    for i in 0..30 {
+        let (blocks, n) = restored(&store, &chat(i));
+        assert_eq!((n, refused(&store)), (1_020, 0));
+        check(&layout, &chat(i), &blocks, n);
+    }
+}
+
+#[test]
+fn a_slot_that_has_the_first_tokens_gets_the_rest() {
+    let layout = layout(None, false);
+    let store = open(usize::MAX, None, &layout);
+    let tokens = prompt(100);
+    assert!(add(&store, &layout, &tokens, 30));
+    let found = store.find(SCOPE, &tokens[..95]);
+    for n_present in [1, 29, 30, 31, 90, 94] {
+        let mut restore = store.restore_after(n_present, &found, Arc::new(|| {}));
+        let mut next = n_present;
+        while let Restored::Block(rest) = restore.poll() {
+            let (p0, p1) = (rest.chunk.p0, rest.chunk.p1);
+            assert_eq!((p0, &rest), (next, &block(&layout, &tokens, p0 as usize, p1 as usize, false)));
+            next = p1;
+        }
+        assert_eq!((next, restore.given().memory), (95, 95 - n_present));
+    }
+}
+
+#[test]
+fn a_later_process_finds_what_an_earlier_one_wrote() {
+    for (window, has_state) in [(None, false), (Some(16), false), (Some(16), true)] {
+        let layout = layout(window, has_state);
+        let folder = tempfile::tempdir().unwrap();
+        let tokens = prompt(200);
+        let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+        assert!(add(&store, &layout, &tokens, 64));
+        drop(store);
+        let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+        assert_eq!(store.sizes().memory_bytes, 0);
+        let (blocks, n) = restored(&store, &tokens);
+        assert_eq!((n, refused(&store)), (200, 0));
+        check(&layout, &tokens, &blocks, n);
+        assert_eq!(store.counts().tokens_from_disk.load(Ordering::Relaxed), 200);
+        // From memory from now on.
+        restored(&store, &tokens);
+        assert_eq!(store.counts().tokens_from_memory.load(Ordering::Relaxed), 200);
+    }
+}
+
+#[test]
+fn a_file_that_was_changed_or_cut_is_refused_and_removed_with_all_that_continues_it() {
+    let layout = layout(None, false);
+    let tokens = prompt(30);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &tokens, folder.path());
+    let whole: BTreeMap<PathBuf, Vec<u8>> =
+        files(folder.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    assert_eq!(whole.len(), 3);
+    let restore_files = || whole.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+    for (at, (path, bytes)) in whole.iter().enumerate() {
+        for idx in (at..bytes.len()).step_by(5) {
+            for is_cut in [true, false] {
+                restore_files();
+                let mut damaged = bytes.clone();
+                if is_cut {
+                    damaged.truncate(idx)
+                } else {
+                    damaged[idx] ^= 0x10
+                }
+                fs::write(path, damaged).unwrap();
+                let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+                let found = store.find(SCOPE, &tokens);
+                let mut restore = store.restore(&found, Arc::new(|| {}));
+                let mut n_right = 0;
+                loop {
+                    match restore.poll() {
+                        Restored::Block(found) => {
+                            let (p0, p1) = (found.chunk.p0 as usize, found.chunk.p1 as usize);
+                            assert_eq!(found, block(&layout, &tokens, p0, p1, false));
+                            n_right += 1;
+                        }
+                        Restored::Pending => std::thread::yield_now(),
+                        Restored::End | Restored::Failed => break,
+                    }
+                }
+                assert!(n_right < 3 && refused(&store) > 0, "byte {idx} of {}", path.display());
+                assert!(!path.exists());
+                assert_eq!(store.find(SCOPE, &tokens).n_tokens(), 10 * n_right);
+            }
+        }
+    }
+}
+
+fn drop_after_adding(layout: &Arc<KvLayout>, tokens: &[Token], folder: &Path) {
+    assert!(add(&open(usize::MAX, disk(folder, u64::MAX), layout), layout, tokens, 10));
+}
+
+#[test]
+fn files_of_another_key_or_in_anothers_place_are_refused() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(10), folder.path());
+    let other: Vec<Token> = prompt(10).iter().map(|token| token + 1).collect();
+    drop_after_adding(&layout, &other, folder.path());
+    let [a, b] = &files(folder.path())[..] else { panic!("two files") };
+    // Each is whole, and has the other's name.
+    let (in_a, in_b) = (fs::read(a).unwrap(), fs::read(b).unwrap());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    fs::write(a, &in_b).unwrap();
+    fs::write(b, &in_a).unwrap();
+    let found = store.find(SCOPE, &prompt(10));
+    assert_eq!(found.n_tokens(), 10);
+    let mut restore = store.restore(&found, Arc::new(|| {}));
+    let end = std::iter::repeat_with(|| restore.poll()).find(|restored| !matches!(restored, Restored::Pending));
+    assert!(matches!(end, Some(Restored::Failed)), "{end:?}");
+
+    let model = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
+    let options = StoreOptions { memory_bytes: 0, disk: disk(folder.path(), u64::MAX) };
+    let theirs = KvStore::open(options, StoreKey::derive(b"stolen"), &model, Arc::clone(&layout)).unwrap();
+    assert_eq!(theirs.find(SCOPE, &prompt(10)).n_tokens(), 0);
+}
+
+#[test]
+fn the_disks_budget_holds_over_processes_and_what_was_used_last_stays() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let max_bytes = 20_000;
+    let stores: Vec<KvStore> = (0..2).map(|_| open(0x10_0000, disk(folder.path(), max_bytes), &layout)).collect();
+    for chat in 0..60 {
+        let tokens: Vec<Token> = prompt(20).iter().map(|token| token + 10_000 * chat).collect();
+        assert!(add(&stores[chat as usize % 2], &layout, &tokens, 20));
+    }
+    drop(stores);
+    let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    assert!(n_bytes <= max_bytes && n_bytes > max_bytes / 2, "{n_bytes}");
+    let store = open(0x10_0000, disk(folder.path(), max_bytes), &layout);
+    assert_eq!(store.sizes().disk_bytes, n_bytes);
+    let chat = |chat: u32| -> Vec<Token> { prompt(20).iter().map(|token| token + 10_000 * chat).collect() };
+    assert_eq!(store.find(SCOPE, &chat(59)).n_tokens(), 20);
+    assert_eq!(store.find(SCOPE, &chat(0)).n_tokens(), 0);
+}
+
+#[test]
+fn a_day_writes_no_more_than_it_may() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let disk = DiskOptions { max_written_a_day: 3_000, ..disk(folder.path(), u64::MAX).unwrap() };
+    for chat in 0..10 {
+        let store = open(usize::MAX, Some(disk.clone()), &layout);
+        let tokens: Vec<Token> = prompt(20).iter().map(|token| token + 10_000 * chat).collect();
+        assert!(add(&store, &layout, &tokens, 20), "memory still takes it");
+    }
+    let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    assert!(n_bytes <= 3_000 && n_bytes > 0, "{n_bytes}");
+}
+
+#[test]
+fn a_disk_that_fails_costs_no_memory_and_no_request() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(&folder.path().join("inner"), u64::MAX), &layout);
+    fs::remove_dir_all(folder.path().join("inner")).unwrap();
+    fs::write(folder.path().join("inner"), b"a file in its place").unwrap();
+    assert!(add(&store, &layout, &prompt(50), 10));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while store.counts().failed_writes.load(Ordering::Relaxed) < 5 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (blocks, n) = restored(&store, &prompt(50));
+    check(&layout, &prompt(50), &blocks, n);
+    assert_eq!(n, 50);
+}
+
+#[test]
+fn a_scope_that_is_forgotten_leaves_no_file() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    store.forget(CacheScope(9));
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 30);
+    store.forget(SCOPE);
+    assert_eq!((store.find(SCOPE, &prompt(30)).n_tokens(), files(folder.path()).len()), (0, 0));
+}
+
+#[test]
+fn nobody_else_may_enter_the_folder_or_read_a_file_and_no_token_stands_in_one() {
+    use std::os::unix::fs::PermissionsExt;
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = vec![0x6162_6364; 40];
+    drop_after_adding(&layout, &tokens, folder.path());
+    for path in files(folder.path()) {
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        let bytes = fs::read(&path).unwrap();
+        assert!(!bytes.windows(10).any(|window| window == b"1633837924"), "the token in JSON");
+        assert!(!bytes.windows(8).any(|window| window == &bytes_at(&tokens, 0, 0, 8)[..]), "a row");
+    }
+}
